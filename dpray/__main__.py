@@ -1,0 +1,6 @@
+"""`python -m dpray` is `dpray`."""
+
+from dpray.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""How the runs on one data set add up against its budget.
+
+A run's parameters may be chosen after seeing what earlier runs released, so only bounds that hold
+under fully adaptive composition are offered. A budget names its composition once, at creation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from dpray.accounting.accountant import check_delta, rdp_epsilon, rdp_to_epsilon
+from dpray.accounting.events import Event
+from dpray.types import Budget
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one run reserved: its frozen plan, and the (epsilon, delta) it asked for.
+
+    Raises ValueError for an epsilon below 0, a delta outside [0, 1), or a NaN.
+    """
+
+    event: Event
+    reserved: Budget
+
+    def __post_init__(self) -> None:
+        if not self.reserved.epsilon >= 0:
+            raise ValueError(f"epsilon must be a number >= 0, got {self.reserved.epsilon}")
+        check_delta(self.reserved.delta)
+
+
+class Composition(Protocol):
+    """A rule by which charges add up against `budget`; stored by `name` (and `order`)."""
+
+    name: ClassVar[str]
+
+    @property
+    def budget(self) -> Budget: ...
+
+    def spent(self, charges: Iterable[Charge]) -> Budget:
+        """What the charges cost together; (0, 0) for none. Their order does not matter."""
+
+    def left(self, charges: Iterable[Charge]) -> Budget:
+        """The budget less what is spent, never negative."""
+
+    def would_exceed(self, charges: Iterable[Charge], new: Charge) -> bool:
+        """Whether `new` on top of `charges` goes over the budget."""
+
+
+@dataclass(frozen=True)
+class BasicComposition:
+    """The sums of the runs' epsilons and deltas stay within the budget.
+
+    Sums are exact on the decimal numbers that were written, so 0.1 and 0.2 fit a budget of 0.3.
+    """
+
+    budget: Budget
+    name: ClassVar[str] = "basic"
+
+    def __post_init__(self) -> None:
+        _check_budget(self.budget)
+
+    def spent(self, charges: Iterable[Charge]) -> Budget:
+        epsilon, delta = _sums(charges)
+        return Budget(float(epsilon), float(delta))
+
+    def left(self, charges: Iterable[Charge]) -> Budget:
+        epsilon, delta = _sums(charges)
+        return Budget(
+            _rounded_down(_exact(self.budget.epsilon) - epsilon),
+            _rounded_down(_exact(self.budget.delta) - delta),
+        )
+
+    def would_exceed(self, charges: Iterable[Charge], new: Charge) -> bool:
+        if not math.isfinite(new.reserved.epsilon):
+            return True
+        epsilon, delta = _sums([*charges, new])
+        return epsilon > _exact(self.budget.epsilon) or delta > _exact(self.budget.delta)
+
+
+@dataclass(frozen=True)
+class RenyiComposition:
+    """A Rényi filter (Feldman and Zrnic 2021): the runs' Rényi divergences at ONE order, fixed when
+    the budget is created, add up to no more than the budget's epsilon at its delta."""
+
+    budget: Budget
+    order: float
+    name: ClassVar[str] = "renyi"
+
+    def __post_init__(self) -> None:
+        _check_budget(self.budget)
+        if self.budget.delta == 0:
+            raise ValueError("a budget composed by renyi needs a delta above 0")
+        if not (math.isfinite(self.order) and self.order > 1.01):
+            raise ValueError(f"order must be a finite number above 1.01, got {self.order}")
+
+    def spent(self, charges: Iterable[Charge]) -> Budget:
+        divergences = [rdp_epsilon(charge.event, self.order) for charge in charges]
+        if not divergences:
+            return Budget(0.0, 0.0)
+        total = math.fsum(divergences)
+        return Budget(rdp_to_epsilon(total, self.order, self.budget.delta), self.budget.delta)
+
+    def left(self, charges: Iterable[Charge]) -> Budget:
+        """The delta is shared by all runs and stays whole."""
+        spent = self.spent(charges)
+        return Budget(max(0.0, self.budget.epsilon - spent.epsilon), self.budget.delta)
+
+    def would_exceed(self, charges: Iterable[Charge], new: Charge) -> bool:
+        return self.spent([*charges, new]).epsilon > self.budget.epsilon
+
+
+def composition(name: str, budget: Budget, order: float | None = None) -> Composition:
+    """The rule called `name` ("basic" or "renyi") for a budget; a new renyi budget without an
+    `order` gets `default_order`. Raises ValueError for an unknown name or a bad budget."""
+    if name == BasicComposition.name:
+        return BasicComposition(budget)
+    if name == RenyiComposition.name:
+        return RenyiComposition(budget, default_order(budget) if order is None else order)
+    raise ValueError(f"composition must be basic or renyi, got {name!r}")
+
+
+def default_order(budget: Budget) -> float:
+    """The order at which a budget holds the most zCDP mechanisms, Gaussian ones among them."""
+    _check_budget(budget)
+    if budget.delta == 0:
+        raise ValueError("a budget composed by renyi needs a delta above 0")
+    orders = np.round(1 + np.geomspace(0.05, 1e4, 1000), 2)
+    overhead = np.log1p(-1 / orders) - np.log(budget.delta * orders) / (orders - 1)
+    return float(orders[np.argmax((budget.epsilon - overhead) / orders)])
+
+
+def _sums(charges: Iterable[Charge]) -> tuple[Fraction, Fraction]:
+    reserved = [charge.reserved for charge in charges]
+    epsilon = sum((_exact(r.epsilon) for r in reserved), Fraction(0))
+    return epsilon, sum((_exact(r.delta) for r in reserved), Fraction(0))
+
+
+def _rounded_down(exact: Fraction) -> float:
+    """What is left may be asked for as it is shown, so it is never shown too large."""
+    left = max(exact, Fraction(0))
+    nearest = float(left)
+    return math.nextafter(nearest, 0.0) if _exact(nearest) > left else nearest
+
+
+def _exact(value: float) -> Fraction:
+    return Fraction(repr(float(value)))
+
+
+def _check_budget(budget: Budget) -> None:
+    if not (math.isfinite(budget.epsilon) and budget.epsilon > 0):
+        raise ValueError(f"epsilon must be a positive finite number, got {budget.epsilon}")
+    check_delta(budget.delta)

@@ -1,0 +1,111 @@
+"""The hash chain that the ledger's entries form, one chain for each data set.
+
+Every entry holds the hash of the one before it, so an entry that is altered, removed or put in
+later no longer fits. The chain has no secret in it: it shows accidents and edits by hand, and does
+not stop somebody who writes a whole new chain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+GENESIS = "0" * 64
+
+
+def canonical_json(value: Any) -> str:
+    """One text for one value: sorted keys, no spaces, ASCII, floats in their shortest exact form.
+
+    Raises ValueError for NaN and infinities.
+    """
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the ledger. `payload` is canonical JSON; `unit`, `attempt`, `at` may be empty."""
+
+    dataset: str
+    seq: int
+    kind: str
+    key: str
+    unit: str
+    attempt: str
+    at: str
+    payload: str
+    prev_hash: str
+    hash: str = ""
+
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of everything in the entry but `hash` itself."""
+        content = [
+            self.dataset,
+            self.seq,
+            self.kind,
+            self.key,
+            self.unit,
+            self.attempt,
+            self.at,
+            self.payload,
+            self.prev_hash,
+        ]
+        return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+    def values(self) -> dict[str, Any]:
+        """The payload as a dictionary."""
+        values: dict[str, Any] = json.loads(self.payload)
+        return values
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"payload": self.values()}
+
+
+class Chain:
+    """The end of a data set's chain: its length, its last hash, and entries not yet written."""
+
+    def __init__(self, dataset: str, length: int = 0, head: str = GENESIS) -> None:
+        self.dataset, self.length, self.head = dataset, length, head
+        self.added: list[Entry] = []
+
+    def append(
+        self,
+        kind: str,
+        key: str,
+        payload: Mapping[str, Any],
+        *,
+        unit: str = "",
+        attempt: str = "",
+        at: str = "",
+    ) -> Entry:
+        """Link a new entry behind the last one."""
+        open_entry = Entry(
+            self.dataset,
+            self.length,
+            kind,
+            key,
+            unit,
+            attempt,
+            at,
+            canonical_json(payload),
+            self.head,
+        )
+        entry = Entry(**(vars(open_entry) | {"hash": open_entry.digest()}))
+        self.added.append(entry)
+        self.length, self.head = entry.seq + 1, entry.hash
+        return entry
+
+    def faults(self, entry: Entry) -> Iterator[str]:
+        """What is wrong with `entry` as the next one; the chain then goes on behind it."""
+        where = f"data set '{self.dataset}', entry {entry.seq}"
+        if entry.seq != self.length:
+            yield f"{where}: entry {self.length} was expected here"
+        if entry.prev_hash != self.head:
+            yield f"{where}: it does not follow the entry before it"
+        if entry.hash != entry.digest():
+            yield f"{where}: its content does not have its hash"
+        self.length, self.head = entry.seq + 1, entry.hash

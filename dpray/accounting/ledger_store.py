@@ -1,0 +1,251 @@
+"""Where the ledger lies: two tables in SQLite (one machine) or PostgreSQL (a cluster).
+
+A write is one transaction that is on disk before it returns, and no two writes to one data set run
+side by side: in SQLite `BEGIN IMMEDIATE` lets one writer in, in PostgreSQL the data set's row is
+locked (`Store.chain`).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.pool import NullPool, QueuePool
+
+from dpray.accounting.hash_chain import Chain, Entry
+from dpray.types import DprayError, InputError
+
+SECONDS_TO_WAIT = 60
+"""How long a writer waits for the others before it gives up."""
+
+metadata = sa.MetaData()
+
+datasets = sa.Table(
+    "dpray_datasets",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    # Length and last hash of the chain: entries cut off its end leave no other trace.
+    sa.Column("length", sa.BigInteger, nullable=False),
+    sa.Column("head", sa.Text, nullable=False),
+)
+
+entries = sa.Table(
+    "dpray_entries",
+    metadata,
+    sa.Column("dataset", sa.Text, primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    *(
+        sa.Column(name, sa.Text, nullable=False)
+        for name in ("kind", "key", "unit", "attempt", "at", "payload", "prev_hash", "hash")
+    ),
+    sa.Index("dpray_entries_identity", "kind", "key", "unit", "attempt", unique=True),
+    sqlite_with_rowid=False,
+)
+
+T = TypeVar("T")
+
+
+class LedgerError(DprayError):
+    """The ledger cannot be read or written now; whatever may have been charged stays charged."""
+
+
+class Store:
+    """The ledger's database. `create` makes the tables where they are missing; without it a missing
+    ledger is an `InputError`."""
+
+    def __init__(self, url: str, *, create: bool) -> None:
+        self._url = parse_url(url)
+        if create:
+            self._create()
+        engine = _engine(self._url, create=False)
+        self._writer = engine.execution_options(dpray_write=True)
+        self._reader = (
+            engine
+            if self._url.get_backend_name() == "sqlite"
+            else engine.execution_options(isolation_level="REPEATABLE READ")
+        )
+        if not create:
+            self._refuse_missing()
+
+    def __str__(self) -> str:
+        return self._url.render_as_string(hide_password=True)
+
+    def close(self) -> None:
+        self._writer.dispose()
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """One snapshot of the ledger."""
+        with self._errors(), self._reader.begin() as connection:
+            yield connection
+
+    def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run `work` in one transaction and make it durable.
+
+        Where another writer took a unique row first, `work` runs once more and meets that row.
+        """
+        with self._errors():
+            try:
+                with self._writer.begin() as connection:
+                    return work(connection)
+            except IntegrityError:
+                with self._writer.begin() as connection:
+                    return work(connection)
+
+    def chain(self, connection: sa.Connection, dataset: str) -> Chain | None:
+        """Lock a data set until the transaction ends and hand out the end of its chain; None where
+        there is no such data set. Raises `LedgerError` where the chain's end is not what was
+        written."""
+        query = sa.select(datasets.c.length, datasets.c.head).where(datasets.c.name == dataset)
+        row = connection.execute(query.with_for_update()).first()
+        if row is None:
+            return None
+        last = connection.execute(
+            sa.select(entries)
+            .where(entries.c.dataset == dataset)
+            .order_by(entries.c.seq.desc())
+            .limit(1)
+        ).first()
+        entry = None if last is None else Entry(**last._mapping)
+        if entry is None or (entry.seq + 1, entry.hash, entry.digest()) != (*row, row.head):
+            raise broken_chain(dataset)
+        return Chain(dataset, row.length, row.head)
+
+    def append(self, connection: sa.Connection, chain: Chain) -> None:
+        """Write the chain's new entries and its new end."""
+        if chain.added:
+            connection.execute(sa.insert(entries), [vars(entry) for entry in chain.added])
+            chain.added.clear()
+            connection.execute(
+                sa.update(datasets)
+                .where(datasets.c.name == chain.dataset)
+                .values(length=chain.length, head=chain.head)
+            )
+
+    def _create(self) -> None:
+        engine = _engine(self._url, create=True).execution_options(dpray_write=True)
+        with self._errors(), engine.begin() as connection:
+            if engine.dialect.name == "postgresql":
+                # CREATE TABLE IF NOT EXISTS by two sessions at once fails in one of them.
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x6470726179)))
+            metadata.create_all(connection)
+        engine.dispose()
+
+    def _refuse_missing(self) -> None:
+        with self.read() as connection:
+            present = set(sa.inspect(connection).get_table_names())
+        if not set(metadata.tables) <= present:
+            raise missing(self)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            if (
+                self._url.get_backend_name() == "sqlite"
+                and not Path(self._url.database or "").is_file()
+            ):
+                raise missing(self) from error
+            raise LedgerError(f"the ledger {self} failed: {_reason(error)}") from error
+
+
+def parse_url(url: str) -> sa.URL:
+    """A checked URL with its driver named and an SQLite path made absolute (the accountant actor
+    has another working directory). Raises `InputError`."""
+    try:
+        parsed = sa.make_url(url)
+    except ArgumentError:
+        raise InputError(
+            "the ledger's URL has to look like sqlite:///ledger.db or postgresql://host/name"
+        ) from None
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        if not parsed.database or parsed.database == ":memory:" or parsed.query:
+            raise InputError("an SQLite ledger is a plain file: sqlite:///path/to/ledger.db")
+        return parsed.set(drivername="sqlite", database=os.path.abspath(parsed.database))
+    if parsed.drivername in ("postgresql", "postgresql+psycopg"):
+        return parsed.set(drivername="postgresql+psycopg")
+    raise InputError(f"a ledger is SQLite or PostgreSQL, not {parsed.drivername}")
+
+
+def missing(store: object) -> InputError:
+    return InputError(
+        f"there is no ledger at {store}: a missing ledger is refused, not made anew, because what "
+        "was spent would be forgotten (`dpray ledger create` makes one)"
+    )
+
+
+def broken_chain(dataset: str) -> LedgerError:
+    return LedgerError(
+        f"the ledger's entries of '{dataset}' are not as they were written: nothing more is "
+        "charged to it (see `dpray ledger verify`)"
+    )
+
+
+def _reason(error: SQLAlchemyError) -> str:
+    """The database's own first line: no statement and no values."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+
+
+def _engine(url: sa.URL, *, create: bool) -> sa.Engine:
+    if url.get_backend_name() == "sqlite":
+        return _sqlite_engine(url, create=create)
+    engine = sa.create_engine(
+        url,
+        poolclass=QueuePool,
+        pool_pre_ping=True,
+        hide_parameters=True,
+        connect_args={"connect_timeout": SECONDS_TO_WAIT},
+    )
+    sa.event.listen(engine, "connect", _prepare_postgresql)
+    return engine
+
+
+def _sqlite_engine(url: sa.URL, *, create: bool) -> sa.Engine:
+    path = quote(str(url.database))
+    mode = "rwc" if create else "rw"
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{path}?mode={mode}",
+            uri=True,
+            timeout=SECONDS_TO_WAIT,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    # A connection a transaction: a kept one would go on writing into a file that was deleted.
+    engine = sa.create_engine(
+        "sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True
+    )
+    sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # A transaction that reads first and writes later could read what another one is replacing.
+    writes = connection.get_execution_options().get("dpray_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _prepare_postgresql(connection: Any, _record: object) -> None:
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = '{SECONDS_TO_WAIT}s'")
+        # A server may be set to answer before a commit is on disk; the ledger may not.
+        cursor.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) "
+            "WHERE current_setting('synchronous_commit') = 'off'"
+        )
+    connection.autocommit = False

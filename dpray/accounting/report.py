@@ -1,0 +1,71 @@
+"""What a plan and a privacy report say of the guarantee, in the same words and keys."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from dpray.accounting.accountant import Cost, cost
+from dpray.accounting.events import NEIGHBORING_RELATION, Event, SelfComposed
+
+NOT_COVERED = (
+    "the public inputs: the model, the templates, the label set, the public size, all parameters",
+    "what the model's own training data reveals",
+    "running time, memory use and network traffic of the run",
+    "other releases of the same data that were not charged to this ledger",
+    "facts that hold for many units: a unit's part in them is hidden, the facts are not",
+    "everything in the folder private/, which is not for release",
+)
+
+
+def no_guarantee(privacy_unit: str, contribution_bound: int) -> dict[str, Any]:
+    """The same keys as `guarantee`, for a run without noise: there is no epsilon."""
+    return {
+        "epsilon": None,
+        "delta": None,
+        "neighboring_relation": NEIGHBORING_RELATION,
+        "privacy_unit": privacy_unit,
+        "contribution_bound": contribution_bound,
+        "accountant": None,
+        "mechanisms": [],
+        "not_private": True,
+    }
+
+
+def guarantee(
+    event: Event, price: Cost, privacy_unit: str, contribution_bound: int
+) -> dict[str, Any]:
+    """The top-level keys that `plan --json` and `privacy_report.json` share, from the event that is
+    charged."""
+    terms = sorted(event.terms().items(), key=lambda term: term[0].name)
+    return {
+        "epsilon": price.epsilon,
+        "delta": price.delta,
+        "neighboring_relation": NEIGHBORING_RELATION,
+        "privacy_unit": privacy_unit,
+        "contribution_bound": contribution_bound,
+        "accountant": {
+            "name": "dpray over dp-accounting",
+            "version": version("dp-accounting"),
+            "bound": price.bound,
+        },
+        "mechanisms": [mechanism(part, count, price.delta) for part, count in terms],
+        "not_private": False,
+    }
+
+
+def mechanism(event: Event, count: int, delta: float) -> dict[str, Any]:
+    """One mechanism of a plan: its parameters, how often it runs, what it would cost alone."""
+    parameters = {key: value for key, value in event.to_json().items() if key != "type"}
+    alone = cost(SelfComposed(event, count), delta)
+    return {
+        "name": event.name,
+        "parameters": parameters,
+        "count": count,
+        "cost": {
+            "epsilon_alone": alone.epsilon,
+            "delta": delta,
+            "bound": alone.bound,
+            "zcdp_rho": event.zcdp_rho() * count,
+        },
+    }

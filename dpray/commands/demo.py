@@ -1,0 +1,136 @@
+"""`dpray demo`: private prediction on packaged notes, and what it is worth."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dpray.commands.plan import AsJson
+from dpray.commands.report import write_report
+from dpray.commands.run import run_with_progress, show_run
+from dpray.config import Config, load_config
+from dpray.io.prompts import load_template
+from dpray.io.records import read_rows
+
+FLOOR_RECORDS = 75
+"""Texts a label made from the public prompt alone: as many in all as the run makes."""
+
+EVALUATED = 600
+"""Private and test notes that the evaluation reads, so that a laptop embeds them in seconds."""
+
+Labelled = list[tuple[str, str]]
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="The demo's folder.")] = Path("out/demo"),
+    as_json: AsJson = False,
+) -> None:
+    """Private prediction on packaged, fictional clinic notes: a few minutes on a laptop."""
+    folder = Path(str(resources.files("dpray.demo")))
+    config = demo_config(folder, out)
+    console = Console(stderr=as_json)
+    console.print(
+        f"[bold]dpray demo[/bold]: {config.data.public_size} fictional clinic notes, a small "
+        f"packaged model, engine {config.engine.kind}. The notes play the private data.",
+        soft_wrap=True,
+    )
+    report = run_with_progress(config, Console(stderr=True))
+    evaluation = _evaluation(config, folder, out)
+    write_report(out, public=False)
+    if as_json:
+        typer.echo(json.dumps(report | {"output": str(out), "evaluation": evaluation}))
+        return
+    _show_records(out, console)
+    show_run(report, out, console)
+    _show_use(evaluation, console)
+    console.print(
+        "The notes are fictional, so the page shows the evaluation; of real data it is private.",
+        soft_wrap=True,
+    )
+
+
+def demo_config(folder: Path, out: Path) -> Config:
+    """The packaged configuration with this machine's engine and places."""
+    kind = "vllm" if importlib.util.find_spec("vllm") else "transformers"
+    places = {
+        "data.path": folder / "data" / "private.jsonl",
+        "engine.model": folder / "model",
+        "engine.kind": kind,
+        "privacy.ledger": f"sqlite:///{out.absolute()}/private/ledger.db",
+        "output.path": out,
+    }
+    return load_config(folder / "demo.yaml", [f"{key}={value}" for key, value in places.items()])
+
+
+def _evaluation(config: Config, folder: Path, out: Path) -> dict[str, Any]:
+    """A classifier of real test notes, trained on the synthetic ones, on real ones, and on what the
+    model writes without private notes."""
+    path = out / "private" / "evaluation.json"
+    if path.exists():
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    from dpray.engines.embedder import SentenceTransformerEmbedder
+    from dpray.evaluation.evaluate import evaluate
+
+    result = evaluate(
+        _labelled(folder / "data" / "test.jsonl")[:EVALUATED],
+        _labelled(out / "synthetic.jsonl"),
+        SentenceTransformerEmbedder(config.embedder.model),
+        train=_labelled(folder / "data" / "private.jsonl")[:EVALUATED],
+        floor=_floor(config),
+    )
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return result
+
+
+def _floor(config: Config) -> Labelled:
+    from dpray.engines.base import Sampling
+    from dpray.engines.transformers import TransformersEngine
+
+    template = load_template(config.method.template)
+    labels = [label for label in config.data.labels for _ in range(FLOOR_RECORDS)]
+    engine = TransformersEngine(config.engine.model)
+    try:
+        prompts = [template.public_prompt(label) for label in labels]
+        made = engine.generate(prompts, Sampling(max_tokens=config.method.max_tokens))
+    finally:
+        engine.close()
+    texts = [(template.released(c.text), label) for c, label in zip(made, labels, strict=True)]
+    return [(text, label) for text, label in texts if text]
+
+
+def _labelled(path: Path) -> Labelled:
+    return [(row["text"], row["label"]) for _, row in read_rows(str(path))]
+
+
+def _show_records(out: Path, console: Console) -> None:
+    shown: dict[str, list[str]] = {}
+    for text, label in _labelled(out / "synthetic.jsonl"):
+        shown.setdefault(label, []).append(text)
+    for label, texts in shown.items():
+        for text in texts[:2]:
+            console.print(f"[bold]{label}[/bold]: ", end="")
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print()
+
+
+def _show_use(evaluation: dict[str, Any], console: Console) -> None:
+    table = Table(title="A classifier of real test notes, by what trained it", title_justify="left")
+    table.add_column("trained on")
+    table.add_column("accuracy", justify="right")
+    names = {
+        "ceiling": "the private notes themselves",
+        "synthetic": "the synthetic notes",
+        "floor": "what the model writes without private notes",
+    }
+    for key, name in names.items():
+        accuracy = evaluation["downstream"][key]["accuracy"]
+        table.add_row(name, f"{accuracy['mean']:.3f} ± {accuracy['deviation']:.3f}")
+    console.print(table)

@@ -1,0 +1,138 @@
+"""`dpray ledger`: create, show, verify and export the budgets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from dpray.accounting.events import NEIGHBORING_RELATION
+from dpray.accounting.ledger import Ledger
+from dpray.types import Budget, InputError
+
+app = typer.Typer(no_args_is_help=True, help="The budgets: what each data set may spend and has.")
+
+Url = Annotated[
+    str,
+    typer.Option("--ledger", help="sqlite:///ledger.db (one machine) or postgresql://host/name."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@app.command()
+def create(
+    ledger: Url,
+    dataset: Annotated[str, typer.Option(help="The data set's name in the ledger.")],
+    epsilon: Annotated[float, typer.Option(help="What all runs together may spend.")],
+    delta: Annotated[float, typer.Option(help="The delta that all runs share.")],
+    composition: Annotated[
+        str,
+        typer.Option(help="basic: the runs' sums; renyi: a filter at one Renyi order."),
+    ] = "basic",
+    unit: Annotated[str, typer.Option(help="The column that names the privacy unit.")] = "record",
+    order: Annotated[
+        float | None, typer.Option(help="The order of renyi; without it a good one is chosen.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a data set its budget, and make the ledger if it is not there."""
+    book = Ledger.create_or_open(ledger)
+    budget = Budget(epsilon, delta)
+    book.create_dataset(dataset, budget, unit, NEIGHBORING_RELATION, composition, order)
+    account = book.account(dataset)
+    if as_json:
+        typer.echo(json.dumps({"dataset": dataset, **(account.terms() if account else {})}))
+    else:
+        typer.echo(f"data set '{dataset}' has the budget {budget} in {book}")
+
+
+@app.command()
+def show(ledger: Url, as_json: AsJson = False) -> None:
+    """What every data set may spend, has spent and has left."""
+    books = Ledger.open(ledger).show()
+    if as_json:
+        typer.echo(json.dumps(books))
+        return
+    console = Console()
+    console.print(_overview(books["datasets"]))
+    for dataset in books["datasets"]:
+        if dataset["entries"]:
+            console.print(_runs(dataset))
+
+
+@app.command()
+def verify(ledger: Url, as_json: AsJson = False) -> None:
+    """Recompute every hash, cost and total. Exit code 2 where something does not fit."""
+    problems = Ledger.open(ledger).verify()
+    if as_json:
+        typer.echo(json.dumps({"problems": problems}))
+    else:
+        typer.echo("\n".join(problems) or "the ledger is as it was written; every total fits")
+    if problems:
+        raise InputError(f"the ledger does not fit together: {len(problems)} problems")
+
+
+@app.command()
+def export(
+    ledger: Url,
+    out: Annotated[
+        Path | None, typer.Option(help="A file for the entries; without it they are printed.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every entry, one JSON object a line, in the order of its chain."""
+    rows = (json.dumps(row) for row in Ledger.open(ledger).export())
+    if out is None:
+        for row in rows:
+            typer.echo(row)
+        return
+    number = 0
+    try:
+        with out.open("w", encoding="utf-8") as file:
+            for number, row in enumerate(rows, start=1):  # noqa: B007
+                file.write(row + "\n")
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror}") from error
+    typer.echo(json.dumps({"entries": number, "out": str(out)}) if as_json else f"{number} entries")
+
+
+def _overview(datasets: list[dict[str, Any]]) -> Table:
+    table = Table(title="Budgets (epsilon / delta)")
+    table.add_column("data set", overflow="fold")
+    for heading in ("budget", "spent", "left"):
+        table.add_column(heading, justify="right")
+    table.add_column("spent", min_width=16)
+    for dataset in datasets:
+        rule = dataset["composition"] + (f" {dataset['order']:g}" if dataset["order"] else "")
+        pairs = (_pair(dataset[name]) for name in ("budget", "spent", "left"))
+        bar = ProgressBar(
+            total=dataset["budget"]["epsilon"], completed=dataset["spent"]["epsilon"], width=16
+        )
+        name = f"{dataset['dataset']}\nper {dataset['privacy_unit']}, {rule}"
+        table.add_row(name, *pairs, bar)
+    return table
+
+
+def _runs(dataset: dict[str, Any]) -> Table:
+    table = Table(title=f"Runs on '{dataset['dataset']}'")
+    table.add_column("run", overflow="fold")
+    for heading in ("reserved (UTC)", "asked", "batches", "state"):
+        table.add_column(heading)
+    for run in dataset["entries"]:
+        batches = run["batches"]
+        number = f"{batches['published']} of {batches['started']} published"
+        if batches["failed"]:
+            number += f", {batches['failed']} failed"
+        state = "finished" if batches["committed"] else "open"
+        reserved = run["at"][:16].replace("T", " ")
+        table.add_row(run["key"], reserved, _pair(run), number, state)
+    return table
+
+
+def _pair(budget: dict[str, float]) -> str:
+    return f"{budget['epsilon']:.6g} / {budget['delta']:.3g}"

@@ -1,0 +1,85 @@
+"""`dpray report`: a finished run as one HTML page."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpray.io.records import read_rows
+from dpray.io.report_page import render_report
+from dpray.types import InputError
+
+SAMPLES = 20
+SAMPLES_PER_LABEL = 5
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Output folder of a run.")],
+    public: Annotated[
+        bool, typer.Option(help="Leave out what was computed from private data.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")] = False,
+) -> None:
+    """Write RUN_DIR/privacy_report.html, one page that opens anywhere."""
+    path, holds_private = write_report(run_dir, public)
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), "private_part": holds_private}))
+        return
+    typer.echo(f"Written to {path}")
+    if holds_private:
+        typer.echo("It holds a PRIVATE part, not for release; --public makes a page without it.")
+
+
+def write_report(run_dir: Path, public: bool) -> tuple[Path, bool]:
+    """Write the page of a run folder; the path, and whether the page holds private numbers.
+
+    Raises InputError where the folder is not that of a finished run.
+    """
+    if not run_dir.is_dir():
+        raise InputError(f"{run_dir}: no such folder")
+    evaluation_path = run_dir / "private" / "evaluation.json"
+    shown = not public and evaluation_path.exists()
+    page = render_report(
+        _read_json(run_dir / "privacy_report.json"),
+        _samples(run_dir / "synthetic.jsonl"),
+        _read_json(evaluation_path) if shown else None,
+        _read_json(run_dir / "run.json"),
+        public,
+    )
+    path = run_dir / "privacy_report.html"
+    path.write_text(page, encoding="utf-8")
+    return path, shown
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise InputError(f"{path.parent}: cannot read {path.name}; is it a run's folder?") from None
+    except ValueError:
+        raise InputError(f"{path}: not JSON") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: not a JSON object")
+    return value
+
+
+def _samples(path: Path) -> list[dict[str, Any]]:
+    """The first records of each label, in turn, in the order of the labels' names."""
+    by_label: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for where, row in read_rows(str(path)):
+        if not isinstance(row.get("text"), str):
+            raise InputError(f"{where}: no text in column 'text'")
+        kept = by_label[str(row.get("label"))]
+        if len(kept) < SAMPLES_PER_LABEL:
+            kept.append(row)
+    in_turn = [
+        rows[turn]
+        for turn in range(SAMPLES_PER_LABEL)
+        for _, rows in sorted(by_label.items())
+        if turn < len(rows)
+    ]
+    return in_turn[:SAMPLES]

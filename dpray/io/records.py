@@ -1,0 +1,151 @@
+"""Rows in: JSONL, CSV or Parquet, one file or many, here or in a cloud, one row at a time.
+
+Errors name the file and the row, never what stands in it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+import pyarrow.parquet
+
+from dpray.types import InputError
+
+SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Where:
+    """A row's place, for error messages: rows count from 1, a CSV's header is not one."""
+
+    file: str
+    row: int
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}, row {self.row}"
+
+
+def list_files(path: str, key: str = "data.path") -> list[str]:
+    """The files that a path, a folder, a glob (`*`, `?`) or a cloud URI means, sorted.
+
+    Looks at names only. Raises InputError that names `key` where there is none.
+    """
+    if path.startswith("hf://"):
+        return [path]
+    try:
+        filesystem, root = pyarrow.fs.FileSystem.from_uri(path) if "://" in path else _local(path)
+        if any(sign in root for sign in "*?"):
+            files = _glob(filesystem, root)
+        else:
+            info = filesystem.get_file_info(root)
+            files = [root] if info.is_file else []
+            if info.type == pyarrow.fs.FileType.Directory:
+                files = _glob(filesystem, root.rstrip("/") + "/*")
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"{key}: {path}: {str(error).splitlines()[0]}") from None
+    files = [file for file in files if file.endswith(SUFFIXES)]
+    if not files:
+        raise InputError(f"{key}: no such file, or none of {', '.join(SUFFIXES)}: {path}")
+    scheme = path.split("://", 1)[0] + "://" if "://" in path else ""
+    return [scheme + file for file in sorted(files)]
+
+
+def _local(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    return pyarrow.fs.LocalFileSystem(), str(Path(path).expanduser().absolute())
+
+
+def _glob(filesystem: pyarrow.fs.FileSystem, pattern: str) -> list[str]:
+    fixed = pattern[: min((pattern.find(s) for s in "*?" if s in pattern), default=len(pattern))]
+    base = fixed.rsplit("/", 1)[0] or "/"
+    recursive = "/" in pattern[len(base) + 1 :]
+    infos = filesystem.get_file_info(pyarrow.fs.FileSelector(base, recursive=recursive))
+    return [info.path for info in infos if info.is_file and fnmatchcase(info.path, pattern)]
+
+
+def read_rows(path: str) -> Iterator[tuple[Where, dict[str, Any]]]:
+    """The rows of one file of `list_files`, streamed: memory does not grow with the file.
+
+    Raises InputError naming the row for text that is not UTF-8, broken JSON or a short CSV line.
+    """
+    if path.startswith("hf://"):
+        yield from _read_hub(path)
+        return
+    filesystem, name = pyarrow.fs.FileSystem.from_uri(path) if "://" in path else _local(path)
+    try:
+        if name.endswith(".parquet"):
+            yield from _read_parquet(filesystem, name)
+            return
+        with filesystem.open_input_stream(name) as stream:
+            lines = io.BufferedReader(stream)
+            yield from _read_csv(name, lines) if name.endswith(".csv") else _read_jsonl(name, lines)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({type(error).__name__})") from None
+
+
+def _decoded(name: str, lines: io.BufferedReader) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise InputError(f"{Where(name, number)}: the bytes are not valid UTF-8") from None
+
+
+def _read_jsonl(name: str, lines: io.BufferedReader) -> Iterator[tuple[Where, dict[str, Any]]]:
+    for number, line in _decoded(name, lines):
+        if not line.strip():
+            continue
+        where = Where(name, number)
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            raise InputError(f"{where}: not valid JSON (one object a line)") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{where}: not a JSON object")
+        yield where, row
+
+
+def _read_csv(name: str, lines: io.BufferedReader) -> Iterator[tuple[Where, dict[str, Any]]]:
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.DictReader((line for _, line in _decoded(name, lines)), strict=True)
+    number = 0
+    try:
+        for number, row in enumerate(reader, start=1):
+            if None in row or None in row.values():
+                raise InputError(f"{Where(name, number)}: not as many fields as the header has")
+            yield Where(name, number), row
+    except csv.Error:
+        raise InputError(f"{Where(name, number + 1)}: not valid CSV") from None
+
+
+def _read_parquet(
+    filesystem: pyarrow.fs.FileSystem, name: str
+) -> Iterator[tuple[Where, dict[str, Any]]]:
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(name, filesystem=filesystem) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Where(name, number), row
+    except pyarrow.ArrowException as error:
+        kind = type(error).__name__
+        raise InputError(f"{Where(name, number + 1)}: not a valid Parquet file ({kind})") from None
+
+
+def _read_hub(path: str) -> Iterator[tuple[Where, dict[str, Any]]]:
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise InputError("hf:// needs the package `datasets`") from None
+    name, _, split = path.removeprefix("hf://").partition("#")
+    rows = load_dataset(name, split=split or "train", streaming=True)
+    for number, row in enumerate(rows, start=1):
+        yield Where(path, number), row

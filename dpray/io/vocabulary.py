@@ -1,0 +1,41 @@
+"""The public list of terms that key phrases come from."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+from dpray.types import InputError
+
+
+def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
+    """The terms of a UTF-8 file, one a line, in the file's order.
+
+    What follows a tab is left out (so is a column of counts), and so are blank lines, and terms
+    that equal an earlier one but for case. `stop_words` "english" leaves out scikit-learn's list of
+    318 English function words. Raises InputError that names the key and the line.
+    """
+    terms: dict[str, str] = {}
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    raise InputError(
+                        f"method.vocabulary: {path}, line {number}: the bytes are not valid UTF-8"
+                    ) from None
+                term = " ".join(text.split("\t", 1)[0].split())
+                if term:
+                    terms.setdefault(unicodedata.normalize("NFC", term.casefold()), term)
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise InputError(f"method.vocabulary: {path}: {reason}") from None
+    if stop_words == "english":
+        for word in ENGLISH_STOP_WORDS:
+            terms.pop(word, None)
+    if not terms:
+        raise InputError(f"method.vocabulary: {path}: there is no term in the file")
+    return list(terms.values())

@@ -1,0 +1,26 @@
+"""The set of tokens that may be drawn, chosen from public logits only: it costs nothing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+Candidates = Literal["all", "top_k", "top_k_plus"]
+
+
+def candidate_set(
+    logits_public_V: torch.Tensor, rule: Candidates, k: int, margin: float
+) -> torch.Tensor | None:
+    """Indices of the candidates, in ascending order; None means the whole vocabulary.
+
+    `top_k`: the k highest public logits. `top_k_plus`: `{v : z_pub(v) >= l_k - margin}` with l_k
+    the k-th highest and `margin = 2c/s`, which holds every token that the private rows could lift
+    above the k-th (InvisibleInk 2025).
+    """
+    if rule == "all" or k >= logits_public_V.numel():
+        return None
+    top = torch.topk(logits_public_V.float(), k)
+    if rule == "top_k":
+        return top.indices.sort().values
+    return torch.nonzero(logits_public_V.float() >= top.values[-1] - margin).squeeze(-1)

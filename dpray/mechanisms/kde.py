@@ -1,0 +1,201 @@
+"""Private kernel densities by random Fourier features (Nagesh et al. 2025, Theorem B.2, after
+Wagner et al. 2023), and the kernel itself where the points are known.
+
+The kernel is `k(x, y) = exp(-||x - y||^2 / bandwidth^2)`. Shape legend: R records, N terms, D
+dimensions, I features, Q queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array
+
+from dpray.accounting.events import Event, Gaussian, Laplace
+
+Array = npt.NDArray[np.float64]
+
+# Features are cut to multiples of 2^-24 before they are added up. Sums of such numbers are exact in
+# float64 for up to 2^28 records, so they depend neither on the order of the records nor on how they
+# lie in shards, and the sensitivity holds to the last bit.
+GRID = 2.0**24
+LARGEST = math.floor(math.sqrt(2) * GRID)
+
+BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class FourierFeatures:
+    """`f_i(x) = sqrt(2) cos(sqrt(2) w_i.x / bandwidth + b_i)`, i = 1..I, with public draws of
+    w_i ~ N(0, 1)^(blocks * D) and b_i ~ U[0, 2 pi]: E[f_i(x) f_i(y)] = k(x, y).
+
+    A point is the concatenation of `blocks` vectors of dimension D, or of fewer: the rest is zero.
+    Its vectors have norm 1 and are scaled here to squared norm `block_norm` (the paper's u).
+    """
+
+    dimension: int
+    number: int
+    bandwidth: float
+    seed: int
+    blocks: int = 1
+    block_norm: float = 1.0
+
+    def angles(self, vectors_ND: npt.NDArray[Any], block: int = 0) -> Array:
+        """What vectors in the given block add to the argument of each cosine, shape (N, I)."""
+        w_DI, _ = _draws(self.seed, block, self.dimension, self.number)
+        scale = math.sqrt(2 * self.block_norm) / self.bandwidth
+        angles_NI: Array = np.asarray(vectors_ND, dtype=np.float64) @ w_DI
+        angles_NI *= scale
+        return angles_NI
+
+    def of_angles(self, angles_RI: Array) -> Array:
+        """The features of points, from the sums of their blocks' angles; shape (R, I)."""
+        features_RI = angles_RI + self.phases
+        np.cos(features_RI, out=features_RI)
+        features_RI *= math.sqrt(2)
+        return features_RI
+
+    def __call__(self, vectors_ND: npt.NDArray[Any]) -> Array:
+        """The features of points of one block, shape (N, I)."""
+        return self.of_angles(self.angles(vectors_ND))
+
+    @property
+    def phases(self) -> Array:
+        """b, shape (I,)."""
+        return _draws(self.seed, 0, self.dimension, self.number)[1]
+
+    def padding_factor(self, length: int) -> float:
+        """What the density at a point of `length` blocks, padded with zeros, is multiplied by to
+        undo the padding: exp(u (L' - l)) at bandwidth 1 (Theorem B.2)."""
+        return math.exp(self.block_norm * (self.blocks - length) / self.bandwidth**2)
+
+
+@lru_cache(maxsize=32)
+def _draws(seed: int, block: int, dimension: int, number: int) -> tuple[Array, Array]:
+    w_DI = np.random.default_rng([seed, 0, block]).standard_normal((dimension, number))
+    b_I = np.random.default_rng([seed, 1]).uniform(0, 2 * math.pi, number)
+    return w_DI, b_I
+
+
+@dataclass(frozen=True)
+class FeatureSum:
+    """The sums of I features over the records, with noise.
+
+    Guarantee: add or remove one unit, at most `records_per_unit` k records. A record is one point,
+    or the average of its points, so it moves each feature by at most sqrt(2): a unit moves the sums
+    by at most `sqrt(2) I k` in L1 and `sqrt(2 I) k` in L2. The sums are not divided by the private
+    number of records. Noise: `noise_multiplier` times the sensitivity, in L1 for Laplace
+    (1 / noise_multiplier is the pure epsilon), in L2 for Gaussian. Densities are free.
+    """
+
+    number: int
+    noise: Literal["laplace", "gaussian"]
+    noise_multiplier: float
+    records_per_unit: int = 1
+
+    @property
+    def l1_sensitivity(self) -> float:
+        return math.sqrt(2) * self.number * self.records_per_unit
+
+    @property
+    def l2_sensitivity(self) -> float:
+        return math.sqrt(2 * self.number) * self.records_per_unit
+
+    @property
+    def dp_event(self) -> Event:
+        kind = Laplace if self.noise == "laplace" else Gaussian
+        return kind(self.noise_multiplier)
+
+    @property
+    def scale(self) -> float:
+        """Of the Laplace noise; the standard deviation of the Gaussian."""
+        laplace = self.noise == "laplace"
+        return self.noise_multiplier * (self.l1_sensitivity if laplace else self.l2_sensitivity)
+
+    def sum(self, blocks_of_records: Iterable[Array]) -> Array:
+        """Private: the sums over a shard, shape (I,), from blocks of records' features (R, I), one
+        row a record. Shards' sums add up."""
+        total_I = np.zeros(self.number)
+        for block_RI in blocks_of_records:
+            # Zero is nearer on the grid than the feature, so nothing grows; a row that is not the
+            # features of a point, or an average of such, is cut to what a record may give.
+            cut_RI = np.trunc(block_RI * GRID)
+            np.clip(cut_RI, -LARGEST, LARGEST, out=cut_RI)
+            total_I += cut_RI.sum(axis=0)
+        return total_I / GRID
+
+    def noisy(self, total_I: Array, rng: np.random.Generator) -> Array:
+        """The sums over all records as they may be released."""
+        if total_I.shape != (self.number,):
+            raise ValueError(f"sums have shape {total_I.shape}, not ({self.number},)")
+        draw = rng.laplace if self.noise == "laplace" else rng.normal
+        return total_I + draw(scale=self.scale, size=self.number)
+
+
+def density(noisy_I: Array, features_QI: Array) -> Array:
+    """`sum_i F_i g_i(y) / I` at queries y with features g: the kernel summed over the records,
+    shape (Q,)."""
+    return features_QI @ noisy_I / len(noisy_I)
+
+
+def record_averages(
+    features_NI: Array, terms_of_records: Iterable[Sequence[int]]
+) -> Iterator[Array]:
+    """Blocks of shape (R, I): the average of the features of each record's terms. A record without
+    terms has no row."""
+    for block in _in_blocks(terms for terms in terms_of_records if terms):
+        lengths = np.array([len(terms) for terms in block])
+        columns = np.concatenate([np.asarray(terms) for terms in block])
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        weights = np.repeat(1.0 / lengths, lengths)
+        shape = (len(block), len(features_NI))
+        yield csr_array((weights, columns, starts), shape=shape) @ features_NI
+
+
+def record_prefixes(
+    features: FourierFeatures,
+    angles_LNI: Sequence[Array],
+    terms_of_records: Iterable[Sequence[int]],
+    shortest: int,
+) -> Iterator[Array]:
+    """Blocks of shape (R, I): the features of each record's first terms, concatenated.
+
+    `angles_LNI[j]` holds the terms' angles in block j. A record of more terms than blocks gives its
+    first ones; one of fewer is padded with zeros, and has no row below `shortest` terms.
+    """
+    long_enough = (terms for terms in terms_of_records if len(terms) >= shortest)
+    for block in _in_blocks(long_enough):
+        angles_RI = np.zeros((len(block), features.number))
+        for position, angles_NI in enumerate(angles_LNI):
+            rows = [row for row, terms in enumerate(block) if len(terms) > position]
+            if rows:
+                angles_RI[rows] += angles_NI[[block[row][position] for row in rows]]
+        yield features.of_angles(angles_RI)
+
+
+def kernel_matrix(vectors_ND: npt.NDArray[Any], bandwidth: float) -> Array:
+    """The kernel between all pairs of N points, shape (N, N); the identity at bandwidth 0."""
+    if bandwidth == 0:
+        return np.eye(len(vectors_ND))
+    points_ND = np.asarray(vectors_ND, dtype=np.float64)
+    squares_N = (points_ND**2).sum(axis=1)
+    distances_NN = squares_N[:, None] + squares_N - 2 * points_ND @ points_ND.T
+    matrix: Array = np.exp(-np.maximum(distances_NN, 0) / bandwidth**2)
+    return matrix
+
+
+def _in_blocks(rows: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    block: list[Sequence[int]] = []
+    for row in rows:
+        block.append(row)
+        if len(block) == BLOCK:
+            yield block
+            block = []
+    if block:
+        yield block

@@ -1,0 +1,77 @@
+"""The proportions of the labels, measured with noise where they are not public."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpray.accounting.events import DiscreteLaplace
+from dpray.mechanisms.discrete_noise import Counts, discrete_laplace
+
+
+@dataclass(frozen=True)
+class LabelHistogram:
+    """Records per label, with discrete Laplace noise on every count.
+
+    Claim: relation add-or-remove-one unit. A record adds one to one count, a unit with
+    k = `records_per_unit` records at most k in all: L1 sensitivity k. Noise of scale k/epsilon on
+    every label of the public set, the absent ones too: `epsilon`-DP, once. Everything computed
+    from `noisy` is free.
+
+    Raises ValueError for an empty label set, a label named twice, or a bad epsilon or unit size.
+    """
+
+    labels: tuple[str, ...]
+    epsilon: float
+    records_per_unit: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.labels or len(set(self.labels)) < len(self.labels):
+            raise ValueError("labels must be one or more different names")
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon must be a positive finite number, got {self.epsilon!r}")
+        if self.records_per_unit < 1:
+            raise ValueError(f"a unit has at least one record, got {self.records_per_unit!r}")
+        _ = self.dp_event
+
+    @property
+    def scale(self) -> float:
+        """k/epsilon, rounded so that k/scale is never over epsilon."""
+        scale = self.records_per_unit / self.epsilon
+        while self.records_per_unit / scale > self.epsilon:
+            scale = math.nextafter(scale, math.inf)
+        return scale
+
+    @property
+    def dp_event(self) -> DiscreteLaplace:
+        """The cost of `noisy`, once."""
+        return DiscreteLaplace(scale=self.scale, sensitivity=self.records_per_unit)
+
+    def count(self, labels: Iterable[str]) -> Counts:
+        """How many of the records' labels are each label of the set, in its order; private.
+
+        Counts of shards add up. Raises ValueError, without naming it, for a label outside the set.
+        """
+        position = {label: i for i, label in enumerate(self.labels)}
+        counts_N = np.zeros(len(self.labels), dtype=np.int64)
+        for label in labels:
+            if label not in position:
+                raise ValueError("a record's label is not in the public label set")
+            counts_N[position[label]] += 1
+        return counts_N
+
+    def noisy(self, counts_N: npt.NDArray[np.integer]) -> Counts:
+        """The released counts, in the order of `labels`; may be negative."""
+        return discrete_laplace(counts_N, self.scale)
+
+    def proportions(self, noisy_N: Counts) -> dict[str, float]:
+        """The noisy counts cut at 0 and normalised; uniform where none is over 0. Sums to 1."""
+        weights_N = np.maximum(noisy_N, 0).astype(np.float64)
+        if not weights_N.any():
+            weights_N[:] = 1.0
+        shares = (weights_N / weights_N.sum()).tolist()
+        return dict(zip(self.labels, shares, strict=True))

@@ -1,0 +1,80 @@
+"""Which disjoint batch a record belongs to (Amin et al. 2024, Assumption 1)."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+
+def new_salt() -> str:
+    """A public salt, fixed for a run: 128 bits as hexadecimal digits."""
+    return secrets.token_hex(16)
+
+
+def content_id(text: str, label: str | None) -> str:
+    """The id of a record that is its own privacy unit: a hash of its content, so that it depends on
+    that record alone and not on where in which file it stands."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in ("" if label is None else label, text):
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class HashPartition:
+    """Assigns units to batches, label by label, from public numbers and the unit's own id.
+
+    Claim: the batch of a unit depends on its id, the public `salt` and the public counts; adding or
+    removing a unit changes the rows of its own batches only. So the batches compose in parallel,
+    and a run costs what one batch costs.
+    """
+
+    batches_per_label: Mapping[str, int]
+    salt: str
+
+    @staticmethod
+    def expected(
+        public_size: int, proportions: Mapping[str, float], batch_size: int, salt: str
+    ) -> HashPartition:
+        """`round(public_size * proportion / s)` batches for each label, at least one."""
+        counts = {
+            label: max(1, round(public_size * proportion / batch_size))
+            for label, proportion in proportions.items()
+        }
+        return HashPartition(counts, salt)
+
+    @property
+    def num_batches(self) -> int:
+        return sum(self.batches_per_label.values())
+
+    def keyed_hash(self, value: str) -> int:
+        """64 bits of BLAKE2b keyed with the salt."""
+        encoded = value.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(encoded, key=bytes.fromhex(self.salt), digest_size=8)
+        return int.from_bytes(digest.digest(), "big")
+
+    def batch_number(self, label: str, unit_id: str) -> int:
+        """The number of the unit's batch among its label's, from 0.
+
+        64 bits modulo a count of at most millions: a skew below 1e-12 that no claim rests on.
+        """
+        return self.keyed_hash(unit_id) % self.batches_per_label[label]
+
+    def batch_id(self, label: str, unit_id: str) -> str:
+        return self.name(label, self.batch_number(label, unit_id))
+
+    def name(self, label: str, number: int) -> str:
+        """A short public name: the label's position in the public label set, and the number."""
+        return f"{list(self.batches_per_label).index(label)}/{number}"
+
+    def label_of(self, batch_id: str) -> str:
+        return list(self.batches_per_label)[int(batch_id.split("/")[0])]
+
+    def batch_ids(self) -> Iterator[str]:
+        """Every batch, the labels by turns so that an unfinished run is not all one label."""
+        counts = list(self.batches_per_label.values())
+        for number in range(max(counts)):
+            yield from (f"{i}/{number}" for i, count in enumerate(counts) if number < count)

@@ -1,0 +1,40 @@
+"""Where every draw of floating-point noise comes from.
+
+A generator is ChaCha20 keyed with 256 bits of the operating system's entropy. The key is explicit,
+so that several ranks that must draw the same token can (they are handed the same key), and so that
+nothing depends on a global generator. A key is used for one purpose once; a run that is repeated
+draws with a new one. `NOISE_SOURCE` names this source in the privacy report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import numpy as np
+from randomgen import ChaCha
+
+NOISE_SOURCE = (
+    "ChaCha20 keyed with 256 bits of operating-system entropy, a fresh key for every text; "
+    "real-valued noise is drawn in float64 (floating-point caveat: the samplers of real-valued "
+    "noise are not the exact ones of the theory)"
+)
+
+
+def new_key() -> str:
+    """256 bits from the operating system, as 64 hexadecimal digits (so that it can be JSON)."""
+    return secrets.token_hex(32)
+
+
+def generator(key: str) -> np.random.Generator:
+    """The generator of a `new_key()`; the same key gives the same draws on every machine."""
+    if len(key) != 64:
+        raise ValueError("a key is 64 hexadecimal digits")
+    return np.random.Generator(ChaCha(key=int(key, 16), rounds=20))
+
+
+def named_key(salt: str, name: str) -> str:
+    """A key for PUBLIC randomness (draws from what is released, prompts): the same for the same
+    public salt (hexadecimal digits) and name. Never for noise."""
+    encoded = name.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(encoded, key=bytes.fromhex(salt), digest_size=32).hexdigest()

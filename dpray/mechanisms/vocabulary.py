@@ -1,0 +1,140 @@
+"""Private vocabulary: which terms of a public list the records use (Nagesh et al. 2025, B.1).
+
+Shape legend: V terms of the public list, N terms of the private vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import ahocorasick
+import numpy as np
+
+from dpray.accounting.events import DiscreteLaplace
+from dpray.mechanisms.discrete_noise import Counts, discrete_laplace
+
+# A word is letters, digits, underscores, joiners, and marks, which Python's \\w leaves out and many
+# scripts write their vowels with. Any other sign that is no space is a word by itself.
+_MARKS = "".join(
+    sign for sign in map(chr, range(0x300, 0x10000)) if unicodedata.category(sign)[0] == "M"
+)
+_WORDS = re.compile(rf"[\w\u200c\u200d{_MARKS}]+|\S")
+
+AT_ONCE = 64
+
+
+class TermMatcher:
+    """Finds the terms of a public list in texts, whole words only.
+
+    Case is folded, canonically equal Unicode is equal, and any white space between two words is as
+    good as any other. A match begins and ends where a word does; of the matches that begin first
+    the longest wins, and matches do not overlap. A term's id is its position in `terms`; of terms
+    that are equal after folding the first one counts. Pickles as its list of terms.
+
+    The automaton (Aho and Corasick 1975) runs over texts in which every word is wrapped in spaces,
+    so that a hit can only begin and end at a word's edge.
+    """
+
+    def __init__(self, terms: Sequence[str]) -> None:
+        self.terms = tuple(terms)
+        self._automaton = ahocorasick.Automaton()
+        self._longest = 0
+        for term_id, term in enumerate(self.terms):
+            key = wrapped_words(term)
+            if key and key not in self._automaton:
+                self._automaton.add_word(key, (len(key), term_id))
+                self._longest = max(self._longest, len(key))
+        self._automaton.make_automaton()
+
+    def __len__(self) -> int:
+        return len(self.terms)
+
+    def __reduce__(self) -> tuple[type[TermMatcher], tuple[tuple[str, ...]]]:
+        return type(self), (self.terms,)
+
+    def matches(self, text: str) -> Iterator[int]:
+        """The ids of the terms in the text, in order of appearance, with repeats; the text is
+        searched no further than they are asked for."""
+        free_from = -1
+        for start, minus_length, term_id in self._hits_by_start(text):
+            if start >= free_from:
+                yield term_id
+                free_from = start - minus_length
+
+    def _hits_by_start(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """(start, -length, id). The automaton finds hits by their end; here by their start, long
+        ones first."""
+        hits: list[tuple[int, int, int]] = []
+        if not len(self._automaton):
+            return
+        for end, (length, term_id) in self._automaton.iter(wrapped_words(text)):
+            hits.append((end - length, -length, term_id))
+            if len(hits) >= AT_ONCE:
+                hits.sort()
+                # What is still to be found ends here or later, so it starts no earlier than this.
+                settled = bisect_left(hits, (end - self._longest,))
+                yield from hits[:settled]
+                del hits[:settled]
+        yield from sorted(hits)
+
+    def first_terms(self, text: str, number: int) -> list[int]:
+        """The ids of the first `number` (S) distinct terms, in order of appearance."""
+        return list(islice(dict.fromkeys(self.matches(text)), number))
+
+
+def wrapped_words(text: str) -> str:
+    """The text's words, case-folded, each between two spaces of its own."""
+    words = _WORDS.findall(unicodedata.normalize("NFC", text.casefold()))
+    return f" {'  '.join(words)} " if words else ""
+
+
+@dataclass(frozen=True)
+class VocabularyHistogram:
+    """How many records hold each of the V terms of a public list, with noise on every one of them.
+
+    Guarantee: add or remove one unit (at most `records_per_unit` k records). A record counts for at
+    most S distinct terms, so a unit changes the counts by at most S * k in L1, and discrete Laplace
+    noise of scale S * k / epsilon on all V counts, hit or not, is epsilon-DP (Nagesh et al., B.1).
+    What `top` makes of the noisy counts is free. `size`, S, k and epsilon are public numbers.
+    """
+
+    size: int
+    phrases_per_record: int
+    epsilon: float
+    records_per_unit: int = 1
+
+    @property
+    def sensitivity(self) -> int:
+        """L1, in counts."""
+        return self.phrases_per_record * self.records_per_unit
+
+    @property
+    def dp_event(self) -> DiscreteLaplace:
+        return DiscreteLaplace(self.sensitivity / self.epsilon, self.sensitivity)
+
+    def count(self, terms_of_records: Iterable[Sequence[int]]) -> Counts:
+        """Private: the counts of a shard of records, shape (V,); shards' counts add up.
+
+        Only the first S distinct ids of a record count, however many it is given with.
+        """
+        counts_V = np.zeros(self.size, dtype=np.int64)
+        for term_ids in terms_of_records:
+            counts_V[list(islice(dict.fromkeys(term_ids), self.phrases_per_record))] += 1
+        return counts_V
+
+    def noisy(self, counts_V: Counts) -> Counts:
+        """The counts of all records as they may be released."""
+        if counts_V.shape != (self.size,):
+            raise ValueError(f"counts have shape {counts_V.shape}, not ({self.size},)")
+        return discrete_laplace(counts_V, self.dp_event.scale)
+
+    def top(self, noisy_V: Counts, number: int, rng: np.random.Generator) -> list[int]:
+        """The ids of the `number` (N) highest noisy counts, highest first, ties broken at random;
+        all V where there are no more."""
+        order = np.lexsort((rng.random(self.size), -noisy_V))
+        return [int(term_id) for term_id in order[:number]]

@@ -1,0 +1,171 @@
+"""Votes of private records for their nearest synthetic texts (Xie et al. 2024, step 3).
+
+The vote of a record has to depend on that record and the synthetic texts alone. A float32 search
+does not keep that by itself: how a matrix product rounds depends on how many rows it has, so that
+one more record could flip a near-tie of ANOTHER record, and one unit would move more counts than is
+charged. So FAISS decides only where its rounding cannot matter, and near-ties are settled in exact
+arithmetic: embeddings lie on a grid of 2^-24, where every squared distance is an integer below 2^53
+that float64 holds exactly, in whatever order it is summed.
+
+Shapes: M private records, N synthetic texts, D dimensions of an embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from dpray.accounting.events import DiscreteGaussian
+from dpray.mechanisms.discrete_noise import Counts, discrete_gaussian
+
+# FAISS 1.15 multiplies matrices only for 128,000 rows and more at once: far too late here.
+faiss.cvar.distance_compute_blas_threshold = 20
+
+GRID = 2.0**24
+# Squared distances of vectors of at most this norm stay below 2^53 on the grid.
+MAX_NORM = 2.0
+BLOCK_ROWS = 16_384
+# Cells of one exact distance matrix: 32 MiB in float64.
+EXACT_CELLS = 2**22
+FLOAT32_UNIT = 2.0**-24
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class VoteHistogram:
+    """One iteration's noisy votes: discrete Gaussian noise on every count.
+
+    Claim: relation add-or-remove-one unit. A record casts one vote in an iteration, for a text that
+    depends on that record and the public population alone (`count_votes`); a unit with k records
+    casts at most k = `votes_per_unit`. Sensitivity: k in L1, and k in L2 too, because all of a
+    unit's votes may fall on one text. That covers the counts of all classes together: a record
+    votes in its own class only. Cost: `dp_event` for an iteration, T of them for T iterations
+    (each one's population depends on the iterations before: adaptive composition). Noise goes on
+    EVERY text's count, the ones without a vote too.
+
+    Raises ValueError unless sigma is positive and finite: a run without noise is not private and
+    does not come through here.
+    """
+
+    sigma: float
+    votes_per_unit: int = 1
+
+    def __post_init__(self) -> None:
+        _ = self.dp_event
+
+    @property
+    def dp_event(self) -> DiscreteGaussian:
+        """The cost of one iteration."""
+        return DiscreteGaussian(sigma=self.sigma, sensitivity=self.votes_per_unit)
+
+    def noisy(self, counts_N: npt.NDArray[np.integer]) -> Counts:
+        """The released counts of one iteration, shape (N,); may be negative."""
+        return discrete_gaussian(counts_N, self.sigma)
+
+
+def count_votes(
+    private_MD: npt.NDArray[np.float32], synthetic_ND: npt.NDArray[np.float32]
+) -> Counts:
+    """How many private records are nearest, in L2, to each synthetic text, shape (N,).
+
+    Private, not for release. Embeddings are rounded to multiples of 2^-24; among equally near texts
+    (duplicates are) the lowest index gets the vote. Votes of shards of the records add up to the
+    votes of all. Memory grows with N, and with M not at all. Runs on GPU 0 where FAISS sees one.
+
+    Raises ValueError for an empty synthetic set, shapes that do not match, and vectors that are not
+    finite or longer than 2 (embedders give norm 1).
+    """
+    if private_MD.ndim != 2 or synthetic_ND.ndim != 2:
+        raise ValueError("embeddings have two dimensions: rows and vector components")
+    if private_MD.shape[1] != synthetic_ND.shape[1]:
+        raise ValueError(
+            f"private embeddings have {private_MD.shape[1]} components, synthetic ones "
+            f"{synthetic_ND.shape[1]}"
+        )
+    if not len(synthetic_ND):
+        raise ValueError("there is no synthetic text to vote for")
+    search = _NearestText(synthetic_ND)
+    counts_N = np.zeros(len(synthetic_ND), dtype=np.int64)
+    for start in range(0, len(private_MD), BLOCK_ROWS):
+        nearest_B = search.nearest(private_MD[start : start + BLOCK_ROWS])
+        counts_N += np.bincount(nearest_B, minlength=len(counts_N))
+    return counts_N
+
+
+class _NearestText:
+    """Exact nearest neighbours among the U distinct synthetic texts, lowest index first."""
+
+    def __init__(self, synthetic_ND: npt.NDArray[np.float32]) -> None:
+        rows_ND = _on_grid(synthetic_ND, "synthetic")
+        # One row for each distinct text: duplicates would make every vote for them a near-tie.
+        _, first = np.unique(rows_ND, axis=0, return_index=True)
+        self.index_U = np.sort(first)
+        rows_UD = np.ascontiguousarray(rows_ND[self.index_U])
+        self.exact_UD = rows_UD.astype(np.float64) * GRID
+        self.squares_U = np.einsum("ud,ud->u", self.exact_UD, self.exact_UD)
+        self.largest_norm = float(_norms(rows_UD).max())
+        self.index, self.resources = _faiss_index(rows_UD)
+
+    def nearest(self, private_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """The index in the synthetic set of each row's nearest text, shape (B,)."""
+        rows_BD = _on_grid(private_BD, "private")
+        if len(self.index_U) == 1:
+            return np.zeros(len(rows_BD), dtype=np.int64)
+        squared_B2, found_B2 = self.index.search(rows_BD, 2)
+        nearest_B = found_B2[:, 0].copy()
+        gap_B = np.diff(squared_B2.astype(np.float64), axis=1)[:, 0]
+        unsure = np.flatnonzero(gap_B <= self._largest_rounding_gap(rows_BD))
+        step = max(1, EXACT_CELLS // len(self.index_U))
+        for start in range(0, len(unsure), step):
+            part = unsure[start : start + step]
+            nearest_B[part] = self._exactly(rows_BD[part])
+        indices: npt.NDArray[np.int64] = self.index_U[nearest_B]
+        return indices
+
+    def _largest_rounding_gap(self, rows_BD: npt.NDArray[np.float32]) -> Array:
+        """The largest gap between two float32 squared distances that rounding alone can make,
+        shape (B,): each is off by at most gamma (|x| + |y|)^2 whichever formula FAISS takes and in
+        whatever order it sums, gamma = n u / (1 - n u) for n roundings (Higham 2002, 3.1)."""
+        roundings = (rows_BD.shape[1] + 4) * FLOAT32_UNIT
+        gamma = roundings / (1 - roundings)
+        gap_B: Array = 2 * gamma * (_norms(rows_BD) + self.largest_norm) ** 2
+        return gap_B
+
+    def _exactly(self, rows_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """|y|^2 - 2 x.y orders the texts as |x - y|^2 does; every sum in it is an integer below
+        2^53, so the product is exact and argmin takes the lowest index of a true tie."""
+        exact_BD = rows_BD.astype(np.float64) * GRID
+        order_BU = self.squares_U - 2.0 * (exact_BD @ self.exact_UD.T)
+        nearest: npt.NDArray[np.int64] = order_BU.argmin(axis=1)
+        return nearest
+
+
+def _faiss_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any]:
+    """An exact L2 index, and the GPU memory that has to live as long as it (None on a CPU)."""
+    index: Any = faiss.IndexFlatL2(rows_UD.shape[1])
+    resources: Any = None
+    if faiss.get_num_gpus() > 0:
+        resources = faiss.StandardGpuResources()
+        index = faiss.index_cpu_to_gpu(resources, 0, index)
+    index.add(rows_UD)
+    return index, resources
+
+
+def _on_grid(rows_BD: npt.NDArray[np.float32], whose: str) -> npt.NDArray[np.float32]:
+    """Rounded to multiples of 2^-24, which float32 holds exactly for components up to 2."""
+    # Adding 0 turns -0 into 0: equal rows have equal bytes.
+    rounded_BD = np.rint(np.asarray(rows_BD, dtype=np.float32) * np.float32(GRID)) + np.float32(0)
+    rounded_BD /= np.float32(GRID)
+    if not (_norms(rounded_BD) <= MAX_NORM).all():
+        raise ValueError(f"{whose} embeddings must be finite and of norm at most {MAX_NORM:g}")
+    return np.ascontiguousarray(rounded_BD)
+
+
+def _norms(rows_BD: npt.NDArray[np.float32]) -> Array:
+    norms_B: Array = np.linalg.norm(rows_BD.astype(np.float64), axis=1)
+    return norms_B

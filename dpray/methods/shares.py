@@ -1,0 +1,18 @@
+"""How many records each label gets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+def largest_remainder(records: int, proportions: Mapping[str, float]) -> dict[str, int]:
+    """`records` split by public proportions that sum to 1: rounded down, and what is left over one
+    each to the largest remainders, ties in the order of the labels. The sum is exact."""
+    shares = {label: records * proportion for label, proportion in proportions.items()}
+    split = {label: math.floor(share) for label, share in shares.items()}
+    left = records - sum(split.values())
+    by_remainder = sorted(shares, key=lambda label: split[label] - shares[label])
+    for label in by_remainder[:left]:
+        split[label] += 1
+    return split

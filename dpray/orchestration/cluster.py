@@ -1,0 +1,82 @@
+"""The connection to Ray, and what its errors mean."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import TypeVar
+
+import ray
+import ray.data
+
+from dpray.config import Config
+from dpray.types import InputError
+
+E = TypeVar("E", bound=BaseException)
+
+
+def start_ray(address: str | None) -> None:
+    """Connect to the cluster at `address`, at RAY_ADDRESS, or start Ray here; does nothing where
+    this process is connected already. Raises InputError where no cluster answers."""
+    if not ray.is_initialized():
+        # Workers' output is not copied here: it is theirs, and could quote what it failed on.
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ray.exceptions.AuthenticationError):
+            raise InputError(
+                f"runtime.ray_address: no connection to Ray at "
+                f"{address or os.environ.get('RAY_ADDRESS')}; a cluster that asks for a token "
+                f"needs RAY_AUTH_MODE=token and its token here too"
+            ) from None
+    # Ray 2.60 announces that the options of `map_batches` below will get another place, and has
+    # none for max_restarts and max_task_retries yet.
+    warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.enable_auto_log_stats = False
+    context.max_errored_blocks = 0
+    context.max_consecutive_actor_init_deaths = 0
+    # Its error log repeats what a task raised; the error itself reaches the runner.
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+
+
+LOST = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.WorkerCrashedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.LocalRayletDiedError,
+)
+
+
+def was_lost(error: BaseException) -> bool:
+    """Whether a machine or a process was lost, rather than that some code raised."""
+    return any(find_error(error, kind) is not None for kind in LOST)
+
+
+def find_error(error: BaseException | None, kind: type[E]) -> E | None:
+    """The first error of a kind in the chain of causes, through Ray's wrappers."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        if isinstance(current, kind):
+            return current
+        waiting += [current.__cause__, current.__context__, getattr(current, "cause", None)]
+    return None
+
+
+def uses_ray(config: Config) -> bool:
+    return config.runtime.ray_address != "none"
+
+
+def is_local(config: Config) -> bool:
+    """Whether the engine will run on this machine, so that its folders can be checked here."""
+    address = config.runtime.ray_address or os.environ.get("RAY_ADDRESS")
+    return address is None or address in ("none", "local")

@@ -1,0 +1,139 @@
+"""From a configuration to the frozen plan of DP-KPS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dpray.accounting.accountant import Cost, cost
+from dpray.accounting.events import Event
+from dpray.config import Config
+from dpray.config.dp_kps import DpKpsConfig
+from dpray.io.keyphrase_prompts import KeyphrasePrompts, load_keyphrase_prompts
+from dpray.io.records import list_files, read_rows
+from dpray.io.vocabulary import read_vocabulary
+from dpray.methods.dp_kps import DpKps
+from dpray.orchestration.plan import Plan
+from dpray.types import Budget, InputError
+
+
+@dataclass(frozen=True)
+class DpKpsPlan(Plan):
+    """`method.dimension` is 0 until the embedder is loaded: it costs nothing."""
+
+    method: DpKps
+    prompts: KeyphrasePrompts
+
+    @property
+    def settings(self) -> DpKpsConfig:
+        assert isinstance(self.config.method, DpKpsConfig)
+        return self.config.method
+
+    @property
+    def charges(self) -> dict[str, Event]:
+        """One for each pass over the private records."""
+        charges = {"vocabulary": self.method.vocabulary.dp_event, "kde": self.method.kde_event}
+        if (histogram := self.label_histogram) is not None:
+            charges = {"labels": histogram.dp_event} | charges
+        return charges
+
+    @property
+    def label_charge(self) -> str:
+        return "labels"
+
+    def charge(self, name: str) -> Budget:
+        """Pure epsilon wherever the noise is Laplace's."""
+        gaussian = name == "kde" and self.method.noise == "gaussian"
+        price = cost(self.charges[name], self.config.privacy.delta if gaussian else 0.0)
+        return Budget(price.epsilon, price.delta)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The sum of the charges: eps_voc + eps_kde, as the paper counts."""
+        asked = [self.charge(name) for name in self.charges]
+        return Cost(sum(b.epsilon for b in asked), sum(b.delta for b in asked), "basic")
+
+    @property
+    def makes_texts(self) -> bool:
+        return self.config.engine.kind != "none"
+
+    def method_summary(self) -> dict[str, Any]:
+        settings = self.settings
+        resolved = settings.model_dump(exclude={"epsilon_vocabulary", "epsilon_kde"})
+        return {
+            "method": resolved
+            | {
+                "bandwidth": self.method.bandwidth,
+                "epsilon_vocabulary": self.method.epsilon_vocabulary,
+                "epsilon_kde": self.method.epsilon_kde,
+            },
+            "records": settings.records,
+            "llm_calls": settings.records if self.makes_texts else 0,
+            "most_completion_tokens": settings.records * settings.max_tokens * self.makes_texts,
+            "warnings": [],
+        }
+
+    def lines(self) -> dict[str, str]:
+        method, settings = self.method, self.settings
+        calls = f"{settings.records:,}" if self.makes_texts else "none: the sequences themselves"
+        return {
+            "vocabulary": f"{method.terms:,} of {method.public_terms:,} terms, "
+            f"eps {method.epsilon_vocabulary:g}",
+            "densities": f"{method.estimator}, {method.sampling}, eps {method.epsilon_kde:g}",
+            "records": f"{settings.records:,}, {method.sequence_length} terms each",
+            "LLM calls": calls,
+        }
+
+
+def make_dp_kps_plan(config: Config) -> DpKpsPlan:
+    """Resolve everything that is null; reads the public vocabulary. Raises InputError where the
+    keys together cost more than `privacy.epsilon`."""
+    settings = config.method
+    assert isinstance(settings, DpKpsConfig)
+    total = config.privacy.epsilon
+    if config.data.label_proportions == "measured":
+        total -= config.privacy.epsilon_labels
+    try:
+        epsilon_vocabulary, epsilon_kde = settings.epsilons(total)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    method = DpKps(
+        labels=tuple(config.data.labels) or ("",),
+        public_terms=len(read_vocabulary(settings.vocabulary, settings.stop_words)),
+        dimension=0,
+        epsilon_vocabulary=epsilon_vocabulary,
+        epsilon_kde=epsilon_kde,
+        delta=config.privacy.delta,
+        phrases_per_record=settings.phrases_per_record,
+        vocabulary_size=settings.vocabulary_size,
+        sequence_length=settings.sequence_length,
+        estimator=settings.estimator,
+        features=settings.features,
+        bandwidth=settings.kernel_bandwidth,
+        noise=settings.noise,
+        sampling=settings.sampling,
+        ensemble=settings.ensemble,
+        top_m=settings.top_m,
+        temperature=settings.temperature,
+        threshold=settings.threshold,
+        contrast=settings.contrast,
+        records_per_unit=config.data.max_records_per_unit,
+    )
+    prompts = load_keyphrase_prompts(settings.template, settings.document_type, _examples(settings))
+    return DpKpsPlan(config, config.data.proportions, method, prompts)
+
+
+def _examples(settings: DpKpsConfig) -> list[str]:
+    """The first texts of the public few-shot file."""
+    if settings.few_shot is None:
+        return []
+    texts = []
+    for file in list_files(settings.few_shot, "method.few_shot"):
+        for where, row in read_rows(file):
+            if not isinstance(row.get("text"), str):
+                raise InputError(f"method.few_shot: {where}: no text in column 'text'")
+            texts.append(row["text"])
+            if len(texts) == settings.few_shot_examples:
+                return texts
+    return texts

@@ -1,0 +1,50 @@
+"""The plan and the run of each method, by its name in the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dpray.config import Config
+from dpray.engines.model_path import check_model_path
+from dpray.io.records import list_files
+from dpray.io.release import ReleaseFolder
+from dpray.orchestration.aug_pe.plan import make_aug_pe_plan
+from dpray.orchestration.aug_pe.run import AugPeRun
+from dpray.orchestration.cluster import is_local
+from dpray.orchestration.dp_kps.plan import make_dp_kps_plan
+from dpray.orchestration.dp_kps.run import DpKpsRun
+from dpray.orchestration.plan import Plan
+from dpray.orchestration.private_prediction.plan import make_private_prediction_plan
+from dpray.orchestration.private_prediction.run import PrivatePredictionRun
+from dpray.orchestration.runner import OnProgress, Run
+
+PLANS: dict[str, Callable[[Config], Plan]] = {
+    "private_prediction": make_private_prediction_plan,
+    "aug_pe": make_aug_pe_plan,
+    "dp_kps": make_dp_kps_plan,
+}
+RUNS: dict[str, Callable[[Any, ReleaseFolder, OnProgress], Run[Any]]] = {
+    "private_prediction": PrivatePredictionRun,
+    "aug_pe": AugPeRun,
+    "dp_kps": DpKpsRun,
+}
+
+
+def make_plan(config: Config) -> Plan:
+    """Resolve everything that is null. Raises InputError where the keys together cost more than
+    `privacy.epsilon`."""
+    return PLANS[config.method.name](config)
+
+
+def run(config: Config, on_progress: OnProgress = lambda progress: None) -> dict[str, Any]:
+    """Run or resume `config`; returns the privacy report that it wrote.
+
+    Raises InputError (2), BudgetRefused (3: the data was not opened), Resumable (4).
+    """
+    list_files(config.data.path)
+    if is_local(config) and config.engine.kind in ("vllm", "transformers"):
+        check_model_path(config.engine.model)
+    plan = make_plan(config)
+    with ReleaseFolder(config.output.path) as folder:
+        return RUNS[config.method.name](plan, folder, on_progress).execute()

@@ -1,0 +1,177 @@
+"""From a configuration to the frozen plan of private prediction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+from dpray.accounting.accountant import cost
+from dpray.accounting.calibration import calibrate
+from dpray.accounting.events import Event
+from dpray.config import Config
+from dpray.config.private_prediction import PrivatePredictionConfig
+from dpray.io.prompts import PromptTemplate, load_template
+from dpray.mechanisms.partition import HashPartition
+from dpray.mechanisms.private_token import PrivateToken
+from dpray.methods.private_prediction import PrivatePrediction
+from dpray.orchestration.plan import Plan, with_labels
+from dpray.types import InputError
+
+MOST_PRIVATE_TOKENS = 10_000_000
+
+
+@dataclass(frozen=True)
+class PrivatePredictionPlan(Plan):
+    """`salt` is the partition's, "" in a plan that is only looked at."""
+
+    private_tokens: int
+    template: PromptTemplate
+    salt: str = ""
+
+    @property
+    def settings(self) -> PrivatePredictionConfig:
+        assert isinstance(self.config.method, PrivatePredictionConfig)
+        return self.config.method
+
+    @property
+    def charges(self) -> dict[str, Event]:
+        return {"": with_labels(self.config, self.method.dp_event)}
+
+    @cached_property
+    def partition(self) -> HashPartition:
+        size, s = self.config.data.public_size, self.settings.batch_size
+        return HashPartition.expected(size, self.proportions, s, self.salt)
+
+    @cached_property
+    def method(self) -> PrivatePrediction:
+        mechanism = _mechanism(self.config, self.private_tokens)
+        texts = _texts(self.config, self.private_tokens, self.partition.num_batches)
+        return PrivatePrediction(mechanism, self.settings.max_tokens, texts, self.template.stop)
+
+    def with_salt(self, salt: str) -> Self:
+        return replace(self, salt=salt)
+
+    @property
+    def expected_records(self) -> int:
+        """Records if every text were as long as it may be: usually there are more."""
+        a_batch = self.private_tokens // self.settings.max_tokens
+        texts = self.method.examples_per_batch
+        return self.partition.num_batches * min(texts, max(1, a_batch))
+
+    def method_summary(self) -> dict[str, Any]:
+        mechanism, settings = self.method.mechanism, self.settings
+        prompts = mechanism.batch_size + 1
+        return {
+            "method": {"name": settings.name, "template": settings.template}
+            | {k: v for k, v in asdict(mechanism).items() if k not in ("threshold", "noise")}
+            | {
+                "sparse_vector": settings.sparse_vector and settings.sparse_vector.model_dump(),
+                "max_tokens": settings.max_tokens,
+                "max_records_per_batch": self.method.examples_per_batch,
+            },
+            "records": self.expected_records,
+            "batches": self.partition.num_batches,
+            "batches_per_label": dict(self.partition.batches_per_label),
+            "private_tokens": self.partition.num_batches * mechanism.private_tokens,
+            "llm_calls": self.expected_records * prompts,
+            "warnings": self._warnings(),
+        }
+
+    def lines(self) -> dict[str, str]:
+        batches, r = self.partition.num_batches, self.private_tokens
+        return {
+            "batches": f"{batches}, {self.settings.batch_size} records expected in each",
+            "private tokens": f"{r} a batch, {batches * r} in all",
+            "records": f"about {self.expected_records}, more if they are shorter than "
+            f"{self.settings.max_tokens} tokens",
+            "prompts decoded": f"about {self.expected_records * (self.settings.batch_size + 1)}",
+        }
+
+    def _warnings(self) -> list[str]:
+        if self.private_tokens >= self.settings.max_tokens:
+            return []
+        return [
+            "method.private_tokens is below method.max_tokens: a batch may end before its "
+            "first text does; a larger batch_size or epsilon, or a shorter text, helps"
+        ]
+
+
+def make_private_prediction_plan(config: Config) -> PrivatePredictionPlan:
+    """Resolve everything that is null. Raises InputError where the keys together cost more than
+    `privacy.epsilon`."""
+    method = config.method
+    assert isinstance(method, PrivatePredictionConfig)
+    template = load_template(method.template)
+    proportions = config.data.proportions
+    r = method.private_tokens
+    if r is None:
+        most = MOST_PRIVATE_TOKENS
+        if method.max_records is not None:
+            expected = HashPartition.expected(
+                config.data.public_size, proportions, method.batch_size, ""
+            )
+            most = _texts(config, most, expected.num_batches) * method.max_tokens
+        r = _affordable_tokens(config, most)
+    plan = PrivatePredictionPlan(config, proportions, r, template)
+    if plan.cost.epsilon > config.privacy.epsilon:
+        raise InputError(
+            f"method.private_tokens: {r} tokens a batch cost eps {plan.cost.epsilon:.4f}, more "
+            f"than privacy.epsilon {config.privacy.epsilon:g}"
+        )
+    return plan
+
+
+def _texts(config: Config, private_tokens: int, batches: int) -> int:
+    """The most texts of a batch."""
+    method = config.method
+    assert isinstance(method, PrivatePredictionConfig)
+    if method.max_records is not None:
+        return math.ceil(method.max_records / batches)
+    # A private text has at least one private token; public ones are free and have to end too.
+    if method.sparse_vector is None:
+        return private_tokens
+    return math.ceil(10 * private_tokens / method.max_tokens)
+
+
+def _mechanism(config: Config, private_tokens: int) -> PrivateToken:
+    method = config.method
+    assert isinstance(method, PrivatePredictionConfig)
+    sparse_vector = method.sparse_vector
+    return PrivateToken(
+        batch_size=method.batch_size,
+        private_tokens=private_tokens,
+        clip=method.clip,
+        clip_bound=method.clip_bound,
+        temperature=method.temperature,
+        public_temperature=method.public_temperature,
+        candidates=method.candidates,
+        k=method.k,
+        threshold=None if sparse_vector is None else sparse_vector.threshold,
+        noise=None if sparse_vector is None else sparse_vector.noise,
+        records_per_unit=config.data.max_records_per_unit,
+    )
+
+
+def _affordable_tokens(config: Config, most: int) -> int:
+    """The largest r whose cost stays within the configured epsilon (calibration in r)."""
+    try:
+        return int(
+            calibrate(
+                lambda r: with_labels(config, _mechanism(config, int(r)).dp_event),
+                config.privacy.epsilon,
+                config.privacy.delta,
+                bracket=(1, max(most, 2)),
+                increasing=True,
+                integer=True,
+            )
+        )
+    except ValueError:
+        one = cost(
+            with_labels(config, _mechanism(config, 1).dp_event), config.privacy.delta
+        ).epsilon
+        raise InputError(
+            f"privacy.epsilon: {config.privacy.epsilon:g} does not pay for one private token, "
+            f"which costs {one:.4f}; a larger method.batch_size or temperature is needed"
+        ) from None

@@ -1,0 +1,157 @@
+"""Private prediction's run: its batches decoded, each published once, and put together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from dpray.accounting.ledger import Ledger
+from dpray.io.release import ReleaseFolder
+from dpray.mechanisms.randomness import NOISE_SOURCE
+from dpray.orchestration.accountant import AccountantClient
+from dpray.orchestration.private_prediction.decoder import Attempt
+from dpray.orchestration.private_prediction.local import Decode, decode_locally
+from dpray.orchestration.private_prediction.plan import PrivatePredictionPlan
+from dpray.orchestration.private_prediction.ray_data import decode_on_ray
+from dpray.orchestration.runner import OnProgress, Progress, Run
+from dpray.types import DprayError, Resumable
+
+
+@dataclass
+class Decoded:
+    """Sums over published batches; released, so public."""
+
+    batches: int = 0
+    examples: int = 0
+    tokens: int = 0
+    private_tokens: int = 0
+
+    def add(self, outcome: dict[str, Any]) -> None:
+        self.batches += 1
+        self.examples += len(outcome["examples"])
+        self.tokens += outcome["tokens"]
+        self.private_tokens += outcome["private_tokens"]
+
+
+class PrivatePredictionRun(Run[PrivatePredictionPlan]):
+    def __init__(
+        self, plan: PrivatePredictionPlan, folder: ReleaseFolder, on_progress: OnProgress
+    ) -> None:
+        super().__init__(plan, folder, on_progress)
+        self.plan = self.plan.with_salt(self.salt)
+
+    @property
+    def journal(self) -> Ledger | AccountantClient:
+        assert self.ledger is not None, "private prediction always has a ledger"
+        return self.ledger
+
+    def perform(self) -> None:
+        done, began = self._decoded(), monotonic()
+        before = done.tokens
+        decode: Decode = decode_locally if self.in_process else decode_on_ray
+        self._show(done, 0.0)
+        missing = self._missing()
+        if not missing:
+            return
+        attempt = Attempt(self.id, self.attempt_id)
+        for number, outcomes in enumerate(decode(self.plan, self.journal, attempt, missing)):
+            for outcome in self._publish(number, outcomes):
+                done.add(outcome)
+            self._show(done, (done.tokens - before) / max(monotonic() - began, 1e-9))
+        if self._missing():
+            raise DprayError("some batches were not decoded; the same command goes on")
+
+    def _show(self, done: Decoded, speed: float) -> None:
+        words = [f"{done.examples} texts"]
+        if speed:
+            words.append(f"{speed:.0f} tokens/s")
+        if done.tokens:
+            words.append(f"{done.private_tokens / done.tokens:.0%} private")
+        words.append(f"eps {self.plan.cost.epsilon:.3f} (charged)")
+        total = self.plan.partition.num_batches
+        self.on_progress(Progress("batches", done.batches, total, ", ".join(words)))
+
+    def _decoded(self) -> Decoded:
+        done = Decoded()
+        for outcome in self.folder.published_records():
+            done.add(outcome)
+        return done
+
+    def _missing(self) -> list[str]:
+        done = {batch for batch, _ in self.journal.published(self.id)}
+        failed = dict(self.journal.failed(self.id))
+        if failed:
+            batch, (_, reason) = next(iter(failed.items()))
+            raise DprayError(
+                f"batch {batch} failed with {reason} (and {len(failed) - 1} more with it); a batch "
+                f"whose own code raised is never repeated, so this run cannot be finished; its "
+                f"charge stays spent"
+            )
+        if self.config.privacy.lost_batches == "drop":
+            done |= {batch for batch, _ in self.journal.unfinished(self.id)}
+        return [batch for batch in self.plan.partition.batch_ids() if batch not in done]
+
+    def unfinished(self, why: str) -> Resumable:
+        total = self.plan.partition.num_batches
+        return super().unfinished(f"{why}: {self._published()} of {total} batches are published")
+
+    def _publish(self, number: int, outcomes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Publish a task's whole batches; a failed one ends the run."""
+        whole = [outcome for outcome in outcomes if "failed" not in outcome]
+        if whole:
+            name = f"{self.attempt_id}-{number:08d}.jsonl"
+            sha = self.folder.stage(name, whole)
+            releases = [(outcome["batch"], sha) for outcome in whole]
+            self.journal.publish_many(self.id, self.attempt_id, releases)
+            self.folder.publish(name)
+        if len(whole) < len(outcomes):
+            self._missing()
+        return whole
+
+    def released(self) -> Iterator[dict[str, Any]]:
+        """The published batches' records; an empty text is no record."""
+        for outcome in self.folder.published_records():
+            label = self.plan.partition.label_of(outcome["batch"])
+            for completion, finish_reason, tokens in outcome["examples"]:
+                if text := self.plan.template.released(completion):
+                    yield {
+                        "text": text,
+                        "label": label or None,
+                        "batch": outcome["batch"],
+                        "finish_reason": finish_reason,
+                        "tokens": tokens,
+                    }
+
+    def method_report(self) -> dict[str, Any]:
+        done, settings = self._decoded(), self.plan.settings
+        return {
+            "batches": self._batch_counts() | {"missing": self._published() - done.batches},
+            "tokens": {"total": done.tokens, "private": done.private_tokens},
+            "llm_calls": done.examples * (settings.batch_size + 1),
+            "sampling": {
+                "batches": "disjoint, by a keyed hash of the unit's id; expected size "
+                f"{settings.batch_size}; parallel composition over batches",
+                "tokens": "softmax of the clipped mean of logits (exponential mechanism)",
+            },
+            "public_inputs": {"template": settings.template},
+            "noise_source": NOISE_SOURCE,
+        }
+
+    def _published(self) -> int:
+        published = self.journal.counts(self.id)["published"]
+        return published - (self.plan.label_histogram is not None)
+
+    def _batch_counts(self) -> dict[str, int]:
+        starts = Counter(batch for batch, _ in self.journal.started(self.id))
+        starts.pop("labels", None)
+        unfinished = {batch for batch, _ in self.journal.unfinished(self.id)}
+        return {
+            "total": self.plan.partition.num_batches,
+            "published": self._published(),
+            "repeated": sum(1 for count in starts.values() if count > 1),
+            "dropped": len(unfinished),
+            "failed": self.journal.counts(self.id)["failed"],
+        }

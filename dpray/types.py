@@ -1,0 +1,85 @@
+"""The values every layer speaks of: records, budgets, errors.
+
+A `Record` never shows its text: `repr`, log lines and tracebacks that hold one print its public
+fields only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class DprayError(Exception):
+    """An error a person can act on. `exit_code` is what the command line ends with.
+
+    The message goes to terminals and logs: it names a key, a row number or a path, and never holds
+    a record's text.
+    """
+
+    exit_code = 1
+
+
+class InputError(DprayError):
+    """Bad input or configuration: the message names the key or the row number."""
+
+    exit_code = 2
+
+
+class BudgetRefused(DprayError):
+    """The ledger refuses a charge; nothing was charged and the data was not opened."""
+
+    exit_code = 3
+
+    def __init__(
+        self, dataset: str, asked: Budget, spent: Budget, left: Budget, detail: str = ""
+    ) -> None:
+        self.dataset, self.asked, self.spent, self.left = dataset, asked, spent, left
+        self.detail = detail
+        super().__init__(
+            f"budget of '{dataset}' refused: asked {asked}, spent {spent}, left {left}"
+            + (f" ({detail})" if detail else "")
+        )
+
+    def __reduce__(self) -> tuple[type[BudgetRefused], tuple[object, ...]]:
+        """Errors cross processes; the default would call the constructor with the message alone."""
+        return type(self), (self.dataset, self.asked, self.spent, self.left, self.detail)
+
+
+class Resumable(DprayError):
+    """The run finished in part; the same command goes on from where it stopped."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An (epsilon, delta) pair under add-or-remove-one-unit differential privacy."""
+
+    epsilon: float
+    delta: float
+
+    def __str__(self) -> str:
+        return f"(eps {self.epsilon:.6g}, delta {self.delta:.3g})"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One private text. `unit_id` names the privacy unit; without a unit column it is the record's
+    own content hash, so it depends on that record alone."""
+
+    text: str = field(repr=False)
+    label: str | None
+    unit_id: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A user turn and the beginning of the answer. Neither is shown by `repr`: both may hold
+    private text.
+
+    Engines apply the model's chat template where it has one; otherwise the prompt is `user`, a
+    blank line, `prefix`, with the model's bos token before it.
+    """
+
+    user: str = field(repr=False)
+    prefix: str = field(default="", repr=False)

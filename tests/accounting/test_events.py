@@ -1,0 +1,207 @@
+"""Every event: its own bounds, its JSON form, and that composing it any way costs the same."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from dpray.accounting.accountant import bounds, cost
+from dpray.accounting.events import (
+    AboveThreshold,
+    Composed,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Event,
+    ExponentialMechanism,
+    Gaussian,
+    Laplace,
+    Parallel,
+    PoissonSubsampledGaussian,
+    SelfComposed,
+    canonical_json,
+    event_from_json,
+    in_parallel,
+)
+
+DELTA = 1e-6
+LEAVES = [
+    Gaussian(2.3),
+    Laplace(1.7),
+    DiscreteLaplace(4.1, 2),
+    DiscreteGaussian(5.5, 1),
+    ExponentialMechanism(0.3),
+    AboveThreshold(0.2),
+    PoissonSubsampledGaussian(0.03, 0.9),
+]
+NESTED = [
+    SelfComposed(Composed((ExponentialMechanism(0.04), AboveThreshold(0.03))), 40),
+    Composed((DiscreteLaplace(10, 1), SelfComposed(DiscreteGaussian(8, 1), 10))),
+    Parallel((Gaussian(3), SelfComposed(Laplace(2), 4))),
+    Composed((Gaussian(3), Parallel((Gaussian(3), Laplace(2))))),
+]
+every_leaf = pytest.mark.parametrize("leaf", LEAVES, ids=lambda e: e.name)
+every_event = pytest.mark.parametrize("event", LEAVES + NESTED, ids=canonical_json)
+
+
+@every_event
+def test_json_replays_to_the_same_event_and_epsilon(event: Event) -> None:
+    replayed = event_from_json(json.loads(json.dumps(event.to_json())))
+    assert replayed == event
+    assert list(event.to_json()) == sorted(event.to_json())
+    assert canonical_json(replayed) == canonical_json(event)
+    assert bounds(replayed, DELTA) == bounds(event, DELTA)
+
+
+@every_leaf
+def test_self_composed_looped_and_nested_cost_the_same_to_the_last_bit(leaf: Event) -> None:
+    ways = [
+        SelfComposed(leaf, 12),
+        Composed((leaf,) * 12),
+        SelfComposed(SelfComposed(leaf, 3), 4),
+        Composed((SelfComposed(leaf, 5), leaf, SelfComposed(leaf, 6))),
+        SelfComposed(Parallel((leaf, leaf)), 12),
+    ]
+    tables = [bounds(way, DELTA) for way in ways]
+    assert all(table == tables[0] for table in tables)
+    assert cost(ways[0], DELTA).epsilon > 1.4 * cost(leaf, DELTA).epsilon
+
+
+def test_the_order_of_composition_does_not_matter() -> None:
+    forward, backward = Composed(tuple(LEAVES)), Composed(tuple(reversed(LEAVES)))
+    assert bounds(forward, DELTA) == bounds(backward, DELTA)
+
+
+@every_leaf
+def test_bounds_of_one_mechanism_agree_with_each_other(leaf: Event) -> None:
+    orders = (1.5, 2.0, 8.0, 64.0)
+    rdp = leaf.rdp(orders)
+    assert np.all(np.diff(rdp) >= 0) and np.all(rdp > 0)
+    assert np.all(rdp <= leaf.pure_epsilon() * (1 + 1e-12))
+    assert np.all(rdp <= leaf.zcdp_rho() * np.asarray(orders) * (1 + 1e-9))
+
+
+def test_the_formulas_of_the_bounds() -> None:
+    assert ExponentialMechanism(0.5).zcdp_rho() == pytest.approx(0.5**2 / 8)
+    assert ExponentialMechanism(0.5).pure_epsilon() == 0.5
+    assert AboveThreshold(0.2).zcdp_rho() == pytest.approx(0.2**2 / 2)
+    assert Gaussian(2).zcdp_rho() == pytest.approx(1 / 8)
+    assert DiscreteGaussian(6, 3).zcdp_rho() == pytest.approx(1 / 8)
+    assert Laplace(4).pure_epsilon() == 0.25
+    assert DiscreteLaplace(10, 5).pure_epsilon() == 0.5
+    assert PoissonSubsampledGaussian(0.5, 1).zcdp_rho() == math.inf
+    assert bounds(PoissonSubsampledGaussian(1, 2), DELTA) == pytest.approx(
+        bounds(Gaussian(2), DELTA), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize(("sigma", "count"), [(3.0, 1), (4.245, 10), (15.404, 10)])
+def test_discrete_gaussian_uses_its_own_privacy_loss(sigma: float, count: int) -> None:
+    """Against the exact law of the sum of the noises, which decides the loss of all draws."""
+    reach = math.ceil(14 * sigma)
+    x = np.arange(-reach, reach + 1)
+    one = np.exp(-(x**2) / (2 * sigma**2))
+    one /= one.sum()
+    law = np.array([1.0])
+    for _ in range(count):
+        law = np.convolve(law, one)
+    losses = (np.arange(-reach * count, reach * count + 1) + count / 2) / sigma**2
+
+    def delta(epsilon: float) -> float:
+        return float(-np.expm1(np.minimum(epsilon - losses, 0)) @ law)
+
+    epsilon = bounds(SelfComposed(DiscreteGaussian(sigma, 1), count), DELTA)["pld"]
+    assert delta(epsilon) <= DELTA * (1 + 1e-6)
+    assert delta(epsilon * (1 - 1e-3)) > DELTA
+
+
+@pytest.mark.parametrize("sigma", [0.7, 1.0, 4.0])
+def test_all_sensitivity_on_one_coordinate_is_the_worst_case(sigma: float) -> None:
+    for splits in [(1, 1), (2, 1), (1, 1, 1)]:
+        split = Composed(tuple(DiscreteGaussian(sigma, k) for k in splits))
+        assert (
+            cost(split, DELTA).epsilon < cost(DiscreteGaussian(sigma, sum(splits)), DELTA).epsilon
+        )
+
+
+def test_parallel_is_the_maximum_under_every_bound() -> None:
+    parts = [Gaussian(3), SelfComposed(Laplace(2), 4), DiscreteLaplace(9, 1)]
+    tables = [bounds(part, DELTA) for part in parts]
+    assert bounds(Parallel(tuple(parts)), DELTA) == {
+        name: max(table[name] for table in tables) for name in tables[0]
+    }
+    assert cost(Parallel(tuple(parts)), DELTA) == max(
+        (cost(part, DELTA) for part in parts), key=lambda c: c.epsilon
+    )
+
+
+def test_parallel_inside_a_composition_is_the_worse_of_the_two_compositions() -> None:
+    before, left, right = DiscreteLaplace(5, 1), Laplace(3), Gaussian(1.5)
+    both = cost(Composed((before, Parallel((left, right)))), DELTA)
+    assert both.epsilon == max(cost(Composed((before, e)), DELTA).epsilon for e in (left, right))
+    repeated = SelfComposed(Parallel((left, right)), 5)
+    assert cost(repeated, DELTA).epsilon >= cost(SelfComposed(right, 5), DELTA).epsilon
+    assert bounds(repeated, DELTA)["pld"] == math.inf
+
+
+def test_a_million_equal_batches_are_one_event() -> None:
+    batch = SelfComposed(ExponentialMechanism(0.04), 100)
+    assert in_parallel(batch for _ in range(1_000_000)) is batch
+    assert in_parallel([batch, Gaussian(1), batch]) == Parallel((batch, Gaussian(1)))
+
+
+def test_equal_values_are_equal_events_whatever_their_type() -> None:
+    assert Gaussian(2) == Gaussian(np.float64(2.0))
+    assert canonical_json(SelfComposed(Gaussian(2), np.int64(3))) == (  # type: ignore[arg-type]
+        '{"count":3,"event":{"noise_multiplier":2.0,"type":"gaussian"},"type":"self_composed"}'
+    )
+
+
+BAD_NUMBERS = [math.nan, math.inf, -1.0, 0.0, True, "1", None]
+
+
+@pytest.mark.parametrize("bad", BAD_NUMBERS, ids=repr)
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("noise_multiplier", Gaussian),
+        ("noise_multiplier", Laplace),
+        ("scale", lambda v: DiscreteLaplace(v, 1)),
+        ("sigma", lambda v: DiscreteGaussian(v, 1)),
+        ("range", ExponentialMechanism),
+        ("epsilon", AboveThreshold),
+        ("sampling_probability", lambda v: PoissonSubsampledGaussian(v, 1.0)),
+        ("noise_multiplier", lambda v: PoissonSubsampledGaussian(0.1, v)),
+    ],
+)
+def test_a_bad_number_is_refused_by_the_name_of_its_field(field, make, bad) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        make(bad)
+
+
+@pytest.mark.parametrize(
+    ("message", "make"),
+    [
+        ("sampling_probability must be at most 1", lambda: PoissonSubsampledGaussian(1.01, 1.0)),
+        ("sensitivity must be a positive integer", lambda: DiscreteLaplace(1.0, 1.5)),  # type: ignore[arg-type]
+        ("sensitivity must be a positive integer", lambda: DiscreteGaussian(1.0, 0)),
+        ("count must be a positive integer", lambda: SelfComposed(Gaussian(1), 0)),
+        ("count must be a positive integer", lambda: SelfComposed(Gaussian(1), math.nan)),  # type: ignore[arg-type]
+        ("count must be a positive integer", lambda: SelfComposed(Gaussian(1), True)),
+        ("event must hold", lambda: SelfComposed("gaussian", 1)),  # type: ignore[arg-type]
+        ("events must hold", lambda: Composed(())),
+        ("events must hold", lambda: in_parallel([])),
+        ("unknown or missing 'type'", lambda: event_from_json({"noise_multiplier": 1.0})),
+        ("unknown or missing 'type'", lambda: event_from_json({"type": "free_lunch"})),
+        ("has the fields", lambda: event_from_json({"type": "gaussian"})),
+        (
+            "has the fields",
+            lambda: event_from_json({"type": "gaussian", "noise_multiplier": 1.0, "count": 2}),
+        ),
+    ],
+)
+def test_what_is_not_an_event_is_refused(message, make) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,86 @@
+"""Fixtures for the whole suite."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+
+# The same examples in every run: a failure in CI is one that anybody can repeat.
+hypothesis_settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis_settings.load_profile("repeatable")
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Real texts and a small language model, where a checkout has them beside it."""
+    if not SHARED.is_dir():
+        pytest.skip("no folder ../shared with real texts and a model")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Llama-shaped model of two layers."""
+    from tests.engines.tiny_model import make_model
+
+    return str(make_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture
+def records_file(tmp_path: Path) -> Path:
+    """60 labelled records; every text holds the word Marlowe, which must turn up nowhere else."""
+    from tests.engines.tiny_model import sentence
+
+    rng = random.Random(1)
+    path = tmp_path / "records.jsonl"
+    with open(path, "w") as file:
+        for number in range(60):
+            text = f"{sentence(rng, 8)} Marlowe {number}"
+            file.write(json.dumps({"text": text, "label": "ab"[number % 2]}) + "\n")
+    return path
+
+
+@pytest.fixture
+def settings(tmp_path: Path, records_file: Path, model_folder: str) -> Callable[..., Any]:
+    """A configuration that runs here in seconds; `section__key=value` changes it."""
+
+    def make(**changes: Any) -> dict[str, Any]:
+        tree: dict[str, Any] = {
+            "data": {
+                "path": str(records_file),
+                "label": "label",
+                "labels": ["a", "b"],
+                "public_size": 60,
+            },
+            "privacy": {
+                "epsilon": 50.0,
+                "delta": 1e-5,
+                "ledger": f"sqlite:///{tmp_path}/ledger.db",
+                "dataset": "notes",
+            },
+            "method": {
+                "name": "private_prediction",
+                "batch_size": 5,
+                "max_tokens": 4,
+                "max_records": 24,
+                "clip_bound": 1.0,
+            },
+            "engine": {"kind": "transformers", "model": model_folder},
+            "runtime": {"ray_address": "none", "batches_per_task": 4},
+            "output": {"path": str(tmp_path / "out")},
+        }
+        for name, value in changes.items():
+            section, _, key = name.partition("__")
+            tree[section][key] = value
+        return tree
+
+    return make

@@ -1,0 +1,102 @@
+"""The packaged data: reproducible, of the promised size and shape, and special."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import dpray.demo
+from dpray.demo.generator import LABELS, PRIVATE_BOOK, SLOTS, FactBook, NoteWriter, private_notes
+from dpray.demo.make_demo import PRIVATE_RECORDS, PUBLIC_RECORDS, TEST_RECORDS, make_data
+
+DATA = Path(dpray.demo.__file__).parent / "data"
+SIZES = {
+    "private.jsonl": PRIVATE_RECORDS,
+    "test.jsonl": TEST_RECORDS,
+    "public.jsonl": PUBLIC_RECORDS,
+}
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (DATA / name).read_text().splitlines()]
+
+
+def share(notes: list[dict[str, str]], words: str, label: str) -> float:
+    return sum(words in note["text"] for note in notes if note["label"] == label) / sum(
+        note["label"] == label for note in notes
+    )
+
+
+def test_the_script_makes_the_packaged_bytes(tmp_path: Path) -> None:
+    make_data(tmp_path)
+    for name in SIZES:
+        assert (tmp_path / name).read_bytes() == (DATA / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_labels_and_fields(name: str) -> None:
+    notes = rows(name)
+    assert len(notes) == SIZES[name]
+    assert all(set(note) == {"text", "label"} for note in notes)
+    counts = Counter(note["label"] for note in notes)
+    assert set(counts) == set(LABELS)
+    assert min(counts.values()) > 0.45 * len(notes)
+
+
+def test_data_is_small() -> None:
+    assert sum(path.stat().st_size for path in DATA.iterdir()) < 2_000_000
+
+
+def test_no_text_is_in_two_places() -> None:
+    texts = [note["text"] for name in SIZES for note in rows(name)]
+    assert len(set(texts)) == len(texts)
+
+
+def test_the_private_clinic_is_special() -> None:
+    private, public = rows("private.jsonl"), rows("public.jsonl")
+    for words, label in [
+        ("riverside care home", "Urgent"),
+        ("skin problem", "Urgent"),
+        ("tightness on the stairs", "Routine"),
+        ("Group class", "Routine"),
+    ]:
+        assert share(private, words, label) > share(public, words, label) + 0.25
+        other = LABELS[1 - LABELS.index(label)]
+        assert share(private, words, other) < 0.15
+
+
+def test_urgent_notes_of_the_private_clinic_are_longer() -> None:
+    words = {label: Counter[str]() for label in LABELS}
+    for note in rows("private.jsonl"):
+        words[note["label"]].update(words=len(note["text"].split()), notes=1)
+    mean = {label: count["words"] / count["notes"] for label, count in words.items()}
+    assert mean["Urgent"] > 1.3 * mean["Routine"]
+
+
+@pytest.mark.parametrize("book", [PRIVATE_BOOK, FactBook.random(random.Random(1))])
+def test_a_book_holds_a_distribution_for_every_slot(book: FactBook) -> None:
+    for label in LABELS:
+        assert set(book.weights[label]) == set(SLOTS)
+        for slot, weights in book.weights[label].items():
+            assert tuple(weights) == SLOTS[slot][0]
+            assert sum(weights.values()) == pytest.approx(1)
+            assert min(weights.values()) > 0
+
+
+def test_a_special_fact_has_its_share_and_an_unknown_one_is_refused() -> None:
+    book = FactBook.special({"Urgent": {"plan": {"Admitted to the ward.": 0.9}}, "Routine": {}})
+    assert book.weights["Urgent"]["plan"]["Admitted to the ward."] == 0.9
+    with pytest.raises(ValueError, match="plan"):
+        FactBook.special({"Urgent": {"plan": {"No such plan.": 0.9}}, "Routine": {}})
+    with pytest.raises(ValueError, match="plans"):
+        FactBook.special({"Urgent": {"plans": {"Admitted to the ward.": 0.9}}, "Routine": {}})
+
+
+def test_notes_depend_on_the_seed_and_on_the_book() -> None:
+    assert private_notes(20, random.Random(1)) == private_notes(20, random.Random(1))
+    assert private_notes(20, random.Random(1)) != private_notes(20, random.Random(2))
+    ward = FactBook.special({"Urgent": {"plan": {"Admitted to the ward.": 1.0}}, "Routine": {}})
+    writer = NoteWriter(ward, random.Random(3))
+    assert all("Admitted to the ward." in writer.write("Urgent").text for _ in range(50))

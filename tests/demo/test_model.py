@@ -1,0 +1,153 @@
+"""The packaged model: it loads, it is small, it writes known words, it copies from its prompt."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+import dpray.demo
+from dpray.demo.generator import LABELS, public_notes
+from dpray.demo.train import TrainingPlan, documents, prompt, train
+
+MODEL = Path(dpray.demo.__file__).parent / "model"
+DATA = MODEL.parent / "data"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(MODEL)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+
+
+def private_texts(label: str) -> list[str]:
+    notes = map(json.loads, (DATA / "private.jsonl").read_text().splitlines())
+    return [note["text"] for note in notes if note["label"] == label]
+
+
+def log_likelihood(model, tokenizer, start: str, text: str) -> float:
+    """Mean nats a token of `text` and the end after `start`."""
+    head = [tokenizer.bos_token_id, *tokenizer(start, add_special_tokens=False)["input_ids"]]
+    tail = tokenizer(" " + text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([head + tail])).logits[0, len(head) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(tail)[:, None]).mean().item()
+
+
+def test_the_model_is_small_and_in_the_usual_layout() -> None:
+    names = {path.name for path in MODEL.iterdir()}
+    assert names >= {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert sum(path.stat().st_size for path in MODEL.iterdir()) < 8_000_000
+
+
+def test_parameters_dtype_and_special_tokens(model, tokenizer) -> None:
+    assert isinstance(model, LlamaForCausalLM)
+    assert 1_000_000 <= model.num_parameters() <= 5_000_000
+    config = json.loads((MODEL / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    assert config["max_position_embeddings"] >= 512
+    assert (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token) == (
+        "<pad>",
+        "<s>",
+        "</s>",
+    )
+    assert config["bos_token_id"] == tokenizer.bos_token_id
+    assert config["eos_token_id"] == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("text", ["Home visit in May.", "naïve ☃ 12/80\n\ttabs", "a" * 3000])
+def test_the_tokenizer_gives_any_text_back(tokenizer, text: str) -> None:
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.bos_token_id not in ids
+
+
+def test_the_prompt_ends_on_a_token_border(tokenizer) -> None:
+    start, note = prompt("Urgent", None), " " + private_texts("Urgent")[0]
+    together = tokenizer(start + note)["input_ids"]
+    assert together == tokenizer(start)["input_ids"] + tokenizer(note)["input_ids"]
+
+
+def test_a_private_note_is_few_tokens(tokenizer) -> None:
+    texts = private_texts("Urgent")[:100] + private_texts("Routine")[:100]
+    mean = sum(len(ids) for ids in tokenizer(texts)["input_ids"]) / len(texts)
+    assert mean < 45
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_private_example_makes_private_notes_likelier(model, tokenizer, label: str) -> None:
+    """Nats a token gained over the placeholder; an example of another clinic is the control."""
+    texts = private_texts(label)[:120]
+    examples, notes = texts[::2], texts[1::2]
+    others = [note.text for note in public_notes(400, random.Random(6)) if note.label == label]
+
+    def gains(shown: list[str]) -> torch.Tensor:
+        return torch.tensor(
+            [
+                log_likelihood(model, tokenizer, prompt(label, example), note)
+                - log_likelihood(model, tokenizer, prompt(label, None), note)
+                for example, note in zip(shown, notes, strict=True)
+            ]
+        )
+
+    private, control = gains(examples), gains(others[: len(notes)])
+    assert private.mean() > 0.05
+    assert private.mean() > 3 * private.std() / len(notes) ** 0.5
+    assert private.mean() > control.mean() + 0.1
+
+
+@pytest.mark.slow
+def test_the_model_writes_known_words_and_stops(model, tokenizer) -> None:
+    torch.manual_seed(0)
+    known = set(
+        re.findall(r"[\w'-]+", " ".join(n.text for n in public_notes(3000, random.Random(5))))
+    )
+    for label in LABELS:
+        ids = tokenizer(prompt(label, None), return_tensors="pt")["input_ids"]
+        start = torch.cat([torch.full((1, 1), tokenizer.bos_token_id), ids], dim=1)
+        written = model.generate(
+            start, do_sample=True, top_k=0, max_new_tokens=96, num_return_sequences=40
+        )[:, start.shape[1] :]
+        words = re.findall(
+            r"[\w'-]+", " ".join(tokenizer.batch_decode(written, skip_special_tokens=True))
+        )
+        assert sum(word in known for word in words) / len(words) > 0.98
+        assert (written == tokenizer.eos_token_id).any(dim=1).float().mean() > 0.95
+
+
+@pytest.mark.slow
+def test_training_is_reproducible(tmp_path: Path) -> None:
+    plan = TrainingPlan(documents=60, words=400, phrases=50, hidden_size=64, layers=1, heads=2)
+    losses: list[list[float]] = []
+    for name in ("one", "two"):
+        run: list[float] = []
+        train(plan, tmp_path / name, lambda step, steps, loss, run=run: run.append(loss))
+        losses.append(run)
+    assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_no_token_crosses_the_border_of_a_fact(tokenizer) -> None:
+    mark = "\x1f"
+    pairs = [pair for row in documents(20, random.Random(9), mark) for pair in row]
+    for text in map("".join, pairs):
+        encoded = tokenizer(text.replace(mark, ""), return_offsets_mapping=True)
+        starts = {start for start, _ in encoded["offset_mapping"]}
+        position = 0
+        for piece in filter(None, text.split(mark)):
+            assert position in starts
+            position += len(piece)

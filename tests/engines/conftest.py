@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dpray.engines.base import Engine
+from dpray.engines.factory import make_engine
+
+MAX_NUM_SEQS = 24
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(model_folder: str) -> Iterator[Any]:
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vllm is not installed")
+    engine = make_engine("vllm", model_folder, max_num_seqs=MAX_NUM_SEQS, kv_cache_gib=0.25)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def transformers_engine(model_folder: str) -> Iterator[Any]:
+    # Fewer rows at a time than the groups have: the selector sees all of them all the same.
+    engine = make_engine("transformers", model_folder, device="cpu", max_rows=5)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(params=["transformers", pytest.param("vllm", marks=pytest.mark.slow)])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.getfixturevalue(f"{request.param}_engine")
+    return found

@@ -1,0 +1,31 @@
+"""`python tensor_parallel.py MODEL`: decodes groups with the model split over two workers.
+
+Prints their tokens as JSON. A program of its own, because vLLM starts its workers by running the
+main module again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+SIZES = [8, 0, 3]
+
+
+def main() -> None:
+    from dpray.engines.factory import make_engine
+    from tests.engines.test_conformance import decode, make_group
+
+    engine = make_engine(
+        "vllm", sys.argv[1], max_num_seqs=16, kv_cache_gib=0.25, tensor_parallel_size=2
+    )
+    groups = [make_group(engine, str(i), size, seed=i) for i, size in enumerate(SIZES)]
+    print(json.dumps({name: result.token_ids for name, result in decode(engine, *groups).items()}))
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

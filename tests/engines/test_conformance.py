@@ -1,0 +1,284 @@
+"""What every engine with logits has to do; runs on vLLM and on transformers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from dpray.engines.base import (
+    Completion,
+    Engine,
+    EngineError,
+    LockstepGroup,
+    LockstepResult,
+    Prompt,
+    Sampling,
+    SelectorSpec,
+)
+from dpray.engines.transformers import TransformersEngine
+from tests.engines.tiny_model import sentence
+
+MAX_TOKENS = 12
+
+
+def make_group(
+    engine: Engine,
+    group_id: str,
+    rows: int,
+    *,
+    max_tokens: int = MAX_TOKENS,
+    stop: tuple[str, ...] = (),
+    words: tuple[int, int] = (3, 30),
+    seed: int = 0,
+    **selector: Any,
+) -> LockstepGroup:
+    rng = random.Random(f"{group_id}-{rows}")
+    private = tuple(
+        engine.encode(Prompt(sentence(rng, rng.randint(*words)), "Text:")) for _ in range(rows)
+    )
+    public = engine.encode(Prompt("a text about anything", "Text:"))
+    spec = SelectorSpec("tests.engines.token_selectors:MeanSampler", {"seed": seed, **selector})
+    return LockstepGroup(group_id, private, public, spec, max_tokens, stop)
+
+
+def decode(engine: Engine, *groups: LockstepGroup) -> dict[str, LockstepResult]:
+    results: dict[str, LockstepResult] = {}
+
+    def then(result: LockstepResult) -> None:
+        assert result.group_id not in results
+        results[result.group_id] = result
+
+    engine.decode_lockstep(groups, then)
+    assert results.keys() == {group.group_id for group in groups}
+    return results
+
+
+def test_it_is_an_engine(engine: Engine) -> None:
+    assert isinstance(engine, Engine)
+    assert engine.vocabulary_size == 512
+    assert engine.context_length == 256
+
+
+def test_selectors_are_called_once_for_every_position(engine: Engine) -> None:
+    result = decode(engine, make_group(engine, "a", 7))["a"]
+    assert result.finish_reason == "length"
+    assert len(result.token_ids) == result.state["calls"] == MAX_TOKENS
+    assert result.state["rows"] == [7] * MAX_TOKENS
+    assert result.state["dtypes"] == ["torch.float32"]
+
+
+def test_a_group_without_private_rows_is_decoded(engine: Engine) -> None:
+    result = decode(engine, make_group(engine, "empty", 0))["empty"]
+    assert result.state["rows"] == [0] * MAX_TOKENS
+    assert len(result.token_ids) == MAX_TOKENS
+    assert result.text
+
+
+def test_rows_come_in_the_order_of_the_prompts(engine: Engine) -> None:
+    group = make_group(engine, "order", 6)
+    forward = decode(engine, group)["order"].state["first_row"][0]
+    spec = group.selector
+    backward = LockstepGroup(
+        "order", group.private_prompts[::-1], group.public_prompt, spec, MAX_TOKENS
+    )
+    assert abs(decode(engine, backward)["order"].state["first_row"][0] - forward) > 1e-3
+
+
+def test_an_exhausted_selector_stops_the_text(engine: Engine) -> None:
+    results = decode(
+        engine, make_group(engine, "a", 5, limit=4), make_group(engine, "none", 5, limit=0)
+    )
+    assert results["a"].finish_reason == results["none"].finish_reason == "exhausted"
+    assert len(results["a"].token_ids) == 4
+    assert (results["none"].token_ids, results["none"].text) == ((), "")
+
+
+def test_eos_ends_the_text_and_is_not_shown(engine: Engine) -> None:
+    result = decode(engine, make_group(engine, "a", 5, script=[100, 101, 2]))["a"]
+    assert result.finish_reason == "stop"
+    assert result.token_ids == (100, 101, 2)
+    assert "</s>" not in result.text
+    assert result.text
+
+
+def test_a_stop_string_ends_the_text_before_it(engine: Engine) -> None:
+    said = engine.encode(Prompt("", "cough and fever"))[3:]
+    script = list(said)
+    result = decode(engine, make_group(engine, "a", 5, script=script, stop=("and fev", "zzz")))["a"]
+    assert result.finish_reason == "stop"
+    assert "fever".startswith(result.text.partition("and ")[2])
+    assert "and fev" not in result.text
+    assert result.state["calls"] == len(result.token_ids) <= len(script)
+
+
+def test_a_stop_string_in_the_last_token_counts(engine: Engine) -> None:
+    script = list(engine.encode(Prompt("", "cough and fever"))[3:])
+    group = make_group(engine, "a", 5, script=script, stop=("fever",), max_tokens=len(script))
+    result = decode(engine, group)["a"]
+    assert result.finish_reason == "stop"
+    assert "fever" not in result.text
+
+
+def test_groups_of_different_sizes_side_by_side_with_their_next_texts(engine: Engine) -> None:
+    sizes = {"a": 3, "b": 11, "c": 0, "d": 19, "e": 1}
+    results: list[LockstepResult] = []
+    left = dict.fromkeys(sizes, 3)
+
+    def then(result: LockstepResult) -> LockstepGroup | None:
+        results.append(result)
+        left[result.group_id] -= 1
+        text = len(results)
+        limit = 2 + text % 7  # texts of different lengths, so that the groups get out of step
+        group_id = result.group_id
+        if not left[group_id]:
+            return None
+        return make_group(engine, group_id, sizes[group_id], limit=limit, seed=text)
+
+    engine.decode_lockstep(
+        (make_group(engine, name, size, limit=4 + size % 5) for name, size in sizes.items()), then
+    )
+    assert set(left.values()) == {0}
+    assert len(results) == 15
+    for result in results:
+        assert set(result.state["rows"]) == {sizes[result.group_id]}
+        assert result.state["calls"] == len(result.token_ids)
+
+
+def test_the_same_text_again_from_the_cache(engine: Engine) -> None:
+    results: list[LockstepResult] = []
+    group = make_group(engine, "a", 9)
+
+    def then(result: LockstepResult) -> LockstepGroup | None:
+        results.append(result)
+        return group if len(results) < 3 else None
+
+    engine.decode_lockstep([group], then)
+    assert len(results) == 3
+    assert results[0].token_ids == results[1].token_ids == results[2].token_ids
+    for other in results[1:]:
+        assert other.state["first_row"] == pytest.approx(results[0].state["first_row"], abs=1e-4)
+
+
+def test_a_failing_selector_is_an_engine_error_without_its_message(engine: Engine) -> None:
+    with pytest.raises(EngineError, match="ArithmeticError") as caught:
+        decode(engine, make_group(engine, "a", 5, fail_at=3))
+    assert "42" not in str(caught.value)
+    assert len(decode(engine, make_group(engine, "b", 5))["b"].token_ids) == MAX_TOKENS
+
+
+def test_an_error_of_the_caller_leaves_the_engine_usable(engine: Engine) -> None:
+    def then(result: LockstepResult) -> None:
+        raise KeyError("caller")
+
+    with pytest.raises(KeyError):
+        engine.decode_lockstep(
+            [make_group(engine, "a", 5, limit=2), make_group(engine, "b", 5)], then
+        )
+    assert len(decode(engine, make_group(engine, "c", 5))["c"].token_ids) == MAX_TOKENS
+
+
+def test_a_prompt_longer_than_the_context_is_refused(engine: Engine) -> None:
+    with pytest.raises(EngineError, match=r"context of 256.*engine\.max_model_len"):
+        decode(engine, make_group(engine, "a", 2, max_tokens=250))
+    with pytest.raises(EngineError, match="context of 256"):
+        engine.generate([Prompt("hello")], Sampling(max_tokens=256))
+
+
+def test_generate(engine: Engine) -> None:
+    prompts = [Prompt(sentence(random.Random(i), 2 + i % 9)) for i in range(13)]
+    finished: dict[int, Completion] = {}
+
+    def on_completion(index: int, completion: Completion) -> None:
+        assert index not in finished
+        finished[index] = completion
+
+    completions = engine.generate(prompts, Sampling(max_tokens=6), on_completion)
+    assert len(completions) == 13
+    assert [finished[i] for i in range(13)] == completions
+    for prompt, completion in zip(prompts, completions, strict=True):
+        assert completion.prompt_tokens == len(engine.encode(prompt))
+        assert 1 <= completion.completion_tokens <= 6
+        assert (completion.finish_reason == "length") <= (completion.completion_tokens == 6)
+    again = engine.generate(prompts, Sampling(max_tokens=6))
+    assert [c.text for c in again] != [c.text for c in completions], "the seed is a constant"
+    assert engine.generate([], Sampling(max_tokens=6)) == []
+
+
+def test_generate_greedily_and_with_a_stop_string(engine: Engine) -> None:
+    prompts = [Prompt(sentence(random.Random(i), 5)) for i in range(6)]
+    greedy = Sampling(max_tokens=10, temperature=0)
+    texts = [c.text for c in engine.generate(prompts, greedy)]
+    assert texts == [c.text for c in engine.generate(prompts, greedy)]
+    stop = texts[0][3:5]
+    stopped = engine.generate(prompts, Sampling(max_tokens=10, temperature=0, stop=(stop,)))
+    assert stopped[0].text == texts[0].partition(stop)[0]
+    assert stopped[0].finish_reason == "stop"
+
+
+def test_generate_with_sampling_parameters_of_each_prompt(engine: Engine) -> None:
+    prompts = [Prompt(sentence(random.Random(i), 2 + 5 * (i % 4))) for i in range(6)]
+    greedy = [Sampling(max_tokens=1 + 2 * i, temperature=0) for i in range(6)]
+    together = engine.generate(prompts, greedy)
+    alone = [engine.generate([prompts[i]], greedy[i])[0] for i in range(6)]
+    assert together == alone
+    assert len({c.completion_tokens for c in together if c.finish_reason == "length"}) >= 3
+    stop = together[5].text[3:5]
+    mixed = [Sampling(max_tokens=3)] * 5 + [Sampling(max_tokens=11, temperature=0, stop=(stop,))]
+    completions = engine.generate(prompts, mixed)
+    assert completions[5].text == together[5].text.partition(stop)[0]
+    assert all(c.completion_tokens <= 3 for c in completions[:5])
+    with pytest.raises(ValueError, match="2 sampling parameters for 6 prompts"):
+        engine.generate(prompts, mixed[:2])
+
+
+def test_short_and_long_prompts_that_fit_the_context_one_by_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither may be computed beyond the context because it is generated beside the other."""
+    batches: list[int] = []
+    if isinstance(engine, TransformersEngine):
+        generate = engine._generate
+
+        def counting(prompts: Any, samplings: Any) -> Any:
+            batches.append(len(prompts))
+            return generate(prompts, samplings)
+
+        monkeypatch.setattr(engine, "_generate", counting)
+    long = Prompt(" ".join(["cough"] * 240))
+    short = Prompt("hello")
+    free = engine.context_length - len(engine.encode(long))
+    assert 0 < free < 20
+    samplings = [Sampling(max_tokens=free, temperature=0), Sampling(max_tokens=20, temperature=0)]
+    together = engine.generate([long, short], samplings)
+    assert 2 not in batches
+    assert together[0] == engine.generate([long], samplings[0])[0]
+    assert together[1] == engine.generate([short], samplings[1])[0]
+
+
+def test_an_error_in_on_completion_leaves_the_engine_usable(engine: Engine) -> None:
+    def on_completion(index: int, completion: Completion) -> None:
+        raise KeyError("caller")
+
+    prompts = [Prompt("hello"), Prompt("cough")]
+    with pytest.raises(KeyError):
+        engine.generate(prompts, Sampling(max_tokens=3), on_completion)
+    assert len(engine.generate(prompts, Sampling(max_tokens=3))) == 2
+
+
+@pytest.mark.slow
+def test_vllm_and_transformers_choose_the_same_tokens(
+    vllm_engine: Engine, transformers_engine: Engine
+) -> None:
+    """Same logits (float32) and same noise, so the same tokens, whatever runs beside."""
+    groups = [make_group(vllm_engine, str(i), n, seed=i) for i, n in enumerate([8, 0, 5, 19, 1])]
+    ours, theirs = decode(vllm_engine, *groups), decode(transformers_engine, *groups)
+    for name, result in ours.items():
+        assert result.token_ids == theirs[name].token_ids
+        assert result.text == theirs[name].text
+        expected = pytest.approx(theirs[name].state["first_row"], abs=1e-4)
+        assert result.state["first_row"] == expected
+    greedy = Sampling(max_tokens=10, temperature=0)
+    prompts = [Prompt(sentence(random.Random(i), 3 + i)) for i in range(8)]
+    assert vllm_engine.generate(prompts, greedy) == transformers_engine.generate(prompts, greedy)

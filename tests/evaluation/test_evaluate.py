@@ -1,0 +1,146 @@
+"""`evaluate` ranks what it should, and refuses what it cannot measure."""
+
+import json
+import random
+import zlib
+
+import numpy as np
+import pytest
+
+from dpray.evaluation.evaluate import NOT_FOR_RELEASE, evaluate, split
+from dpray.types import InputError
+
+WORDS = {
+    "cardio": ["heart", "pulse", "valve", "artery", "beat", "chest"],
+    "derma": ["skin", "rash", "cream", "itch", "mole", "patch"],
+}
+COMMON = ["the", "patient", "was", "seen", "again", "and", "told", "to", "come", "back", "soon"]
+
+
+class BagOfWords:
+    """A stand-in embedder: hashed word counts, L2-normalised."""
+
+    dimension = 64
+
+    def embed(self, texts):
+        vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
+        for row, text in enumerate(texts):
+            for word in text.split():
+                vectors[row, zlib.crc32(word.encode()) % self.dimension] += 1
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+
+
+def notes(count: int, seed: int, signal: float = 1.0, words: int = 12):
+    """Labelled notes; `signal` is the chance that a label's own words are used at all."""
+    rng = random.Random(seed)
+    records = []
+    for index in range(count):
+        label = sorted(WORDS)[index % 2]
+        source = COMMON + (WORDS[label] if rng.random() < signal else [])
+        length = max(3, round(rng.gauss(words, 2)))
+        records.append((" ".join(rng.choices(source, k=length)), label))
+    return records
+
+
+def test_synthetic_lies_between_floor_and_ceiling():
+    result = evaluate(notes(400, 1), notes(200, 2, signal=0.4), BagOfWords())
+
+    accuracy = {k: result["downstream"][k]["accuracy"]["mean"] for k in ("synthetic", "ceiling")}
+    floor = result["downstream"]["floor"]
+    assert floor["kind"] == "majority class"
+    assert floor["accuracy"]["mean"] == pytest.approx(0.5, abs=0.05)
+    assert floor["accuracy"]["mean"] + 0.1 < accuracy["synthetic"] <= accuracy["ceiling"]
+    assert accuracy["ceiling"] > 0.9
+    assert result["downstream"]["ceiling"]["accuracy"]["deviation"] > 0
+    assert result["downstream"]["seeds"] == 5
+
+
+def test_labels_at_random_are_at_the_floor_and_swapped_labels_below_it():
+    real, synthetic = notes(400, 1), notes(200, 2)
+    shuffled = [label for _, label in synthetic]
+    random.Random(3).shuffle(shuffled)
+    noise = [(text, label) for (text, _), label in zip(synthetic, shuffled, strict=True)]
+    other = {"cardio": "derma", "derma": "cardio"}
+    swapped = [(text, other[label]) for text, label in synthetic]
+
+    def accuracy(records):
+        return evaluate(real, records, BagOfWords())["downstream"]["synthetic"]["accuracy"]["mean"]
+
+    assert accuracy(synthetic) > 0.9
+    assert 0.2 < accuracy(noise) < 0.8
+    assert accuracy(swapped) < 0.1
+
+
+def test_a_floor_file_and_a_train_file_are_used():
+    real, train = notes(200, 1), notes(300, 5)
+    result = evaluate(
+        real, notes(200, 2), BagOfWords(), train=train, floor=notes(100, 3, signal=0.0)
+    )
+
+    assert result["test_records"] == 200
+    assert result["downstream"]["ceiling"]["train_records"] == 300
+    assert result["downstream"]["floor"]["kind"] == "file"
+    assert result["downstream"]["floor"]["train_records"] == 100
+    assert result["downstream"]["floor"]["accuracy"]["mean"] < 0.75
+    assert result["records"]["floor"] == {"cardio": 50, "derma": 50}
+
+
+def test_the_split_ignores_the_order_and_keeps_copies_together():
+    real = notes(300, 1)
+    train, test = split(real + real)
+
+    assert not {t for t, _ in train} & {t for t, _ in test}
+    assert min(len(train), len(test)) > 200
+    assert sorted(split(list(reversed(real)))[0]) == sorted(split(real)[0])
+
+
+def test_the_result_is_repeatable_plain_json_and_says_it_is_not_private():
+    first = evaluate(notes(200, 1), notes(100, 2), BagOfWords(), seeds=3)
+
+    assert first == evaluate(notes(200, 1), notes(100, 2), BagOfWords(), seeds=3)
+    assert json.loads(json.dumps(first, allow_nan=False)) == first
+    assert first["private"] == NOT_FOR_RELEASE == "computed from private data; not for release"
+
+
+def test_lengths_are_measured_in_words_against_a_real_yardstick():
+    result = evaluate(notes(400, 1), notes(200, 2, words=22), BagOfWords())["lengths"]
+
+    distance = result["wasserstein"]
+    assert distance["synthetic_to_real"]["mean"] == pytest.approx(10, abs=1)
+    assert distance["real_to_real"]["mean"] < 1
+    assert distance["real_to_real"]["deviation"] > 0
+    assert distance["sample_size"] <= 200
+    assert result["synthetic"]["mean"] == pytest.approx(22, abs=1)
+    assert list(result["real"]["quantiles"]) == ["0.05", "0.25", "0.5", "0.75", "0.95"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"synthetic": []}, "synthetic records: there are none"),
+        ({"real": []}, "real records: there are none"),
+        ({"synthetic": [("a b", "cardio")] * 5}, "synthetic records: all have one label"),
+        ({"synthetic": [("a", "x"), ("b", "y")]}, "synthetic records: no label in common"),
+        ({"floor": [("a", "x"), ("b", "y")]}, "floor records: no label in common"),
+        ({"train": [("a", "cardio")]}, "train records: all have one label"),
+        ({"real": [("a", "cardio"), ("b", "derma")]}, "half of the real records"),
+        ({"seeds": 0}, "seeds:"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(change, message):
+    arguments = {"real": notes(40, 1), "synthetic": notes(40, 2), "embedder": BagOfWords()}
+
+    with pytest.raises(InputError, match=message) as caught:
+        evaluate(**(arguments | change))
+    assert "\n" not in str(caught.value)
+
+
+def test_records_without_labels_are_measured_without_a_classifier():
+    real, synthetic = ([(text, None) for text, _ in notes(60, seed)] for seed in (1, 2))
+    result = evaluate(real, synthetic, BagOfWords(), seeds=2)
+    assert result["downstream"] is None
+    fidelity = result["fidelity"]
+    far = evaluate(real, [("zebra quartz", None)] * 60, BagOfWords(), seeds=2)["fidelity"]
+    assert far["synthetic_to_real"]["mean"] > 2 * fidelity["synthetic_to_real"]["mean"]
+    with pytest.raises(InputError, match="they have no label, and others have one"):
+        evaluate(notes(60, 1), synthetic, BagOfWords(), seeds=2)

@@ -1,0 +1,59 @@
+"""One Ray cluster for all tests of this folder, started the way an operator starts one."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.processes import Cluster, Runs, ray_cluster
+
+
+@contextmanager
+def short() -> Iterator[Path]:
+    """A folder that is not under pytest's: the path of a socket may have 107 bytes only."""
+    folder = Path(tempfile.mkdtemp(prefix="dpray-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    with short() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    with short() as folder, ray_cluster(folder) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def runs(
+    cluster: Cluster, settings: Callable[..., dict[str, Any]], tmp_path: Path
+) -> Callable[..., Runs]:
+    """A configuration for the cluster: 12 batches in tasks of two."""
+
+    def make(**changes: Any) -> Runs:
+        ours = {"runtime__ray_address": None, "runtime__batches_per_task": 2}
+        return Runs(settings(**(ours | changes)), cluster, tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def slow_runs(runs: Callable[..., Runs]) -> Callable[..., Runs]:
+    """The same with ten texts of 120 tokens a batch: some seconds a task, time to kill something
+    in its midst."""
+    return lambda **changes: runs(
+        **(
+            {"method__max_tokens": 120, "method__max_records": 120, "method__clip_bound": 0.1}
+            | changes
+        )
+    )

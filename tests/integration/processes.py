@@ -1,0 +1,229 @@
+"""Runs as a person starts them: processes of their own, on a Ray cluster of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from dpray.accounting.ledger import Ledger
+
+TIMEOUT = 180
+TOKEN = uuid.uuid4().hex
+"""Of our clusters alone: they are not open to everybody, and need no token of this account."""
+MARKER = b"Marlowe"
+"""A word that every record of the fixtures holds, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running `ray start --head`."""
+
+    address: str
+    dashboard: str
+    temp_dir: Path
+    head: subprocess.Popen[bytes]
+
+    def workers(self, name: str) -> list[psutil.Process]:
+        """The processes of this cluster whose Ray title holds `name`."""
+        found = []
+        for process in psutil.Process(self.head.pid).children(recursive=True):
+            try:
+                title = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+            if title.startswith("ray::") and name in title:
+                found.append(process)
+        return found
+
+    def logs(self) -> list[Path]:
+        return [path for path in self.temp_dir.glob("session_*/logs/**/*") if path.is_file()]
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours, but for a cluster of somebody else's; one thread, the venv's programs first."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ours = {
+        "OMP_NUM_THREADS": "1",
+        "PATH": programs,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": TOKEN,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    return kept | ours | more
+
+
+@contextmanager
+def ray_cluster(temp_dir: Path) -> Iterator[Cluster]:
+    port, dashboard, agent, agent_grpc, client = free_ports(5)
+    options = {
+        "port": port,
+        "dashboard-port": dashboard,
+        "dashboard-agent-listen-port": agent,
+        "dashboard-agent-grpc-port": agent_grpc,
+        "ray-client-server-port": client,
+        "min-worker-port": 0,
+        "max-worker-port": 0,
+        "num-cpus": 4,
+        "object-store-memory": 150_000_000,
+        "temp-dir": temp_dir,
+        "node-ip-address": "127.0.0.1",
+    }
+    command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
+    with open(temp_dir / "ray-start.out", "wb") as out:
+        head = subprocess.Popen(
+            [*command, *(f"--{name}={value}" for name, value in options.items())],
+            env=environment(),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    cluster = Cluster(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", temp_dir, head)
+    try:
+        started = temp_dir / "ray-start.out"
+        wait_for(lambda: "Ray runtime started" in started.read_text(), head)
+        yield cluster
+    finally:
+        end(head)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Stop a process that we started, with all that it started."""
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+    except psutil.Error:
+        family = []
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for one in psutil.wait_procs(family, timeout=10)[1]:
+        one.kill()
+
+
+def wait_for(ready: Callable[[], object], process: subprocess.Popen[Any] | None = None) -> None:
+    """Until `ready`; fails where `process` ends before, or after TIMEOUT."""
+    deadline = time.monotonic() + TIMEOUT
+    while not ready():
+        assert time.monotonic() < deadline, "waited too long"
+        assert process is None or process.poll() is None, "the process ended before"
+        time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        assert self.code == 0, self.err
+        report: dict[str, Any] = json.loads(self.out.splitlines()[-1])
+        return report
+
+
+class Runs:
+    """`dpray run` on one configuration, as processes."""
+
+    def __init__(self, tree: dict[str, Any], cluster: Cluster, folder: Path) -> None:
+        self.tree, self.cluster = tree, cluster
+        self.output = Path(tree["output"]["path"])
+        self.url: str = tree["privacy"]["ledger"]
+        self.config = folder / f"{self.output.name}.yaml"
+        self.config.write_text(yaml.safe_dump(tree))
+
+    def start(self, **variables: str) -> subprocess.Popen[str]:
+        """On the cluster, unless `variables` of the environment say otherwise."""
+        variables = {"RAY_ADDRESS": self.cluster.address} | variables
+        return subprocess.Popen(
+            [sys.executable, "-m", "dpray", "run", str(self.config), "--json"],
+            env=environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, process: subprocess.Popen[str]) -> Ended:
+        """Its end; whatever it was, no private text was printed, kept or logged."""
+        try:
+            out, err = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            end(process)
+            raise
+        ended = Ended(process.returncode, out, err)
+        self.assert_nothing_private(ended)
+        return ended
+
+    def run(self, **variables: str) -> Ended:
+        return self.finish(self.start(**variables))
+
+    def counts(self) -> dict[str, int]:
+        """What the ledger says of this run's batches; all zero before it is charged."""
+        try:
+            with closing(Ledger.open(self.url)) as ledger:
+                return ledger.counts(self.id)
+        except Exception:
+            return {"started": 0, "published": 0}
+
+    @property
+    def id(self) -> str:
+        run: dict[str, str] = json.loads((self.output / "run.json").read_text())
+        return run["run_id"]
+
+    def in_mid_batch(self) -> bool:
+        """Some batches are published, others are begun and not published."""
+        counts = self.counts()
+        return counts["started"] > counts["published"] > 0
+
+    def assert_whole(self, report: dict[str, Any]) -> None:
+        """Charged once and in full; each batch published once; each of its records stands once."""
+        with closing(Ledger.open(self.url)) as ledger:
+            assert ledger.verify() == []
+            account = ledger.account("notes")
+            published = [batch for batch, _ in ledger.published(report["ledger"]["reservation"])]
+        assert account is not None
+        assert (account.spent.epsilon, account.spent.delta) == (report["epsilon"], report["delta"])
+        assert len(published) == len(set(published)) == report["batches"]["published"]
+        assert report["batches"]["missing"] == report["batches"]["failed"] == 0
+        records = [json.loads(line) for line in self.synthetic()]
+        assert len(records) == report["records"] > 0
+        assert {record["batch"] for record in records} <= set(published)
+        # No batch's records stand there twice.
+        most = self.tree["method"]["max_records"] // report["batches"]["total"]
+        for batch in published:
+            assert sum(record["batch"] == batch for record in records) <= most
+
+    def synthetic(self) -> list[str]:
+        return (self.output / "synthetic.jsonl").read_text().splitlines()
+
+    def assert_nothing_private(self, ended: Ended) -> None:
+        assert MARKER.decode() not in ended.out + ended.err
+        for path in [*self.output.rglob("*"), *self.cluster.logs()]:
+            if path.is_file():
+                assert MARKER not in path.read_bytes(), path.name

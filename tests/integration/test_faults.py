@@ -1,0 +1,208 @@
+"""What is killed, altered, deleted or full in mid-run, and the run that follows: the ledger never
+undercounts, nothing is published twice, no private text is left behind (`Runs.finish`)."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dpray.accounting.ledger import Ledger
+from dpray.cli import run_command
+from dpray.config import parse_config
+from dpray.orchestration.methods import make_plan
+from dpray.types import Budget
+from tests.integration.processes import Cluster, Runs, wait_for
+
+pytestmark = pytest.mark.slow
+
+MakeRuns = Callable[..., Runs]
+
+
+def killed_in_mid_run(run: Runs) -> None:
+    """Leaves a run whose driver was killed with some batches published and some under way."""
+    process = run.start()
+    wait_for(run.in_mid_batch, process)
+    process.kill()
+    ended = run.finish(process)
+    assert ended.code < 0
+
+
+def kill_workers(cluster: Cluster, name: str) -> None:
+    workers = cluster.workers(name)
+    assert workers
+    for worker in workers:
+        with suppress(psutil.NoSuchProcess):
+            worker.kill()
+
+
+def test_engine_actor_killed_in_mid_batch(slow_runs: MakeRuns, cluster: Cluster):
+    run = slow_runs()
+    process = run.start()
+    wait_for(run.in_mid_batch, process)
+    kill_workers(cluster, "DecodingActor")
+    report = run.finish(process).report
+    assert 1 <= report["batches"]["repeated"] < 12
+    assert report["batches"]["published"] == 12
+    run.assert_whole(report)
+
+
+def test_driver_killed_in_mid_run(slow_runs: MakeRuns):
+    run = slow_runs()
+    killed_in_mid_run(run)
+    before = run.counts()["published"]
+    assert before > 0 and not (run.output / "synthetic.jsonl").exists()
+    report = run.run().report
+    assert 1 <= report["batches"]["repeated"] <= 12 - before
+    run.assert_whole(report)
+
+
+def test_accountant_killed_between_reserve_and_commit(slow_runs: MakeRuns, cluster: Cluster):
+    run = slow_runs()
+    process = run.start()
+    wait_for(run.in_mid_batch, process)
+    # With those of earlier tests' ledgers, which nobody needs any more.
+    kill_workers(cluster, "Accountant")
+    report = run.finish(process).report
+    assert report["batches"]["published"] == 12 and report["batches"]["repeated"] == 0
+    run.assert_whole(report)
+
+
+def test_two_runs_race_for_the_last_of_a_budget(runs: MakeRuns, tmp_path: Path, records_file: Path):
+    racers = []
+    for name in ("one", "two"):
+        data = tmp_path / f"{name}.jsonl"
+        shutil.copy(records_file, data)
+        racers.append(runs(data__path=str(data), output__path=str(tmp_path / name)))
+    cost = make_plan(parse_config(racers[0].tree)).cost
+    ledger = Ledger.create_or_open(racers[0].url)
+    ledger.create_dataset(
+        "notes", Budget(1.5 * cost.epsilon, 2 * cost.delta), "record", "add_or_remove_one"
+    )
+    with Opened([tmp_path / "one.jsonl", tmp_path / "two.jsonl"]) as opened:
+        ended = [run.finish(process) for run, process in [(r, r.start()) for r in racers]]
+        was_opened = opened.flags()
+    assert sorted(each.code for each in ended) == [0, 3]
+    assert was_opened == [each.code == 0 for each in ended]
+    for run, each in zip(racers, ended, strict=True):
+        if each.code == 0:
+            run.assert_whole(each.report)
+        else:
+            assert "asked" in each.err and "left" in each.err and each.err.count("\n") == 1
+            assert not (run.output / "synthetic.jsonl").exists()
+
+
+class Opened:
+    """Which files any process opened while this was held (Linux's inotify)."""
+
+    IN_OPEN = 0x20
+
+    def __init__(self, paths: list[Path]) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.descriptor = libc.inotify_init1(os.O_NONBLOCK)
+        self.watches = [
+            libc.inotify_add_watch(self.descriptor, os.fsencode(path), self.IN_OPEN)
+            for path in paths
+        ]
+        assert self.descriptor >= 0 and min(self.watches) >= 0
+
+    def flags(self) -> list[bool]:
+        try:
+            events = os.read(self.descriptor, 1 << 16)
+        except BlockingIOError:
+            events = b""
+        # A watch of a file has no name: every event is 16 bytes, its watch in the first four.
+        seen = {int.from_bytes(events[at : at + 4], "little") for at in range(0, len(events), 16)}
+        return [watch in seen for watch in self.watches]
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        os.close(self.descriptor)
+
+
+def alter_charge(
+    ledger: Path, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Changes what the row of the run's charge says, behind the ledger's back."""
+    with closing(sqlite3.connect(ledger)) as database, database:
+        [(text,)] = database.execute("SELECT payload FROM dpray_entries WHERE kind = 'reserve'")
+        before: dict[str, Any] = json.loads(text)
+        database.execute(
+            "UPDATE dpray_entries SET payload = ? WHERE kind = 'reserve'",
+            (json.dumps(change(before), sort_keys=True, separators=(",", ":")),),
+        )
+    return before
+
+
+def test_ledger_row_altered_then_ledger_deleted_between_runs(
+    slow_runs: MakeRuns, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    run = slow_runs()
+    killed_in_mid_run(run)
+
+    before = alter_charge(tmp_path / "ledger.db", lambda charge: charge | {"epsilon": 1e-9})
+    assert "reserved for another charge" in refused(run)
+    assert run_command(["ledger", "verify", "--ledger", run.url]) == 2
+    assert "Marlowe" not in "".join(capfd.readouterr())
+    alter_charge(tmp_path / "ledger.db", lambda charge: before)
+
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for path in tmp_path.glob("ledger.db*"):
+        path.rename(kept / path.name)
+    assert "ledger" in refused(run)
+    assert not list(tmp_path.glob("ledger.db*")), "a missing ledger is not made anew"
+    for path in kept.iterdir():
+        path.rename(tmp_path / path.name)
+
+    # With the ledger as it was, the run goes on.
+    report = run.run().report
+    assert report["batches"]["repeated"] >= 1
+    run.assert_whole(report)
+
+
+def refused(run: Runs) -> str:
+    """The one line of a run that must not go on, and does not."""
+    ended = run.run()
+    assert ended.code in (1, 2) and ended.err.count("\n") == 1
+    assert not (run.output / "synthetic.jsonl").exists()
+    return ended.err
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("this process may not mount a small disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_disk_full(slow_runs: MakeRuns, small_disk: Path):
+    run = slow_runs(output__path=str(small_disk / "out"))
+    # Room for run.json and some parts, and not for all of them.
+    (small_disk / "filler").write_bytes(bytes(40 * 1024))
+    ended = run.run()
+    assert ended.code == 1 and ended.err.count("\n") == 1
+    assert not (run.output / "synthetic.jsonl").exists()
+    (small_disk / "filler").unlink()
+    subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
+    report = run.run().report
+    assert report["batches"]["repeated"] >= 1
+    run.assert_whole(report)

@@ -1,0 +1,52 @@
+"""`dpray run` on Ray: on a cluster named by RAY_ADDRESS, on one of its own, with both engines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.processes import MARKER, Cluster, Runs
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_on_the_cluster_of_ray_address(runs: Callable[..., Runs], cluster: Cluster):
+    before = len(cluster.logs())
+    run = runs()
+    report = run.run().report
+    assert report["batches"]["published"] == 12 and report["batches"]["repeated"] == 0
+    run.assert_whole(report)
+    # It was this cluster that worked: its accountant serves the run's ledger.
+    assert cluster.workers("Accountant") and len(cluster.logs()) > before
+    html = (run.output / "privacy_report.html").read_text()
+    assert f"{report['records']}" in html
+    assert json.loads((run.output / "privacy_report.json").read_text()).items() <= report.items()
+
+
+def test_a_run_without_an_address_starts_ray_here(
+    runs: Callable[..., Runs], cluster: Cluster, short_folder: Path
+):
+    run = runs(method__max_records=12, method__max_tokens=3)
+    before = len(cluster.workers("Accountant"))
+    ended = run.run(RAY_ADDRESS="", RAY_TMPDIR=str(short_folder))
+    run.assert_whole(ended.report)
+    assert len(cluster.workers("Accountant")) == before
+    logs = [path for path in short_folder.glob("ray/session_*/logs/*") if path.is_file()]
+    assert logs and not any(MARKER in path.read_bytes() for path in logs)
+
+
+def test_the_vllm_engine_in_an_actor(runs: Callable[..., Runs]):
+    run = runs(engine__kind="vllm", engine__kv_cache_gib=0.1, method__max_records=12)
+    report = run.run().report
+    assert report["batches"]["published"] == 12
+    run.assert_whole(report)
+
+
+def test_a_cluster_that_does_not_know_us_is_bad_input(runs: Callable[..., Runs]):
+    run = runs()
+    ended = run.finish(run.start(RAY_AUTH_TOKEN="0" * 32))
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].startswith("dpray: runtime.ray_address: no connection")

@@ -1,0 +1,315 @@
+"""`dpray serve` as an operator starts it: real Ray Serve, real vLLM, real embeddings, and the
+`openai` client. One start for the whole module; every text sent holds the marker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import yaml
+
+from dpray.engines.embedder import SentenceTransformerEmbedder
+from tests.integration.processes import (
+    MARKER,
+    TIMEOUT,
+    Cluster,
+    end,
+    environment,
+    free_ports,
+    wait_for,
+)
+
+pytestmark = pytest.mark.slow
+
+WORD = MARKER.decode()
+KEY, OTHER = "dpray-integration-key-one", "dpray-integration-key-two"
+EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
+LLM = "tiny"
+IN_FLIGHT = 12
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
+JSON = {"Content-Type": "application/json"}
+
+
+def hashed(key: str) -> str:
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class Served:
+    process: subprocess.Popen[str]
+    said: dict[str, Any]
+    cluster: Cluster
+
+    @property
+    def url(self) -> str:
+        return str(self.said["base_url"]).removesuffix("/v1")
+
+    def client(self, key: str = KEY, retries: int = 0) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=self.said["base_url"], api_key=key, max_retries=retries, timeout=TIMEOUT
+        )
+
+    def post(self, path: str, **more: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {KEY}"} | more.pop("headers", {})
+        return httpx.post(self.url + path, headers=headers, timeout=60, **more)
+
+    def get(self, path: str, key: str | None = KEY) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.get(self.url + path, headers=headers, timeout=60)
+
+    def count(self, route: str, status: int) -> float:
+        """Of the metrics page."""
+        wanted = f'dpray_requests_total{{route="{route}",status="{status}"}} '
+        lines = self.get("/metrics").text.splitlines()
+        return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
+
+
+@pytest.fixture(scope="module")
+def served(
+    cluster: Cluster, model_folder: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("serve")
+    model = Path(copytree(model_folder, folder / LLM))
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    config = {
+        "engine": {
+            "model": str(model),
+            "dtype": "float32",
+            "max_model_len": 256,
+            "max_num_seqs": 16,
+            "kv_cache_gib": 0.1,
+        },
+        "embedder": {"model": EMBEDDER},
+        "serve": {
+            "port": free_ports(1)[0],
+            "keys": [hashed(OTHER), hashed(KEY)],
+            "start_timeout_seconds": 280,
+            "limits": {"max_request_bytes": 20_000, "max_in_flight_per_key": IN_FLIGHT},
+            "embedder": {"max_batch_size": 8},
+        },
+    }
+    path = folder / "serve.yaml"
+    path.write_text(yaml.safe_dump(config))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dpray", "serve", str(path), "--json"],
+        env=environment(RAY_ADDRESS=cluster.address),
+        stdout=subprocess.PIPE,
+        stderr=open(folder / "err", "w"),  # noqa: SIM115
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, (folder / "err").read_text()
+        yield Served(process, json.loads(line), cluster)
+    finally:
+        if process.poll() is None:
+            end(process)
+
+
+def chat(client: openai.OpenAI, words: str = "", tokens: int = 12) -> Any:
+    return client.chat.completions.create(
+        model=LLM,
+        messages=[{"role": "user", "content": f"{WORD} the old bridge {words}"}],
+        max_tokens=tokens,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+
+
+def test_the_models_are_listed_and_healthy(served: Served) -> None:
+    client = served.client()
+
+    assert [model.id for model in client.models.list()] == [LLM, EMBEDDER]
+    assert client.models.retrieve(EMBEDDER).id == EMBEDDER
+    assert (served.said["llm"], served.said["embedder"]) == (LLM, EMBEDDER)
+    health = served.get("/health", key=None)
+    assert (health.status_code, health.json()["status"]) == (200, "ok")
+    assert len(health.json()["deployments"]) == 3
+
+
+@pytest.mark.parametrize("key", ["wrong", KEY + "x", "", hashed(KEY)])
+def test_a_wrong_key_is_refused_everywhere(served: Served, key: str) -> None:
+    for path in ("/v1/models", "/metrics", "/v1/nothing"):
+        assert served.get(path, key=key).status_code == 401
+    if key:
+        with pytest.raises(openai.AuthenticationError, match="valid API key"):
+            chat(served.client(key))
+        with pytest.raises(openai.AuthenticationError):
+            served.client(key).embeddings.create(model=EMBEDDER, input=WORD)
+
+
+def test_both_keys_are_right(served: Served) -> None:
+    assert served.client(OTHER).models.list().data == served.client(KEY).models.list().data
+
+
+def test_chat_and_completions_and_their_streams(served: Served) -> None:
+    client = served.client()
+    whole = chat(client)
+    text = whole.choices[0].message.content
+    assert (whole.usage.completion_tokens, bool(text)) == (12, True)
+
+    stream = client.chat.completions.create(
+        model=LLM,
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": f"{WORD} the old bridge "}]}
+        ],
+        max_tokens=12,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(pieces) == text
+    assert len(pieces) > 3
+
+    arguments: dict[str, Any] = {"model": LLM, "prompt": f"{WORD} on", "max_tokens": 9}
+    arguments |= {"temperature": 0, "extra_body": {"ignore_eos": True}}
+    completed = client.completions.create(**arguments)
+    streamed = client.completions.create(**arguments, stream=True)
+    assert completed.usage is not None and completed.usage.completion_tokens == 9
+    assert "".join(chunk.choices[0].text for chunk in streamed) == completed.choices[0].text
+
+
+def test_embeddings_are_those_of_the_embedder_in_process(served: Served) -> None:
+    client, texts = served.client(), [f"{WORD} number {n} " + "word " * n for n in range(20)]
+    expected = SentenceTransformerEmbedder(EMBEDDER).embed(texts)
+
+    answer = client.embeddings.create(model=EMBEDDER, input=texts)
+    floats = client.embeddings.create(model=EMBEDDER, input=texts[3], encoding_format="float")
+
+    assert [item.index for item in answer.data] == list(range(20))
+    np.testing.assert_allclose([item.embedding for item in answer.data], expected, atol=2e-6)
+    np.testing.assert_allclose(floats.data[0].embedding, expected[3], atol=2e-6)
+    assert answer.usage.total_tokens > 20 * 4
+
+
+def test_wrong_requests_get_openais_errors_without_their_own_words(served: Served) -> None:
+    client = served.client()
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.embeddings.create(model=WORD, input="x")
+    with pytest.raises(openai.BadRequestError) as too_long:
+        chat(client, "word " * 400)
+    with pytest.raises(openai.APIStatusError) as too_large:
+        client.embeddings.create(model=EMBEDDER, input=WORD * 5000)
+    assert (too_long.value.code, unknown.value.code) == (
+        "context_length_exceeded",
+        "model_not_found",
+    )
+    assert too_large.value.status_code == 413
+
+    image = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1/{WORD}"}}
+    bodies: list[tuple[str, Any]] = [
+        ("chat/completions", {"messages": WORD}),
+        ("chat/completions", {"messages": [{"role": WORD, "content": WORD}]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": [image]}]}),
+        ("chat/completions", {"messages": [], WORD: WORD, "temperature": WORD}),
+        ("chat/completions", {"messages": [{"role": "user", "content": WORD}], "top_p": 7}),
+        ("completions", {"prompt": [WORD], "logprobs": WORD}),
+        ("completions", {"prompt": WORD, "max_tokens": -1}),
+        ("completions", {"prompt": WORD, WORD: WORD, "structured_outputs": {"regex": f"({WORD}"}}),
+    ]
+    for path, body in bodies:
+        answer = served.post(f"/v1/{path}", json={"model": LLM} | body)
+        assert answer.status_code == 400, (path, answer.text)
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert WORD not in answer.text
+    assert served.post("/v1/completions", content=b"{" + MARKER, headers=JSON).status_code == 400
+    assert served.get(f"/v1/{WORD}").status_code == 404
+
+
+def test_too_many_at_once_get_a_429_and_the_others_their_answer(served: Served) -> None:
+    def one(number: int) -> int:
+        try:
+            return len(chat(served.client(), str(number), tokens=150).choices)
+        except openai.RateLimitError as error:
+            waits.append(error.response.headers["Retry-After"])
+            return 0
+
+    waits: list[str] = []
+    with ThreadPoolExecutor(4 * IN_FLIGHT) as pool:
+        answered = list(pool.map(one, range(4 * IN_FLIGHT)))
+    assert IN_FLIGHT <= sum(answered) < 4 * IN_FLIGHT
+    assert waits == ["1"] * answered.count(0)
+    assert served.count("/v1/chat/completions", 429) == answered.count(0)
+
+
+def test_lost_replicas_cost_a_retry_and_no_request(served: Served) -> None:
+    """The only replica of each model is killed while both are in use."""
+    embedder = SentenceTransformerEmbedder(EMBEDDER)
+    expected = embedder.embed([f"{WORD} {n}" for n in range(40)])
+    text = chat(served.client(), tokens=100).choices[0].message.content
+    done: list[str] = []
+
+    def embeds(n: int) -> None:
+        client = served.client(retries=6)
+        answer = client.embeddings.create(model=EMBEDDER, input=f"{WORD} {n % 40}")
+        np.testing.assert_allclose(answer.data[0].embedding, expected[n % 40], atol=2e-6)
+        done.append("embedding")
+
+    def chats(_: int) -> None:
+        assert chat(served.client(retries=6), tokens=100).choices[0].message.content == text
+        done.append("chat")
+
+    before = {
+        name: {each.pid for each in served.cluster.workers(f"ServeReplica:dpray:{name}")}
+        for name in ("embedder", "LLMServer")
+    }
+    assert [len(pids) for pids in before.values()] == [1, 1]
+    with ThreadPoolExecutor(8) as pool:
+        tasks = [pool.submit(each, n) for n in range(60) for each in (embeds, chats)]
+        wait_for(lambda: len(done) >= 10)
+        for name in before:
+            served.cluster.workers(f"ServeReplica:dpray:{name}")[0].kill()
+        for task in tasks:
+            task.result(timeout=TIMEOUT)
+    assert len(done) == 120
+    for name, pids in before.items():
+        after = {each.pid for each in served.cluster.workers(f"ServeReplica:dpray:{name}")}
+        assert after and after.isdisjoint(pids)
+
+
+def test_metrics_count_by_route_and_status(served: Served) -> None:
+    client = served.client()
+    was = served.count("/v1/embeddings", 200), served.count("/v1/models/{model}", 404)
+    for _ in range(3):
+        client.embeddings.create(model=EMBEDDER, input=WORD)
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve(WORD)
+
+    page = served.get("/metrics").text
+    assert served.count("/v1/embeddings", 200) == was[0] + 3
+    assert served.count("/v1/models/{model}", 404) == was[1] + 1
+    assert 'dpray_request_seconds_bucket{le="+Inf",route="/v1/completions"}' in page
+    assert "dpray_requests_in_flight 0.0" in page
+    assert WORD not in page
+
+
+def test_it_ends_when_told_to_and_nothing_sent_was_logged(served: Served) -> None:
+    served.process.send_signal(signal.SIGTERM)
+    out, _ = served.process.communicate(timeout=60)
+
+    assert served.process.returncode == 0
+    assert served.cluster.workers("ServeReplica") == []
+    with pytest.raises(httpx.ConnectError):
+        served.get("/health")
+    logs = served.cluster.logs()
+    assert any("serve" in path.parts for path in logs)
+    for path in logs:
+        content = path.read_bytes()
+        for secret in (MARKER, KEY.encode(), OTHER.encode()):
+            assert secret not in content, path.name
+    assert WORD not in out

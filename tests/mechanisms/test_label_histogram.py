@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpray.accounting.accountant import cost
+from dpray.mechanisms.label_histogram import LabelHistogram
+
+LABELS = ("a", "b", "c")
+HISTOGRAM = LabelHistogram(LABELS, epsilon=0.5)
+label = st.sampled_from(LABELS)
+
+
+@given(st.lists(label, max_size=30), label, st.integers(0, 30))
+def test_a_record_moves_one_count_by_one(records: list[str], new: str, place: int) -> None:
+    moved = HISTOGRAM.count([*records[:place], new, *records[place:]]) - HISTOGRAM.count(records)
+    assert moved[LABELS.index(new)] == 1 and np.abs(moved).sum() == 1
+
+
+@given(st.lists(label, max_size=30), st.lists(label, max_size=4))
+def test_a_unit_of_k_moves_the_counts_by_at_most_k(records: list[str], unit: list[str]) -> None:
+    moved = HISTOGRAM.count(records + unit) - HISTOGRAM.count(records)
+    assert np.abs(moved).sum() == len(unit)
+
+
+def test_counts_of_shards_add_up() -> None:
+    records = list("abcabca")
+    total = HISTOGRAM.count(records[:3]) + HISTOGRAM.count(iter(records[3:]))
+    assert total.tolist() == HISTOGRAM.count(records).tolist() == [3, 2, 2]
+
+
+def test_an_unknown_label_is_refused_without_its_name() -> None:
+    with pytest.raises(ValueError) as error:
+        HISTOGRAM.count(["a", "secret"])
+    assert "secret" not in str(error.value)
+
+
+@given(st.floats(1e-6, 1e3), st.integers(1, 1000))
+def test_the_cost_is_epsilon_and_never_more(epsilon: float, k: int) -> None:
+    histogram = LabelHistogram(LABELS, epsilon, k)
+    event = histogram.dp_event
+    assert event.sensitivity == k and event.scale == histogram.scale
+    assert event.pure_epsilon() <= epsilon
+    assert event.pure_epsilon() == pytest.approx(epsilon, rel=1e-12)
+
+
+def test_cost_in_the_accountant() -> None:
+    for k in (1, 3):
+        assert cost(LabelHistogram(LABELS, 0.5, k).dp_event, 0).epsilon == pytest.approx(0.5)
+
+
+@given(st.lists(st.integers(-(2**62), 2**62), min_size=3, max_size=3))
+def test_proportions_sum_to_one(noisy: list[int]) -> None:
+    shares = HISTOGRAM.proportions(np.array(noisy, dtype=np.int64))
+    assert tuple(shares) == LABELS
+    assert abs(math.fsum(shares.values()) - 1) < 1e-9
+    assert all(share >= 0 for share in shares.values())
+
+
+def test_proportions_are_cut_at_zero_and_uniform_without_counts() -> None:
+    assert HISTOGRAM.proportions(np.array([3, -8, 1])) == {"a": 0.75, "b": 0.0, "c": 0.25}
+    assert set(HISTOGRAM.proportions(np.array([0, -8, -1])).values()) == {1 / 3}
+
+
+def test_noise_is_on_every_label() -> None:
+    """Scale 10^9: no noise on a label fewer than once in 10^9 runs."""
+    noisy = LabelHistogram(LABELS, 1e-9).noisy(HISTOGRAM.count([]))
+    assert noisy.dtype == np.int64 and (noisy != 0).all()
+
+
+def test_enough_records_drown_the_noise() -> None:
+    """Off by 0.01 needs noise of 100 scales: fewer than once in 10^40 runs."""
+    records = ["a"] * 15_000 + ["b"] * 5_000
+    shares = HISTOGRAM.proportions(HISTOGRAM.noisy(HISTOGRAM.count(records)))
+    assert shares == pytest.approx({"a": 0.75, "b": 0.25, "c": 0.0}, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("labels", "epsilon", "k"),
+    [
+        ((), 1.0, 1),
+        (("a", "a"), 1.0, 1),
+        (LABELS, 0.0, 1),
+        (LABELS, -1.0, 1),
+        (LABELS, math.inf, 1),
+        (LABELS, math.nan, 1),
+        (LABELS, 1.0, 0),
+    ],
+)
+def test_bad_parameters(labels: tuple[str, ...], epsilon: float, k: int) -> None:
+    with pytest.raises(ValueError):
+        LabelHistogram(labels, epsilon, k)

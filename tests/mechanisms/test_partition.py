@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpray.mechanisms.partition import HashPartition, content_id, new_salt
+
+PARTITION = HashPartition.expected(1000, {"a": 0.75, "b": 0.25}, 10, new_salt())
+
+
+def test_counts_come_from_public_numbers() -> None:
+    assert PARTITION.batches_per_label == {"a": 75, "b": 25}
+    assert HashPartition.expected(3, {"a": 1.0}, 10, "00").batches_per_label == {"a": 1}
+
+
+@given(st.lists(st.text(), unique=True, max_size=20), st.text())
+def test_a_units_batch_does_not_depend_on_the_others(units: list[str], new: str) -> None:
+    before = {unit: PARTITION.batch_id("a", unit) for unit in units}
+    after = {unit: PARTITION.batch_id("a", unit) for unit in [new, *reversed(units)]}
+    assert all(after[unit] == batch for unit, batch in before.items())
+
+
+def test_batches_fill_evenly() -> None:
+    counts = Counter(PARTITION.batch_number("a", f"unit {n}") for n in range(30_000))
+    assert set(counts) == set(range(75))
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-6
+
+
+def test_another_salt_is_another_partition() -> None:
+    other = HashPartition(PARTITION.batches_per_label, new_salt())
+    units = [f"unit {n}" for n in range(200)]
+    same = sum(PARTITION.batch_number("a", u) == other.batch_number("a", u) for u in units)
+    assert same < 40
+
+
+def test_names() -> None:
+    ids = list(PARTITION.batch_ids())
+    assert len(ids) == len(set(ids)) == PARTITION.num_batches == 100
+    assert ids[:3] == ["0/0", "1/0", "0/1"]
+    assert {PARTITION.label_of(i) for i in ids if i.startswith("1/")} == {"b"}
+
+
+def test_content_ids_tell_label_from_text() -> None:
+    assert content_id("bc", "a") != content_id("c", "ab") != content_id("c", None)
+    assert content_id("c", "a") == content_id("c", "a")
+    assert content_id("\ud800", "a")

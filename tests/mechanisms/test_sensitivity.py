@@ -1,0 +1,115 @@
+"""Neighbouring batches: adding one row moves no sum by more than the docstrings claim."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from dpray.mechanisms.candidates import candidate_set
+from dpray.mechanisms.clipping import dclip_mean, recentred_mean
+from dpray.mechanisms.sparse_vector import distribution_distance
+
+V = 7
+logit = st.floats(-1e4, 1e4, width=32)
+row = arrays(np.float32, V, elements=logit)
+bound = st.floats(0.01, 20.0)
+size = st.integers(1, 300)
+
+
+def matrix(rows: list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.array(rows, dtype=np.float32).reshape(len(rows), V))
+
+
+def slack(c: float, count: int) -> float:
+    """float32 rounding of a sum of `count` terms of size c, and of log-probabilities up to 2e4."""
+    return 1e-5 * c * (count + 1)
+
+
+@settings(deadline=None)
+@given(rows=st.lists(row, max_size=6), new=row, c=bound, s=size)
+def test_recentred_mean_moves_by_at_most_c_over_s(rows, new, c, s) -> None:  # type: ignore[no-untyped-def]
+    without = recentred_mean(matrix(rows), None, c, s)
+    moved = (recentred_mean(matrix([*rows, new]), None, c, s) - without).abs().max()
+    assert moved <= (c + slack(c, len(rows))) / s
+
+
+@settings(deadline=None)
+@given(rows=st.lists(row, max_size=6), new=row, public=row, c=bound, s=size)
+def test_dclip_mean_moves_by_at_most_c_over_s(rows, new, public, c, s) -> None:  # type: ignore[no-untyped-def]
+    z = torch.from_numpy(public)
+    without = dclip_mean(matrix(rows), z, None, c, s)
+    moved = (dclip_mean(matrix([*rows, new]), z, None, c, s) - without).abs().max()
+    # The public logits, up to 2e4, are added to a small sum in float32 and rounded there.
+    assert moved <= (c + slack(c, len(rows))) / s + 2e4 * 2**-22
+
+
+@settings(deadline=None)
+@given(rows=st.lists(row, max_size=6), new=row, public=row, s=size)
+def test_distance_moves_by_at_most_one_over_s(rows, new, public, s) -> None:  # type: ignore[no-untyped-def]
+    z = torch.from_numpy(public)
+    without = distribution_distance(matrix(rows), z, s)
+    assert abs(distribution_distance(matrix([*rows, new]), z, s) - without) <= 1 / s + 1e-5
+
+
+@given(new=row, constant=st.floats(-100, 100, width=32), c=bound)
+def test_a_constant_on_a_row_changes_nothing(new, constant, c) -> None:  # type: ignore[no-untyped-def]
+    z, shifted = matrix([new]), matrix([new + np.float32(constant)])
+    rounding = 2e4 * 2**-20
+    public = torch.zeros(V)
+    assert torch.allclose(
+        recentred_mean(z, None, c, 1), recentred_mean(shifted, None, c, 1), atol=rounding
+    )
+    assert torch.allclose(
+        dclip_mean(z, public, None, c, 1), dclip_mean(shifted, public, None, c, 1), atol=rounding
+    )
+
+
+def test_recentred_is_equation_1() -> None:
+    z = torch.tensor([[1.0, 4.0, -9.0]])
+    assert recentred_mean(z, None, 2.0, 1).tolist() == [-1.0, 2.0, -2.0]
+
+
+def test_the_mean_divides_by_the_public_size() -> None:
+    z = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    assert recentred_mean(z, None, 1.0, 4).tolist() == [0.0, 0.5]
+
+
+def test_an_empty_batch_is_the_public_prediction_under_dclip() -> None:
+    public = torch.tensor([0.0, 1.0, 2.0])
+    mean = dclip_mean(torch.empty(0, 3), public, None, 1.0, 8)
+    assert torch.allclose(mean, torch.log_softmax(public, -1))
+
+
+def test_distance_of_an_empty_batch_is_the_public_mass() -> None:
+    assert distribution_distance(torch.empty(0, 3), torch.zeros(3), 8) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("clip", [recentred_mean, dclip_mean])
+def test_candidates_only_select(clip) -> None:  # type: ignore[no-untyped-def]
+    fixed = torch.Generator().manual_seed(1)
+    z, public = torch.randn(5, V, generator=fixed), torch.randn(V, generator=fixed)
+    chosen = torch.tensor([1, 4, 6])
+    extra = (public,) if clip is dclip_mean else ()
+    # A sum over fewer columns may be added up in another order: equal to float32 rounding.
+    torch.testing.assert_close(
+        clip(z, *extra, chosen, 2.0, 5), clip(z, *extra, None, 2.0, 5)[chosen]
+    )
+
+
+def test_candidate_sets() -> None:
+    public = torch.tensor([0.0, 3.0, 2.9, 1.0, -1.0])
+    assert candidate_set(public, "all", 2, 0.5) is None
+    assert candidate_set(public, "top_k", 9, 0.5) is None
+
+    def chosen(rule: str, k: int, margin: float) -> list[int]:
+        found = candidate_set(public, rule, k, margin)  # type: ignore[arg-type]
+        assert found is not None
+        return found.tolist()
+
+    assert chosen("top_k", 2, 0.5) == [1, 2]
+    assert chosen("top_k_plus", 1, 0.2) == [1, 2]
+    assert chosen("top_k_plus", 2, 2.0) == [1, 2, 3]

@@ -1,0 +1,129 @@
+"""Right noise accepted, 2/3 and 3/2 of it rejected, for every draw of private prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dpray.mechanisms.exponential import SoftmaxSampler
+from dpray.mechanisms.private_token import PrivateToken
+from dpray.mechanisms.randomness import generator, new_key
+from dpray.mechanisms.sparse_vector import SparseVector
+from tests.statistical.two_sided import WRONG_SCALES, fits_distribution, fits_probabilities
+
+DRAWS = 60_000
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def token_counts(temperature: float) -> tuple[np.ndarray, list[int]]:
+    utilities = np.array([0.0, 0.5, 1.0, 2.0, -1.0, 3.0])
+    sampler = SoftmaxSampler(sensitivity=0.1, temperature=temperature)
+    rng = generator(new_key())
+    draws = [sampler.sample(utilities, rng) for _ in range(DRAWS)]
+    return utilities, np.bincount(draws, minlength=len(utilities)).tolist()
+
+
+def test_tokens_have_the_softmax_distribution() -> None:
+    utilities, counts = token_counts(1.7)
+    assert fits_probabilities(counts, softmax(utilities / 1.7))
+
+
+@pytest.mark.parametrize("scale", WRONG_SCALES)
+def test_tokens_of_another_temperature_are_told_apart(scale: float) -> None:
+    utilities, counts = token_counts(1.7 * scale)
+    assert not fits_probabilities(counts, softmax(utilities / 1.7))
+
+
+def private_counts(mechanism: PrivateToken, claimed: PrivateToken) -> bool:
+    """Whether the draws of `mechanism` fit the distribution that `claimed` states."""
+    rows = torch.tensor([[2.0, 0.0, -1.0, 1.0, 0.5], [0.0, 3.0, -2.0, 1.0, 0.5]])
+    public = torch.tensor([0.0, 1.0, 1.0, -1.0, 2.0])
+    rng = generator(new_key())
+    draws = [mechanism.draw_private(rows, public, rng) for _ in range(DRAWS // 3)]
+    z = rows.double().numpy()
+    c, s = claimed.clip_bound, claimed.batch_size
+    if claimed.clip == "recentred":
+        mean = np.maximum(-c, z - z.max(1, keepdims=True) + c).sum(0) / s
+    else:
+        private, pub = np.log([softmax(row) for row in z]), np.log(softmax(public.double().numpy()))
+        mean = pub + np.clip(private - pub, -c, c).sum(0) / s
+    return fits_probabilities(
+        np.bincount(draws, minlength=5).tolist(), softmax(mean / claimed.temperature)
+    )
+
+
+def mechanism(**changes: object) -> PrivateToken:
+    values: dict[str, object] = {
+        "batch_size": 2,
+        "private_tokens": 10,
+        "clip": "recentred",
+        "clip_bound": 2.0,
+        "temperature": 0.8,
+        "public_temperature": 1.0,
+    }
+    return PrivateToken(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clip", ["recentred", "dclip"])
+def test_private_tokens_have_the_claimed_distribution(clip: str) -> None:
+    assert private_counts(mechanism(clip=clip), mechanism(clip=clip))
+
+
+@pytest.mark.parametrize("clip", ["recentred", "dclip"])
+@pytest.mark.parametrize("scale", WRONG_SCALES)
+@pytest.mark.parametrize("parameter", ["temperature", "clip_bound"])
+def test_private_tokens_with_another_parameter_are_told_apart(
+    clip: str, scale: float, parameter: str
+) -> None:
+    claimed = mechanism(clip=clip, clip_bound=1.0)
+    run = replace(claimed, **{parameter: getattr(claimed, parameter) * scale})
+    assert not private_counts(run, claimed)
+
+
+def thresholds(noise: float) -> np.ndarray:
+    vector, rng = SparseVector(0.5, noise, 0.01), generator(new_key())
+    return np.array([vector.draw_threshold(rng) for _ in range(DRAWS // 3)])
+
+
+def far_shares(noise: float) -> tuple[np.ndarray, list[int]]:
+    """How often a query at some distances from a fixed threshold is called far."""
+    vector, rng = SparseVector(0.5, noise, 0.01), generator(new_key())
+    distances = np.array([-0.2, 0.0, 0.3, 0.45, 0.6, 0.9])
+    draws = DRAWS // 6
+    return distances, [sum(vector.is_far(d, 0.5, rng) for _ in range(draws)) for d in distances]
+
+
+def query_fits(noise: float, claimed: float) -> bool:
+    distances, far = far_shares(noise)
+    share = stats.laplace(scale=2 * claimed).sf(0.5 - distances)
+    draws = DRAWS // 6
+    return all(
+        fits_probabilities([f, draws - f], [p, 1 - p]) for f, p in zip(far, share, strict=True)
+    )
+
+
+def test_threshold_noise_is_laplace_of_the_claimed_scale() -> None:
+    assert fits_distribution(thresholds(0.1), stats.laplace(loc=0.5, scale=0.1).cdf)
+
+
+@pytest.mark.parametrize("scale", WRONG_SCALES)
+def test_threshold_noise_of_another_scale_is_told_apart(scale: float) -> None:
+    sample = thresholds(0.1 * scale)
+    assert not fits_distribution(sample, stats.laplace(loc=0.5, scale=0.1).cdf)
+
+
+def test_query_noise_is_laplace_of_twice_the_scale() -> None:
+    assert query_fits(0.1, 0.1)
+
+
+@pytest.mark.parametrize("scale", WRONG_SCALES)
+def test_query_noise_of_another_scale_is_told_apart(scale: float) -> None:
+    assert not query_fits(0.1 * scale, 0.1)

@@ -1,0 +1,225 @@
+"""The command line's contract: names, exit codes, one line on stderr, no private text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+import dpray
+from dpray.accounting.ledger import Ledger
+from dpray.cli import app, run_command
+from dpray.types import Budget
+
+Settings = Callable[..., dict[str, Any]]
+
+COMMANDS = {
+    "dpray": "--version",
+    "dpray demo": "--json --out",
+    "dpray evaluate": "--embedder --floor --json --label --out --real --schema --seeds --synthetic "
+    "--text --train",
+    "dpray ledger": "",
+    "dpray ledger create": "--composition --dataset --delta --epsilon --json --ledger --order "
+    "--unit",
+    "dpray ledger export": "--json --ledger --out",
+    "dpray ledger show": "--json --ledger",
+    "dpray ledger verify": "--json --ledger",
+    "dpray plan": "--json config overrides",
+    "dpray report": "--json --no-public --public run_dir",
+    "dpray run": "--json config overrides",
+    "dpray serve": "--dry-run --json config overrides",
+}
+"""Other programs call these. What changes here is named in CHANGELOG.md."""
+
+
+@pytest.fixture
+def config_file(settings: Settings, tmp_path: Path) -> Callable[..., str]:
+    def write(**changes: Any) -> str:
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(settings(**changes)))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def refuse(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must end with a code; returns its one line on stderr."""
+
+    def run(code: int, *arguments: str) -> str:
+        capfd.readouterr()
+        assert run_command(list(arguments)) == code
+        out, err = capfd.readouterr()
+        assert "Marlowe" not in out + err
+        assert err.startswith("dpray: ") and err.count("\n") == 1 and err.endswith("\n"), err
+        return err
+
+    return run
+
+
+def options_of(command: Any, name: str) -> dict[str, str]:
+    names = (option for each in command.params for option in each.opts + each.secondary_opts)
+    found = {name: " ".join(sorted(names))}
+    for key, child in getattr(command, "commands", {}).items():
+        found |= options_of(child, f"{name} {key}")
+    return found
+
+
+def test_commands_and_options_are_frozen() -> None:
+    assert options_of(typer.main.get_command(app), "dpray") == COMMANDS
+
+
+def test_every_command_answers_in_json_too() -> None:
+    leaves = {name: options for name, options in COMMANDS.items() if name.count(" ")}
+    del leaves["dpray ledger"]
+    assert all("--json" in options.split() for options in leaves.values())
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--version"]) == 0
+    assert capsys.readouterr().out == f"{dpray.__version__}\n"
+
+
+def test_plan_has_the_contracts_keys_and_opens_no_data(
+    config_file: Callable[..., str], capsys: pytest.CaptureFixture[str], records_file: Path
+) -> None:
+    records_file.unlink()
+    assert run_command(["plan", config_file(), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    shared = {
+        "epsilon",
+        "delta",
+        "neighboring_relation",
+        "privacy_unit",
+        "accountant",
+        "mechanisms",
+        "not_private",
+    }
+    assert plan.keys() >= shared | {"method", "records", "llm_calls", "batches"}
+    assert 0 < plan["epsilon"] <= 50.0 and plan["delta"] == 1e-5
+    assert plan["neighboring_relation"] == "add_or_remove_one"
+    assert plan["method"]["name"] == "private_prediction"
+    for mechanism in plan["mechanisms"]:
+        assert mechanism.keys() >= {"name", "parameters", "count", "cost"}
+
+
+def test_settings_after_the_file_change_the_plan(
+    config_file: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["plan", config_file(), "privacy.epsilon=2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] <= 2
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"privacy__epsilon": float("nan")}, "privacy.epsilon"),
+        ({"privacy__delta": -1e-6}, "privacy.delta"),
+        ({"method__batchsize": 5}, "method.batchsize"),
+        ({"engine__model": "/no/such/folder"}, "engine.model"),
+        ({"data__path": "/no/such/file.jsonl"}, "data.path"),
+        ({"method__template": "no-such-template"}, "method.template"),
+        ({"method__private_tokens": 10**6}, "method.private_tokens"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_configuration_is_one_line_that_names_the_key(
+    config_file: Callable[..., str],
+    refuse: Callable[..., str],
+    change: dict[str, Any],
+    named: str,
+    tmp_path: Path,
+) -> None:
+    assert named in refuse(2, "run", config_file(**change))
+    assert not (tmp_path / "ledger.db").exists(), "nothing may be charged"
+
+
+def test_a_configuration_that_is_not_there(refuse: Callable[..., str], tmp_path: Path) -> None:
+    for command in ("run", "plan"):
+        assert "none.yaml" in refuse(2, command, str(tmp_path / "none.yaml"))
+
+
+BAD_LAST_LINE = {
+    "missing column": (b'{"words": "Marlowe", "label": "a"}', "column 'text'"),
+    "missing label": (b'{"text": "Marlowe"}', "column 'label'"),
+    "label outside the set": (b'{"text": "Marlowe", "label": "Marlowe"}', "data.labels"),
+    "a million characters": (
+        b'{"text": "%s", "label": "a"}' % (b"Marlowe " * 125_000),
+        "1000000 characters",
+    ),
+    "invalid UTF-8": (b'{"text": "Marlowe \xff\xfe", "label": "a"}', "UTF-8"),
+    "no JSON": (b'{"text": "Marlowe', "JSON"),
+    "not a text": (b'{"text": ["Marlowe"], "label": "a"}', "not a text"),
+    "no object": (b'"Marlowe"', "not a JSON object"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_LAST_LINE)
+def test_bad_data_is_one_line_that_names_the_row(
+    what: str,
+    config_file: Callable[..., str],
+    refuse: Callable[..., str],
+    records_file: Path,
+    tmp_path: Path,
+) -> None:
+    line, named = BAD_LAST_LINE[what]
+    with open(records_file, "ab") as file:
+        file.write(line + b"\n")
+    message = refuse(2, "run", config_file())
+    assert "records.jsonl, row 61" in message and named in message
+    assert not (tmp_path / "out/synthetic.jsonl").exists()
+
+
+def test_an_empty_file(
+    config_file: Callable[..., str], refuse: Callable[..., str], records_file: Path
+) -> None:
+    records_file.write_text("")
+    assert "records.jsonl holds no rows" in refuse(2, "run", config_file())
+
+
+def test_a_refused_budget(
+    config_file: Callable[..., str],
+    refuse: Callable[..., str],
+    settings: Settings,
+    records_file: Path,
+    tmp_path: Path,
+) -> None:
+    ledger = Ledger.create_or_open(settings()["privacy"]["ledger"])
+    ledger.create_dataset("notes", Budget(0.01, 1e-5), "record", "add_or_remove_one")
+    # Rows that would be refused with 2: who answers with 3 has not read them.
+    records_file.write_bytes(b"\xff Marlowe\n")
+    message = refuse(3, "run", config_file())
+    for word in ("asked (eps ", "spent (eps 0,", "left (eps 0.01,"):
+        assert word in message
+    account = ledger.account("notes")
+    assert account is not None and account.spent.epsilon == 0
+
+
+@pytest.mark.parametrize("words", ["run", "plan --loud", "dance", "ledger show"])
+def test_wrong_options_are_bad_input(refuse: Callable[..., str], words: str) -> None:
+    refuse(2, *words.split())
+
+
+def test_without_a_command_the_help_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["ledger"]):
+        assert run_command(arguments) == 2
+        out, err = capfd.readouterr()
+        assert "Usage:" in out and "dpray: " not in err
+
+
+def test_an_unexpected_error_names_its_class_and_place_only(
+    config_file: Callable[..., str],
+    refuse: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: Any) -> None:
+        raise LookupError("Marlowe has a cough")
+
+    monkeypatch.setattr("dpray.orchestration.methods.run", broken)
+    message = refuse(1, "run", config_file())
+    assert "LookupError at dpray.commands.run" in message

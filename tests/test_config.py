@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from dpray.config import Config, load_config, parse_config
+from dpray.types import InputError
+
+Settings = Callable[..., dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"privacy__epsilon": float("nan")}, "privacy.epsilon: "),
+        ({"privacy__epsilon": float("inf")}, "privacy.epsilon: "),
+        ({"privacy__epsilon": 0}, "privacy.epsilon: "),
+        ({"privacy__delta": -1e-6}, "privacy.delta: "),
+        ({"privacy__delta": 1.0}, "privacy.delta: "),
+        ({"privacy__dataset": ""}, "privacy.dataset: "),
+        ({"method__batch_size": 0}, "method.batch_size: "),
+        ({"method__batchsize": 5}, "method.batchsize: there is no such key"),
+        ({"method__clip": "none"}, "method.clip: "),
+        ({"method__sparse_vector": {"threshold": 0.5}}, "method.sparse_vector.noise: "),
+        ({"data__labels": []}, "labels: "),
+        ({"data__labels": ["a", "a"]}, "labels: "),
+        ({"data__label_proportions": {"a": 1.0}}, "label_proportions: "),
+        ({"data__label_proportions": {"a": 0.7, "b": 0.7}}, "label_proportions: "),
+        ({"data__max_records_per_unit": 3}, "max_records_per_unit: "),
+        ({"engine__kind": "openai"}, "engine.kind: "),
+    ],
+)
+def test_wrong_keys_are_named_in_one_line(
+    settings: Settings, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError) as wrong:
+        parse_config(settings(**change))
+    assert message in str(wrong.value) and "\n" not in str(wrong.value)
+
+
+def test_settings_after_the_file(settings: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings()))
+    config = load_config(path, ["privacy.epsilon=0.5", "data.labels=[x,y]", "method.clip=dclip"])
+    assert config.privacy.epsilon == 0.5
+    assert config.data.labels == ("x", "y")
+    assert config.method.clip == "dclip"
+
+
+@pytest.mark.parametrize("text", ["a: [1", "just words", "- a\n- b\n", "\x00"])
+def test_a_file_that_is_no_configuration(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as wrong:
+        load_config(path)
+    assert "\n" not in str(wrong.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"missing.yaml: No such file"):
+        load_config(tmp_path / "missing.yaml")
+    with pytest.raises(InputError, match=r"key.sub=value"):
+        load_config(tmp_path / "missing.yaml", ["epsilon"])
+
+
+def test_every_key_of_the_method_has_a_default_and_a_description() -> None:
+    methods = get_args(Config.model_fields["method"].annotation)
+    fields = {k: v for method in methods for k, v in method.model_fields.items()}
+    del fields["vocabulary"]  # only the user knows which public words suit the texts
+    assert {
+        "batch_size", "private_tokens", "clip", "clip_bound", "temperature", "candidates", "k",
+        "sparse_vector", "public_temperature", "max_tokens", "max_records", "template",
+    } <= set(fields)  # fmt: skip
+    for name, field in fields.items():
+        assert name == "name" or (not field.is_required() and field.description), name
+
+
+def test_proportions_are_uniform_unless_given(settings: Settings) -> None:
+    assert parse_config(settings()).data.proportions == {"a": 0.5, "b": 0.5}
+    given = parse_config(settings(data__label_proportions={"a": 0.9, "b": 0.1}))
+    assert given.data.proportions == {"a": 0.9, "b": 0.1}
+    nameless = parse_config(settings(data__label=None, data__labels=[]))
+    assert nameless.data.proportions == {"": 1.0}
+
+
+def test_the_api_key_is_not_shown(settings: Settings) -> None:
+    tree = settings()
+    tree["engine"]["api_key"] = "sk-secret"
+    assert "sk-secret" not in repr(parse_config(tree))
