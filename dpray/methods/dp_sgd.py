@@ -1,0 +1,134 @@
+"""Fine-tuning a language model with DP-SGD on texts with control codes (Yue et al. 2023).
+
+The control code c stands before the text x and the model learns P(x | c) (section 3.2); afterwards
+any number of texts is drawn from it with the wanted codes: post-processing, free. The paper's
+settings: C = 1, an expected batch of 4096 units, 128 tokens, learning rate 1e-4 (Table 7).
+
+Symbols: N the public number of units, q the sampling probability, B = q N the expected batch size,
+C the clip norm, sigma the noise multiplier, t the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from dpray.accounting.events import Event, SelfComposed
+from dpray.mechanisms.gradient_noise import DpSgdStep
+from dpray.mechanisms.poisson import one_record_each, poisson_batch
+from dpray.methods.clipped_loss import MicroBatch, TrainingText
+
+Units = Sequence[Sequence[TrainingText]]
+"""The private data: the records of every unit, at least one each."""
+
+
+@dataclass(frozen=True)
+class DpSgd:
+    """The frozen plan of a fine-tuning; all of it public.
+
+    Guarantee: add or remove one unit. Every step is a `DpSgdStep` on a Poisson sample of its own,
+    `steps` is fixed before the data is opened, and all that leaves a step is its noisy mean: the
+    weights after any of them cost `dp_event` at most. Losses, norms and batch sizes are private.
+
+    `micro_batch_size` (and the number of ranks) says how a batch is taken apart; it changes the
+    sum in the last bits only.
+    """
+
+    mechanism: DpSgdStep
+    steps: int
+    micro_batch_size: int
+    learning_rate: float
+    schedule: Literal["constant", "linear"] = "constant"
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    weight_decay: float = 0.0
+
+    @property
+    def dp_event(self) -> Event:
+        return SelfComposed(self.mechanism.dp_event, self.steps)
+
+    def learning_rate_at(self, t: int) -> float:
+        """For step t from 0; `linear` falls to 0 after the last one."""
+        left = 1.0 - t / self.steps if self.schedule == "linear" else 1.0
+        return self.learning_rate * left
+
+
+class Trainer(Protocol):
+    """Holds a model, or this rank's part of one."""
+
+    rank: int
+    ranks: int
+
+    def accumulate(self, micro_batch: MicroBatch, last: bool) -> None:
+        """Add the clipped gradients of a micro-batch to this step's sum; `last`: of this step."""
+
+    def step(self, learning_rate: float) -> None:
+        """Divide the sum by B, add the noise, once for each coordinate, and let the optimizer make
+        its step; the sum is 0 again."""
+
+
+def fine_tune(
+    plan: DpSgd,
+    units: Units,
+    trainer: Trainer,
+    rng: np.random.Generator,
+    before_step: Callable[[int], None] = lambda t: None,
+) -> None:
+    """Algorithm 1 of Abadi et al. 2016 with Poisson sampling.
+
+    Every rank runs it with the same `units` and the same draws of `rng`, a generator that nothing
+    else draws from: so all know the whole batch, and each takes its share. `before_step` is told t
+    before anything of step t is drawn.
+    """
+    q = plan.mechanism.sampling_probability
+    for t in range(plan.steps):
+        before_step(t)
+        batch = one_record_each(units, poisson_batch(len(units), q, rng), rng)
+        shares = share(batch, plan.micro_batch_size, trainer.rank, trainer.ranks)
+        for number, texts in enumerate(shares, start=1):
+            trainer.accumulate(MicroBatch.of(texts), last=number == len(shares))
+        trainer.step(plan.learning_rate_at(t))
+
+
+def share(
+    batch: Sequence[TrainingText], size: int, rank: int, ranks: int
+) -> list[Sequence[TrainingText]]:
+    """A rank's micro-batches of at most `size` texts: as many on every rank, and at least one, so
+    that all meet in the same collective calls; some are empty."""
+    count = max(1, -(-len(batch) // (size * ranks)))
+    mine = batch[rank::ranks]
+    return [mine[size * i : size * (i + 1)] for i in range(count)]
+
+
+def control_code(columns: Mapping[str, str]) -> str:
+    """What stands before a text: `Business Type: Restaurants | Review Stars: 5.0` and a newline;
+    empty without columns."""
+    code = " | ".join(f"{name}: {value}" for name, value in columns.items())
+    return f"{code}\n" if code else ""
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """Records to token ids. `encode` maps a string to ids without special tokens.
+
+    The code and the text are encoded apart, so that what the model is given when it writes is
+    token for token what it was trained on. A record longer than `max_length` tokens is cut there, a
+    rule on that record alone; `eos` follows a text that was not.
+    """
+
+    encode: Callable[[str], Sequence[int]]
+    eos: int
+    max_length: int
+    bos: int | None = None
+
+    def prompt(self, code: str) -> tuple[int, ...]:
+        """What the model continues."""
+        start = self.eos if self.bos is None else self.bos
+        return (start, *self.encode(code))
+
+    def training_text(self, code: str, text: str) -> TrainingText:
+        prompt = self.prompt(code)
+        ids = (*prompt, *self.encode(text), self.eos)
+        return TrainingText(ids[: self.max_length], min(len(prompt), self.max_length))

@@ -1,0 +1,246 @@
+"""Norms of per-example gradients that are never formed (Li et al. 2022b, section 4, "ghost
+clipping"; Bu et al. 2022 for the choice between the two ways to an inner product).
+
+A linear layer's gradient for one example is `sum_t g_t a_t^T`, g_t the gradient of that example's
+loss with respect to the layer's output at position t, a_t its input. Its squared norm is
+`sum_{t,t'} (g_t . g_t') (a_t . a_t')`: T x T numbers instead of a matrix of the weight's size. The
+weight of a lookup is the same with one-hot a_t; a parameter that is used in several places (tied
+embeddings) has the gradients' sum, so the inner products of its parts are added.
+
+Legend: B examples, T positions (U: of another use of the same parameter), M x N a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+
+class NoNormRule(ValueError):
+    """A trainable layer whose per-example gradient norm is not known here."""
+
+
+@dataclass(frozen=True)
+class Outer:
+    """The gradient `sum_t left_t right_t^T` of a matrix: (B, T, M) and (B, T, N)."""
+
+    left: torch.Tensor = field(repr=False)
+    right: torch.Tensor = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The gradient `sum_t e_{ids_t} row_t^T` of a matrix, e the unit vectors: (B, T) and
+    (B, T, N)."""
+
+    ids: torch.Tensor = field(repr=False)
+    row: torch.Tensor = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The gradient itself, of a vector: (B, N)."""
+
+    gradient: torch.Tensor = field(repr=False)
+
+
+Part = Outer | Lookup | Whole
+"""What one use of a parameter adds to its per-example gradients."""
+
+Rule = Callable[[torch.Tensor, torch.Tensor], list[Part]]
+"""From a layer's input and its output's gradient to one part for each trainable parameter, in the
+order of `named_parameters`."""
+
+
+def inner_products(first: Part, second: Part) -> torch.Tensor:
+    """For every example the inner product of two parts of one parameter's gradient, shape (B,)."""
+    if isinstance(first, Whole) and isinstance(second, Whole):
+        return (first.gradient * second.gradient).sum(1)
+    if isinstance(first, Outer) and isinstance(second, Lookup):
+        return inner_products(second, first)
+    if isinstance(first, Lookup) and isinstance(second, Outer):
+        places = first.ids.unsqueeze(1).expand(-1, second.left.shape[1], -1)
+        left_BUT = second.left.gather(2, places)
+        return (left_BUT * (second.right @ first.row.mT)).sum((1, 2))
+    if isinstance(first, Lookup) and isinstance(second, Lookup):
+        same_BTU = first.ids.unsqueeze(2) == second.ids.unsqueeze(1)
+        return (same_BTU * (first.row @ second.row.mT)).sum((1, 2))
+    if isinstance(first, Outer) and isinstance(second, Outer):
+        positions = first.left.shape[1] * second.left.shape[1]
+        if positions > first.left.shape[2] * first.right.shape[2]:
+            matrix_BMN = first.left.mT @ first.right
+            other_BMN = matrix_BMN if second is first else second.left.mT @ second.right
+            return (matrix_BMN * other_BMN).sum((1, 2))
+        left_BTU = first.left @ second.left.mT
+        return (left_BTU * (first.right @ second.right.mT)).sum((1, 2))
+    raise TypeError("a matrix and a vector share no parameter")
+
+
+def squared_norms(parts: Sequence[Part]) -> torch.Tensor:
+    """Of one parameter's per-example gradients, the sum of `parts`: shape (B,), float64."""
+    total = torch.zeros((), dtype=torch.float64)
+    for i, part in enumerate(parts):
+        total = total.to(_device(part)) + inner_products(part, part).double()
+        for other in parts[:i]:
+            total = total + 2.0 * inner_products(part, other).double()
+    return total.clamp(min=0.0)  # NaN stays NaN
+
+
+def rule_of(name: str, module: nn.Module) -> Rule:
+    """How to get at the parts of `module`'s trainable parameters.
+
+    Conv1D (GPT-2's linear layer with a transposed weight) and the RMS norms of the models are known
+    by their class names. Raises NoNormRule that names the layer.
+    """
+    kind = type(module).__name__
+    trainable = {n for n, p in module.named_parameters(recurse=False) if p.requires_grad}
+    vectors = {"bias"} if getattr(module, "bias", None) is not None else set()
+    if trainable <= {"weight"} | vectors:
+        if isinstance(module, nn.Linear):
+            return _matrix_rule(trainable, output_first=True)
+        if kind == "Conv1D":
+            return _matrix_rule(trainable, output_first=False)
+        if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
+            return _scale_rule(trainable, _layer_norm(module))
+        if isinstance(module, nn.RMSNorm) or kind.endswith("RMSNorm"):
+            return _scale_rule(trainable, _rms_norm(name, module))
+        if isinstance(module, nn.Embedding):
+            if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
+                raise NoNormRule(f"{name}: an embedding with max_norm, scale_grad_by_freq, sparse")
+            return _lookup_rule(module.padding_idx)
+    raise NoNormRule(
+        f"{name} ({kind}) has trainable parameters {sorted(trainable)} and no rule for the norms "
+        "of their gradients: freeze it, or use LoRA on linear layers"
+    )
+
+
+def _matrix_rule(trainable: set[str], output_first: bool) -> Rule:
+    def parts(a_BTM: torch.Tensor, g_BTN: torch.Tensor) -> list[Part]:
+        outer = Outer(g_BTN, a_BTM) if output_first else Outer(a_BTM, g_BTN)
+        found: list[Part] = [outer] if "weight" in trainable else []
+        return [*found, Whole(g_BTN.sum(1))] if "bias" in trainable else found
+
+    return parts
+
+
+def _scale_rule(trainable: set[str], normalised: Callable[[torch.Tensor], torch.Tensor]) -> Rule:
+    def parts(a_BTN: torch.Tensor, g_BTN: torch.Tensor) -> list[Part]:
+        weight = Whole((g_BTN * normalised(a_BTN)).sum(1))
+        found: list[Part] = [weight] if "weight" in trainable else []
+        return [*found, Whole(g_BTN.sum(1))] if "bias" in trainable else found
+
+    return parts
+
+
+def _lookup_rule(padding_idx: int | None) -> Rule:
+    def parts(ids_BT: torch.Tensor, g_BTN: torch.Tensor) -> list[Part]:
+        if padding_idx is not None:  # torch gives this row no gradient
+            g_BTN = g_BTN * (ids_BT != padding_idx).unsqueeze(-1)
+        return [Lookup(ids_BT, g_BTN)]
+
+    return parts
+
+
+def _layer_norm(module: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda a: nn.functional.layer_norm(a, a.shape[-1:], eps=module.eps)
+
+
+def _rms_norm(name: str, module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(eps, float):
+        raise NoNormRule(f"{name} ({type(module).__name__}): no eps to compute its norm with")
+    return lambda a: a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + eps)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One use of a layer in the forward pass."""
+
+    layer: _Layer
+    input: torch.Tensor = field(repr=False)
+    output: torch.Tensor = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    name: str
+    rule: Rule
+    parameters: tuple[nn.Parameter, ...]
+
+
+class GhostNorms:
+    """Records what the layers of `model` see, and makes norms of it.
+
+    Raises NoNormRule at once where a trainable layer has no rule, so that no gradient goes
+    unaccounted; `dpray.methods.clipped_loss.check_norm_rules` finds what class names cannot tell.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._calls: list[_Call] | None = None
+        for name, module in model.named_modules():
+            own = tuple(p for p in module.parameters(recurse=False) if p.requires_grad)
+            if own:
+                layer = _Layer(name, rule_of(name, module), own)
+                module.register_forward_hook(self._hook(layer))
+
+    def squared(
+        self, forward: Callable[[], torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[nn.Parameter, torch.Tensor]]:
+        """The losses (B,) that `forward` returns and the squared norms (B,), float64, of every
+        parameter's per-example gradients of them; a parameter without a gradient is not there.
+
+        The losses have to be the model's own: a training engine's output may carry a scale into
+        the backward pass, and norms that are too small by it are a silent loss of privacy.
+        """
+        calls: list[_Call] = []
+        self._calls = calls
+        try:
+            losses_B = forward()
+        finally:
+            self._calls = None
+        outputs = [call.output for call in calls]
+        gradients = torch.autograd.grad(losses_B.sum(), outputs, allow_unused=True)
+        parts: dict[nn.Parameter, list[Part]] = {}
+        for call, gradient in zip(calls, gradients, strict=True):
+            if gradient is None:
+                continue  # not on the way to the loss
+            found = call.layer.rule(*_batch_first(call, gradient, len(losses_B)))
+            for parameter, part in zip(call.layer.parameters, found, strict=True):
+                parts.setdefault(parameter, []).append(part)
+        squared = {parameter: squared_norms(found) for parameter, found in parts.items()}
+        return losses_B.detach(), squared
+
+    def _hook(self, layer: _Layer) -> Callable[..., None]:
+        def record(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: object) -> None:
+            if self._calls is not None:
+                if len(inputs) != 1 or not isinstance(output, torch.Tensor):
+                    raise NoNormRule(f"{layer.name}: not called with one tensor for one tensor")
+                self._calls.append(_Call(layer, inputs[0].detach(), output))
+
+        return record
+
+
+def _batch_first(
+    call: _Call, gradient: torch.Tensor, examples: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input and output gradient as (B, T, features), or (B, T) ids, in float32."""
+    a, g = call.input, gradient
+    if len(a) != examples or len(g) != examples:
+        raise NoNormRule(
+            f"{call.layer.name}: the first dimension of its input or output is not the examples, "
+            "so their gradients cannot be told apart"
+        )
+    if a.is_floating_point():
+        a = a.reshape(examples, -1, a.shape[-1]).float()
+    else:
+        a = a.reshape(examples, -1)
+    return a, g.reshape(examples, -1, g.shape[-1]).float()
+
+
+def _device(part: Part) -> torch.device:
+    match part:
+        case Outer(left=tensor) | Lookup(row=tensor) | Whole(gradient=tensor):
+            return tensor.device

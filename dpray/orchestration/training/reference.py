@@ -1,0 +1,46 @@
+"""DP-SGD in one process with plain torch: the measure that training on ranks is held against."""
+
+from __future__ import annotations
+
+import torch
+
+from dpray.mechanisms.gradient_noise import GradientNoise
+from dpray.methods.clipped_loss import MicroBatch, PerExampleLoss
+from dpray.methods.dp_sgd import DpSgd
+from dpray.orchestration.training.model import trainable_parameters
+from dpray.orchestration.training.optimizer import (
+    add_noise_before_steps,
+    make_optimizer,
+    set_learning_rate,
+)
+
+
+class ReferenceTrainer:
+    """A `dpray.methods.dp_sgd.Trainer`. `noise_key` is a `new_key()` of this attempt alone."""
+
+    rank = 0
+    ranks = 1
+
+    def __init__(
+        self, plan: DpSgd, loss: PerExampleLoss, noise_key: str, device: str = "cpu"
+    ) -> None:
+        self._plan = plan
+        self._device = torch.device(device)
+        self._loss = loss.to(self._device)
+        self._optimizer = make_optimizer(plan, loss)
+        add_noise_before_steps(self._optimizer, GradientNoise(plan.mechanism, noise_key))
+
+    def accumulate(self, micro_batch: MicroBatch, last: bool) -> None:
+        mechanism = self._plan.mechanism
+        clipped = self._loss.clipped(micro_batch.to(self._device), mechanism.clip_to)
+        (clipped / mechanism.expected_batch_size).backward()
+
+    def step(self, learning_rate: float) -> None:
+        set_learning_rate(self._optimizer, learning_rate)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The trained weights by name, on the CPU."""
+        named = trainable_parameters(self._loss)
+        return {name: p.detach().cpu() for name, p in named.items()}

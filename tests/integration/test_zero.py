@@ -1,0 +1,123 @@
+"""DP-SGD under DeepSpeed ZeRO on two ranks: the reference's sums, noise once a coordinate.
+
+False-alarm rate of what is random here: below 1e-5 in all.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing
+from safetensors.torch import load_file
+from scipy import stats
+
+from dpray.mechanisms.randomness import generator, new_key
+from dpray.methods.clipped_loss import PerExampleLoss
+from dpray.methods.dp_sgd import fine_tune
+from dpray.orchestration.training.model import Tuning, load_loss, save_model
+from dpray.orchestration.training.reference import ReferenceTrainer
+from tests.integration import train_driver
+from tests.integration.processes import MARKER, TIMEOUT, Cluster, environment, free_ports
+from tests.integration.zero_ranks import (
+    MODELS,
+    STAGES,
+    STD,
+    flat,
+    four_steps,
+    plan,
+    rank_main,
+)
+from tests.statistical.two_sided import ALPHA, WRONG_SCALES, fits_distribution
+
+pytestmark = pytest.mark.slow
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("zero")
+    torch.multiprocessing.spawn(rank_main, (RANKS, free_ports(1)[0], folder), nprocs=RANKS)
+    return folder
+
+
+def trained(saved: Path, stage: int, name: str, optimizer: str) -> list[torch.Tensor]:
+    """The weights as every rank has them."""
+    files = [saved / f"{stage}-{name}-{optimizer}-{rank}.pt" for rank in range(RANKS)]
+    return [flat(torch.load(file)) for file in files]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_stage_makes_the_references_steps(saved: Path, name: str, optimizer: Any) -> None:
+    loss = PerExampleLoss(MODELS[name]()).eval()
+    trainer = ReferenceTrainer(plan(1e-9, optimizer), loss, new_key())
+    start = flat(trainer.weights()).clone()
+    four_steps(trainer, optimizer)
+    reference = flat(trainer.weights())
+    assert torch.isfinite(reference).all() and (reference - start).abs().max() > 1e-3
+    for stage in STAGES:
+        for weights in trained(saved, stage, name, optimizer):
+            torch.testing.assert_close(weights, reference, rtol=0, atol=1e-6)
+
+
+def noise(saved: Path, stage: int) -> list[dict[str, torch.Tensor]]:
+    return [torch.load(saved / f"{stage}-noise-{rank}.pt") for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_coordinate_gets_its_noise_once(saved: Path, stage: int) -> None:
+    first, second = (rank["moved"] for rank in noise(saved, stage))
+    assert (first == second).all()  # replicas stay equal
+    moved = first.double().numpy()
+    assert (moved != 0).mean() > 0.999
+    assert fits_distribution(moved, stats.norm(scale=STD).cdf)
+    for scale in WRONG_SCALES:
+        assert not fits_distribution(moved, stats.norm(scale=STD * scale).cdf)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_partitions_are_independent_and_replicas_draw_the_same(saved: Path, stage: int) -> None:
+    ranks = noise(saved, stage)
+    first, second = (rank["drawn"].double().numpy() for rank in ranks)
+    weights = len(ranks[0]["moved"])
+    if stage == 0:
+        assert (first == second).all() and len(first) == weights
+    else:
+        # A partition may be padded by some coordinates; without gaps or overlaps otherwise.
+        assert weights <= len(first) + len(second) <= weights + 200
+        shorter = min(len(first), len(second))
+        assert stats.pearsonr(first[:shorter], second[:shorter]).pvalue > ALPHA
+
+
+def test_on_ray_train(cluster: Cluster, model_folder: str, tmp_path: Path) -> None:
+    """Two workers, adapters, ZeRO 2: the model that is written is the reference's."""
+    out, scratch = tmp_path / "model", tmp_path / "scratch"
+    ended = subprocess.run(
+        [sys.executable, train_driver.__file__, model_folder, str(out), str(scratch)],
+        env=environment(RAY_ADDRESS=cluster.address),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == ""
+    for path in [*scratch.rglob("*"), *cluster.logs()]:
+        assert not path.is_file() or MARKER not in path.read_bytes(), path.name
+
+    tuning = Tuning(model_folder, "lora", lora_rank=4)
+    loss = load_loss(tuning)
+    trainer = ReferenceTrainer(train_driver.plan(), loss, new_key())
+    units = train_driver.units(model_folder)
+    fine_tune(train_driver.plan(), units, trainer, generator(new_key()))
+    save_model(tuning, trainer.weights(), tmp_path / "reference")
+    written = load_file(out / "model.safetensors")
+    reference = load_file(tmp_path / "reference" / "model.safetensors")
+    base = load_file(Path(model_folder) / "model.safetensors")
+    assert any((reference[name] != base[name]).any() for name in base)
+    for name, weight in reference.items():
+        torch.testing.assert_close(written[name], weight, rtol=0, atol=1e-6)

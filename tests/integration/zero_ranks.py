@@ -1,0 +1,112 @@
+"""What every rank does in `test_zero.py`, in processes of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from dpray.mechanisms.gradient_noise import DpSgdStep, GradientNoise
+from dpray.mechanisms.randomness import generator
+from dpray.methods.clipped_loss import MicroBatch, PerExampleLoss, TrainingText
+from dpray.methods.dp_sgd import DpSgd, Units, fine_tune
+from tests.methods.tiny_gradients import gpt2, llama, lora, texts
+
+STAGES = (0, 1, 2, 3)
+SAMPLING_KEY = "5a" * 32
+SIGMA, C, B = 1.3, 0.5, 4.0
+STD = SIGMA * C / B
+
+
+def poisoned_lora() -> Any:
+    """Adapters on a frozen model in which token 96 makes a text's loss not a number."""
+    model = lora(llama())
+    with torch.no_grad():
+        model.get_input_embeddings().weight[96] = torch.inf
+    return model
+
+
+MODELS: dict[str, Callable[[], Any]] = {"gpt2": gpt2, "llama_lora": poisoned_lora}
+
+
+def plan(sigma: float, optimizer: Any = "sgd") -> DpSgd:
+    step = DpSgdStep(
+        sampling_probability=0.2, noise_multiplier=sigma, clip_norm=C, expected_batch_size=B
+    )
+    rate = 1.0 if optimizer == "sgd" else 0.01
+    return DpSgd(step, steps=4, micro_batch_size=1, learning_rate=rate, optimizer=optimizer)
+
+
+def units() -> Units:
+    """With the key above: batches of 5, 3, 2 and 5 of them; one is not finite in `llama_lora`."""
+    bad = TrainingText((5, 96, 7, 8, 9), 0)
+    return [[bad], *([text] for text in texts(17))]
+
+
+def four_steps(trainer: Any, optimizer: Any) -> None:
+    """Almost without noise. AdamW gets an eps that keeps rounding errors small."""
+    if optimizer == "adamw":
+        of_trainer: Optimizer = trainer._optimizer
+        for group in of_trainer.param_groups:
+            group["eps"] = 1e-3
+    fine_tune(plan(1e-9, optimizer), units(), trainer, generator(SAMPLING_KEY))
+
+
+def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
+    """Every stage and model: the weights after four steps, and after a step of noise alone."""
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    for stage in STAGES:
+        for name in MODELS:
+            for optimizer in ("sgd", "adamw"):
+                saved = _trained(stage, name, optimizer)
+                torch.save(saved, folder / f"{stage}-{name}-{optimizer}-{rank}.pt")
+        torch.save(_noise_alone(stage), folder / f"{stage}-noise-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _trained(stage: int, name: str, optimizer: Any) -> dict[str, torch.Tensor]:
+    from dpray.orchestration.training.zero import ZeroTrainer
+
+    loss = PerExampleLoss(MODELS[name]()).eval()
+    trainer = ZeroTrainer(plan(1e-9, optimizer), loss, stage, torch.device("cpu"))
+    four_steps(trainer, optimizer)
+    weights = trainer.weights()
+    trainer.close()
+    return weights
+
+
+def _noise_alone(stage: int) -> dict[str, torch.Tensor]:
+    """What one step on an empty batch moved the weights by, and what this rank drew."""
+    from dpray.orchestration.training.zero import ZeroTrainer
+
+    loss = PerExampleLoss(gpt2()).eval()
+    trainer = ZeroTrainer(plan(SIGMA), loss, stage, torch.device("cpu"))
+    before = flat(trainer.weights())
+    drawn: list[torch.Tensor] = []
+    add = GradientNoise.add_
+
+    def listening(noise: GradientNoise, gradient: torch.Tensor) -> None:
+        without = gradient.clone()
+        add(noise, gradient)
+        drawn.append((gradient - without).reshape(-1))
+
+    GradientNoise.add_ = listening  # type: ignore[method-assign]
+    trainer.accumulate(MicroBatch.of([]), last=True)
+    trainer.step(1.0)
+    GradientNoise.add_ = add  # type: ignore[method-assign]
+    moved = flat(trainer.weights()) - before
+    trainer.close()
+    return {"moved": moved, "drawn": torch.cat(drawn)}
+
+
+def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([weight.reshape(-1) for weight in weights.values()])

@@ -1,0 +1,110 @@
+"""DP-SGD's noise where the gradient is zero: right on every coordinate, 2/3 and 3/2 told apart.
+
+False-alarm rate of each test: at most 1e-6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dpray.mechanisms.gradient_noise import DpSgdStep, GradientNoise
+from dpray.mechanisms.randomness import new_key
+from dpray.methods.clipped_loss import MicroBatch, PerExampleLoss
+from dpray.methods.dp_sgd import DpSgd
+from dpray.orchestration.training.reference import ReferenceTrainer
+from tests.methods.tiny_gradients import gpt2
+from tests.statistical.two_sided import ALPHA, WRONG_SCALES, fits_distribution
+
+STEPS = 60
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Many threads make small models slow."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def step(sigma: float = 1.3) -> DpSgdStep:
+    """sigma C / (q N) = 1.3 * 0.5 / 8."""
+    return DpSgdStep(
+        sampling_probability=0.1, noise_multiplier=sigma, clip_norm=0.5, expected_batch_size=8.0
+    )
+
+
+STD = 1.3 * 0.5 / 8.0
+
+
+def releases(sigma: float = 1.3) -> np.ndarray:
+    """Noisy means of empty batches, one row a step, as the weights of a model moved by them."""
+    plan = DpSgd(step(sigma), STEPS, micro_batch_size=4, learning_rate=1.0, optimizer="sgd")
+    loss = PerExampleLoss(gpt2(width=8)).eval()
+    parameters = [p for p in loss.parameters() if p.requires_grad]
+    trainer = ReferenceTrainer(plan, loss, new_key())
+    rows = []
+    for _ in range(STEPS):
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.zero_()
+        trainer.accumulate(MicroBatch.of([]), last=True)
+        trainer.step(1.0)
+        rows.append(torch.cat([-p.detach().reshape(-1) for p in parameters]).double().numpy())
+    return np.stack(rows)
+
+
+def every_coordinate_fits(rows: np.ndarray, std: float) -> bool:
+    """Chi-square of each coordinate over the steps, Bonferroni over coordinates."""
+    squares = np.square(rows / std).sum(0)
+    p_values = 2 * np.minimum(stats.chi2(STEPS).cdf(squares), stats.chi2(STEPS).sf(squares))
+    return bool(p_values.min() > ALPHA / rows.shape[1])
+
+
+def uncorrelated(first: np.ndarray, second: np.ndarray) -> bool:
+    return bool(stats.pearsonr(first.reshape(-1), second.reshape(-1)).pvalue > ALPHA)
+
+
+def test_the_noise_is_normal_of_the_stated_size_on_every_coordinate() -> None:
+    rows = releases()
+    assert (rows != 0).mean() > 0.999
+    assert fits_distribution(rows.reshape(-1), stats.norm(scale=STD).cdf)
+    assert every_coordinate_fits(rows, STD)
+    assert uncorrelated(rows[:-1], rows[1:])
+    assert uncorrelated(rows[:, :-1], rows[:, 1:])
+
+
+@pytest.mark.parametrize("scale", WRONG_SCALES)
+def test_noise_of_another_size_is_told_apart(scale: float) -> None:
+    rows = releases(1.3 * scale)
+    assert not fits_distribution(rows.reshape(-1), stats.norm(scale=STD).cdf)
+    assert not every_coordinate_fits(rows, STD)
+
+
+def draws(key: str, count: int = 20_000) -> np.ndarray:
+    gradient = torch.zeros(count)
+    GradientNoise(step(), key).add_(gradient)
+    return gradient.double().numpy()
+
+
+def test_partitions_with_keys_of_their_own_are_independent() -> None:
+    assert uncorrelated(draws(new_key()), draws(new_key()))
+
+
+def test_replicas_with_one_key_are_identical() -> None:
+    key = new_key()
+    assert (draws(key) == draws(key)).all()
+    assert not uncorrelated(draws(key), draws(key))
+
+
+def test_one_generator_never_repeats_itself() -> None:
+    noise = GradientNoise(step(), new_key())
+    first, second = torch.zeros(20_000), torch.zeros(20_000)
+    noise.add_(first)
+    noise.add_(second)
+    assert uncorrelated(first.double().numpy(), second.double().numpy())
