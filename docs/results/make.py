@@ -1,7 +1,8 @@
 """Writes docs/results.md from the finished runs of the configurations beside it.
 
-`python docs/results/make.py NAME...` runs the named ones first. Needs the folder ../shared with its
-texts and its model.
+`python docs/results/make.py NAME...` runs the named ones first: a file's name, and for Aug-PE with
+the epsilon, as in `aug_pe_yelp@1`. Needs the folder ../shared with its texts and its model, and for
+Aug-PE an endpoint: `dpray serve docs/results/serve.yaml`.
 """
 
 from __future__ import annotations
@@ -9,27 +10,38 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import aug_pe_table
+import numpy as np
+
 from dpray.engines.embedder import SentenceTransformerEmbedder
-from dpray.evaluation.evaluate import evaluate
+from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.structure import structure
 from dpray.io.records import read_rows
 
 HERE = Path(__file__).parent
-AGNEWS = Path("../shared/data/agnews")
+DATA = Path("../shared/data")
 RUNS = Path("out/results")
 HEAD = """# Measured results
 
-Private prediction with a model of 12.5 M parameters on two cores, without a GPU. The model is small
-and far from sharp: compare the rows, do not admire them. Written by
-`python docs/results/make.py NAME`, which runs `dpray run docs/results/NAME.yaml`.
+With a model of 12.5 M parameters on two cores, without a GPU. The model is small and far from
+sharp: compare the rows, do not admire them. Written by `python docs/results/make.py NAME...`, which
+runs `dpray run docs/results/NAME.yaml`.
 """
 
 
 def run(name: str) -> None:
-    command = [sys.executable, "-m", "dpray", "run", str(HERE / f"{name}.yaml")]
+    """`file` or `file@epsilon`, into a folder of its own."""
+    file, _, epsilon = name.partition("@")
+    more = []
+    if epsilon:
+        value = ".inf" if epsilon == "inf" else epsilon
+        places = (f"output.path={RUNS}/{name}", f"privacy.dataset={file}-{epsilon}")
+        more = [f"privacy.epsilon={value}", *places]
+    command = [sys.executable, "-m", "dpray", "run", str(HERE / f"{file}.yaml"), *more]
     subprocess.run(command, check=True)
 
 
@@ -43,8 +55,17 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [row for _, row in read_rows(str(path))]
 
 
-def labelled(path: Path) -> list[tuple[str, str]]:
-    return [(row["text"], row["label"]) for row in rows(path)]
+@cache
+def embedder() -> SentenceTransformerEmbedder:
+    return SentenceTransformerEmbedder("sentence-transformers/all-MiniLM-L6-v2")
+
+
+@cache
+def embedded(path: Path) -> Embedded:
+    """A file's vectors and labels; each is embedded once."""
+    records = rows(path)
+    vectors = embedder().embed([row["text"] for row in records])
+    return Embedded(vectors, np.array([str(row["label"]) for row in records]))
 
 
 def share(report: dict[str, Any]) -> str:
@@ -65,9 +86,8 @@ def cells(name: str, report: dict[str, Any]) -> list[str]:
 
 
 def news() -> list[str]:
-    embedder = SentenceTransformerEmbedder("sentence-transformers/all-MiniLM-L6-v2")
     table = [
-        "## AG News, 4,000 private records, delta 1e-6",
+        "## Private prediction: AG News, 4,000 private records, delta 1e-6",
         "",
         "A logistic regression on MiniLM embeddings, tested on 3,800 real test texts; mean and "
         "deviation over 5 bootstraps.",
@@ -76,10 +96,10 @@ def news() -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     ceiling = ""
-    test, private = labelled(AGNEWS / "test.jsonl"), labelled(AGNEWS / "private.jsonl")
+    test, private = (embedded(DATA / "agnews" / f"{part}.jsonl") for part in ("test", "private"))
     for name, report in finished("agnews_recentred", "agnews_dclip"):
-        synthetic = labelled(RUNS / name / "synthetic.jsonl")
-        result = evaluate(test, synthetic, embedder, train=private)["downstream"]
+        synthetic = embedded(RUNS / name / "synthetic.jsonl")
+        result = compare_downstream(synthetic, private, test, None, 5)
         table.append("| " + " | ".join([*cells(name, report), spread(result["synthetic"])]) + " |")
         ceiling = spread(result["ceiling"])
     table.append(f"| real records (ceiling) | | | | | 4000 | | {ceiling} |")
@@ -96,7 +116,7 @@ def films() -> list[str]:
         return ["The film records have not been run yet."]
     schema = json.loads((HERE / "film.schema.json").read_text())
     table = [
-        "## Film records in JSON, 8,000 private records, delta 1e-6",
+        "## Private prediction: film records in JSON, 8,000 private records, delta 1e-6",
         "",
         "With the sparse vector, tokens that the public prompt predicts about as well are free.",
         "",
@@ -114,4 +134,9 @@ def films() -> list[str]:
 if __name__ == "__main__":
     for wanted in sys.argv[1:]:
         run(wanted)
-    (HERE.parent / "results.md").write_text("\n".join([HEAD, *news(), "", *films()]) + "\n")
+    sections = [HEAD, *news(), "", *films()]
+    for name in ("yelp", "pubmed"):
+        runs = finished(*(f"aug_pe_{name}@{epsilon}" for epsilon in ("1", "2", "4", "inf")))
+        if runs:
+            sections += ["", *aug_pe_table.table(name, runs, embedded, embedder())]
+    (HERE.parent / "results.md").write_text("\n".join(sections) + "\n")

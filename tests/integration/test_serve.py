@@ -214,7 +214,6 @@ def test_wrong_requests_get_openais_errors_without_their_own_words(served: Serve
     image = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1/{WORD}"}}
     bodies: list[tuple[str, Any]] = [
         ("chat/completions", {"messages": WORD}),
-        ("chat/completions", {"messages": [{"role": WORD, "content": WORD}]}),
         ("chat/completions", {"messages": [{"role": "user", "content": [image]}]}),
         ("chat/completions", {"messages": [], WORD: WORD, "temperature": WORD}),
         ("chat/completions", {"messages": [{"role": "user", "content": WORD}], "top_p": 7}),
@@ -224,7 +223,7 @@ def test_wrong_requests_get_openais_errors_without_their_own_words(served: Serve
     ]
     for path, body in bodies:
         answer = served.post(f"/v1/{path}", json={"model": LLM} | body)
-        assert answer.status_code == 400, (path, answer.text)
+        assert answer.status_code == 400, (path, body, answer.text)
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         assert WORD not in answer.text
     assert served.post("/v1/completions", content=b"{" + MARKER, headers=JSON).status_code == 400

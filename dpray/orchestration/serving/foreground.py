@@ -45,8 +45,9 @@ def serve_until_stopped(
     """
     stop = threading.Event()
     was_connected = ray.is_initialized()
+    start_ray(file.runtime.ray_address)
+    # After Ray has started: it puts a handler of its own in, which aborts.
     with _stopping(stop):
-        start_ray(file.runtime.ray_address)
         # Serve tells of every step; `on_wait` says what a person needs.
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         if serve.status().proxies:
