@@ -21,8 +21,8 @@ Settings = Callable[..., dict[str, Any]]
 COMMANDS = {
     "dpray": "--version",
     "dpray demo": "--json --out",
-    "dpray evaluate": "--embedder --floor --json --label --out --real --schema --seeds --synthetic "
-    "--text --train",
+    "dpray evaluate": "--embedder --floor --json --label --networks --out --real --schema --seeds "
+    "--synthetic --text --train",
     "dpray ledger": "",
     "dpray ledger create": "--composition --dataset --delta --epsilon --json --ledger --order "
     "--unit",

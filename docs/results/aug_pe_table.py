@@ -36,7 +36,7 @@ def table(
     labelled = len(set(test.labels)) > 1
     size = runs[0][1]["records"]
     lines = [
-        f"## Aug-PE: {name}, {len(private.vectors):,} private records, n_syn {size}, T = 10, L = 7",
+        f"## Aug-PE: {name}, {len(private.vectors):,} private records, n_syn {size}, T = 10, L = 2",
         "",
         "The noise is calibrated for T = 10. Distance: Fréchet distance of MiniLM embeddings to "
         f"{size} real test texts (mean of 5 draws), by the number of iterations; 0 are texts of "

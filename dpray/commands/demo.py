@@ -16,6 +16,7 @@ from dpray.commands.plan import AsJson
 from dpray.commands.report import write_report
 from dpray.commands.run import run_with_progress, show_run
 from dpray.config import Config, load_config
+from dpray.config.private_prediction import PrivatePredictionConfig
 from dpray.io.prompts import load_template
 from dpray.io.records import read_rows
 
@@ -94,6 +95,7 @@ def _floor(config: Config) -> Labelled:
     from dpray.engines.base import Sampling
     from dpray.engines.transformers import TransformersEngine
 
+    assert isinstance(config.method, PrivatePredictionConfig)
     template = load_template(config.method.template)
     labels = [label for label in config.data.labels for _ in range(FLOOR_RECORDS)]
     engine = TransformersEngine(config.engine.model)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from sklearn.dummy import DummyClassifier
@@ -22,6 +22,18 @@ class Embedded:
     labels: Any
 
 
+class Predictor(Protocol):
+    """A fitted classifier."""
+
+    def predict(self, vectors: np.ndarray) -> np.ndarray:
+        """A label for each row."""
+        ...
+
+
+Fit = Callable[[Embedded, np.ndarray, int], Predictor]
+"""Trains on labelled vectors; may use the unlabelled target vectors and the seed."""
+
+
 def majority_class(train: Embedded) -> DummyClassifier:
     """The classifier that always answers the most common label of `train`."""
     return DummyClassifier(strategy="most_frequent").fit(train.vectors, train.labels)
@@ -33,36 +45,67 @@ def logistic_regression(train: Embedded) -> LogisticRegression:
 
 
 def compare_downstream(
-    synthetic: Embedded, train: Embedded, test: Embedded, floor: Embedded | None, seeds: int
+    synthetic: Embedded,
+    train: Embedded,
+    test: Embedded,
+    floor: Embedded | None,
+    seeds: int,
+    networks: bool = False,
 ) -> dict[str, Any]:
     """Accuracy and macro F1 on the real test records of a classifier trained on synthetic records,
     beside one trained on real records (ceiling) and one that never saw private data or what was
     made of it (floor: trained on `floor`, or the most common real label).
 
-    Fitting has no randomness of its own, so each seed resamples both the training and the test
-    records (bootstrap, label by label): the deviation covers the choice of either.
+    The classifier is a logistic regression. `networks` adds the DP-KPS paper's (Nagesh et al. 2025,
+    Section 3.1), without and with Deep CORAL towards the test records, of which it sees no label.
+
+    Each seed resamples both the training and the test records (bootstrap, label by label): the
+    deviation covers the choice of either, and a network's initial weights.
     """
-    floor_kind, floor_set = ("file", floor) if floor is not None else ("majority class", train)
-    fits = {
-        "synthetic": (logistic_regression, synthetic),
-        "ceiling": (logistic_regression, train),
-        "floor": (majority_class if floor is None else logistic_regression, floor_set),
-    }
-    scores: dict[str, list[tuple[float, float]]] = {name: [] for name in fits}
-    for seed in range(seeds):
-        tested = _bootstrap(test, np.random.default_rng([seed, 0]))
-        for name, (fit, data) in fits.items():
-            fitted = fit(_bootstrap(data, np.random.default_rng([seed, 1])))
-            scores[name].append(_score(tested.labels, fitted.predict(tested.vectors)))
-    result = {name: _summary(values, fits[name][1]) for name, values in scores.items()}
-    result["floor"]["kind"] = floor_kind
-    return {"classifier": "logistic regression on embeddings", "seeds": seeds, **result}
+    data = {"synthetic": synthetic, "ceiling": train, "floor": train if floor is None else floor}
+
+    def compare(name: str, fit: Fit) -> dict[str, Any]:
+        fits = dict.fromkeys(data, fit)
+        if floor is None:
+            fits["floor"] = _majority
+        scores: dict[str, list[tuple[float, float]]] = {key: [] for key in data}
+        for seed in range(seeds):
+            tested = _bootstrap(test, np.random.default_rng([seed, 0]))
+            for key, trained_on in data.items():
+                drawn = _bootstrap(trained_on, np.random.default_rng([seed, 1]))
+                predicted = fits[key](drawn, tested.vectors, seed).predict(tested.vectors)
+                scores[key].append(_score(tested.labels, predicted))
+        result = {key: _summary(values, data[key]) for key, values in scores.items()}
+        result["floor"]["kind"] = "majority class" if floor is None else "file"
+        return {"classifier": name, "seeds": seeds, **result}
+
+    result = compare(
+        "logistic regression on embeddings", lambda drawn, *_: logistic_regression(drawn)
+    )
+    result["networks"] = [compare(name, fit) for name, fit in _network_fits()] if networks else []
+    return result
 
 
 def label_counts(labels: Sequence[str]) -> dict[str, int]:
     """How often each label occurs, in the order of their names."""
     names, counts = np.unique(np.asarray(labels), return_counts=True)
     return {str(name): int(count) for name, count in zip(names, counts, strict=True)}
+
+
+def _majority(train: Embedded, target_vectors: np.ndarray, seed: int) -> Predictor:
+    return majority_class(train)
+
+
+def _network_fits() -> list[tuple[str, Fit]]:
+    from dpray.evaluation.network import three_layer_network
+
+    return [
+        (
+            "3-layer network on embeddings",
+            lambda drawn, _, seed: three_layer_network(drawn, None, seed),
+        ),
+        ("3-layer network with Deep CORAL", three_layer_network),
+    ]
 
 
 def _bootstrap(data: Embedded, rng: np.random.Generator) -> Embedded:

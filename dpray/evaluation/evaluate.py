@@ -7,16 +7,19 @@ budget pays for it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dpray.engines.base import Embedder
+from dpray.evaluation.copies import compare_copies
+from dpray.evaluation.diversity import compare_diversity
 from dpray.evaluation.downstream import Embedded, compare_downstream, label_counts
-from dpray.evaluation.fidelity import compare_fidelity
+from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
 from dpray.evaluation.lengths import compare_lengths
 from dpray.evaluation.structure import structure
+from dpray.evaluation.topics import compare_topics
 from dpray.types import InputError
 
 NOT_FOR_RELEASE = "computed from private data; not for release"
@@ -24,52 +27,71 @@ NOT_FOR_RELEASE = "computed from private data; not for release"
 Labelled = tuple[str, str | None]
 """A text and its label, None where the data has none."""
 
+OnProgress = Callable[[str, int, int], None]
+"""Told the name of the part that is at work, how much of it is done, and of how much."""
+
+_BLOCK = 1024
+
 
 def evaluate(
     real: Sequence[Labelled],
     synthetic: Sequence[Labelled],
-    embedder: Embedder,
+    embedder: Embedder | Mapping[str, Embedder],
     *,
     train: Sequence[Labelled] | None = None,
     floor: Sequence[Labelled] | None = None,
     schema: dict[str, Any] | None = None,
     seeds: int = 5,
+    networks: bool = False,
+    on_progress: OnProgress = lambda part, done, total: None,
 ) -> dict[str, Any]:
-    """What `evaluation.json` holds: `downstream` (None without labels), `fidelity`, `lengths` and
-    `structure`.
+    """What `evaluation.json` holds: `downstream` (None without labels), `fidelity`, `copies`,
+    `topics`, `diversity`, `lengths` and `structure`, and `warnings` on how to read them.
 
-    `real` are the test records, `train` other real records for the ceiling; without `train`, `real`
-    is split in two halves (`split`). `floor` are labelled texts that owe nothing to the private
-    data. Raises `InputError` where a part is empty, has one label only, or shares no label with the
-    real records.
+    `real` are the test records, `train` other real records, best the private ones that the
+    synthetic were made of: they train the ceiling and are what near-duplicates are looked for in.
+    Without `train`, `real` is split in two halves (`split`). `floor` are labelled texts that owe
+    nothing to the private data. Of several embedders, given by name, the fidelity is the average;
+    the first one serves the rest. `networks` adds classifiers to `downstream`.
+
+    Raises `InputError` where a part is empty, too small (`FEW`), has one label only, or shares no
+    label with the real records, and where all real texts are one.
     """
     if seeds < 1:
         raise InputError("seeds: has to be 1 or more")
     sets = {"real": real, "synthetic": synthetic, "train": train, "floor": floor}
     given = {name: records for name, records in sets.items() if records is not None}
-    _check(given)
-    test = real
-    if train is None:
-        train, test = split(real)
-        _check({"first half of the real": train, "second half of the real": test})
-    made, trained, tested = (_embed(r, embedder) for r in (synthetic, train, test))
+    parts = _parts(given)
+    made_texts, trained_texts, tested_texts = texts = [_texts(r) for r in parts.values()]
+    # First, as a bad schema should not wait for the rest.
+    shares = {"real": structure(_texts(real), schema), "synthetic": structure(made_texts, schema)}
+    vectors, of_floor = _embed_all(parts, floor, embedder, on_progress)
+    made, trained, tested = next(iter(vectors.values()))
     downstream = None
     if made.labels is not None:
-        of_floor = None if floor is None else _embed(floor, embedder)
-        downstream = compare_downstream(made, trained, tested, of_floor, seeds)
+        on_progress("classifiers", 0, 1)
+        downstream = compare_downstream(made, trained, tested, of_floor, seeds, networks)
+    fidelity = compare_fidelity(
+        {name: [side.vectors for side in sides] for name, sides in vectors.items()},
+        seeds,
+        lambda done: on_progress("fidelity", done, seeds),
+    )
+    arrays = (made.vectors, trained.vectors, tested.vectors)
+    on_progress("near-duplicates, topics", 0, 1)
     return {
         "private": NOT_FOR_RELEASE,
+        "warnings": _warnings(made_texts, fidelity["records_a_side"], train is None),
         "records": {
             name: label_counts([str(label or "") for _, label in r]) for name, r in given.items()
         },
-        "test_records": len(test),
+        "test_records": len(tested_texts),
         "downstream": downstream,
-        "fidelity": compare_fidelity(made.vectors, trained.vectors, tested.vectors, seeds),
-        "lengths": compare_lengths(_texts(synthetic), _texts(train), _texts(test), seeds),
-        "structure": {
-            "real": structure(_texts(real), schema),
-            "synthetic": structure(_texts(synthetic), schema),
-        },
+        "fidelity": fidelity,
+        "copies": compare_copies(made_texts, trained_texts, tested_texts, arrays),
+        "topics": compare_topics(texts, arrays),
+        "diversity": compare_diversity(made_texts, tested_texts, trained_texts, seeds),
+        "lengths": compare_lengths(made_texts, trained_texts, tested_texts, seeds),
+        "structure": shares,
     }
 
 
@@ -83,7 +105,26 @@ def split(real: Sequence[Labelled]) -> tuple[list[Labelled], list[Labelled]]:
     return halves
 
 
-def _check(sets: dict[str, Sequence[Labelled]]) -> None:
+def _parts(given: dict[str, Sequence[Labelled]]) -> dict[str, Sequence[Labelled]]:
+    """The synthetic, other real and real test records, checked."""
+    _check(given)
+    real, synthetic = given["real"], given["synthetic"]
+    if len({text for text, _ in real}) == 1:
+        raise InputError("real records: all have one text")
+    if "train" in given:
+        parts = {"synthetic": synthetic, "train": given["train"], "real": real}
+    else:
+        train, test = split(real)
+        halves = {"first half of the real": train, "second half of the real": test}
+        _check(halves)
+        parts = {"synthetic": synthetic, **halves}
+    for name, records in parts.items():
+        if len(records) < FEW:
+            raise InputError(f"{name} records: {len(records)} are too few, it takes {FEW}")
+    return parts
+
+
+def _check(sets: Mapping[str, Sequence[Labelled]]) -> None:
     known: set[str | None] | None = None
     unlabelled: list[str] = []
     for name, records in sets.items():
@@ -91,8 +132,6 @@ def _check(sets: dict[str, Sequence[Labelled]]) -> None:
         if not records:
             raise InputError(f"{name} records: there are none")
         if labels == {None}:
-            if len(records) < 2:
-                raise InputError(f"{name} records: there is one only")
             unlabelled.append(name)
             continue
         if None in labels:
@@ -106,11 +145,53 @@ def _check(sets: dict[str, Sequence[Labelled]]) -> None:
         raise InputError(f"{unlabelled[0]} records: they have no label, and others have one")
 
 
+def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> list[str]:
+    """How the numbers can mislead, in words for people."""
+    found = []
+    if records_a_side < DRAW:
+        found.append(
+            f"MAUVE and the other measures of fidelity shift with the number of records: at "
+            f"{records_a_side} a side (under {DRAW}) read them beside real to real only"
+        )
+    different = len(set(synthetic)) / len(synthetic)
+    if different < 0.5:
+        found.append(f"only {different:.0%} of the synthetic texts are different ones")
+    if halves:
+        found.append(
+            "near-duplicates are looked for in half of the real records only: give the private "
+            "ones as train records to look in all of them"
+        )
+    return found
+
+
+def _embed_all(
+    parts: Mapping[str, Sequence[Labelled]],
+    floor: Sequence[Labelled] | None,
+    embedder: Embedder | Mapping[str, Embedder],
+    on_progress: OnProgress,
+) -> tuple[dict[str, list[Embedded]], Embedded | None]:
+    """The parts' embeddings by each embedder, and the floor's by the first."""
+    embedders = embedder if isinstance(embedder, Mapping) else {"embedder": embedder}
+    total = len(embedders) * sum(map(len, parts.values())) + len(floor or ())
+    done = 0
+
+    def embed(records: Sequence[Labelled], model: Embedder) -> Embedded:
+        nonlocal done
+        blocks = []
+        for start in range(0, len(records), _BLOCK):
+            on_progress("embedding", done, total)
+            block = _texts(records[start : start + _BLOCK])
+            blocks.append(np.asarray(model.embed(block), dtype=np.float32))
+            done += len(block)
+        labels = [label for _, label in records]
+        return Embedded(np.vstack(blocks), None if None in labels else np.array(labels))
+
+    vectors = {
+        name: [embed(records, model) for records in parts.values()]
+        for name, model in embedders.items()
+    }
+    return vectors, embed(floor, next(iter(embedders.values()))) if floor else None
+
+
 def _texts(records: Sequence[Labelled]) -> list[str]:
     return [text for text, _ in records]
-
-
-def _embed(records: Sequence[Labelled], embedder: Embedder) -> Embedded:
-    vectors = np.asarray(embedder.embed(_texts(records)), dtype=np.float32)
-    labels = [label for _, label in records]
-    return Embedded(vectors, None if None in labels else np.array(labels))

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from scipy.linalg import eigvalsh
 
 from dpray.evaluation.lengths import mean_and_deviation
+from dpray.evaluation.neighbours import NEIGHBOURS, precision_recall
 
 Vectors = np.ndarray
+Scores = dict[str, float]
+
+DRAW = 5000
+"""Records a side and draw for all but the Fréchet distance: Xie et al. (2024), Appendix B.4."""
+
+MAUVE_SETTINGS: dict[str, Any] = {
+    "mauve_scaling_factor": 5,
+    "kmeans_explained_var": 0.9,
+    "kmeans_num_redo": 1,
+    "kmeans_max_iter": 100,
+}
+"""The package's defaults, but for a k-means that is tried once with fewer steps."""
+
+FEW = 8
+"""With fewer records a side no measure says anything."""
 
 
 def frechet_distance(x_ND: Vectors, y_MD: Vectors) -> float:
@@ -31,29 +51,108 @@ def frechet_distance(x_ND: Vectors, y_MD: Vectors) -> float:
     return float(mean_D @ mean_D + np.trace(c_x) + np.trace(c_y) - 2.0 * overlap)
 
 
-def compare_fidelity(
-    synthetic_ND: Vectors, train_ND: Vectors, test_ND: Vectors, seeds: int
-) -> dict[str, Any]:
-    """The distance to the real test records, of the synthetic ones and of other real ones, each
-    over `seeds` draws of equally many records a side."""
-    size = min(len(synthetic_ND), len(train_ND), len(test_ND))
+def cluster_divergences(other_ND: Vectors, real_MD: Vectors, seed: int) -> Scores:
+    """MAUVE (Pillutla et al. 2021, by its authors' package), and KL and total variation
+    of the histograms it makes: k-means on the pooled embeddings, a cluster to ten records a side.
 
-    def spread(other: Vectors) -> dict[str, float]:
-        distances = []
-        for seed in range(seeds):
-            rng = np.random.default_rng(seed)
-            x, y = (v[rng.choice(len(v), size, replace=False)] for v in (other, test_ND))
-            distances.append(frechet_distance(x, y))
-        return mean_and_deviation(distances)
+    `kl` is KL(real || other) in nats; half a record is added to each cluster (Krichevsky and
+    Trofimov 1981, as in Pillutla et al. 2023), so that it is finite. All of them depend on the
+    number of records. Sets that cannot be told apart, because all vectors are one, have MAUVE 1.
+    """
+    from mauve import compute_mauve
 
+    if np.ptp(np.vstack([other_ND, real_MD]), axis=0).max() == 0:
+        return {"mauve": 1.0, "kl": 0.0, "total_variation": 0.0}
+    with _silent_stderr():
+        found = compute_mauve(p_features=real_MD, q_features=other_ND, seed=seed, **MAUVE_SETTINGS)
+    smooth = [
+        (histogram * size + 0.5) / (size + 0.5 * len(histogram))
+        for histogram, size in ((found.p_hist, len(real_MD)), (found.q_hist, len(other_ND)))
+    ]
     return {
-        "measure": "Fréchet distance of embeddings",
+        "mauve": float(found.mauve),
+        "kl": float((smooth[0] * np.log(smooth[0] / smooth[1])).sum()),
+        "total_variation": float(np.abs(found.p_hist - found.q_hist).sum() / 2),
+    }
+
+
+def compare_fidelity(
+    vectors: Mapping[str, Sequence[Vectors]],
+    seeds: int,
+    on_draw: Callable[[int], None] = lambda done: None,
+) -> dict[str, Any]:
+    """Each measure between the real test records and the synthetic ones, and as the yardstick
+    between the real test records and other real ones, over `seeds` draws of equally many a side.
+
+    `vectors` holds synthetic, other real and test embeddings by the name of the embedding model;
+    `measures` are the averages over the models, `embedders` each one's own. `on_draw` is told
+    how many draws are done. At least `FEW` records a side (ValueError).
+    """
+    size = min(len(side) for sides in vectors.values() for side in sides)
+    if size < FEW:
+        raise ValueError(f"fidelity needs {FEW} records a side or more")
+    found: dict[str, dict[str, list[Scores]]] = {
+        name: {"synthetic_to_real": [], "real_to_real": []} for name in vectors
+    }
+    for seed in range(seeds):
+        on_draw(seed)
+        for name, (synthetic, train, test) in vectors.items():
+            found[name]["synthetic_to_real"].append(_draw(synthetic, test, size, seed))
+            found[name]["real_to_real"].append(_draw(train, test, size, seed))
+    own = {name: _spreads([scores]) for name, scores in found.items()}
+    return {
         "records_a_side": size,
-        "synthetic_to_real": spread(synthetic_ND),
-        "real_to_real": spread(train_ND),
+        "records_a_draw": min(size, DRAW),
+        "draws": seeds,
+        "neighbours": NEIGHBOURS,
+        "measures": _spreads(list(found.values())),
+        "embedders": own,
+    }
+
+
+def _draw(other: Vectors, test: Vectors, size: int, seed: int) -> Scores:
+    """Every measure of one draw. The test records are drawn alike for both sides' comparisons."""
+    rng = np.random.default_rng(seed)
+    x, y = (v[rng.choice(len(v), size, replace=False)] for v in (other, test))
+    few_x, few_y = x[:DRAW], y[:DRAW]
+    return {
+        "frechet_distance": frechet_distance(x, y),
+        **precision_recall(few_x, few_y),
+        **cluster_divergences(few_x, few_y, seed),
+    }
+
+
+def _spreads(of_models: list[dict[str, list[Scores]]]) -> dict[str, dict[str, dict[str, float]]]:
+    """measure -> which comparison -> mean and deviation over draws of the average over models."""
+    measures = next(iter(of_models[0].values()))[0]
+    return {
+        measure: {
+            comparison: mean_and_deviation(
+                [
+                    float(np.mean([scores[measure] for scores in draws]))
+                    for draws in zip(*(model[comparison] for model in of_models), strict=True)
+                ]
+            )
+            for comparison in of_models[0]
+        }
+        for measure in measures
     }
 
 
 def _root(matrix: np.ndarray) -> np.ndarray:
     values, vectors = np.linalg.eigh(matrix)
     return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Without what faiss's C++ prints: at ten records a cluster a warning for every k-means."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

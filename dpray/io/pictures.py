@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from markupsafe import Markup
@@ -19,25 +20,7 @@ def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
 
     `history`: see `dpray.orchestration.aug_pe.history`. All of it is post-processing.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    style: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "dpray",
-        "font.family": "sans-serif",
-        "font.size": 9,
-        "text.color": INK,
-        "axes.edgecolor": LINE,
-        "axes.labelcolor": QUIET,
-        "xtick.color": QUIET,
-        "ytick.color": QUIET,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    with rc_context(style):
-        figure = Figure(figsize=(7.4, 2.6), layout="constrained")
-        votes, lengths = figure.subplots(1, 2)
+    with figure_of_the_page(2.6, columns=2) as (figure, (votes, lengths)):
         steps = [row["iteration"] for row in history]
         shares = [
             float("nan") if row["top_tenth_share"] is None else row["top_tenth_share"]
@@ -55,10 +38,34 @@ def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
         for axes in (votes, lengths):
             axes.title.set_fontsize(9)
             axes.xaxis.get_major_locator().set_params(integer=True)
-        return _inline(figure)
+        return inline(figure)
 
 
-def _inline(figure: Any) -> Markup:
+@contextmanager
+def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[Any, Any]]:
+    """A figure as wide as the page, in the page's colours, and its axes."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    style: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "dpray",
+        "font.family": "sans-serif",
+        "font.size": 9,
+        "text.color": INK,
+        "axes.edgecolor": LINE,
+        "axes.labelcolor": QUIET,
+        "xtick.color": QUIET,
+        "ytick.color": QUIET,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    with rc_context(style):
+        figure = Figure(figsize=(7.4, height), layout="constrained")
+        yield figure, figure.subplots(1, columns)
+
+
+def inline(figure: Any) -> Markup:
     """The figure as an element of a page: without a header, as wide as there is room."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

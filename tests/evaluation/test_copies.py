@@ -1,0 +1,65 @@
+"""Shared words against the same by brute force; copies against held-out records."""
+
+import random
+
+import numpy as np
+import pytest
+
+from dpray.evaluation.copies import compare_copies, shared_words
+
+
+def runs(text, n):
+    words = text.lower().split()
+    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+
+
+def by_brute_force(query, references, ngram):
+    longest = 0
+    for n in range(1, len(query.split()) + 1):
+        if set(runs(query, n)) & {run for text in references for run in runs(text, n)}:
+            longest = n
+    grams = runs(query, ngram)
+    known = {run for text in references for run in runs(text, ngram)}
+    return longest, np.mean([gram in known for gram in grams]) if grams else np.nan
+
+
+@pytest.mark.parametrize("ngram", [1, 2, 3])
+def test_shared_words_are_those_by_brute_force(ngram):
+    rng = random.Random(0)
+
+    def texts(count):
+        return [" ".join(rng.choices("aBc", k=rng.randrange(12))) for _ in range(count)]
+
+    queries, references = texts(60), texts(8)
+    longest, overlap = shared_words(queries, references, ngram)
+
+    expected = [by_brute_force(query, references, ngram) for query in queries]
+    assert longest.tolist() == [run for run, _ in expected]
+    assert overlap == pytest.approx(np.array([share for _, share in expected]), nan_ok=True)
+    assert len(set(longest.tolist())) > 4
+
+
+def test_a_run_never_crosses_two_texts():
+    longest, _ = shared_words(["a b c d", "x y"], ["a b", "c d", "b c", "y"], 2)
+    assert longest.tolist() == [2, 1]
+    assert shared_words(["A b"], ["a B"], 2)[0].tolist() == [2], "case does not matter"
+    assert shared_words(["a b"], ["c"], 1)[1].tolist() == [0.0]
+    longest, overlap = shared_words(["", "a"], [""], 5)
+    assert longest.tolist() == [0, 0] and np.isnan(overlap).all()
+
+
+def test_both_sides_have_equally_many_texts():
+    private = [f"word{i} and word{i + 1} are here" for i in range(30)]
+    held_out = [f"other{i} is here" for i in range(20)]
+    vectors = [np.eye(60)[:30], np.eye(60)[:30], np.eye(60)[30:50]]
+
+    found = compare_copies([text + " " for text in private], private, held_out, vectors)
+
+    assert found["records_a_side"] == 20 and found["private_records"] == 30
+    assert found["synthetic"]["exact_share"] == 1.0 and found["held_out"]["exact_share"] == 0.0
+    assert found["synthetic"]["nearest_cosine"]["mean"] == pytest.approx(1.0)
+    assert found["held_out"]["nearest_cosine"]["max"] == pytest.approx(0.0)
+    assert found["synthetic"]["longest_shared_words"]["mean"] == 5.0
+    assert found["held_out"]["longest_shared_words"]["max"] == 1.0
+    nothing = {"mean": None, "quantile_95": None, "max": None}
+    assert found["held_out"]["ngram_overlap"] == nothing

@@ -1,0 +1,52 @@
+"""Diversity, topics' terms and lengths of texts."""
+
+import numpy as np
+import pytest
+
+from dpray.evaluation.diversity import compare_diversity, distinct
+from dpray.evaluation.lengths import compare_lengths
+from dpray.evaluation.topics import class_terms, compare_topics
+
+
+def test_distinct_n_counts_different_n_grams_within_texts():
+    texts = ["a b a b", "A b", ""]
+    assert distinct(texts, 1) == 2 / 6
+    assert distinct(texts, 2) == 2 / 4  # ab ba ab; ab
+    assert distinct(texts, 3) == 1.0
+    assert distinct(texts, 5) == 0.0
+
+
+def test_diversity_is_of_equally_many_texts():
+    real = [f"a{i} b{i}" for i in range(40)]
+    found = compare_diversity(["same words"] * 20, real[:20], real[20:], seeds=3)
+
+    assert found["records_a_side"] == 20
+    few = {"mean": pytest.approx(2 / 40), "deviation": pytest.approx(0.0)}
+    assert found["synthetic"]["distinct_1"] == few
+    assert found["synthetic"]["distinct_texts"] == 1 / 20
+    assert found["real"]["distinct_2"]["mean"] == found["other_real"]["distinct_2"]["mean"] == 1.0
+
+
+def test_terms_mark_a_topic_and_names_of_one_record_are_left_out():
+    texts = ["heart patient marlowe"] + ["heart patient"] * 9 + ["skin patient"] * 10
+    terms = class_terms(texts, np.array([0] * 10 + [1] * 10), 2)
+    assert terms == [["heart", "patient"], ["skin", "patient"]]
+    assert class_terms(["the of"] * 4, np.array([0, 0, 1, 1]), 2) == [[], []]
+
+
+def test_topics_of_few_or_identical_texts():
+    alike = compare_topics([["x y"] * 9] * 3, [np.ones((9, 4))] * 3)
+    assert alike == [{"terms": [], "synthetic": 1.0, "other_real": 1.0, "real": 1.0}]
+
+
+def test_the_histogram_covers_every_text():
+    long = ["w " * 500] * 3
+    texts = [("w " * (i % 30)).strip() for i in range(300)]
+    found = compare_lengths(texts + long, texts, texts, seeds=1)["histogram"]
+
+    assert sum(found["real"]) == pytest.approx(1.0) and sum(found["synthetic"]) == pytest.approx(
+        1.0
+    )
+    assert len(found["edges"]) == len(found["real"]) + 1 == 25
+    assert found["synthetic"][-1] >= 3 / 303
+    assert len(set(np.diff(found["edges"]))) == 1

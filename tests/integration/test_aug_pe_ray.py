@@ -1,0 +1,108 @@
+"""Aug-PE and DP-KPS on a real Ray of several actors, with what is killed in mid-run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray.accounting.ledger import Ledger
+from tests.engines.api_server import Server, running_server
+from tests.integration.processes import Cluster, Runs, wait_for
+from tests.integration.test_faults import kill_workers
+
+pytestmark = pytest.mark.slow
+
+AUG_PE = {
+    "name": "aug_pe", "records": 12, "iterations": 4, "variations": 4, "max_tokens": 40,
+    "word_var": None, "max_retries": 6,
+}  # fmt: skip
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Server]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def aug_pe(runs: Callable[..., Runs], endpoint: Server, tmp_path: Path) -> Runs:
+    """Two shard actors with the real embedder, and an endpoint that answers one call at a time."""
+    run = runs(runtime__actors=2, data__public_size=60)
+    run.tree["method"] = AUG_PE
+    run.tree["engine"] = {
+        "kind": "openai", "model": "m", "base_url": endpoint.url, "max_in_flight": 2,
+        "attempts": 30,
+    }  # fmt: skip
+    return Runs(run.tree, run.cluster, tmp_path)
+
+
+def assert_once(run: Runs, report: dict[str, Any]) -> None:
+    """Charged once, voted once an iteration, and the report's cost is the ledger's."""
+    with closing(Ledger.open(run.url)) as ledger:
+        assert ledger.verify() == []
+        account = ledger.account("notes")
+        votes = [unit for unit, _ in ledger.published(report["ledger"]["reservation"])]
+    assert account is not None and len(account.charges) == 1
+    assert (account.spent.epsilon, account.spent.delta) == (report["epsilon"], report["delta"])
+    assert votes == [f"votes-{t:04d}" for t in range(1, 5)]
+    records = [json.loads(line) for line in run.synthetic()]
+    assert len(records) == report["records"] == 12
+
+
+def voted(run: Runs) -> int:
+    return run.counts()["published"]
+
+
+def test_driver_killed_between_iterations(aug_pe: Runs, endpoint: Server):
+    process = aug_pe.start()
+    wait_for(lambda: voted(aug_pe) == 2, process)
+    process.kill()
+    assert aug_pe.finish(process).code < 0
+    asked = len(endpoint.requests)
+    report = aug_pe.run().report
+    assert_once(aug_pe, report)
+    # Only what was in flight when the driver was killed is asked for again.
+    assert len(endpoint.requests) <= report["calls"]["calls"] + 2
+    assert asked < len(endpoint.requests)
+    sent = json.dumps([body for _, body in endpoint.requests])
+    assert "Marlowe" not in sent
+
+
+def test_a_shard_actor_killed_in_mid_run(aug_pe: Runs, cluster: Cluster):
+    process = aug_pe.start()
+    wait_for(lambda: voted(aug_pe) == 1, process)
+    kill_workers(cluster, "ShardActor")
+    assert_once(aug_pe, aug_pe.finish(process).report)
+
+
+def test_an_endpoint_that_fails_now_and_then_and_one_that_is_gone(aug_pe: Runs, endpoint: Server):
+    endpoint.faults = [500, 0, "<html>busy</html>", "null", 503] * 3
+    endpoint.answers_left = 60
+    aug_pe.tree["engine"]["attempts"] = 2
+    gone = Runs(aug_pe.tree, aug_pe.cluster, aug_pe.config.parent)
+    endpoint.faults = []
+    ended = gone.run()
+    assert ended.code == 4, ended.err
+    assert "iterations are done" in ended.err and "same command goes on" in ended.err
+    endpoint.answers_left = 10**9
+    endpoint.faults = [500]
+    assert_once(gone, gone.run().report)
+
+
+def test_dp_kps_counts_the_same_on_two_actors(runs: Callable[..., Runs], tmp_path: Path):
+    words = tmp_path / "words.txt"
+    words.write_text("\n".join(f"word{i}" for i in range(30)) + "\npatient\nnumber\n")
+    run = runs(runtime__actors=2, privacy__epsilon=8.0)
+    run.tree["method"] = {
+        "name": "dp_kps", "vocabulary": str(words), "vocabulary_size": 20, "records": 10,
+        "estimator": "rff", "features": 50, "sampling": "iterative",
+    }  # fmt: skip
+    run.tree["engine"] = {"kind": "none"}
+    report = Runs(run.tree, run.cluster, tmp_path).run().report
+    assert report["epsilon"] == pytest.approx(8.0) and report["delta"] == 0.0
+    assert report["records"] == 10
