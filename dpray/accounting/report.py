@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.metadata import version
 from typing import Any
 
@@ -58,6 +59,7 @@ def mechanism(event: Event, count: int, delta: float) -> dict[str, Any]:
     """One mechanism of a plan: its parameters, how often it runs, what it would cost alone."""
     parameters = {key: value for key, value in event.to_json().items() if key != "type"}
     alone = cost(SelfComposed(event, count), delta)
+    rho = event.zcdp_rho() * count
     return {
         "name": event.name,
         "parameters": parameters,
@@ -66,6 +68,7 @@ def mechanism(event: Event, count: int, delta: float) -> dict[str, Any]:
             "epsilon_alone": alone.epsilon,
             "delta": delta,
             "bound": alone.bound,
-            "zcdp_rho": event.zcdp_rho() * count,
+            # A subsampled Gaussian has none that is finite, and JSON has no infinity.
+            "zcdp_rho": rho if math.isfinite(rho) else None,
         },
     }

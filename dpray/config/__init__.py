@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from dpray.config.aug_pe import AugPeConfig
 from dpray.config.base import Section
 from dpray.config.dp_kps import DpKpsConfig
+from dpray.config.dp_sgd import DpSgdConfig
 from dpray.config.loading import parse, read_tree
 from dpray.config.private_prediction import PrivatePredictionConfig
 from dpray.config.sections import (
@@ -33,7 +34,8 @@ class Config(Section):
     data: DataConfig
     privacy: PrivacyConfig
     method: Annotated[
-        PrivatePredictionConfig | AugPeConfig | DpKpsConfig, Field(discriminator="name")
+        PrivatePredictionConfig | AugPeConfig | DpKpsConfig | DpSgdConfig,
+        Field(discriminator="name"),
     ]
     engine: EngineConfig
     embedder: EmbedderConfig = EmbedderConfig()
@@ -55,6 +57,8 @@ class Config(Section):
     def _engine_fits(self) -> Config:
         if self.method.name == "private_prediction" and self.engine.kind == "openai":
             raise ValueError("engine.kind: private prediction needs logits: vllm or transformers")
+        if self.method.name == "dp_sgd" and self.engine.kind == "openai":
+            raise ValueError("engine.kind: the model is tuned here: vllm or transformers")
         if self.engine.kind == "none" and self.method.name != "dp_kps":
             raise ValueError("engine.kind: none is for dp_kps only")
         if self.engine.kind != "none" and not self.engine.model:

@@ -24,6 +24,12 @@ FinishReason = Literal["stop", "length", "exhausted"]
 
 
 @dataclass(frozen=True)
+class PlainPrompt(Prompt):
+    """The beginning of a text: no chat template, and nothing between its start token (the model's
+    bos, or eos where it has none) and `user`. For models that were tuned on such texts."""
+
+
+@dataclass(frozen=True)
 class Sampling:
     """Ordinary sampling parameters; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
 

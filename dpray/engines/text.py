@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from dpray.engines.base import Completion, EngineError, Prompt, Sampling
+from dpray.engines.base import Completion, EngineError, PlainPrompt, Prompt, Sampling
 from dpray.types import InputError
 
 # How far back in a prompt a tokenizer's decoder may look to decide on a leading space.
@@ -59,15 +59,23 @@ class TextCodec:
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         user, prefix = _valid_unicode(prompt.user), _valid_unicode(prompt.prefix)
+        if isinstance(prompt, PlainPrompt):
+            return (self.start_id, *self.ids(user))
         if self.tokenizer.chat_template is None:
             bos = self.tokenizer.bos_token_id
-            ids = self._ids(f"{user}\n\n{prefix}")
+            ids = self.ids(f"{user}\n\n{prefix}")
             return tuple(ids) if bos is None else (bos, *ids)
         turn = [{"role": "user", "content": user}]
         opened = self.tokenizer.apply_chat_template(
             turn, tokenize=False, add_generation_prompt=True
         )
-        return tuple(self._ids(opened + prefix))
+        return tuple(self.ids(opened + prefix))
+
+    @property
+    def start_id(self) -> int:
+        """What a `PlainPrompt` begins with."""
+        bos: int | None = self.tokenizer.bos_token_id
+        return self.eos_ids[0] if bos is None else bos
 
     def truncate(self, text: str, max_tokens: int) -> str:
         """The longest prefix of `text` of at most `max_tokens` tokens.
@@ -86,7 +94,7 @@ class TextCodec:
         # Cutting inside a token re-tokenizes what is left of it, to more tokens or to fewer: look
         # from two tokens beyond downwards for the first cut that fits.
         end = offsets[min(max_tokens + 1, len(offsets) - 1)][1]
-        while end and len(self._ids(window[:end])) > max_tokens:
+        while end and len(self.ids(window[:end])) > max_tokens:
             end -= 1
         return text[:end]
 
@@ -128,7 +136,8 @@ class TextCodec:
                 "engine.max_model_len"
             )
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
+        """Token ids without special tokens."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 

@@ -44,10 +44,13 @@ class DpSgd:
     schedule: Literal["constant", "linear"] = "constant"
     optimizer: Literal["adamw", "sgd"] = "adamw"
     weight_decay: float = 0.0
+    repeats: int = 0
+    """Steps that are paid for beside `steps`: those of a training that was cut off are made again,
+    with noise of their own, and both times count."""
 
     @property
     def dp_event(self) -> Event:
-        return SelfComposed(self.mechanism.dp_event, self.steps)
+        return SelfComposed(self.mechanism.dp_event, self.steps + self.repeats)
 
     def learning_rate_at(self, t: int) -> float:
         """For step t from 0; `linear` falls to 0 after the last one."""
@@ -75,21 +78,25 @@ def fine_tune(
     trainer: Trainer,
     rng: np.random.Generator,
     before_step: Callable[[int], None] = lambda t: None,
+    after_step: Callable[[int], None] = lambda t: None,
+    start: int = 0,
 ) -> None:
     """Algorithm 1 of Abadi et al. 2016 with Poisson sampling.
 
     Every rank runs it with the same `units` and the same draws of `rng`, a generator that nothing
     else draws from: so all know the whole batch, and each takes its share. `before_step` is told t
-    before anything of step t is drawn.
+    before anything of step t is drawn, `after_step` once it is made. The steps before `start` are
+    in the trainer's model already; `rng` is new nevertheless.
     """
     q = plan.mechanism.sampling_probability
-    for t in range(plan.steps):
+    for t in range(start, plan.steps):
         before_step(t)
         batch = one_record_each(units, poisson_batch(len(units), q, rng), rng)
         shares = share(batch, plan.micro_batch_size, trainer.rank, trainer.ranks)
         for number, texts in enumerate(shares, start=1):
             trainer.accumulate(MicroBatch.of(texts), last=number == len(shares))
         trainer.step(plan.learning_rate_at(t))
+        after_step(t)
 
 
 def share(

@@ -14,6 +14,8 @@ from dpray.orchestration.aug_pe.run import AugPeRun
 from dpray.orchestration.cluster import is_local
 from dpray.orchestration.dp_kps.plan import make_dp_kps_plan
 from dpray.orchestration.dp_kps.run import DpKpsRun
+from dpray.orchestration.dp_sgd.plan import make_dp_sgd_plan
+from dpray.orchestration.dp_sgd.run import DpSgdRun
 from dpray.orchestration.plan import Plan
 from dpray.orchestration.private_prediction.plan import make_private_prediction_plan
 from dpray.orchestration.private_prediction.run import PrivatePredictionRun
@@ -23,11 +25,13 @@ PLANS: dict[str, Callable[[Config], Plan]] = {
     "private_prediction": make_private_prediction_plan,
     "aug_pe": make_aug_pe_plan,
     "dp_kps": make_dp_kps_plan,
+    "dp_sgd": make_dp_sgd_plan,
 }
 RUNS: dict[str, Callable[[Any, ReleaseFolder, OnProgress], Run[Any]]] = {
     "private_prediction": PrivatePredictionRun,
     "aug_pe": AugPeRun,
     "dp_kps": DpKpsRun,
+    "dp_sgd": DpSgdRun,
 }
 
 

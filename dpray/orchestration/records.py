@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from dpray.config import DataConfig
@@ -24,10 +24,15 @@ def read_records(file: str, data: DataConfig, text_of: TextOf | None = None) -> 
     Raises InputError naming the row for a missing column, a label outside the label set, a text
     that is none or too long, and for a file without rows.
     """
+    for where, row in _filled(file):
+        yield to_record(where, row, data, text_of)
+
+
+def _filled(file: str) -> Iterator[tuple[Where, dict[str, Any]]]:
     empty = True
     for where, row in read_rows(file):
         empty = False
-        yield to_record(where, row, data, text_of)
+        yield where, row
     if empty:
         raise InputError(f"data.path: {file.rsplit('/', 1)[-1]} holds no rows")
 
@@ -38,11 +43,21 @@ def record_row(record: Record) -> Row:
     return {"text": record.text, "label": record.label or "", "unit": record.unit_id, "rank": rank}
 
 
-def local_rows(data: DataConfig) -> list[Row]:
-    """All of them, in this process."""
-    rows = [
-        record_row(record) for file in list_files(data.path) for record in read_records(file, data)
-    ]
+def local_rows(
+    data: DataConfig, column_values: Mapping[str, Collection[str]] | None = None
+) -> list[Row]:
+    """All of them, in this process.
+
+    With `column_values`, the public values of other columns, a row has those columns too, as texts
+    in `columns`; raises InputError naming the row for a value that is none of them.
+    """
+    rows = []
+    for file in list_files(data.path):
+        for where, row in _filled(file):
+            found = record_row(to_record(where, row, data))
+            if column_values is not None:
+                found["columns"] = _columns(where, row, column_values)
+            rows.append(found)
     return rows if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
 
 
@@ -89,6 +104,17 @@ def _text(where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextO
             f"{data.max_characters}"
         )
     return value.encode("utf-8", "replace").decode("utf-8")
+
+
+def _columns(
+    where: Where, row: Mapping[str, Any], column_values: Mapping[str, Collection[str]]
+) -> dict[str, str]:
+    columns = {}
+    for name, values in column_values.items():
+        columns[name] = str(_column(where, row, name))
+        if columns[name] not in values:
+            raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
+    return columns
 
 
 def _column(where: Where, row: Mapping[str, Any], name: str) -> Any:

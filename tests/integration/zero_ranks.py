@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dpray.mechanisms.gradient_noise import DpSgdStep, GradientNoise
 from dpray.mechanisms.randomness import generator
 from dpray.methods.clipped_loss import MicroBatch, PerExampleLoss, TrainingText
 from dpray.methods.dp_sgd import DpSgd, Units, fine_tune
+from dpray.orchestration.training.state import TrainingState
 from tests.methods.tiny_gradients import gpt2, llama, lora, texts
 
 STAGES = (0, 1, 2, 3)
@@ -34,6 +36,9 @@ def poisoned_lora() -> Any:
 MODELS: dict[str, Callable[[], Any]] = {"gpt2": gpt2, "llama_lora": poisoned_lora}
 
 
+CASES: tuple[tuple[str, Any], ...] = (("gpt2", "adamw"), ("llama_lora", "sgd"))
+
+
 def plan(sigma: float, optimizer: Any = "sgd") -> DpSgd:
     step = DpSgdStep(
         sampling_probability=0.2, noise_multiplier=sigma, clip_norm=C, expected_batch_size=B
@@ -48,13 +53,27 @@ def units() -> Units:
     return [[bad], *([text] for text in texts(17))]
 
 
-def four_steps(trainer: Any, optimizer: Any) -> None:
+def steps(trainer: Any, optimizer: Any, start: int, end: int) -> None:
     """Almost without noise. AdamW gets an eps that keeps rounding errors small."""
     if optimizer == "adamw":
         of_trainer: Optimizer = trainer._optimizer
         for group in of_trainer.param_groups:
             group["eps"] = 1e-3
-    fine_tune(plan(1e-9, optimizer), units(), trainer, generator(SAMPLING_KEY))
+    drawn = generator(SAMPLING_KEY)
+    until = replace(plan(1e-9, optimizer), steps=end)
+    silent = Silent()
+    fine_tune(replace(until, steps=start), units(), silent, drawn)
+    fine_tune(until, units(), trainer, drawn, start=start)
+
+
+class Silent:
+    """A trainer that does nothing: what it is given is drawn nevertheless."""
+
+    rank, ranks = 0, 1
+
+    def accumulate(self, micro_batch: MicroBatch, last: bool) -> None: ...
+
+    def step(self, learning_rate: float) -> None: ...
 
 
 def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
@@ -65,23 +84,32 @@ def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     for stage in STAGES:
-        for name in MODELS:
-            for optimizer in ("sgd", "adamw"):
-                saved = _trained(stage, name, optimizer)
-                torch.save(saved, folder / f"{stage}-{name}-{optimizer}-{rank}.pt")
+        for name, optimizer in CASES:
+            saved = _trained(stage, name, optimizer)
+            torch.save(saved, folder / f"{stage}-{name}-{optimizer}-{rank}.pt")
         torch.save(_noise_alone(stage), folder / f"{stage}-noise-{rank}.pt")
     dist.destroy_process_group()
 
 
 def _trained(stage: int, name: str, optimizer: Any) -> dict[str, torch.Tensor]:
+    """The weights after four steps; those of AdamW by two trainers, the second one made from the
+    state that the first one left."""
     from dpray.orchestration.training.zero import ZeroTrainer
 
-    loss = PerExampleLoss(MODELS[name]()).eval()
-    trainer = ZeroTrainer(plan(1e-9, optimizer), loss, stage, torch.device("cpu"))
-    four_steps(trainer, optimizer)
-    weights = trainer.weights()
-    trainer.close()
-    return weights
+    state: TrainingState | None = None
+    halves = ((0, 2), (2, 4)) if optimizer == "adamw" else ((0, 4),)
+    for start, end in halves:
+        loss = PerExampleLoss(MODELS[name]()).eval()
+        if state is not None:
+            state.put_weights(loss)
+        trainer = ZeroTrainer(plan(1e-9, optimizer), loss, stage, torch.device("cpu"))
+        if state is not None:
+            trainer.restore(state)
+        steps(trainer, optimizer, start, end)
+        state = trainer.state(end)
+        trainer.close()
+    assert state is not None
+    return dict(state.weights)
 
 
 def _noise_alone(stage: int) -> dict[str, torch.Tensor]:

@@ -15,6 +15,8 @@ from transformers.utils.logging import disable_progress_bar
 from dpray.methods.clipped_loss import PerExampleLoss, Precision, check_norm_rules
 from dpray.orchestration.training.quiet import quiet_deepspeed
 
+ADAPTER = "adapter"
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -25,6 +27,8 @@ class Tuning:
     lora_rank: int = 8
     lora_alpha: float = 16.0
     precision: Precision = "float32"
+    name: str | None = None
+    """What adapters that are written call the model they belong to; None: its folder."""
 
 
 def load_loss(tuning: Tuning) -> PerExampleLoss:
@@ -43,7 +47,8 @@ def trainable_parameters(loss: PerExampleLoss) -> dict[str, nn.Parameter]:
 
 
 def save_model(tuning: Tuning, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """The fine-tuned model as a plain folder with its tokenizer: adapters are merged.
+    """The fine-tuned model as a plain folder with its tokenizer: adapters are merged, and stand by
+    themselves, with the tokenizer too, in the folder `ADAPTER`.
 
     `weights` are the trained ones by their `trainable_parameters` names.
     """
@@ -52,11 +57,16 @@ def save_model(tuning: Tuning, weights: Mapping[str, torch.Tensor], folder: Path
     with torch.no_grad():
         for name, weight in weights.items():
             parameters[name].copy_(weight)
-    if tuning.kind == "lora":
-        model = model.merge_and_unload()
+    tokenizer = AutoTokenizer.from_pretrained(tuning.folder)
     with quiet_deepspeed():
+        if tuning.kind == "lora":
+            for adapters in model.peft_config.values():
+                adapters.base_model_name_or_path = tuning.name or tuning.folder
+            model.save_pretrained(folder / ADAPTER)
+            tokenizer.save_pretrained(folder / ADAPTER)
+            model = model.merge_and_unload()
         model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tuning.folder).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _trainable(tuning: Tuning) -> Any:

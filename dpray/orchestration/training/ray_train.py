@@ -6,19 +6,22 @@ nobody paid for. The caller decides, and charges, what is run again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ray.train
 import ray.train.torch
+from ray.exceptions import WorkerCrashedError
 from ray.train.torch import TorchTrainer
+from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError, WorkerGroupError
 
 from dpray.mechanisms.randomness import generator
-from dpray.methods.dp_sgd import DpSgd, Units, fine_tune
-from dpray.orchestration.training.model import Tuning, load_loss, save_model
+from dpray.methods.clipped_loss import PerExampleLoss
+from dpray.orchestration.cluster import find_error, was_lost
+from dpray.orchestration.training.training import Training, train
 from dpray.orchestration.training.zero import ZeroTrainer, shared_key
+from dpray.types import DprayError
 
 # Ray Train v2's; type checkers see v1's.
 _NO_RETRIES = ray.train.FailureConfig(
@@ -28,61 +31,67 @@ _NO_RETRIES = ray.train.FailureConfig(
 )
 
 
-def _nothing(t: int) -> None:
-    pass
-
-
-@dataclass(frozen=True)
-class Training:
-    """What every rank is told; it is pickled, and holds no private data.
-
-    `load_units` gives the private data, the same on every rank, in the same order. `before_step` is
-    called on rank 0 with each step's number before that step draws anything. Rank 0 writes the
-    model to `folder`, which has to be reachable from its node.
-    """
-
-    plan: DpSgd
-    tuning: Tuning
-    zero_stage: int
-    load_units: Callable[[], Units] = field(repr=False)
-    folder: str
-    before_step: Callable[[int], None] = field(default=_nothing, repr=False)
-
-
 def train_on_ray(
     training: Training,
     workers: int,
     scratch: str,
-    use_gpu: bool = False,
+    gpus_per_worker: float = 0.0,
     cpus_per_worker: float = 1.0,
 ) -> None:
     """Fine-tune on `workers` ranks; returns when the model is in `training.folder`.
 
     `scratch` is a folder for Ray Train's own files, on storage that all nodes share where there is
-    more than one. Raises Ray's error where a worker raised or was lost.
+    more than one. Raises what a rank raised, or Ray's error where a worker was lost.
     """
-    TorchTrainer(
+    resources = {"CPU": cpus_per_worker}
+    if gpus_per_worker:
+        resources["GPU"] = gpus_per_worker
+    trainer: Any = TorchTrainer(
         _rank,
         train_loop_config={"training": training},
         scaling_config=ray.train.ScalingConfig(
-            num_workers=workers, use_gpu=use_gpu, resources_per_worker={"CPU": cpus_per_worker}
+            num_workers=workers, use_gpu=gpus_per_worker > 0, resources_per_worker=resources
         ),
         run_config=ray.train.RunConfig(
             storage_path=str(Path(scratch).resolve()),
             failure_config=_NO_RETRIES,
         ),
-    ).fit()
+    )
+    try:
+        trainer.fit()
+    except TrainingFailedError as error:
+        raise _reason(error) from error
+
+
+def _reason(error: TrainingFailedError) -> BaseException:
+    """What began it: ours where a rank raised one; a lost worker rather than what the others then
+    raise because it no longer answers."""
+    if isinstance(error, PreemptionError):
+        return WorkerCrashedError()
+    failures = list(_failures(error))
+    for failure in failures:
+        if (ours := find_error(failure, DprayError)) is not None:
+            return ours
+    return next((f for f in failures if was_lost(f)), failures[0])
+
+
+def _failures(error: TrainingFailedError) -> Iterator[BaseException]:
+    """The ranks' errors, out of Ray Train's wrappers; its own error where no rank has one."""
+    found = error.worker_failures.values() if isinstance(error, WorkerGroupError) else [error]
+    for failure in found:
+        controller = getattr(failure, "controller_failure", failure)
+        health = getattr(controller, "health_check_failure", controller)
+        yield getattr(health, "_base_exc", health)
 
 
 def _rank(config: dict[str, Any]) -> None:
     training: Training = config["training"]
     device = ray.train.torch.get_device()
-    loss = load_loss(training.tuning).to(device)
-    trainer = ZeroTrainer(training.plan, loss, training.zero_stage, device)
-    before_step = training.before_step if trainer.rank == 0 else _nothing
-    sampling = generator(shared_key(device))
-    fine_tune(training.plan, training.load_units(), trainer, sampling, before_step)
-    weights = trainer.weights()
-    if trainer.rank == 0:
-        save_model(training.tuning, weights, Path(training.folder))
-    trainer.close()
+    made: list[ZeroTrainer] = []
+
+    def make_trainer(loss: PerExampleLoss) -> ZeroTrainer:
+        made.append(ZeroTrainer(training.plan, loss.to(device), training.zero_stage, device))
+        return made[0]
+
+    train(training, make_trainer, generator(shared_key(device)))
+    made[0].close()

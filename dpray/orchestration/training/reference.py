@@ -13,6 +13,7 @@ from dpray.orchestration.training.optimizer import (
     make_optimizer,
     set_learning_rate,
 )
+from dpray.orchestration.training.state import MOMENTS, TrainingState, empty_moments
 
 
 class ReferenceTrainer:
@@ -44,3 +45,23 @@ class ReferenceTrainer:
         """The trained weights by name, on the CPU."""
         named = trainable_parameters(self._loss)
         return {name: p.detach().cpu() for name, p in named.items()}
+
+    def state(self, steps: int) -> TrainingState:
+        """After `steps` steps, one of them by this trainer."""
+        kinds = MOMENTS if self._plan.optimizer == "adamw" else ()
+        named = trainable_parameters(self._loss)
+        moments = {
+            kind: {name: self._optimizer.state[p][kind].cpu() for name, p in named.items()}
+            for kind in kinds
+        }
+        return TrainingState(steps, self.weights(), moments)
+
+    def restore(self, state: TrainingState) -> None:
+        """The optimizer's moments; the weights are in the model already."""
+        if not state.moments:
+            return
+        named = trainable_parameters(self._loss)
+        empty_moments(self._optimizer, named.values(), state.steps)
+        for kind, moments in state.moments.items():
+            for name, parameter in named.items():
+                self._optimizer.state[parameter][kind].copy_(moments[name])

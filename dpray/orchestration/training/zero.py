@@ -24,6 +24,7 @@ from dpray.orchestration.training.optimizer import (
     set_learning_rate,
 )
 from dpray.orchestration.training.quiet import quiet_deepspeed
+from dpray.orchestration.training.state import MOMENTS, TrainingState, empty_moments
 from dpray.types import DprayError
 
 BUCKET = 50_000_000
@@ -112,6 +113,53 @@ class ZeroTrainer:
                 with deepspeed.zero.GatheredParameters(parameter):
                     whole[name] = parameter.detach().cpu().clone()
         return whole
+
+    def state(self, steps: int) -> TrainingState:
+        """After `steps` steps, one of them by this trainer; to be called on every rank."""
+        kinds = MOMENTS if self._plan.optimizer == "adamw" else ()
+        moments = {kind: self._gathered(kind) for kind in kinds}
+        return TrainingState(steps, self.weights(), moments)
+
+    def _gathered(self, kind: str) -> dict[str, torch.Tensor]:
+        named = trainable_parameters(self._loss)
+        if self._stage == 0:
+            return {name: self._optimizer.state[p][kind].cpu() for name, p in named.items()}
+        with quiet_deepspeed() as deepspeed:
+            gather = deepspeed.utils.safe_get_full_optimizer_state
+            return {name: gather(p, kind).cpu() for name, p in named.items()}
+
+    def restore(self, state: TrainingState) -> None:
+        """The optimizer's moments, this rank's part of them; the weights were in the model before
+        it was taken apart."""
+        if not state.moments:
+            return
+        empty_moments(self._optimizer, self._stepped(), state.steps)
+        if self._stage in (1, 2):
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+        with quiet_deepspeed() as deepspeed:
+            for kind, moments in state.moments.items():
+                for name, parameter in trainable_parameters(self._loss).items():
+                    self._put(deepspeed, parameter, moments[name], kind)
+
+    def _stepped(self) -> list[torch.Tensor]:
+        """The tensors that the optimizer steps: whole parameters, or this rank's partitions."""
+        if self._stage == 3:  # which hands them to the optimizer one by one
+            return list(self._engine.optimizer.fp32_partitioned_groups_flat)
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _put(self, deepspeed: Any, parameter: Any, moment: torch.Tensor, kind: str) -> None:
+        moment = moment.to(self._device)
+        if self._stage == 0:
+            self._optimizer.state[parameter][kind].copy_(moment)
+        elif self._stage < 3:
+            deepspeed.utils.safe_set_full_optimizer_state(parameter, moment, kind)
+        else:
+            # A parameter's partitions are equally long: the last one is padded.
+            length = parameter.ds_tensor.ds_numel
+            flat = moment.new_zeros(length * self.ranks)
+            flat[: moment.numel()] = moment.reshape(-1)
+            mine = flat[length * self.rank : length * (self.rank + 1)]
+            deepspeed.utils.safe_set_local_optimizer_state(parameter, mine, kind)
 
     def close(self) -> None:
         self._engine.destroy()

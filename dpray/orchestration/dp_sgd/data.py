@@ -1,0 +1,48 @@
+"""The private records as DP-SGD's units."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from dpray.config import Config
+from dpray.config.dp_sgd import DpSgdConfig
+from dpray.engines.model_path import check_model_path
+from dpray.engines.text import TextCodec
+from dpray.methods.clipped_loss import TrainingText
+from dpray.methods.dp_sgd import TextEncoder, Units
+from dpray.orchestration.dp_sgd.codes import ControlCodes
+from dpray.orchestration.records import local_rows
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """For ranks, which have another working directory. What is not here is left as it is: it may be
+    on their nodes."""
+    data, engine = config.data, config.engine
+    model = Path(engine.model).expanduser()
+    if "://" not in data.path:
+        path = str(Path(data.path).expanduser().absolute())
+        data = data.model_copy(update={"path": path})
+    if model.is_dir():
+        engine = engine.model_copy(update={"model": str(model.absolute())})
+    return config.model_copy(update={"data": data, "engine": engine})
+
+
+def load_units(config: Config, codes: ControlCodes) -> Units:
+    """Every unit's texts with their control codes as token ids, in an order that is the same on
+    every rank. Without a unit column each record is a unit, its copies too.
+
+    Raises InputError that names the row.
+    """
+    settings = config.method
+    assert isinstance(settings, DpSgdConfig)
+    codec = TextCodec(check_model_path(config.engine.model), config.engine.max_model_len)
+    encoder = TextEncoder(codec.ids, codec.eos_ids[0], settings.max_length, codec.start_id)
+    label = config.data.label
+    others = {column: codes.values[column] for column in codes.names if column != label}
+    units: defaultdict[str, list[TrainingText]] = defaultdict(list)
+    for number, row in enumerate(local_rows(config.data, others)):
+        code = codes.code(row["columns"] | ({} if label is None else {label: row["label"]}))
+        unit = f"{number}" if config.data.unit is None else row["unit"]
+        units[unit].append(encoder.training_text(code, row["text"]))
+    return list(units.values())

@@ -1,0 +1,232 @@
+"""DP-SGD's run: train, in blocks of steps that are charged before they are made; publish the model
+once; then let it write.
+
+The unit `model` of the charge is the training as a whole: its output holds the SHA-256 of every
+file of the model that is released. Each block of steps is a unit of its own beside it, and says
+from where a training that was cut off goes on, and what it pays for again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from dpray.engines.base import EngineError
+from dpray.io.call_cache import CALLS, CallCache
+from dpray.mechanisms.randomness import NOISE_SOURCE, generator, named_key
+from dpray.orchestration import cluster
+from dpray.orchestration.dp_sgd.again import charge_again, with_repeats
+from dpray.orchestration.dp_sgd.codes import draw_values
+from dpray.orchestration.dp_sgd.data import load_units, with_absolute_paths
+from dpray.orchestration.dp_sgd.generation import to_record, write_texts
+from dpray.orchestration.dp_sgd.plan import DpSgdPlan, check_lengths
+from dpray.orchestration.dp_sgd.progress import Watched
+from dpray.orchestration.engine import build_engine
+from dpray.orchestration.llm_calls import ask_cached
+from dpray.orchestration.runner import Progress, Run
+from dpray.orchestration.training.journal import Journal, lost_blocks, nothing, sha256_of
+from dpray.orchestration.training.model import ADAPTER, Tuning
+from dpray.orchestration.training.training import Training, train_here
+from dpray.types import DprayError, Resumable
+
+MODEL = "model"
+"""The unit, and the folder of the release."""
+
+
+class DpSgdRun(Run[DpSgdPlan]):
+    _records: list[dict[str, Any]]
+
+    def perform(self) -> None:
+        if self.folder.published_output(f"{MODEL}.json") is None and cluster.is_local(self.config):
+            check_lengths(self.config, self.plan.codes)
+        self._files: dict[str, str] = self.publish_once(MODEL, self._trained)["files"]
+        self._records = self._written()
+
+    @property
+    def _work(self) -> Path:
+        """Where the model is until it is released: merged, for the engine."""
+        return self.folder.private.resolve() / MODEL
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.folder.private.resolve() / "checkpoints"
+
+    @property
+    def _scratch(self) -> Path:
+        return self.folder.private.resolve() / "ray_train"
+
+    def _trained(self) -> dict[str, Any]:
+        """Make all steps that are not made yet; the released files by name, with their SHA-256."""
+        self._pay_for_lost_blocks()
+        shutil.rmtree(self._work, ignore_errors=True)
+        if self.in_process:
+            train_here(self._training(self._show))
+        else:
+            self._train_on_ray()
+        _flush(self._work)
+        return {"files": _hashes(self._released_model())}
+
+    def _pay_for_lost_blocks(self) -> None:
+        if self.ledger is not None:
+            charge_again(self.ledger, self.id, self.plan, lost_blocks(self.ledger, self.id))
+
+    def _training(self, on_step: Any) -> Training:
+        settings, config = self.plan.settings, with_absolute_paths(self.config)
+        return Training(
+            plan=self.plan.method,
+            tuning=Tuning(
+                config.engine.model,
+                settings.tuning,
+                settings.lora_rank,
+                settings.lora_alpha,
+                settings.precision,
+                name=self.config.engine.model,
+            ),
+            zero_stage=settings.zero_stage,
+            load_units=partial(load_units, config, self.plan.codes),
+            folder=str(self._work),
+            journal=Journal(
+                self.ledger,
+                self.id,
+                self.attempt_id,
+                str(self._checkpoints),
+                self.plan.blocks,
+                on_step,
+            ),
+        )
+
+    def _train_on_ray(self) -> None:
+        # Imported late: training here has no need of Ray Train and DeepSpeed.
+        from dpray.orchestration.training.ray_train import train_on_ray
+
+        runtime = self.config.runtime
+        with Watched(self.ledger, self.id, self._show):
+            train_on_ray(
+                self._training(nothing),
+                workers=runtime.actors,
+                scratch=str(self._scratch),
+                gpus_per_worker=runtime.gpus_per_actor,
+                cpus_per_worker=runtime.cpus_per_actor,
+            )
+
+    def _show(self, t: int) -> None:
+        epsilon = "not private" if self.plan.not_private else f"eps {self.plan.cost.epsilon:.3f}"
+        self.on_progress(
+            Progress("training steps", t, self.plan.method.steps, f"{epsilon} charged")
+        )
+
+    def _released_model(self) -> Path:
+        return self._work / ADAPTER if self.plan.settings.tuning == "lora" else self._work
+
+    def _written(self) -> list[dict[str, Any]]:
+        wanted = draw_values(
+            self.plan.shares,
+            self.plan.settings.records,
+            generator(named_key(self.salt, "control-values")),
+        )
+        if _hashes(self._released_model()) != self._files:
+            raise DprayError("private/model: the tuned model is not there, or altered")
+        texts = self._texts(wanted)
+        pairs = zip(texts, wanted, strict=True)
+        return [to_record(text, v, self.config.data.label) for text, v in pairs if text]
+
+    def _texts(self, wanted: Sequence[Mapping[str, str]]) -> list[str]:
+        done = 0
+
+        def on_completion() -> None:
+            nonlocal done
+            done += 1
+            self.on_progress(Progress("texts", done, len(wanted)))
+
+        engine = build_engine(self.config.engine.model_copy(update={"model": str(self._work)}))
+        try:
+            ask = ask_cached(engine, self.cache, on_completion)
+            return write_texts(engine, ask, self.plan.settings, self.plan.codes, wanted)
+        except EngineError as error:
+            raise self.unfinished(str(error)) from None
+        finally:
+            engine.close()
+
+    @cached_property
+    def cache(self) -> CallCache:
+        return CallCache(self.folder.private / CALLS)
+
+    def unfinished(self, why: str) -> Resumable:
+        if self.plan.not_private or self.folder.published_output(f"{MODEL}.json") is not None:
+            return super().unfinished(why)
+        return Resumable(
+            f"{why}; the same command goes on from the last checkpoint: the steps after it, "
+            f"{self.plan.blocks.size} at most, are charged again"
+        )
+
+    def released(self) -> Iterator[dict[str, Any]]:
+        yield from self._records
+
+    def _report(self, records: int) -> dict[str, Any]:
+        """For all steps that were charged, those made again too; and the model beside it."""
+        if self.ledger is not None:
+            self.plan = with_repeats(self.plan, lost_blocks(self.ledger, self.id))
+        report = super()._report(records)
+        self._release_model(report)
+        return report
+
+    def _release_model(self, report: dict[str, Any]) -> None:
+        """The folder `model`, whole or not at all, with the report inside: it travels alone."""
+        target, staged = self.folder.root / MODEL, self.folder.private / "released_model"
+        for place in (target, staged):
+            shutil.rmtree(place, ignore_errors=True)
+        staged.mkdir()
+        for name in self._files:
+            shutil.copyfile(self._released_model() / name, staged / name)
+        self.folder.write_json(f"private/{staged.name}/privacy_report.json", report)
+        _flush(staged)
+        staged.replace(target)
+
+    def method_report(self) -> dict[str, Any]:
+        method, ledger = self.plan.method, self.ledger
+        repeated = 0 if ledger is None else sum(lost_blocks(ledger, self.id))
+        return {
+            "calls": asdict(self.cache.totals()),
+            "llm_calls": self.plan.settings.records,
+            "noise_multiplier": self.plan.noise_multiplier,
+            "model": self._files,
+            "steps": {
+                "planned": method.steps,
+                "repeated": repeated,
+                "charged": method.steps + method.repeats,
+            },
+            "sampling": {
+                "batches": "Poisson: every unit joins a step's batch with probability "
+                f"{method.mechanism.sampling_probability:g}, independently, and brings one record",
+                "control_values": {name: dict(s) for name, s in self.plan.shares.items()},
+                "texts": "ordinary sampling from the tuned model: post-processing",
+            },
+            "noise_source": "none: this run is not private"
+            if self.plan.not_private
+            else f"{NOISE_SOURCE}; rounded to float32",
+        }
+
+    def _finish(self) -> dict[str, Any]:
+        report = super()._finish()
+        for place in (self._work, self._checkpoints, self._scratch):
+            shutil.rmtree(place, ignore_errors=True)
+        return report
+
+
+def _flush(folder: Path) -> None:
+    """To the disk: from here on the ledger says that these files are there."""
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of the folder's own files."""
+    files = sorted(path for path in folder.glob("*") if path.is_file())
+    return {path.name: sha256_of(path) for path in files}
