@@ -15,7 +15,7 @@ from dpray.accounting.events import Composed, DiscreteLaplace, Gaussian, Laplace
 from dpray.config.dp_kps import DpKpsConfig
 from dpray.mechanisms.kde import FeatureSum, density, record_prefixes
 from dpray.mechanisms.vocabulary import TermMatcher
-from dpray.methods.dp_kps import DensityPass, DpKps, Sequences, prompt
+from dpray.methods.dp_kps import DensityPass, DpKps, Sequences
 
 WORDS = ["goal", "team", "match", "stock", "bank", "oil", "moon", "star", "comet", "common"]
 SPORT = ["The common team scored a goal in the match"] * 30
@@ -312,18 +312,6 @@ def test_plans_that_make_no_sense(change: dict[str, Any]) -> None:
 def test_gaussian_noise_needs_a_delta() -> None:
     with pytest.raises(ValueError, match="delta"):
         replace(RFF, noise="gaussian")
-
-
-def test_prompt() -> None:
-    plain = prompt("medical record", ["aspirin", "heart failure"])
-    assert plain.user == (
-        "Write a medical record that contains the following terms: aspirin, heart failure"
-    )
-    named = prompt("review", ["food"], label="Restaurants", examples=["Nice food."])
-    assert named.user == (
-        "Here is a review:\nNice food.\n\n"
-        "Write a review of the class Restaurants that contains the following terms: food"
-    )
 
 
 def settings(**changes: Any) -> DpKpsConfig:
