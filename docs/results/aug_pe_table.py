@@ -34,11 +34,12 @@ def table(
 ) -> list[str]:
     test, private = (embedded(DATA / name / f"{part}.jsonl") for part in ("test", "private"))
     labelled = len(set(test.labels)) > 1
-    size = runs[0][1]["records"]
+    size, method = runs[0][1]["records"], runs[0][1]["method"]
+    made = f"n_syn {size}, T = {method['iterations']}, L = {method['variations']}"
     lines = [
-        f"## Aug-PE: {name}, {len(private.vectors):,} private records, n_syn {size}, T = 10, L = 2",
+        f"## Aug-PE: {name}, {len(private.vectors):,} private records, {made}",
         "",
-        "The noise is calibrated for T = 10. Distance: Fréchet distance of MiniLM embeddings to "
+        "The noise is calibrated for all iterations. Distance: Fréchet distance of MiniLM embeddings to "
         f"{size} real test texts (mean of 5 draws), by the number of iterations; 0 are texts of "
         "the first population." + ACCURACY * labelled,
         "",
