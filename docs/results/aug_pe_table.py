@@ -39,7 +39,8 @@ def table(
     lines = [
         f"## Aug-PE: {name}, {len(private.vectors):,} private records, {made}",
         "",
-        "The noise is calibrated for all iterations. Distance: Fréchet distance of MiniLM embeddings to "
+        "The noise is calibrated for all iterations. Distance: Fréchet distance of MiniLM "
+        "embeddings to "
         f"{size} real test texts (mean of 5 draws), by the number of iterations; 0 are texts of "
         "the first population." + ACCURACY * labelled,
         "",
