@@ -50,9 +50,8 @@ def plan_of(folder: Path, rows: int) -> Plan:
                 "engine": {"model": "none"},
                 "runtime": {"batches_per_task": 64},
             }
-        ),
-        new_salt(),
-    )
+        )
+    ).with_salt(new_salt())
 
 
 def count(table: pa.Table) -> dict[str, list[int]]:

@@ -153,7 +153,7 @@ def test_ledger_row_altered_then_ledger_deleted_between_runs(
     killed_in_mid_run(run)
 
     before = alter_charge(tmp_path / "ledger.db", lambda charge: charge | {"epsilon": 1e-9})
-    assert "reserved for another charge" in refused(run)
+    assert "are not as they were written" in refused(run)
     assert run_command(["ledger", "verify", "--ledger", run.url]) == 2
     assert "Marlowe" not in "".join(capfd.readouterr())
     alter_charge(tmp_path / "ledger.db", lambda charge: before)

@@ -14,7 +14,7 @@ import pytest
 
 from dpray.config import parse_config
 from dpray.mechanisms.partition import new_salt
-from dpray.orchestration.methods import make_plan
+from dpray.orchestration.private_prediction.plan import make_private_prediction_plan
 from dpray.orchestration.private_prediction.rows import batch_rows
 from tests.integration import shard_driver
 from tests.integration.processes import TIMEOUT, Cluster, environment
@@ -47,7 +47,8 @@ def test_a_file_is_read_row_by_row(settings: Callable[..., dict[str, Any]], tmp_
     with open(path, "w") as file:
         for number in range(rows):
             file.write(f'{{"text": "note {number} of a cough", "label": "a"}}\n')
-    plan = make_plan(parse_config(settings(data__path=str(path))), new_salt())
+    config = parse_config(settings(data__path=str(path)))
+    plan = make_private_prediction_plan(config).with_salt(new_salt())
     process, read, growth = psutil.Process(), 0, 0
     before = process.memory_info().rss
     for _ in batch_rows(str(path), plan.config.data, plan.template, plan.partition):
