@@ -144,7 +144,8 @@ class Ended:
     @property
     def report(self) -> dict[str, Any]:
         assert self.code == 0, self.err
-        report: dict[str, Any] = json.loads(self.out.splitlines()[-1])
+        # The whole of it: nothing else stands on stdout under `--json`.
+        report: dict[str, Any] = json.loads(self.out)
         return report
 
 

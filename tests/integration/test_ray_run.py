@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import MARKER, Cluster, Runs
+from tests.integration.processes import MARKER, Cluster, Runs, environment
 
 pytestmark = pytest.mark.slow
 
@@ -50,3 +52,30 @@ def test_a_cluster_that_does_not_know_us_is_bad_input(runs: Callable[..., Runs])
     ended = run.finish(run.start(RAY_AUTH_TOKEN="0" * 32))
     assert ended.code == 2
     assert ended.err.splitlines()[-1].startswith("dpray: runtime.ray_address: no connection")
+
+
+ERROR_OF_A_TASK = """
+import sys, time
+from dpray.orchestration.cluster import start_ray
+import ray
+from ray._private.utils import push_error_to_driver
+
+start_ray(None)
+push_error_to_driver(ray._private.worker.global_worker, "task", "failed on Marlowe")
+time.sleep(3)
+print("answer")
+"""
+
+
+@pytest.mark.parametrize("skip", [None, "nothing like it"])
+def test_what_ray_reports_does_not_stand_in_our_answer(cluster: Cluster, skip: str | None):
+    ours = {} if skip is None else {"RAY_DEDUP_LOGS_SKIP_REGEX": skip}
+    ended = subprocess.run(
+        [sys.executable, "-c", ERROR_OF_A_TASK],
+        env=environment(RAY_ADDRESS=cluster.address, **ours),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # The other case is Ray's own way, and shows that this test can fail.
+    assert (ended.stdout == "answer\n") is (skip is None)
