@@ -118,11 +118,11 @@ def end(process: subprocess.Popen[Any]) -> None:
         family = []
     process.terminate()
     try:
-        process.wait(30)
+        process.wait(10)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for one in psutil.wait_procs(family, timeout=10)[1]:
+    for one in psutil.wait_procs(family, timeout=3)[1]:
         one.kill()
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 
 from dpray.accounting.ledger import Ledger
 from tests.engines.api_server import Server, running_server
-from tests.integration.processes import Cluster, Runs, wait_for
+from tests.integration.processes import Cluster, Runs, environment, wait_for
 from tests.integration.test_faults import kill_workers
 
 pytestmark = pytest.mark.slow
@@ -58,11 +61,39 @@ def voted(run: Runs) -> int:
     return run.counts()["published"]
 
 
-def test_driver_killed_between_iterations(aug_pe: Runs, endpoint: Server):
+KILLED_IN_A_VOTE = """
+import os, signal, sys
+from dpray.cli import main
+from dpray.orchestration.aug_pe import run
+
+count, votes = run.total_votes, []
+
+def killed(*arguments):
+    votes.append(count(*arguments))
+    if len(votes) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return votes[-1]
+
+run.total_votes = killed
+main(["run", sys.argv[1], "--json"])
+"""
+"""Dies when the exact votes are counted, before they have noise."""
+
+
+def test_driver_killed_in_a_vote_and_between_iterations(aug_pe: Runs, endpoint: Server):
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED_IN_A_VOTE, str(aug_pe.config)],
+        env=environment(RAY_ADDRESS=aug_pe.cluster.address),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert aug_pe.finish(process).code == -signal.SIGKILL
+    assert aug_pe.counts().items() >= {"started": 2, "published": 1}.items()
     process = aug_pe.start()
-    wait_for(lambda: voted(aug_pe) == 2, process)
+    wait_for(lambda: voted(aug_pe) == 3, process)
     process.kill()
-    assert aug_pe.finish(process).code < 0
+    assert aug_pe.finish(process).code == -signal.SIGKILL
     asked = len(endpoint.requests)
     report = aug_pe.run().report
     assert_once(aug_pe, report)
