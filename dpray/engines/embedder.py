@@ -25,16 +25,18 @@ def _located(model: str) -> str:
 
 class SentenceTransformerEmbedder:
     """An `Embedder`. `model` is a folder or a hub's name; `device` None chooses a GPU if there is
-    one."""
+    one; `dtype` is torch's name of the type of the weights."""
 
-    def __init__(self, model: str = _PACKAGED, device: str | None = None) -> None:
+    def __init__(
+        self, model: str = _PACKAGED, device: str | None = None, dtype: str = "float32"
+    ) -> None:
         folder = _located(model)
         from sentence_transformers import SentenceTransformer
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
         try:
-            self._model = SentenceTransformer(folder, device=device)
+            self._model = SentenceTransformer(folder, device=device, model_kwargs={"dtype": dtype})
         except (OSError, ValueError) as error:
             raise EngineError(
                 f"embedder.model: cannot load {model} ({type(error).__name__})"

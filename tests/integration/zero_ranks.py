@@ -36,12 +36,21 @@ def poisoned_lora() -> Any:
 MODELS: dict[str, Callable[[], Any]] = {"gpt2": gpt2, "llama_lora": poisoned_lora}
 
 
-CASES: tuple[tuple[str, Any], ...] = (("gpt2", "adamw"), ("llama_lora", "sgd"))
+CASES: tuple[tuple[str, Any, Any], ...] = (
+    ("gpt2", "adamw", "float32"),
+    ("llama_lora", "sgd", "float32"),
+    ("llama_lora", "sgd", "bfloat16"),
+)
+"""Model, optimizer, precision."""
 
 
-def plan(sigma: float, optimizer: Any = "sgd") -> DpSgd:
+def plan(sigma: float, optimizer: Any = "sgd", precision: Any = "float32") -> DpSgd:
     step = DpSgdStep(
-        sampling_probability=0.2, noise_multiplier=sigma, clip_norm=C, expected_batch_size=B
+        sampling_probability=0.2,
+        noise_multiplier=sigma,
+        clip_norm=C,
+        expected_batch_size=B,
+        precision=precision,
     )
     rate = 1.0 if optimizer == "sgd" else 0.01
     return DpSgd(step, steps=4, micro_batch_size=1, learning_rate=rate, optimizer=optimizer)
@@ -84,14 +93,14 @@ def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     for stage in STAGES:
-        for name, optimizer in CASES:
-            saved = _trained(stage, name, optimizer)
-            torch.save(saved, folder / f"{stage}-{name}-{optimizer}-{rank}.pt")
+        for case in CASES:
+            saved = _trained(stage, *case)
+            torch.save(saved, folder / f"{stage}-{'-'.join(case)}-{rank}.pt")
         torch.save(_noise_alone(stage), folder / f"{stage}-noise-{rank}.pt")
     dist.destroy_process_group()
 
 
-def _trained(stage: int, name: str, optimizer: Any) -> dict[str, torch.Tensor]:
+def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str, torch.Tensor]:
     """The weights after four steps; those of AdamW by two trainers, the second one made from the
     state that the first one left."""
     from dpray.orchestration.training.zero import ZeroTrainer
@@ -99,10 +108,10 @@ def _trained(stage: int, name: str, optimizer: Any) -> dict[str, torch.Tensor]:
     state: TrainingState | None = None
     halves = ((0, 2), (2, 4)) if optimizer == "adamw" else ((0, 4),)
     for start, end in halves:
-        loss = PerExampleLoss(MODELS[name]()).eval()
+        loss = PerExampleLoss(MODELS[name](), precision).eval()
         if state is not None:
             state.put_weights(loss)
-        trainer = ZeroTrainer(plan(1e-9, optimizer), loss, stage, torch.device("cpu"))
+        trainer = ZeroTrainer(plan(1e-9, optimizer, precision), loss, stage, torch.device("cpu"))
         if state is not None:
             trainer.restore(state)
         steps(trainer, optimizer, start, end)
