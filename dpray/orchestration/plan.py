@@ -14,7 +14,7 @@ from dpray.accounting.events import Composed, Event
 from dpray.accounting.report import guarantee, no_guarantee
 from dpray.config import Config
 from dpray.mechanisms.label_histogram import LabelHistogram
-from dpray.types import Budget
+from dpray.types import Budget, InputError
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,16 @@ class Plan(ABC):
     def with_proportions(self, proportions: Mapping[str, float]) -> Self:
         """The plan once the label proportions are measured: the charges stay what they are."""
         return replace(self, proportions=proportions)
+
+    def affordable(self, noise_multiplier: float) -> Self:
+        """Itself. Raises InputError where this noise costs more than `privacy.epsilon`."""
+        asked = self.config.privacy.epsilon
+        if not self.not_private and self.cost.epsilon > asked:
+            raise InputError(
+                f"method.noise_multiplier: {noise_multiplier:g} costs eps {self.cost.epsilon:.4f}, "
+                f"more than privacy.epsilon {asked:g}"
+            )
+        return self
 
     def guarantee(self) -> dict[str, Any]:
         bound = self.config.data.max_records_per_unit

@@ -124,12 +124,7 @@ def make_aug_pe_plan(config: Config) -> AugPePlan:
             increasing=False,
         )
     plan = AugPePlan(config, proportions, _votes(config, multiplier), prompts)
-    if plan.cost.epsilon > config.privacy.epsilon:
-        raise InputError(
-            f"method.noise_multiplier: {multiplier:g} costs eps {plan.cost.epsilon:.4f}, more than "
-            f"privacy.epsilon {config.privacy.epsilon:g}"
-        )
-    return plan
+    return plan.affordable(multiplier)
 
 
 def _votes(config: Config, noise_multiplier: float) -> VoteHistogram:

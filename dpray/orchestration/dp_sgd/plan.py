@@ -125,12 +125,7 @@ def make_dp_sgd_plan(config: Config) -> DpSgdPlan:
         repeats=spare(settings, blocks),
     )
     plan = DpSgdPlan(config, config.data.proportions, method, blocks, codes)
-    if not plan.not_private and plan.cost.epsilon > config.privacy.epsilon:
-        raise InputError(
-            f"method.noise_multiplier: {method.mechanism.noise_multiplier:g} costs eps "
-            f"{plan.cost.epsilon:.4f}, more than privacy.epsilon {config.privacy.epsilon:g}"
-        )
-    return plan
+    return plan.affordable(method.mechanism.noise_multiplier)
 
 
 def spare(settings: DpSgdConfig, blocks: Blocks) -> int:
