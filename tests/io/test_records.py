@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from dpray.io.records import list_files, read_rows
+from dpray.io.records import fingerprint, list_files, read_rows
 from dpray.types import InputError
 
 ROWS = [{"text": "eins, zwei", "label": "a"}, {"text": 'drei "vier"\nfünf', "label": "b"}]
@@ -73,3 +73,17 @@ def test_rows_are_streamed(tmp_path: Path) -> None:
     assert next(rows)[1] == {"n": 1}
     with pytest.raises(InputError):
         next(rows)
+
+
+def test_a_fingerprint_is_of_all_contents_in_order(tmp_path: Path) -> None:
+    def of(**files: str) -> str:
+        folder = tmp_path / "-".join(files.values())
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / f"{name}.jsonl").write_text(text)
+        return fingerprint(str(folder))
+
+    assert len({of(a="1", b="2"), of(a="2", b="1"), of(a="12", b="")}) == 3
+    (tmp_path / "copy.jsonl").write_text("1")
+    (tmp_path / "1-2" / "b.jsonl").unlink()
+    assert fingerprint(str(tmp_path / "copy.jsonl")) == fingerprint(str(tmp_path / "1-2"))

@@ -164,6 +164,22 @@ def test_a_run_that_keeps_losing_can_be_resumed(
     assert_once(run, report)
 
 
+def test_a_run_does_not_go_on_with_other_records(
+    config: Callable[..., Config], lose_after: Callable[..., None], records_file: Path
+) -> None:
+    run = config()
+    lose_after(0, times=3)
+    with pytest.raises(Resumable):
+        methods.run(run)
+    before = records_file.read_text()
+    records_file.write_text(before.replace("Marlowe 7", "Marlowe seven", 1))
+    with pytest.raises(InputError, match=r"data\.path: the records have changed") as stopped:
+        methods.run(run)
+    assert "Marlowe" not in str(stopped.value)
+    records_file.write_text(before)
+    assert methods.run(run)["batches"]["published"] == 12
+
+
 def test_a_batch_whose_code_raised_is_never_repeated(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
