@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
 SCHEMAS = json.loads((Path(__file__).parent / "schemas" / "kuberay.json").read_text())
 IMAGE = f"registry.example.com/dpray:{dpray.__version__}-gpu"
-METHODS = ("private_prediction", "aug_pe", "dp_sgd")
+METHODS = ("private_prediction", "aug_pe", "dp_kps", "dp_sgd")
 JOBS = [path for name in METHODS for path in sorted((ROOT / "jobs").glob(f"{name}_?pu.yaml"))]
 MANIFESTS = sorted((CLUSTER / "kuberay").glob("*.yaml"))
 
