@@ -55,6 +55,7 @@ class Row:
 RFF = {"estimator": "rff", "bandwidth": 1.0}
 OURS = {"threshold": 1.0, "contrast": 1.0}
 HALVES = ((3.0, 3.0), (7.5, 7.5))
+THREE = ((1.0, 5.0), (3.0, 3.0), (5.0, 10.0))
 LINEAR = {**RFF, "sampling": "iterative", "ensemble": "linear", "top_m": 10}
 LOGARITHMIC = {**LINEAR, "ensemble": "logarithmic"}
 
@@ -62,7 +63,13 @@ ROWS = [
     Row("DP histogram (exact, bandwidth 0)"),
     Row("the same, no stop words, threshold, contrast", "words_alpha", "english", OURS),
     Row("the same, eps in halves (the defaults)", "words_alpha", "english", OURS, HALVES),
-    Row("unigrams, the defaults", "unigrams", "english", OURS, HALVES),
+    *(
+        Row(f"{name}, {kind} stop words", name, kind, OURS, THREE)
+        for name in ("unigrams", "words_alpha")
+        for kind in ("english", "keep")
+    ),
+    Row("unigrams, N = 500", "unigrams", "english", {**OURS, "vocabulary_size": 500}, THREE),
+    Row("words_alpha, N = 300", "words_alpha", "english", {**OURS, "vocabulary_size": 300}, THREE),
     Row("histogram, threshold and contrast", plan=OURS),
     Row("histogram, contrast", plan={"contrast": 1.0}),
     Row("histogram, threshold", plan={"threshold": 1.0}),
