@@ -12,12 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from dpray.engines.base import Embedder
+from dpray.engines.base import Embedder, Engine
+from dpray.evaluation.causal_lm import CausalLM
 from dpray.evaluation.copies import compare_copies
 from dpray.evaluation.diversity import compare_diversity
-from dpray.evaluation.downstream import Embedded, compare_downstream, label_counts
+from dpray.evaluation.downstream import (
+    Embedded,
+    compare_classifier,
+    compare_downstream,
+    label_counts,
+)
 from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
+from dpray.evaluation.fine_tuning import Encoder, compare_next_word
+from dpray.evaluation.in_context import (
+    InContextClassifier,
+    InContextExtractor,
+    Learner,
+    compare_in_context,
+)
 from dpray.evaluation.lengths import compare_lengths
+from dpray.evaluation.map import embedding_map
 from dpray.evaluation.structure import structure
 from dpray.evaluation.topics import compare_topics
 from dpray.types import InputError
@@ -43,16 +57,22 @@ def evaluate(
     schema: dict[str, Any] | None = None,
     seeds: int = 5,
     networks: bool = False,
+    encoder: Encoder | None = None,
+    lm: CausalLM | None = None,
+    extractor: Engine | None = None,
     on_progress: OnProgress = lambda part, done, total: None,
 ) -> dict[str, Any]:
-    """What `evaluation.json` holds: `downstream` (None without labels), `fidelity`, `copies`,
-    `topics`, `diversity`, `lengths` and `structure`, and `warnings` on how to read them.
+    """What `evaluation.json` holds: `downstream` (None without labels), `in_context` and
+    `next_word` (None without `lm`), `fidelity`, `copies`, `topics`, `map`, `diversity`, `lengths`
+    and `structure`, and `warnings` on how to read them.
 
     `real` are the test records, `train` other real records, best the private ones that the
     synthetic were made of: they train the ceiling and are what near-duplicates are looked for in.
     Without `train`, `real` is split in two halves (`split`). `floor` are labelled texts that owe
     nothing to the private data. Of several embedders, given by name, the fidelity is the average;
-    the first one serves the rest. `networks` adds classifiers to `downstream`.
+    the first one serves the rest. `networks` and a fine-tuned `encoder` are added to `downstream`.
+    With an `extractor` the labels are phrases to be found in their texts: in-context learning asks
+    this engine for them, and nothing classifies.
 
     Raises `InputError` where a part is empty, too small (`FEW`), has one label only, or shares no
     label with the real records, and where all real texts are one.
@@ -61,16 +81,20 @@ def evaluate(
         raise InputError("seeds: has to be 1 or more")
     sets = {"real": real, "synthetic": synthetic, "train": train, "floor": floor}
     given = {name: records for name, records in sets.items() if records is not None}
-    parts = _parts(given)
+    parts = _parts(given, classes=extractor is None)
     made_texts, trained_texts, tested_texts = texts = [_texts(r) for r in parts.values()]
     # First, as a bad schema should not wait for the rest.
     shares = {"real": structure(_texts(real), schema), "synthetic": structure(made_texts, schema)}
     vectors, of_floor = _embed_all(parts, floor, embedder, on_progress)
     made, trained, tested = next(iter(vectors.values()))
     downstream = None
-    if made.labels is not None:
+    if made.labels is not None and extractor is None:
         on_progress("classifiers", 0, 1)
         downstream = compare_downstream(made, trained, tested, of_floor, seeds, networks)
+    if downstream is not None and encoder is not None:
+        on_progress("encoder", 0, 1)
+        downstream["networks"].append(_fine_tuned(encoder, parts, floor, seeds))
+    in_context, next_word = _language(parts, floor, lm, extractor, seeds, on_progress)
     fidelity = compare_fidelity(
         {name: [side.vectors for side in sides] for name, sides in vectors.items()},
         seeds,
@@ -86,9 +110,12 @@ def evaluate(
         },
         "test_records": len(tested_texts),
         "downstream": downstream,
+        "in_context": in_context,
+        "next_word": next_word,
         "fidelity": fidelity,
         "copies": compare_copies(made_texts, trained_texts, tested_texts, arrays),
         "topics": compare_topics(texts, arrays),
+        "map": embedding_map(made.vectors, tested.vectors),
         "diversity": compare_diversity(made_texts, tested_texts, trained_texts, seeds),
         "lengths": compare_lengths(made_texts, trained_texts, tested_texts, seeds),
         "structure": shares,
@@ -105,9 +132,9 @@ def split(real: Sequence[Labelled]) -> tuple[list[Labelled], list[Labelled]]:
     return halves
 
 
-def _parts(given: dict[str, Sequence[Labelled]]) -> dict[str, Sequence[Labelled]]:
+def _parts(given: dict[str, Sequence[Labelled]], classes: bool) -> dict[str, Sequence[Labelled]]:
     """The synthetic, other real and real test records, checked."""
-    _check(given)
+    _check(given, classes)
     real, synthetic = given["real"], given["synthetic"]
     if len({text for text, _ in real}) == 1:
         raise InputError("real records: all have one text")
@@ -116,7 +143,7 @@ def _parts(given: dict[str, Sequence[Labelled]]) -> dict[str, Sequence[Labelled]
     else:
         train, test = split(real)
         halves = {"first half of the real": train, "second half of the real": test}
-        _check(halves)
+        _check(halves, classes)
         parts = {"synthetic": synthetic, **halves}
     for name, records in parts.items():
         if len(records) < FEW:
@@ -124,7 +151,7 @@ def _parts(given: dict[str, Sequence[Labelled]]) -> dict[str, Sequence[Labelled]
     return parts
 
 
-def _check(sets: Mapping[str, Sequence[Labelled]]) -> None:
+def _check(sets: Mapping[str, Sequence[Labelled]], classes: bool) -> None:
     known: set[str | None] | None = None
     unlabelled: list[str] = []
     for name, records in sets.items():
@@ -136,13 +163,69 @@ def _check(sets: Mapping[str, Sequence[Labelled]]) -> None:
             continue
         if None in labels:
             raise InputError(f"{name} records: some have a label and some have none")
+        known = known or labels
+        if not classes:
+            continue
         if len(labels) == 1:
             raise InputError(f"{name} records: all have one label, a classifier needs two")
-        known = known or labels
         if not labels & known:
             raise InputError(f"{name} records: no label in common with the real records")
     if unlabelled and known is not None:
         raise InputError(f"{unlabelled[0]} records: they have no label, and others have one")
+
+
+def _language(
+    parts: Mapping[str, Sequence[Labelled]],
+    floor: Sequence[Labelled] | None,
+    lm: CausalLM | None,
+    extractor: Engine | None,
+    seeds: int,
+    on_progress: OnProgress,
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """In-context learning and next-word accuracy, each None where it has no model; the first also
+    where there are no labels."""
+    synthetic, train, asked = parts.values()
+    sets: dict[str, Any] = {"synthetic": synthetic, "ceiling": train}
+    if floor is not None:
+        sets["floor"] = floor
+    test = [(text, label) for text, label in asked if label is not None]
+    learner: Learner | None = None
+    if test and extractor is not None:
+        learner = InContextExtractor(extractor)
+    elif test and lm is not None:
+        learner = InContextClassifier(lm, sorted({label for _, label in test}))
+    in_context = next_word = None
+    if learner is not None:
+        in_context = compare_in_context(
+            learner, sets, test, seeds, lambda *step: on_progress("in-context learning", *step)
+        )
+    if lm is not None:
+        next_word = compare_next_word(
+            lm,
+            {name: _texts(records) for name, records in sets.items()},
+            _texts(asked),
+            seeds,
+            lambda *step: on_progress("next-word accuracy", *step),
+        )
+    return in_context, next_word
+
+
+def _fine_tuned(
+    encoder: Encoder,
+    parts: Mapping[str, Sequence[Labelled]],
+    floor: Sequence[Labelled] | None,
+    seeds: int,
+) -> dict[str, Any]:
+    def texts(records: Sequence[Labelled]) -> Embedded:
+        return Embedded(
+            np.array(_texts(records), dtype=object), np.array([label for _, label in records])
+        )
+
+    made, trained, tested = map(texts, parts.values())
+    of_floor = None if floor is None else texts(floor)
+    return compare_classifier(
+        f"fine-tuned {encoder.name}", encoder.fit, made, trained, tested, of_floor, seeds
+    )
 
 
 def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> list[str]:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
-from dpray.io.evaluation_pictures import lengths_svg, topics_svg
+from dpray.io.evaluation_pictures import PICTURES
 from dpray.io.pictures import iterations_svg
 from dpray.types import InputError
 
@@ -51,7 +51,8 @@ def render_report(
     is `evaluation.json` or None; its numbers are computed from private data and stand in one part
     of their own, between BEGIN PRIVATE and END PRIVATE, which a `public` page does not have.
 
-    Raises `InputError` that names the keys `privacy_report` lacks.
+    Raises `InputError` that names the keys `privacy_report` lacks, or a key that another version of
+    dpray wrote otherwise.
     """
     missing = [key for key in REQUIRED if key not in privacy_report]
     if missing:
@@ -64,24 +65,30 @@ def render_report(
         lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "words": words, "spread": spread}
-    return environment.get_template("report.html.j2").render(
-        report=privacy_report,
-        batches=privacy_report.get("batches"),
-        batch_words=BATCHES,
-        ledger=privacy_report.get("ledger"),
-        spent_share=_spent_share(privacy_report.get("ledger")),
-        relation=RELATIONS.get(
-            privacy_report["neighboring_relation"], privacy_report["neighboring_relation"]
-        ),
-        **_in_words(privacy_report["epsilon"], privacy_report["delta"]),
-        iterations=privacy_report.get("iterations"),
-        iterations_svg=iterations_svg,
-        lengths_svg=lengths_svg,
-        topics_svg=topics_svg,
-        samples=samples,
-        evaluation=None if public else evaluation,
-        config=_shown_config(run.get("config", {}), privacy_report["method"]),
-    )
+    template = environment.get_template("report.html.j2")
+    try:
+        return template.render(
+            report=privacy_report,
+            batches=privacy_report.get("batches"),
+            batch_words=BATCHES,
+            ledger=privacy_report.get("ledger"),
+            spent_share=_spent_share(privacy_report.get("ledger")),
+            relation=RELATIONS.get(
+                privacy_report["neighboring_relation"], privacy_report["neighboring_relation"]
+            ),
+            **_in_words(privacy_report["epsilon"], privacy_report["delta"]),
+            iterations=privacy_report.get("iterations"),
+            iterations_svg=iterations_svg,
+            **PICTURES,
+            samples=samples,
+            evaluation=None if public else evaluation,
+            config=_shown_config(run.get("config", {}), privacy_report["method"]),
+        )
+    except (UndefinedError, KeyError, TypeError) as error:
+        # They name keys and types, never a value.
+        raise InputError(
+            f"privacy_report.json, evaluation.json: written by another version of dpray ({error})"
+        ) from None
 
 
 def _in_words(epsilon: float | None, delta: float | None) -> dict[str, Any]:

@@ -169,3 +169,104 @@ def test_with_a_real_embedding_model(app, tmp_path):
     downstream = json.loads((tmp_path / "evaluation.json").read_text())["downstream"]
     accuracy = {k: downstream[k]["accuracy"]["mean"] for k in ("floor", "synthetic", "ceiling")}
     assert accuracy["floor"] < 0.65 < accuracy["synthetic"] <= accuracy["ceiling"] + 0.05
+
+
+def test_a_language_model_learns_in_context_and_guesses_words(
+    app, tmp_path, without_a_model, model_folder, monkeypatch
+):
+    monkeypatch.setattr("dpray.evaluation.in_context.TEST_RECORDS", 8)
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", notes(20, 2))
+    files = ("--real", real, "--synthetic", synthetic, "--floor", synthetic, "--out", tmp_path)
+
+    shown = invoke(app, *files, "--seeds", 1, "--lm", model_folder).output
+
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["lm"] == model_folder
+    learning, guessing = written["in_context"], written["next_word"]
+    assert [row["shots"] for row in learning["rows"]] == [0, 4, 16, 64]
+    assert learning["task"].startswith("classification") and learning["test_records"] == 8
+    assert list(learning["rows"][1]) == ["shots", "synthetic", "ceiling", "floor"]
+    assert guessing["synthetic"]["train_records"] == guessing["floor"]["train_records"] == 20
+    assert guessing["test_words"] > 10 * guessing["test_records"]
+    assert "In-context classification" in shown and "Next-word accuracy" in shown
+
+
+def test_phrases_are_extracted_and_nothing_classifies(
+    app, tmp_path, without_a_model, model_folder, monkeypatch
+):
+    monkeypatch.setattr("dpray.evaluation.in_context.TEST_RECORDS", 4)
+    monkeypatch.setattr("dpray.evaluation.in_context.SHOTS", (0, 4))
+    records = [(f"a film by person{i} was seen again", f"person{i}") for i in range(40)]
+    real = write_jsonl(tmp_path / "real.jsonl", records[:20])
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", records[20:])
+
+    shown = invoke(
+        app, "--real", real, "--synthetic", synthetic, "--train", real, "--out", tmp_path,
+        "--seeds", 1, "--lm", model_folder, "--extraction",
+    ).output  # fmt: skip
+
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["downstream"] is None and written["in_context"]["task"] == "extraction"
+    assert set(written["in_context"]["rows"][0]["synthetic"]) == {
+        "fitted", "exact_match", "word_f1",
+    }  # fmt: skip
+    assert "exact match" in shown and "person" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--lm", "/no/model"), "^lm: no such folder: /no/model"),
+        (("--encoder", "/no/model"), "^encoder: no such folder: /no/model"),
+        (("--extraction",), "^extraction: needs --lm"),
+        (("--extraction", "--lm", "x", "--networks"), "^extraction: phrases are no classes"),
+        (("--schema", "/no/schema.json"), "^schema: cannot read /no/schema.json"),
+    ],
+)
+def test_options_that_cannot_be_met(app, tmp_path, without_a_model, options, message):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    with pytest.raises(InputError, match=message):
+        invoke(app, "--real", real, "--synthetic", real, "--out", tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_film_records_have_a_schema_of_their_own(app, tmp_path, without_a_model):
+    film = {
+        "title": "A", "year": 1931, "cast": ["B"], "genres": ["Drama"], "href": "A",
+        "extract": "A is a film.",
+    }  # fmt: skip
+    broken = [film | {"year": "1931"}, film | {"more": 1}, {"title": "A"}, film | {"href": "a b"}]
+    records = [(json.dumps(film | {"title": f"A {i}"}), None) for i in range(20)]
+    real = write_jsonl(tmp_path / "real.jsonl", records)
+    synthetic = write_jsonl(
+        tmp_path / "synthetic.jsonl", records[:12] + [(json.dumps(one), None) for one in broken]
+    )
+
+    invoke(
+        app, "--real", real, "--synthetic", synthetic, "--schema", "film", "--out", tmp_path,
+        "--seeds", 1,
+    )  # fmt: skip
+
+    structure = json.loads((tmp_path / "evaluation.json").read_text())["structure"]
+    assert structure["real"] == {"json_parse_share": 1.0, "schema_share": 1.0}
+    assert structure["synthetic"] == {"json_parse_share": 1.0, "schema_share": 0.75}
+
+
+def test_a_runs_folder_stands_for_its_release(app, tmp_path, without_a_model):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    files = ("--real", real, "--synthetic", run, "--out", run / "private", "--seeds", 1)
+
+    with pytest.raises(InputError, match="without synthetic"):
+        invoke(app, *files)
+    write_jsonl(run / "synthetic.jsonl", notes(20, 2))
+    invoke(app, *files)
+    written = json.loads((run / "private" / "evaluation.json").read_text())
+    assert sum(written["records"]["synthetic"].values()) == 20
+    # Another version's release: its records are named otherwise.
+    write_jsonl(run / "synthetic.jsonl", notes(20, 2), text="sample")
+    with pytest.raises(InputError, match=r"^synthetic.jsonl, row 1: no text in column 'text'$"):
+        invoke(app, *files)

@@ -213,6 +213,20 @@ def test_networks_are_measured_where_they_are_asked_for():
         assert one["floor"] == downstream["floor"]
 
 
+@pytest.mark.parametrize("kind", ["synthetic", "train"])
+def test_identical_texts_are_measured_and_said(kind):
+    same = [("the same text", ("cardio", "derma")[i % 2]) for i in range(40)]
+    sets = {"synthetic": notes(40, 2), "train": notes(40, 3)} | {kind: same}
+
+    found = evaluate(notes(40, 1), sets["synthetic"], BagOfWords(), train=sets["train"], seeds=1)
+
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    said = [warning for warning in found["warnings"] if "different ones" in warning]
+    assert len(said) == (kind == "synthetic")
+    side = "synthetic" if kind == "synthetic" else "other_real"
+    assert found["diversity"][side]["distinct_texts"] == 1 / 40
+
+
 def test_progress_names_parts_and_counts_to_the_end():
     told = []
     evaluate(

@@ -83,7 +83,14 @@ def an_evaluation():
             "synthetic": ROW,
             "ceiling": ROW,
             "floor": ROW | {"kind": "majority class"},
+            "classes": {
+                "labels": ["cardiology", "dermatology"],
+                "records": [431, 346],
+                "synthetic": {"accuracy": [ACCURACY] * 2, "confusion": [[0.83, 0.17], [0.2, 0.8]]},
+                "ceiling": {"accuracy": [ACCURACY] * 2, "confusion": [[0.9, 0.1], [0.1, 0.9]]},
+            },
         },
+        "map": {"real": [[0.5, 0.1]], "synthetic": [[0.6, 0.2]], "explained": [0.371, 0.113]},
         "lengths": {
             "unit": "words",
             "real": LENGTHS,
@@ -229,7 +236,7 @@ def test_nothing_is_fetched():
 
     assert addresses == ["data:,"]
     assert "default-src 'none'" in html
-    assert "url(" not in html and "@import" not in html
+    assert not re.search(r"url\((?!#)", html) and "@import" not in html
 
 
 def test_a_public_page_has_no_private_part():
@@ -238,8 +245,10 @@ def test_a_public_page_has_no_private_part():
 
     assert "PRIVATE: not for release" in private
     assert "0.812 ± 0.013" in private and "777" in private and "91.3" in private
+    assert "17% taken for dermatology" in private and "37% of the variance" in private
+    assert "<svg" in public and private.count("<svg") == public.count("<svg") + 3
     assert public.split() == removed.split() == page(evaluation=False).split()
-    for number in ("PRIVATE", "0.812 ±", "777", "91.3", "3.50 ± 0.10"):
+    for number in ("PRIVATE", "0.812 ±", "777", "91.3", "3.50 ± 0.10", "431", "17%", "37%"):
         assert number not in public
 
 
@@ -267,6 +276,16 @@ def test_a_run_without_ledger_batches_or_records_has_a_page():
 
     assert "No record was released." in text
     assert "Budget" not in text and "Batches" not in text
+
+
+def test_files_of_another_version_are_refused_in_one_line():
+    for name in ("fidelity", "lengths"):
+        evaluation = an_evaluation() | {name: {"records": "secret"}}
+        with pytest.raises(InputError, match=r"written by another version of dpray \(") as caught:
+            render_report(a_report(), SAMPLES, evaluation, RUN, False)
+        assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="another version"):
+        render_report(a_report(ledger={"dataset": "notes"}), SAMPLES, None, RUN, True)
 
 
 @pytest.fixture

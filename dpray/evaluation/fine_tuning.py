@@ -1,0 +1,261 @@
+"""Models that are fine-tuned on the records: an encoder that classifies, a causal language model
+that guesses the next word."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpray.engines.model_path import check_model_path
+from dpray.evaluation.causal_lm import CausalLM
+from dpray.evaluation.downstream import Embedded
+from dpray.evaluation.lengths import mean_and_deviation
+from dpray.types import InputError
+
+Batch = dict[str, torch.Tensor]
+
+IGNORED = -100
+"""The label of a token that is no part of the loss: transformers' own."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is fine-tuned; `max_length` in tokens."""
+
+    learning_rate: float
+    epochs: int
+    batch_size: int
+    max_length: int = 512
+    weight_decay: float = 0.01
+
+
+CLASSIFIER = Training(learning_rate=3e-5, epochs=5, batch_size=64)
+"""Yue et al. (2023), Appendix A; Xie et al. (2024), Appendix B."""
+
+NEXT_WORD = Training(learning_rate=3e-4, epochs=3, batch_size=32)
+"""Xie et al. (2024), Appendix B, who take 10 and 20 epochs, of models that were not causal."""
+
+MOST_RECORDS = 5000
+"""Texts that a language model is trained on, and tested on, at most."""
+
+
+class Encoder:
+    """Any encoder of transformers, by folder or by a hub's name, with a new head for labels.
+
+    Raises `InputError` that names `encoder` where there is none.
+    """
+
+    def __init__(self, name: str, training: Training = CLASSIFIER) -> None:
+        from transformers import AutoConfig, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
+
+        self.name, self.training = name, training
+        self.folder = check_model_path(name, "encoder")
+        disable_progress_bar()
+        try:
+            config: Any = AutoConfig.from_pretrained(self.folder)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(self.folder)
+        except (OSError, ValueError):
+            raise InputError(f"encoder: cannot load {name} as a model with a tokenizer") from None
+        longest = getattr(config.get_text_config(), "max_position_embeddings", training.max_length)
+        # Some count two positions more than they take: RoBERTa.
+        self.max_length = max(1, min(training.max_length, longest - 2))
+
+    def fit(self, train: Embedded, target: np.ndarray, seed: int) -> FineTuned:
+        """Fine-tuned on texts, which stand in the place of vectors; `target` is not looked at."""
+        classes, labels = np.unique(train.labels, return_inverse=True)
+        with _seeded(seed):
+            model = self._model(len(classes))
+            truth = torch.from_numpy(labels)
+
+            def batch(rows: torch.Tensor) -> Batch:
+                return {**self.tokens(list(train.vectors[rows.numpy()])), "labels": truth[rows]}
+
+            _fine_tune(model, batch, len(labels), self.training, seed)
+        return FineTuned(self, model.eval(), classes)
+
+    def tokens(self, texts: Sequence[str]) -> Batch:
+        """Padded on the right."""
+        found: Batch = dict(
+            self.tokenizer(
+                list(texts),
+                truncation=True,
+                max_length=self.max_length,
+                padding=True,
+                return_tensors="pt",
+            )
+        )
+        return found
+
+    def _model(self, labels: int) -> Any:
+        from transformers import AutoModelForSequenceClassification
+
+        try:
+            model: Any = AutoModelForSequenceClassification.from_pretrained(
+                self.folder, num_labels=labels, ignore_mismatched_sizes=True, dtype="float32"
+            )
+        except (OSError, ValueError):
+            raise InputError(f"encoder: {self.name} cannot classify") from None
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = self.tokenizer.pad_token_id
+        return model.to(_device())
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """A classifier of texts; `classes` are the labels of its outputs."""
+
+    encoder: Encoder
+    model: Any
+    classes: np.ndarray
+
+    def predict(self, texts: np.ndarray) -> np.ndarray:
+        """The most likely label of each text."""
+        found: list[int] = []
+        size = self.encoder.training.batch_size
+        with torch.inference_mode():
+            for start in range(0, len(texts), size):
+                batch = self.encoder.tokens(list(texts[start : start + size]))
+                scores = self.model(**_moved(batch, self.model.device)).logits
+                found += scores.argmax(dim=-1).tolist()
+        labels: np.ndarray = self.classes[found]
+        return labels
+
+
+def compare_next_word(
+    lm: CausalLM,
+    sets: Mapping[str, Sequence[str]],
+    test: Sequence[str],
+    seeds: int,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+    training: Training = NEXT_WORD,
+) -> dict[str, Any]:
+    """Next-word accuracy on real test texts of a causal language model that was fine-tuned on each
+    of `sets` (synthetic, ceiling, floor): Xie et al. (2024), Section 4.1 and Appendix B. `base` is
+    the model as it came. "Words" are the model's tokens, the end of a text included.
+
+    Each seed resamples the training texts (bootstrap) and shuffles them. At most `MOST_RECORDS`
+    texts a set, drawn once; texts are cut to `training.max_length` tokens.
+    """
+    rng = np.random.default_rng(0)
+    drawn = {
+        name: _token_rows(lm, _some(texts, rng), training)
+        for name, texts in {**sets, "test": test}.items()
+    }
+    tested = drawn.pop("test")
+    result: dict[str, Any] = {
+        "seeds": seeds,
+        "test_records": len(tested),
+        "test_words": sum(len(row) - 1 for row in tested),
+        "base": next_word_accuracy(lm.model, tested, training.batch_size),
+    }
+    for place, (name, rows) in enumerate(drawn.items()):
+        scores = []
+        for seed in range(seeds):
+            on_step(place * seeds + seed, len(drawn) * seeds)
+            resampled = np.random.default_rng(seed).choice(len(rows), len(rows))
+            model = _trained_on(lm, [rows[i] for i in resampled], training, seed)
+            scores.append(next_word_accuracy(model, tested, training.batch_size))
+        result[name] = {"accuracy": mean_and_deviation(scores), "train_records": len(rows)}
+    return result
+
+
+def next_word_accuracy(model: Any, rows: Sequence[Sequence[int]], batch_size: int = 32) -> float:
+    """The share of tokens, but for each row's first, that are the model's likeliest after those
+    before them in their row."""
+    right = count = 0
+    by_length = sorted(rows, key=len)
+    with torch.inference_mode():
+        for start in range(0, len(rows), batch_size):
+            batch = _moved(_causal_batch(by_length[start : start + batch_size]), model.device)
+            labels = batch.pop("labels")[:, 1:]
+            guessed = model(**batch).logits[:, :-1].argmax(dim=-1)
+            right += int((guessed == labels).sum())
+            count += int((labels != IGNORED).sum())
+    return right / count
+
+
+def _some(texts: Sequence[str], rng: np.random.Generator) -> list[str]:
+    return [texts[i] for i in rng.permutation(len(texts))[:MOST_RECORDS]]
+
+
+def _trained_on(lm: CausalLM, rows: Sequence[Sequence[int]], training: Training, seed: int) -> Any:
+    with _seeded(seed):
+        model = copy.deepcopy(lm.model)
+        _fine_tune(
+            model,
+            lambda chosen: _causal_batch([rows[i] for i in chosen.tolist()]),
+            len(rows),
+            training,
+            seed,
+        )
+    return model.eval()
+
+
+def _token_rows(lm: CausalLM, texts: Sequence[str], training: Training) -> list[list[int]]:
+    """Start token, text, end token; cut."""
+    longest = min(training.max_length, lm.context_length)
+    codec = lm.codec
+    return [
+        [codec.start_id, *codec.ids(codec.truncate(text, longest)), codec.eos_ids[0]][:longest]
+        for text in texts
+    ]
+
+
+def _causal_batch(rows: Sequence[Sequence[int]]) -> Batch:
+    """Padded on the right; the padding is not looked at and not learnt."""
+    longest = max(map(len, rows))
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    held = torch.zeros_like(ids)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = torch.tensor(row)
+        held[place, : len(row)] = 1
+    return {
+        "input_ids": ids,
+        "attention_mask": held,
+        "labels": ids.masked_fill(held == 0, IGNORED),
+    }
+
+
+def _fine_tune(
+    model: Any, batch_of: Callable[[torch.Tensor], Batch], count: int, training: Training, seed: int
+) -> None:
+    """AdamW on the model's own loss, with a learning rate that falls linearly to 0."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), training.learning_rate, weight_decay=training.weight_decay
+    )
+    steps = training.epochs * -(-count // training.batch_size)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+    model.train()
+    for _ in range(training.epochs):
+        for rows in torch.randperm(count, generator=generator).split(training.batch_size):
+            loss = model(**_moved(batch_of(rows), model.device)).loss
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """torch's generators, which dropout and new layers draw from, at `seed`; later as they were."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
