@@ -10,7 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from dpray import __version__
-from dpray.commands import demo, evaluate, ledger, plan, report, run, serve
+from dpray.commands import audit, demo, evaluate, ledger, plan, report, run, serve
 from dpray.types import DprayError
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ def _root(
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("evaluate")(evaluate.evaluate)
+app.command("audit")(audit.audit)
 app.command("serve")(serve.serve)
 app.command("report")(report.report)
 app.command("demo")(demo.demo)

@@ -20,9 +20,11 @@ Settings = Callable[..., dict[str, Any]]
 
 COMMANDS = {
     "dpray": "--version",
+    "dpray audit": "--canaries --candidates --confidence --json --members --non-members --out "
+    "--trials config overrides",
     "dpray demo": "--json --out",
-    "dpray evaluate": "--embedder --floor --json --label --networks --out --real --schema --seeds "
-    "--synthetic --text --train",
+    "dpray evaluate": "--embedder --encoder --extraction --floor --json --label --lm --networks "
+    "--out --real --schema --seeds --synthetic --text --train",
     "dpray ledger": "",
     "dpray ledger create": "--composition --dataset --delta --epsilon --json --ledger --order "
     "--unit",

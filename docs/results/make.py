@@ -19,6 +19,7 @@ import aug_pe_table
 import kps_table
 import numpy as np
 
+from dpray.commands.evaluate import FILM_SCHEMA
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.structure import structure
@@ -137,7 +138,7 @@ def spread(row: dict[str, Any]) -> str:
 
 
 def films() -> list[str]:
-    schema = json.loads((HERE / "film.schema.json").read_text())
+    schema = json.loads(FILM_SCHEMA.read_text())
     table = [
         "## Private prediction: film records in JSON, 8,000 private records, delta 1e-6",
         "",

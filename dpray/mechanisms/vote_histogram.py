@@ -3,9 +3,9 @@
 The vote of a record has to depend on that record and the synthetic texts alone. A float32 search
 does not keep that by itself: how a matrix product rounds depends on how many rows it has, so that
 one more record could flip a near-tie of ANOTHER record, and one unit would move more counts than is
-charged. So FAISS decides only where its rounding cannot matter, and near-ties are settled in exact
-arithmetic: embeddings lie on a grid of 2^-24, where every squared distance is an integer below 2^53
-that float64 holds exactly, in whatever order it is summed.
+charged. So float32 decides only where its rounding cannot matter, and near-ties are settled in
+exact arithmetic: embeddings lie on a grid of 2^-24, where every squared distance is an integer
+below 2^53 that float64 holds exactly, in whatever order it is summed.
 
 Shapes: M private records, N synthetic texts, D dimensions of an embedding.
 """
@@ -22,15 +22,11 @@ import numpy.typing as npt
 from dpray.accounting.events import DiscreteGaussian
 from dpray.mechanisms.discrete_noise import Counts, discrete_gaussian
 
-# FAISS 1.15 multiplies matrices only for 128,000 rows and more at once: far too late here.
-faiss.cvar.distance_compute_blas_threshold = 20
-
 GRID = 2.0**24
 # Squared distances of vectors of at most this norm stay below 2^53 on the grid.
 MAX_NORM = 2.0
-BLOCK_ROWS = 16_384
-# Cells of one exact distance matrix: 32 MiB in float64.
-EXACT_CELLS = 2**22
+# Cells of one distance matrix: 64 MiB in float32, and 32 MiB of exact ones in float64.
+CELLS, EXACT_CELLS = 2**24, 2**22
 FLOAT32_UNIT = 2.0**-24
 
 Array = npt.NDArray[np.float64]
@@ -91,8 +87,9 @@ def count_votes(
         raise ValueError("there is no synthetic text to vote for")
     search = _NearestText(synthetic_ND)
     counts_N = np.zeros(len(synthetic_ND), dtype=np.int64)
-    for start in range(0, len(private_MD), BLOCK_ROWS):
-        nearest_B = search.nearest(private_MD[start : start + BLOCK_ROWS])
+    rows = max(1, CELLS // len(synthetic_ND))
+    for start in range(0, len(private_MD), rows):
+        nearest_B = search.nearest(private_MD[start : start + rows])
         counts_N += np.bincount(nearest_B, minlength=len(counts_N))
     return counts_N
 
@@ -105,20 +102,18 @@ class _NearestText:
         # One row for each distinct text: duplicates would make every vote for them a near-tie.
         _, first = np.unique(rows_ND, axis=0, return_index=True)
         self.index_U = np.sort(first)
-        rows_UD = np.ascontiguousarray(rows_ND[self.index_U])
-        self.exact_UD = rows_UD.astype(np.float64) * GRID
+        self.rows_UD = np.ascontiguousarray(rows_ND[self.index_U])
+        self.exact_UD = self.rows_UD.astype(np.float64) * GRID
         self.squares_U = np.einsum("ud,ud->u", self.exact_UD, self.exact_UD)
-        self.largest_norm = float(_norms(rows_UD).max())
-        self.index, self.resources = _faiss_index(rows_UD)
+        self.largest_norm = float(_norms(self.rows_UD).max())
+        self.gpu = _gpu_index(self.rows_UD)
 
     def nearest(self, private_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """The index in the synthetic set of each row's nearest text, shape (B,)."""
         rows_BD = _on_grid(private_BD, "private")
         if len(self.index_U) == 1:
             return np.zeros(len(rows_BD), dtype=np.int64)
-        squared_B2, found_B2 = self.index.search(rows_BD, 2)
-        nearest_B = found_B2[:, 0].copy()
-        gap_B = np.diff(squared_B2.astype(np.float64), axis=1)[:, 0]
+        nearest_B, gap_B = self._by_gpu(rows_BD) if self.gpu else self._by_numpy(rows_BD)
         unsure = np.flatnonzero(gap_B <= self._largest_rounding_gap(rows_BD))
         step = max(1, EXACT_CELLS // len(self.index_U))
         for start in range(0, len(unsure), step):
@@ -127,10 +122,27 @@ class _NearestText:
         indices: npt.NDArray[np.int64] = self.index_U[nearest_B]
         return indices
 
+    def _by_numpy(self, rows_BD: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], Array]:
+        """The nearest text in float32, and how much farther the second one is, squared."""
+        order_BU = rows_BD @ self.rows_UD.T
+        order_BU *= -2
+        order_BU += (self.squares_U / GRID**2).astype(np.float32)
+        nearest_B = order_BU.argmin(axis=1)
+        rows_B = np.arange(len(rows_BD))
+        least_B = order_BU[rows_B, nearest_B].astype(np.float64)
+        order_BU[rows_B, nearest_B] = np.inf
+        return nearest_B, order_BU.min(axis=1) - least_B
+
+    def _by_gpu(self, rows_BD: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], Array]:
+        """The same by FAISS."""
+        assert self.gpu is not None
+        squared_B2, found_B2 = self.gpu[0].search(rows_BD, 2)
+        return found_B2[:, 0].copy(), np.diff(squared_B2.astype(np.float64), axis=1)[:, 0]
+
     def _largest_rounding_gap(self, rows_BD: npt.NDArray[np.float32]) -> Array:
         """The largest gap between two float32 squared distances that rounding alone can make,
-        shape (B,): each is off by at most gamma (|x| + |y|)^2 whichever formula FAISS takes and in
-        whatever order it sums, gamma = n u / (1 - n u) for n roundings (Higham 2002, 3.1)."""
+        shape (B,): each is off by at most gamma (|x| + |y|)^2 whichever formula is taken and in
+        whatever order it is summed, gamma = n u / (1 - n u) for n roundings (Higham 2002, 3.1)."""
         roundings = (rows_BD.shape[1] + 4) * FLOAT32_UNIT
         gamma = roundings / (1 - roundings)
         gap_B: Array = 2 * gamma * (_norms(rows_BD) + self.largest_norm) ** 2
@@ -145,13 +157,13 @@ class _NearestText:
         return nearest
 
 
-def _faiss_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any]:
-    """An exact L2 index, and the GPU memory that has to live as long as it (None on a CPU)."""
-    index: Any = faiss.IndexFlatL2(rows_UD.shape[1])
-    resources: Any = None
-    if faiss.get_num_gpus() > 0:
-        resources = faiss.StandardGpuResources()
-        index = faiss.index_cpu_to_gpu(resources, 0, index)
+def _gpu_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any] | None:
+    """An exact L2 index on GPU 0, and the memory that has to live as long as it; None without a
+    GPU, where FAISS took three times numpy's time (tests/benchmarks/bench_voting.py)."""
+    if faiss.get_num_gpus() == 0:
+        return None
+    resources: Any = faiss.StandardGpuResources()
+    index: Any = faiss.index_cpu_to_gpu(resources, 0, faiss.IndexFlatL2(rows_UD.shape[1]))
     index.add(rows_UD)
     return index, resources
 

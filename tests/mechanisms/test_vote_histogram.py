@@ -92,7 +92,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(6)
     private, synthetic = clustered(rng, 500), clustered(rng, 40)
     whole = count_votes(private, synthetic)
-    monkeypatch.setattr(vote_histogram, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(vote_histogram, "CELLS", 7 * 40)
     monkeypatch.setattr(vote_histogram, "EXACT_CELLS", 100)
     assert (count_votes(private, synthetic) == whole).all()
     assert whole.sum() == 500

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.events import SelfComposed
+from dpray.audit.bounds import epsilon_lower_bound
 from dpray.mechanisms.vote_histogram import VoteHistogram, count_votes
 
 RUNS = 8000
@@ -36,9 +36,7 @@ Votes = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 def lower_bound(with_unit: int, without_unit: int) -> float:
     """Epsilon that (epsilon, DELTA)-DP needs for these counts of the event in RUNS runs each."""
-    low = stats.beta.ppf(1 - CONFIDENCE, with_unit, RUNS - with_unit + 1) if with_unit else 0.0
-    high = stats.beta.ppf(CONFIDENCE, without_unit + 1, RUNS - without_unit)
-    return math.log(max(low - DELTA, 1e-12) / high)
+    return float(epsilon_lower_bound(with_unit, without_unit, RUNS, DELTA, 2 * (1 - CONFIDENCE)))
 
 
 def sums(mechanism: VoteHistogram, private: np.ndarray, votes: Votes) -> np.ndarray:

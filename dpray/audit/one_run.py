@@ -1,0 +1,120 @@
+"""A lower bound on epsilon from one run with many canaries (Steinke, Nasr and Jagielski 2023,
+"Privacy auditing with one (1) training run").
+
+Each of m canaries joins the data by a fair coin of its own. From what the run released the auditor
+guesses some of the coins. A mechanism that is (epsilon, delta)-DP leaves every guess right with
+probability e^epsilon / (1 + e^epsilon) or little more, whatever is known of the other coins: too
+many right ones refute the claim. Nothing is assumed of how the canaries' parts in the output depend
+on each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from dpray.accounting.events import Event
+from dpray.audit.target import Advance
+from dpray.mechanisms.randomness import generator, new_key
+
+LARGEST_EPSILON = 60.0
+SHARES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4)
+"""Of the canaries: how many are guessed to be in, and how many to be out. Not a half: that many may
+not have been in."""
+
+
+def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
+    """How likely `right` or more of `guesses` are right at most, under (epsilon, delta)-DP
+    (Theorem 5.2).
+
+    With W ~ Binomial(guesses, e^epsilon / (1 + e^epsilon)):
+    `P[W >= right] + 2 m delta max_i P[right - i <= W < right] / i`, i from 1 to m. The second term
+    pays for delta: with probability 2 delta i / m or so it may give i guesses away for nothing.
+    """
+    accuracy = 1.0 / (1.0 + math.exp(-epsilon))
+    tail = float(stats.binom.sf(right - 1, guesses, accuracy))
+    # P[right - i <= W < right] stops growing at i = right, and is divided by i.
+    below = np.cumsum(stats.binom.pmf(np.arange(right - 1, -1, -1), guesses, accuracy))
+    given_away = float((below / np.arange(1, right + 1)).max(initial=0.0))
+    return min(1.0, tail + 2 * canaries * delta * given_away)
+
+
+def one_run_bound(
+    right: int, guesses: int, canaries: int, delta: float, alpha: float, tolerance: float = 1e-3
+) -> float:
+    """The largest epsilon that the guesses refute at `alpha`, or less by `tolerance` at most; 0
+    where they refute none."""
+    low, high = 0.0, LARGEST_EPSILON
+    if p_value(right, guesses, canaries, low, delta) > alpha:
+        return 0.0
+    while high - low > tolerance:
+        middle = (low + high) / 2
+        if p_value(right, guesses, canaries, middle, delta) > alpha:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """`draw(included)` runs the mechanism once with the canaries where `included` is true, and
+    gives every canary a score, larger where it seems to be in.
+
+    The first half of the canaries chooses how many guesses to make, the second half makes them:
+    with the first half's coins laid open the claim still holds for the second half's.
+    """
+
+    name: str
+    inputs: str
+    event: Event
+    draw: Callable[[npt.NDArray[np.bool_]], npt.NDArray[np.float64]]
+    how: str = "one run"
+
+    def draws(self, trials: int) -> int:
+        return 1
+
+    def most(self, trials: int, delta: float, alpha: float) -> float:
+        half = trials - trials // 2
+        return max(
+            one_run_bound(guesses, guesses, half, delta, alpha)
+            for guesses in {_number(2 * share, half) for share in SHARES if share}
+        )
+
+    def lower_bound(self, trials: int, delta: float, alpha: float, advance: Advance) -> float:
+        included = generator(new_key()).random(trials) < 0.5
+        scores = self.draw(included)
+        advance(1)
+        half = trials // 2
+
+        def bound(part: slice, guessed: tuple[float, float], tolerance: float) -> float:
+            right, guesses = guess(scores[part], included[part], *guessed)
+            canaries = len(scores[part])
+            return one_run_bound(right, guesses, canaries, delta, alpha, tolerance)
+
+        guesses = [(inside, outside) for inside in SHARES for outside in SHARES if inside + outside]
+        chosen = max(guesses, key=lambda guessed: bound(slice(half), guessed, 0.05))
+        return bound(slice(half, None), chosen, 1e-3)
+
+
+def guess(
+    scores: npt.NDArray[np.float64],
+    included: npt.NDArray[np.bool_],
+    share_in: float,
+    share_out: float,
+) -> tuple[int, int]:
+    """That the highest scores are in and the lowest are out: how many guesses are right, of how
+    many."""
+    ordered = included[np.argsort(scores, kind="stable")]
+    guessed_in, guessed_out = _number(share_in, len(scores)), _number(share_out, len(scores))
+    right = int(ordered[len(scores) - guessed_in :].sum() + (~ordered[:guessed_out]).sum())
+    return right, guessed_in + guessed_out
+
+
+def _number(share: float, canaries: int) -> int:
+    return int(share * canaries)

@@ -1,0 +1,103 @@
+"""Membership inference on the released texts: can the records that a release was made of be told
+from records that had no part in it?
+
+A record's score is how near it comes to any synthetic text: one score by embeddings, one by shared
+words. The attacker is a weak one, who sees texts only and compares; scores near chance say that
+copying is not how records would leak, and nothing of what a better attack finds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from dpray.engines.base import Embedder
+from dpray.evaluation.copies import NGRAM, shared_words
+from dpray.evaluation.evaluate import NOT_FOR_RELEASE
+from dpray.evaluation.neighbours import nearest_cosine
+from dpray.types import InputError
+
+FEW = 100
+"""Records of a side that a false-positive rate of 1 % takes."""
+
+FALSE_POSITIVES = 0.01
+
+Scores = npt.NDArray[np.float64]
+
+
+def membership(
+    members: Sequence[str],
+    non_members: Sequence[str],
+    synthetic: Sequence[str],
+    embedder: Embedder,
+    confidence: float = 0.95,
+) -> dict[str, Any]:
+    """For each score the area under the ROC curve (0.5 is chance) with its interval, and the share
+    of the members found where 1 % of the others are taken for members (Carlini et al. 2022).
+
+    Scores: the cosine with the nearest synthetic text, and the share of a record's 5-grams that
+    some synthetic text holds. Raises InputError for fewer than 100 records a side or no synthetic
+    text.
+    """
+    for name, texts in (("members", members), ("non-members", non_members)):
+        if len(texts) < FEW:
+            raise InputError(f"{name}: {len(texts)} records are too few, it takes {FEW}")
+    if not synthetic:
+        raise InputError("synthetic records: there are none")
+    made_ND = np.asarray(embedder.embed(list(synthetic)))
+
+    def cosine(texts: Sequence[str]) -> Scores:
+        return nearest_cosine(np.asarray(embedder.embed(list(texts))), made_ND)
+
+    def overlap(texts: Sequence[str]) -> Scores:
+        # A record of fewer words has no n-gram to share.
+        return np.nan_to_num(shared_words(texts, synthetic)[1])
+
+    scores = {"nearest_cosine": cosine, "ngram_overlap": overlap}
+    return {
+        "private": NOT_FOR_RELEASE,
+        "members": len(members),
+        "non_members": len(non_members),
+        "synthetic": len(synthetic),
+        "ngram": NGRAM,
+        "confidence": confidence,
+        "false_positive_rate": FALSE_POSITIVES,
+        "scores": {
+            name: attack(score(members), score(non_members), confidence)
+            for name, score in scores.items()
+        },
+    }
+
+
+def attack(members: Scores, non_members: Scores, confidence: float) -> dict[str, Any]:
+    """What one score tells: larger ones are held to be members'."""
+    is_member = np.repeat([1, 0], [len(members), len(non_members)])
+    scores = np.concatenate([members, non_members])
+    area = float(roc_auc_score(is_member, scores))
+    error = auc_standard_error(members, non_members)
+    reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    false, true, _ = roc_curve(is_member, scores, drop_intermediate=False)
+    return {
+        "auc": area,
+        "auc_interval": [max(0.0, area - reach), min(1.0, area + reach)],
+        "true_positive_rate": float(true[false <= FALSE_POSITIVES].max()),
+    }
+
+
+def auc_standard_error(members: Scores, non_members: Scores) -> float:
+    """Of the area under the curve, by DeLong et al. (1988), in the rank form of Sun and Xu (2014).
+
+    A member's component is the share of non-members below it, ties by half; a non-member's is the
+    share of members above it.
+    """
+    m, n = len(members), len(non_members)
+    ranks = stats.rankdata(np.concatenate([members, non_members]))
+    above_m = (ranks[:m] - stats.rankdata(members)) / n
+    above_n = 1 - (ranks[m:] - stats.rankdata(non_members)) / m
+    return math.sqrt(above_m.var(ddof=1) / m + above_n.var(ddof=1) / n)

@@ -1,0 +1,362 @@
+"""Every mechanism with its claim, as it is and with faults put in: what an audit says of it.
+
+`python -m tests.audit.cases` prints the table of docs/audit.md, with a word behind it the rows that
+begin so.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from dpray.audit.gradients import one_run_target, repeated_target
+from dpray.audit.histograms import (
+    densities_target,
+    labels_target,
+    vocabulary_target,
+    votes_target,
+)
+from dpray.audit.target import Finding, Target, audit
+from dpray.audit.tokens import sparse_vector_target, tokens_target
+from dpray.mechanisms import kde, private_token
+from dpray.mechanisms.exponential import SoftmaxSampler
+from dpray.mechanisms.gradient_noise import DpSgdStep
+from dpray.mechanisms.kde import FeatureSum
+from dpray.mechanisms.label_histogram import LabelHistogram
+from dpray.mechanisms.private_token import PrivateToken
+from dpray.mechanisms.randomness import new_key
+from dpray.mechanisms.sparse_vector import SparseVector
+from dpray.mechanisms.vocabulary import VocabularyHistogram
+from dpray.mechanisms.vote_histogram import VoteHistogram
+from dpray.methods import dp_sgd
+from dpray.methods.clipped_loss import PerExampleLoss
+from dpray.methods.dp_sgd import DpSgd
+from dpray.orchestration.training.reference import ReferenceTrainer
+
+DELTA = 1e-2
+ONE_RUN_DELTA = 1e-5
+ALPHA = 0.05
+
+Fault = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`caught`: whether the audit sees the fault; a right mechanism has none to see."""
+
+    target: Callable[[], Target]
+    fault: str
+    broken: Fault
+    caught: bool
+    trials: int
+    delta: float = DELTA
+
+    def finding(self) -> Finding:
+        with self.broken():
+            return audit(self.target(), self.trials, self.delta, ALPHA)
+
+
+def no_fault() -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+def noiseless(cls: type) -> Fault:
+    return lambda: patch.object(cls, "noisy", lambda self, exact, *rng: exact)
+
+
+def half_noise(cls: type, parameter: str) -> Fault:
+    """The mechanism draws with half of what it claims."""
+    noisy = cls.noisy
+
+    def halved(self: Any, *arguments: Any) -> Any:
+        return noisy(replace(self, **{parameter: getattr(self, parameter) / 2}), *arguments)
+
+    return lambda: patch.object(cls, "noisy", halved)
+
+
+def twice_epsilon(cls: type) -> Fault:
+    """Half the noise of a histogram whose noise is 1 / epsilon."""
+    noisy = cls.noisy
+
+    def halved(self: Any, counts: Any) -> Any:
+        return noisy(replace(self, epsilon=2 * self.epsilon), counts)
+
+    return lambda: patch.object(cls, "noisy", halved)
+
+
+# Private prediction.
+
+
+def token(**changes: Any) -> PrivateToken:
+    """One row moves two tokens apart by 0.8, whatever the clipping."""
+    values: dict[str, Any] = {
+        "batch_size": 5, "private_tokens": 6, "clip": "recentred", "clip_bound": 3.0,
+        "temperature": 1.5, "public_temperature": 1.0,
+    }  # fmt: skip
+    return PrivateToken(**(values | changes))
+
+
+def unclipped() -> AbstractContextManager[Any]:
+    def mean(z: torch.Tensor, candidates: Any, c: float, s: int) -> torch.Tensor:
+        return z.sum(dim=0) / s
+
+    def beside(z: torch.Tensor, public: torch.Tensor, *more: Any) -> torch.Tensor:
+        return public + mean(z, *more)
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(private_token, "recentred_mean", mean))
+    stack.enter_context(patch.object(private_token, "dclip_mean", beside))
+    return stack
+
+
+def colder(times: int) -> Fault:
+    right = SoftmaxSampler.sample
+
+    def sample(self: SoftmaxSampler, utilities: Any, rng: Any) -> int:
+        return right(SoftmaxSampler(self.sensitivity, self.temperature / times), utilities, rng)
+
+    return lambda: patch.object(SoftmaxSampler, "sample", sample)
+
+
+SPARSE = token(batch_size=5, threshold=0.4, noise=0.3)
+
+
+def exact_answers() -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    stack.enter_context(
+        patch.object(SparseVector, "draw_threshold", lambda self, rng: self.threshold)
+    )
+    far = lambda self, distance, threshold, rng: distance > threshold + 1e-6  # noqa: E731
+    stack.enter_context(patch.object(SparseVector, "is_far", far))
+    return stack
+
+
+def half_answers() -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    for name in ("draw_threshold", "is_far"):
+        method = getattr(SparseVector, name)
+
+        def halved(self: SparseVector, *arguments: Any, method: Any = method) -> Any:
+            return method(replace(self, noise=self.noise / 2), *arguments)
+
+        stack.enter_context(patch.object(SparseVector, name, halved))
+    return stack
+
+
+# Aug-PE and DP-KPS.
+
+VOTES = VoteHistogram(math.sqrt(4) * 1.5)
+TERMS = VocabularyHistogram(1000, 10, 1.0)
+FOURIER = FeatureSum(100, "laplace", 0.5)
+NORMAL = FeatureSum(100, "gaussian", 1.5)
+
+
+def votes_of_three() -> AbstractContextManager[Any]:
+    from dpray.audit import histograms
+
+    right = histograms.count_votes
+    return patch.object(histograms, "count_votes", lambda p, s: 3 * right(p, s))
+
+
+def all_terms() -> AbstractContextManager[Any]:
+    """Records count for every term they hold."""
+
+    def count(self: VocabularyHistogram, terms_of_records: Any) -> Any:
+        counts = np.zeros(self.size, dtype=np.int64)
+        for terms in terms_of_records:
+            counts[list(terms)] += 1
+        return counts
+
+    return patch.object(VocabularyHistogram, "count", count)
+
+
+def uncut() -> AbstractContextManager[Any]:
+    return patch.object(kde, "LARGEST", 2.0**60)
+
+
+# DP-SGD.
+
+PLAN = DpSgd(
+    DpSgdStep(sampling_probability=0.1, noise_multiplier=1.2, clip_norm=0.5,
+              expected_batch_size=100.0),
+    steps=40, micro_batch_size=64, learning_rate=1e-3,
+)  # fmt: skip
+
+
+def trainer(plan: DpSgd, loss: PerExampleLoss) -> ReferenceTrainer:
+    return ReferenceTrainer(plan, loss, new_key())
+
+
+def unclipped_gradients() -> AbstractContextManager[Any]:
+    right = PerExampleLoss.clipped
+
+    def unclipped(self: PerExampleLoss, batch: Any, clip_to: float, *more: Any) -> Any:
+        return right(self, batch, 1e6, *more)
+
+    return patch.object(PerExampleLoss, "clipped", unclipped)
+
+
+def less_gradient_noise(times: int) -> Fault:
+    right = DpSgdStep.noise_std.fget
+    return lambda: patch.object(DpSgdStep, "noise_std", property(lambda self: right(self) / times))
+
+
+def batches(next_batch: Callable[[int, int, np.random.Generator], Any]) -> Fault:
+    """`poisson_batch` replaced; `next_batch` is told the step, the units and their share."""
+
+    @contextmanager
+    def patched() -> Iterator[None]:
+        steps: dict[int, int] = {}
+        kept: list[np.random.Generator] = []  # so that no two share an id
+
+        def sampler(units: int, q: float, rng: np.random.Generator) -> Any:
+            if id(rng) not in steps:
+                kept.append(rng)
+            t = steps[id(rng)] = steps.get(id(rng), -1) + 1
+            return next_batch(t, units, rng)
+
+        with patch.object(dp_sgd, "poisson_batch", sampler):
+            yield
+
+    return patched
+
+
+Q = PLAN.mechanism.sampling_probability
+
+
+def fixed_shuffle(t: int, units: int, rng: np.random.Generator) -> Any:
+    """One public permutation, the same in every epoch."""
+    return np.sort(np.array_split(np.random.default_rng(0).permutation(units), 1 / Q)[t % 10])
+
+
+def fixed_batch(t: int, units: int, rng: np.random.Generator) -> Any:
+    return np.arange(round(units * Q))
+
+
+_ORDERS: dict[int, Any] = {}
+
+
+def secret_shuffle(t: int, units: int, rng: np.random.Generator) -> Any:
+    """A new permutation every epoch, which nobody knows."""
+    if t % 10 == 0:
+        _ORDERS[id(rng)] = np.array_split(rng.permutation(units), 1 / Q)
+    return np.sort(_ORDERS[id(rng)][t % 10])
+
+
+def _cases() -> dict[str, Case]:
+    found: dict[str, Case] = {}
+
+    def add(
+        name: str,
+        target: Callable[[], Target],
+        trials: int,
+        *faults: tuple[str, Fault, bool],
+        delta: float = DELTA,
+    ) -> None:
+        for fault, broken, caught in (("none", no_fault, False), *faults):
+            found[f"{name}: {fault}"] = Case(target, fault, broken, caught, trials, delta)
+
+    halved = "half the noise"
+    for clip in ("recentred", "dclip"):
+        for tokens, times in ((1, 2), (6, 4)) if clip == "recentred" else ((1, 2),):
+            add(
+                f"private prediction, {clip}, {tokens} token(s)",
+                lambda clip=clip, tokens=tokens: tokens_target(token(clip=clip), tokens),
+                6000 if tokens == 1 else 2000,
+                ("clipping removed", unclipped, True),
+                (f"temperature / {times}", colder(times), True),
+            )
+    add(
+        "private prediction, sparse vector",
+        lambda: sparse_vector_target(SPARSE),
+        4000,
+        ("no noise", exact_answers, True),
+        (halved, half_answers, False),
+    )
+    add(
+        "label histogram, eps 0.5",
+        lambda: labels_target(LabelHistogram(("a", "b"), 0.5)),
+        4000,
+        ("no noise", noiseless(LabelHistogram), True),
+        (halved, twice_epsilon(LabelHistogram), True),
+    )
+    add(
+        "Aug-PE, votes of 4 iterations",
+        lambda: votes_target(VOTES, 4),
+        4000,
+        ("no noise", noiseless(VoteHistogram), True),
+        (halved, half_noise(VoteHistogram, "sigma"), True),
+        ("three votes a record", votes_of_three, True),
+    )
+    add(
+        "DP-KPS, vocabulary, S = 10",
+        lambda: vocabulary_target("vocabulary", TERMS),
+        2000,
+        ("no noise", noiseless(VocabularyHistogram), True),
+        ("every term of a record counts", all_terms, False),
+        (halved, twice_epsilon(VocabularyHistogram), False),
+    )
+    for name, mechanism, sees_half in (("Laplace", FOURIER, False), ("Gaussian", NORMAL, True)):
+        add(
+            f"DP-KPS, densities, {name}",
+            lambda mechanism=mechanism: densities_target("densities", mechanism, 1),
+            8000,
+            ("no noise", noiseless(FeatureSum), True),
+            ("cut removed", uncut, True),
+            (halved, half_noise(FeatureSum, "noise_multiplier"), sees_half),
+        )
+    add(
+        "DP-SGD, Monte Carlo",
+        lambda: repeated_target(PLAN, trainer),
+        3000,
+        ("clipping removed", unclipped_gradients, True),
+        (halved, less_gradient_noise(2), True),
+        ("a fixed shuffle for Poisson", batches(fixed_shuffle), True),
+        ("a fixed batch for Poisson", batches(fixed_batch), True),
+        ("a secret shuffle for Poisson", batches(secret_shuffle), False),
+    )
+    add(
+        "DP-SGD, one run",
+        lambda: one_run_target(PLAN, trainer),
+        3000,
+        ("clipping removed", unclipped_gradients, True),
+        ("a tenth of the noise", less_gradient_noise(10), True),
+        ("a fixed shuffle for Poisson", batches(fixed_shuffle), False),
+        ("a fixed batch for Poisson", batches(fixed_batch), False),
+        delta=ONE_RUN_DELTA,
+    )
+    return found
+
+
+CASES = _cases()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print("| mechanism | fault | delta | trials | claimed eps | lower bound | |")
+    print("|---|---|---|---|---|---|---|")
+    begin = sys.argv[1] if len(sys.argv) > 1 else ""
+    for name, case in CASES.items():
+        if not name.startswith(begin):
+            continue
+        found = case.finding()
+        verdict = "holds" if found.holds else "**EXCEEDED**"
+        if case.fault != "none" and found.holds:
+            verdict = "not seen"
+        print(
+            f"| {name.rsplit(': ', 1)[0]} | {case.fault} | {case.delta:g} | {found.trials:,} | "
+            f"{found.claimed:.3f} | {found.lower_bound:.3f} | {verdict} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

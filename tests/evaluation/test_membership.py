@@ -1,0 +1,82 @@
+"""Membership inference: the arithmetic by hand and by simulation, the extremes by texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+
+from dpray.evaluation.membership import attack, auc_standard_error, membership
+from dpray.types import InputError
+from tests.orchestration.test_aug_pe_run import BagOfWords
+
+
+def pair_shares(members: Sequence[float], others: Sequence[float]) -> np.ndarray:
+    """Whether each member is above each other, ties by half."""
+    pairs = [(m > o) + (m == o) / 2 for m, o in product(members, others)]
+    return np.array(pairs, dtype=float).reshape(len(members), len(others))
+
+
+@pytest.mark.parametrize(
+    ("members", "others"),
+    [([1.0, 2.0, 3.0, 3.0], [0.0, 2.0, 3.0]), ([0.0, 5.0, 1.0], [1.0, 1.0, 4.0, 9.0])],
+)
+def test_area_and_its_error_are_those_of_the_pairs(
+    members: list[float], others: list[float]
+) -> None:
+    shares = pair_shares(members, others)
+    error = math.sqrt(
+        shares.mean(1).var(ddof=1) / len(members) + shares.mean(0).var(ddof=1) / len(others)
+    )
+    assert attack(np.array(members), np.array(others), 0.95)["auc"] == pytest.approx(shares.mean())
+    assert auc_standard_error(np.array(members), np.array(others)) == pytest.approx(error)
+
+
+def test_the_interval_holds_the_area_as_often_as_stated() -> None:
+    """Normal scores one deviation apart: the area is Phi(1 / sqrt 2). 400 intervals at 90 %: fewer
+    than 335 or more than 380 that hold it have probability 0.1 %, half a point of error allowed."""
+    rng = np.random.default_rng(2)
+    true = 0.5 * (1 + math.erf(0.5))
+    held = 0
+    for _ in range(400):
+        low, high = attack(rng.normal(1, 1, 120), rng.normal(0, 1, 150), 0.9)["auc_interval"]
+        held += low <= true <= high
+    assert 335 <= held <= 380
+
+
+def test_found_at_one_percent_false() -> None:
+    """One of 100 others lies above all but three of the members."""
+    others = np.append(np.zeros(99), 5.0)
+    members = np.append(np.ones(97), [6.0, 6.0, 6.0])
+    assert attack(members, others, 0.95)["true_positive_rate"] == 1.0
+    others[:2] = 5.0
+    assert attack(members, others, 0.95)["true_positive_rate"] == 0.03
+
+
+def texts(number: int, seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    words = [f"w{i}" for i in range(400)]
+    return [" ".join(rng.choice(words, 12)) for _ in range(number)]
+
+
+def test_copies_are_found_and_unrelated_texts_are_not() -> None:
+    members, others = texts(120, 1), texts(110, 2)
+    copied = membership(members, others, members, BagOfWords("-"))
+    chance = membership(members, others, texts(120, 3), BagOfWords("-"))
+    assert copied["private"].startswith("computed from private data")
+    for name in ("nearest_cosine", "ngram_overlap"):
+        assert copied["scores"][name]["auc"] > 0.99
+        assert copied["scores"][name]["true_positive_rate"] == 1.0
+    low, high = chance["scores"]["nearest_cosine"]["auc_interval"]
+    assert 0.3 < low < high < 0.7
+
+
+def test_too_few_records_are_refused() -> None:
+    embedder = BagOfWords("-")
+    with pytest.raises(InputError, match="non-members: 99 records are too few, it takes 100"):
+        membership(texts(100, 1), texts(99, 2), ["a"], embedder)
+    with pytest.raises(InputError, match="synthetic records: there are none"):
+        membership(texts(100, 1), texts(100, 2), [], embedder)
