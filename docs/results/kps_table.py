@@ -17,6 +17,7 @@ import numpy as np
 from dpray.config import load_config
 from dpray.evaluation.downstream import Embedded, logistic_regression
 from dpray.evaluation.network import three_layer_network
+from dpray.io.records import read_rows
 from dpray.orchestration import methods
 
 HERE = Path(__file__).parent
@@ -109,6 +110,7 @@ def table(data: str, embedded: Callable[[Path], Embedded]) -> list[str]:
         "sequences themselves, or one text of the small model for each. Budgets are eps_voc + "
         "eps_kde, delta is 0; Aug-PE has the sum of both at delta > 0, and as many calls.",
         "",
+        *words_taken(data),
         "| way | records | " + " | ".join(f"{a} + {b}" for a, b in BUDGETS) + " |",
         "|---|---|" + "---|" * len(BUDGETS),
     ]
@@ -123,6 +125,22 @@ def table(data: str, embedded: Callable[[Path], Embedded]) -> list[str]:
         some = Embedded(private.vectors[:size], private.labels[:size])
         lines.append(f"| real private records | {size} | {accuracies(some, test)} | | | |")
     return lines
+
+
+def words_taken(data: str) -> list[str]:
+    """How far the model did what it was asked for."""
+    out = folder(data, "histogram", BUDGETS[-1], texts=True)
+    if not finished(out):
+        return []
+    records = [row for _, row in read_rows(str(out / "synthetic.jsonl"))]
+    shares = [
+        np.mean([term in record["text"].lower() for term in record["terms"]]) for record in records
+    ]
+    return [
+        f"Of the terms that it was asked for the small model wrote {np.mean(shares):.0%}: the rows "
+        "with texts say more of the model than of the method.",
+        "",
+    ]
 
 
 def row(

@@ -33,7 +33,7 @@ HEAD = """# Measured results
 
 With a model of 12.5 M parameters on two cores, without a GPU. The model is small and far from
 sharp: compare the rows, do not admire them. Written by `python docs/results/make.py NAME...`, which
-runs `dpray run docs/results/NAME.yaml`.
+runs `dpray run docs/results/NAME.yaml`; DP-KPS's runs by `docs/results/kps_table.py`.
 """
 
 
