@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.commands.progress import part_bar
 from dpray.config import Config, load_config
 from dpray.types import InputError
 
 NOTHING_CHARGED = (
     "run with a ledger of its own that is gone: nothing was charged, so nothing of it is released"
 )
-
-Show = Callable[[str, int, int], None]
 
 
 def audit(
@@ -66,12 +61,11 @@ def audit(
     loaded = load_config(config, overrides or [])
     if (members is None) != (non_members is None):
         raise InputError("--members and --non-members: give both, or neither")
-    console = Console(stderr=True)
-    result = _bounds(loaded, trials, confidence, console, optional=canaries or members is not None)
+    result = _bounds(loaded, trials, confidence, optional=canaries or members is not None)
     if members is not None and non_members is not None:
         result["membership"] = _membership(loaded, members, non_members, confidence)
     if canaries:
-        result["canaries"] = _canaries(loaded, candidates, console)
+        result["canaries"] = _canaries(loaded, candidates)
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if as_json:
@@ -82,9 +76,7 @@ def audit(
         raise typer.Exit(1)
 
 
-def _bounds(
-    config: Config, trials: int, confidence: float, console: Console, optional: bool
-) -> dict[str, Any]:
+def _bounds(config: Config, trials: int, confidence: float, optional: bool) -> dict[str, Any]:
     """The mechanisms' part. Of a run that is not private there is none: refused, unless something
     else was asked for."""
     # Imported late: a mistyped key should not have to wait for torch.
@@ -96,7 +88,7 @@ def _bounds(
     if plan.not_private and optional:
         claim = {"epsilon": None, "delta": None}
         return result | claim | {"mechanisms": [], "holds": True, "not_private": True}
-    with _progress(console) as show:
+    with part_bar() as show:
         findings = audit_plan(plan, trials, confidence, show)
     return result | {
         "epsilon": plan.cost.epsilon,
@@ -135,36 +127,17 @@ def _texts(path: str, key: str, column: str) -> list[str]:
     return texts
 
 
-def _canaries(config: Config, candidates: int, console: Console) -> dict[str, Any]:
+def _canaries(config: Config, candidates: int) -> dict[str, Any]:
     from dpray.evaluation.evaluate import NOT_FOR_RELEASE
     from dpray.orchestration.canaries import try_canaries
 
-    with _progress(console) as show:
+    with part_bar() as show:
         found = try_canaries(
             config,
             candidates,
             lambda progress: show(progress.stage, progress.completed, progress.total),
         )
     return {"private": NOT_FOR_RELEASE, "ledger": NOTHING_CHARGED, "secrets": found}
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Show]:
-    """A bar of public quantities on `console`, where that is a terminal."""
-    bar = Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("", total=None)
-        yield lambda name, done, total: bar.update(
-            task, description=name, completed=done, total=total
-        )
 
 
 def _show(result: dict[str, Any], console: Console) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
 from dpray.commands.evaluation_tables import show_evaluation
+from dpray.commands.progress import part_bar
 from dpray.engines.base import Embedder
-from dpray.evaluation.evaluate import Labelled, OnProgress
+from dpray.evaluation.evaluate import Labelled
 from dpray.evaluation.evaluate import evaluate as evaluate_records
 from dpray.io.records import Where, list_files, read_rows
 from dpray.types import InputError
@@ -106,7 +102,7 @@ def evaluate(
     names = embedder or [DEFAULT_EMBEDDER]
     models = {name: _load_embedder(name) for name in names}
     language = _load_language(encoder, lm, extraction)
-    with _progress() as on_progress:
+    with part_bar() as on_progress:
         result = evaluate_records(
             sets["real"],
             sets["synthetic"],
@@ -156,28 +152,6 @@ def _load_language(encoder: str | None, lm: str | None, extraction: bool) -> dic
 
         models["extractor"] = TransformersEngine(lm)
     return models
-
-
-@contextmanager
-def _progress() -> Iterator[OnProgress]:
-    """A line with a bar on stderr, where that is a terminal; it shows names of parts and counts."""
-    console = Console(stderr=True)
-    bar = Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("", total=None)
-
-        def show(part: str, done: int, total: int) -> None:
-            bar.update(task, description=part, completed=done, total=total)
-
-        yield show
 
 
 def _read(path: str, key: str, text: str, label: str) -> list[Labelled]:

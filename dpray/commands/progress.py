@@ -1,0 +1,32 @@
+"""The bar of commands that work through named parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+@contextmanager
+def part_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A line on stderr, where that is a terminal. What is yielded takes a part's name (public), how
+    much of it is done, and of how much."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=None)
+
+        def show(part: str, done: int, total: int) -> None:
+            bar.update(task, description=part, completed=done, total=total)
+
+        yield show
