@@ -110,7 +110,9 @@ def confusion_svg(classes: Mapping[str, Any]) -> Markup:
     trained on synthetic records (left) and one trained on real records (right)."""
     shown = _largest(classes["records"])
     names = _labels(classes, shown)
-    with figure_of_the_page(1.6 + 2.9, columns=2) as (figure, both):
+    # Square matrices as wide as there is room, with their names upright below.
+    height = 3.6 + 0.085 * max(map(len, names))
+    with figure_of_the_page(height, columns=2) as (figure, both):
         for axes, side, title in zip(
             both,
             ("synthetic", "ceiling"),
