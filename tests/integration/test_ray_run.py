@@ -61,7 +61,7 @@ import ray
 from ray._private.utils import push_error_to_driver
 
 start_ray(None)
-push_error_to_driver(ray._private.worker.global_worker, "task", "failed on Marlowe")
+push_error_to_driver(ray._private.worker.global_worker, "task", "failed on a text")
 time.sleep(3)
 print("answer")
 """
