@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,17 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     from tests.engines.tiny_model import make_model
 
     return str(make_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Many threads make small models slow."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 import yaml
 
 from dpray.accounting.ledger import Ledger
@@ -23,7 +22,7 @@ from dpray.types import Budget
 from tests.audit.cases import noiseless
 from tests.orchestration.test_aug_pe_run import BagOfWords
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 Settings = Callable[..., dict[str, Any]]
 
@@ -35,15 +34,6 @@ WORDS = {
     "name": "dp_kps", "vocabulary": "words.txt", "epsilon_vocabulary": 20.0,
     "epsilon_kde": 20.0, "records": 10, "sequence_length": 3,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Many threads make small models slow."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

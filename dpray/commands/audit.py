@@ -116,15 +116,10 @@ def _membership(
 
 
 def _texts(path: str, key: str, column: str) -> list[str]:
-    from dpray.io.records import list_files, read_rows
+    from dpray.io.records import list_files, read_rows, text_of
 
-    texts = []
-    for file in list_files(path, key):
-        for where, row in read_rows(file):
-            if not isinstance(row.get(column), str):
-                raise InputError(f"{where}: no text in column '{column}'")
-            texts.append(row[column])
-    return texts
+    rows = (each for file in list_files(path, key) for each in read_rows(file))
+    return [text_of(row, column, where) for where, row in rows]
 
 
 def _canaries(config: Config, candidates: int) -> dict[str, Any]:

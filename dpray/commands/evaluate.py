@@ -14,7 +14,7 @@ from dpray.commands.progress import part_bar
 from dpray.engines.base import Embedder
 from dpray.evaluation.evaluate import Labelled
 from dpray.evaluation.evaluate import evaluate as evaluate_records
-from dpray.io.records import Where, list_files, read_rows
+from dpray.io.records import Where, list_files, read_rows, text_of
 from dpray.types import InputError
 
 DEFAULT_EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -162,20 +162,13 @@ def _read(path: str, key: str, text: str, label: str) -> list[Labelled]:
     records: list[Labelled] = []
     for file in list_files(str(released) if released.exists() else path, key):
         for where, row in read_rows(file):
-            record = _text(row, text, where), _label(row, label, where)
+            record = text_of(row, text, where), _label(row, label, where)
             if records and (record[1] is None) != (records[0][1] is None):
                 raise InputError(f"{where}: some records have a label, some have none")
             records.append(record)
     if not records:
         raise InputError(f"{path}: no records")
     return records
-
-
-def _text(row: dict[str, Any], column: str, where: Where) -> str:
-    value = row.get(column)
-    if not isinstance(value, str):
-        raise InputError(f"{where}: no text in column '{column}'")
-    return value
 
 
 def _label(row: dict[str, Any], column: str, where: Where) -> str | None:

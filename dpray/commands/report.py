@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpray.io.records import read_rows
+from dpray.io.records import read_rows, text_of
 from dpray.io.report_page import render_report
 from dpray.types import InputError
 
@@ -71,8 +71,7 @@ def _samples(path: Path) -> list[dict[str, Any]]:
     """The first records of each label, in turn, in the order of the labels' names."""
     by_label: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for where, row in read_rows(str(path)):
-        if not isinstance(row.get("text"), str):
-            raise InputError(f"{where}: no text in column 'text'")
+        text_of(row, "text", where)
         kept = by_label[str(row.get("label"))]
         if len(kept) < SAMPLES_PER_LABEL:
             kept.append(row)

@@ -91,6 +91,14 @@ def read_rows(path: str) -> Iterator[tuple[Where, dict[str, Any]]]:
         raise InputError(f"{path}: cannot be read ({type(error).__name__})") from None
 
 
+def text_of(row: dict[str, Any], column: str, where: Where) -> str:
+    """Raises InputError that names the row where it has no text there."""
+    value = row.get(column)
+    if not isinstance(value, str):
+        raise InputError(f"{where}: no text in column '{column}'")
+    return value
+
+
 def fingerprint(path: str) -> str:
     """SHA-256 over the contents of the files that `path` means, in their order: tells whether they
     changed. As private as they are: whoever can guess all records could confirm the guess. Of

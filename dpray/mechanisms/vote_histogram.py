@@ -105,6 +105,7 @@ class _NearestText:
         self.rows_UD = np.ascontiguousarray(rows_ND[self.index_U])
         self.exact_UD = self.rows_UD.astype(np.float64) * GRID
         self.squares_U = np.einsum("ud,ud->u", self.exact_UD, self.exact_UD)
+        self.rounded_squares_U = (self.squares_U / GRID**2).astype(np.float32)
         self.largest_norm = float(_norms(self.rows_UD).max())
         self.gpu = _gpu_index(self.rows_UD)
 
@@ -126,7 +127,7 @@ class _NearestText:
         """The nearest text in float32, and how much farther the second one is, squared."""
         order_BU = rows_BD @ self.rows_UD.T
         order_BU *= -2
-        order_BU += (self.squares_U / GRID**2).astype(np.float32)
+        order_BU += self.rounded_squares_U
         nearest_B = order_BU.argmin(axis=1)
         rows_B = np.arange(len(rows_BD))
         least_B = order_BU[rows_B, nearest_B].astype(np.float64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,15 +22,7 @@ from dpray.methods.ghost_norms import (
 )
 from tests.methods.tiny_gradients import VOCABULARY, gpt2, llama, lora, plain_gradient, texts
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Many threads make small models slow."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 MODELS: dict[str, Callable[[], Any]] = {
     "gpt2": gpt2,

@@ -32,14 +32,7 @@ from dpray.orchestration.training.state import TrainingState
 from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable
 from tests.methods.tiny_gradients import texts
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Many threads make small models slow."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ exceeds in fewer than 1 of 500 runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 
 import pytest
@@ -29,13 +29,7 @@ V = 6
 TARGET = 0
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Many threads make small tensors slow."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def lower_bound(with_row: int, without_row: int) -> float:

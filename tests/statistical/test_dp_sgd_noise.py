@@ -5,8 +5,6 @@ False-alarm rate of each test: at most 1e-6.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -23,13 +21,7 @@ from tests.statistical.two_sided import ALPHA, WRONG_SCALES, fits_distribution
 STEPS = 60
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Many threads make small models slow."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def step(sigma: float = 1.3) -> DpSgdStep:
