@@ -92,6 +92,8 @@ def fine_tune(
     for t in range(start, plan.steps):
         before_step(t)
         batch = one_record_each(units, poisson_batch(len(units), q, rng), rng)
+        # Texts of about one length go through the model together: less padding.
+        batch.sort(key=lambda text: len(text.ids))
         shares = share(batch, plan.micro_batch_size, trainer.rank, trainer.ranks)
         for number, texts in enumerate(shares, start=1):
             trainer.accumulate(MicroBatch.of(texts), last=number == len(shares))

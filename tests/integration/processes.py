@@ -221,7 +221,8 @@ class Runs:
             assert sum(record["batch"] == batch for record in records) <= most
 
     def synthetic(self) -> list[str]:
-        return (self.output / "synthetic.jsonl").read_text().splitlines()
+        # Not `splitlines`: a text may hold other ends of lines than "\n".
+        return (self.output / "synthetic.jsonl").read_text().split("\n")[:-1]
 
     def assert_nothing_private(self, ended: Ended) -> None:
         assert MARKER.decode() not in ended.out + ended.err

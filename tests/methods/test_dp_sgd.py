@@ -264,6 +264,16 @@ def test_ranks_take_the_batch_apart() -> None:
         assert sum(bool((row != -100).any()) for m in labels for row in m) == len(batch)
 
 
+def test_texts_of_a_length_go_together() -> None:
+    lengths = [2, 9, 3, 8, 2, 9, 3, 8]
+    everybody = replace(plan(), steps=1, micro_batch_size=2)
+    everybody = replace(everybody, mechanism=replace(everybody.mechanism, sampling_probability=1.0))
+    trainer = Listening()
+    units = [[TrainingText((1,) * length, 0)] for length in lengths]
+    fine_tune(everybody, units, trainer, generator(new_key()))
+    assert [m.ids.shape for m in trainer.steps[0]] == [(2, 2), (2, 3), (2, 8), (2, 9)]
+
+
 @given(size=st.integers(1, 5), ranks=st.integers(1, 5), count=st.integers(0, 40))
 def test_shares_are_equally_many_and_hold_every_text_once(
     size: int, ranks: int, count: int

@@ -85,7 +85,7 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
 
 def lines(config: Config) -> list[dict[str, Any]]:
     path = Path(config.output.path) / "synthetic.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.open()]
 
 
 def test_a_run_from_data_to_release(config: Callable[..., Config], asked: Asked) -> None:

@@ -48,7 +48,7 @@ def config(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[
 
 def lines(config: Config) -> list[dict[str, Any]]:
     path = Path(config.output.path) / "synthetic.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.open()]
 
 
 class Echo:

@@ -80,7 +80,7 @@ def open_budget(run: Config) -> Ledger:
 
 def lines(run: Config) -> list[dict[str, Any]]:
     path = Path(run.output.path) / "synthetic.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.open()]
 
 
 def test_a_run_from_data_to_release(

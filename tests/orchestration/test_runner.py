@@ -65,7 +65,7 @@ def lose_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.open()]
 
 
 def ledger_of(config: Config) -> Ledger:
