@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from runs import DATA, HERE, RUNS
 
 from dpray.config import load_config
 from dpray.evaluation.downstream import Embedded, logistic_regression
@@ -15,9 +16,6 @@ from dpray.evaluation.fidelity import frechet_distance
 from dpray.methods.aug_pe import Checkpoint, Population
 from dpray.orchestration.methods import make_plan
 
-HERE = Path(__file__).parent
-DATA = Path("../shared/data")
-RUNS = Path("out/results")
 COUNTS = (0, 1, 5, 10)
 """Iterations; 0: as many texts of the first population, which owes nothing to private data."""
 

@@ -13,16 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from runs import DATA, RUNS, finished, make
 
-from dpray.config import load_config
 from dpray.evaluation.downstream import Embedded, logistic_regression
 from dpray.evaluation.network import three_layer_network
 from dpray.io.records import read_rows
-from dpray.orchestration import methods
 
-HERE = Path(__file__).parent
-DATA = Path("../shared/data")
-RUNS = Path("out/results")
 BUDGETS = ((1, 5), (5, 5), (1, 10), (5, 10))
 """eps_voc and eps_kde: Table 2 of the paper."""
 
@@ -69,7 +65,7 @@ def run(data: str, texts: bool) -> Iterator[str]:
             changes += [f"method.epsilon_vocabulary={eps[0]}", f"method.epsilon_kde={eps[1]}"]
             if texts:
                 changes += [f"method.records={CALLS}", *ENDPOINT]
-            make(HERE / f"kps_{data}.yaml", out, sum(eps), changes)
+            make(f"kps_{data}", out, sum(eps), changes)
             yield out.name
 
 
@@ -79,22 +75,12 @@ def run_aug_pe(data: str) -> Iterator[str]:
         out = aug_pe_folder(data, epsilon)
         if not finished(out):
             changes = [f"method.records={CALLS // 4}", "method.iterations=3"]
-            make(HERE / f"aug_pe_{data}.yaml", out, epsilon, changes)
+            make(f"aug_pe_{data}", out, epsilon, changes)
             yield out.name
 
 
 def aug_pe_folder(data: str, epsilon: int) -> Path:
     return RUNS / f"kps_{data}" / f"aug_pe-{epsilon}"
-
-
-def finished(out: Path) -> bool:
-    return (out / "privacy_report.json").exists()
-
-
-def make(file: Path, out: Path, epsilon: int, changes: list[str]) -> None:
-    name = f"{out.parent.name}-{out.name}"
-    places = [f"output.path={out}", f"privacy.dataset={name}", f"privacy.epsilon={epsilon}"]
-    methods.run(load_config(file, [*places, *changes]))
 
 
 def table(data: str, embedded: Callable[[Path], Embedded]) -> list[str]:

@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import aug_pe_table
+import dp_sgd_table
 import kps_table
 import numpy as np
+import reproduction
+from joblib import Memory
+from runs import DATA, HERE, RUNS
 
 from dpray.commands.evaluate import FILM_SCHEMA
 from dpray.engines.embedder import SentenceTransformerEmbedder
@@ -25,15 +29,13 @@ from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.structure import structure
 from dpray.io.records import read_rows
 
-HERE = Path(__file__).parent
-DATA = Path("../shared/data")
-RUNS = Path("out/results")
 RESULTS = HERE.parent / "results.md"
 HEAD = """# Measured results
 
 With a model of 12.5 M parameters on two cores, without a GPU. The model is small and far from
 sharp: compare the rows, do not admire them. Written by `python docs/results/make.py NAME...`, which
-runs `dpray run docs/results/NAME.yaml`; DP-KPS's runs by `docs/results/kps_table.py`.
+runs `dpray run docs/results/NAME.yaml`; the runs of DP-KPS, of DP-SGD and of the four methods beside
+each other by `docs/results/{kps_table,dp_sgd_table,reproduction}.py`.
 """
 
 
@@ -83,11 +85,16 @@ def embedder() -> SentenceTransformerEmbedder:
     return SentenceTransformerEmbedder("sentence-transformers/all-MiniLM-L6-v2")
 
 
-@cache
+@Memory(RUNS / "embeddings", verbose=0).cache
+def embed(texts: list[str]) -> np.ndarray:
+    """Each list of texts is embedded once, and kept on disk."""
+    return embedder().embed(texts)
+
+
 def embedded(path: Path) -> Embedded:
-    """A file's vectors and labels; each is embedded once."""
+    """A file's vectors and labels."""
     records = rows(path)
-    vectors = embedder().embed([row["text"] for row in records])
+    vectors = embed([row["text"] for row in records])
     return Embedded(vectors, np.array([str(row["label"]) for row in records]))
 
 
@@ -167,10 +174,15 @@ def aug_pe(name: str) -> list[str]:
 def written() -> str:
     """The whole page."""
     sections = {
+        **{
+            f"The four methods: {name}": reproduction.table(name, embedded, embed)
+            for name in ("agnews", "yelp")
+        },
         "Private prediction: AG News": news(),
         "Private prediction: film records": films(),
         **{f"Aug-PE: {name}": aug_pe(name) for name in ("yelp", "pubmed")},
         **{f"DP-KPS: {name}": kps_table.table(name, embedded) for name in ("agnews", "yelp")},
+        **{f"DP-SGD: {name}": dp_sgd_table.table(name, embedded) for name in ("agnews", "yelp")},
     }
     lines = [HEAD]
     for heading, made in sections.items():

@@ -7,33 +7,25 @@ nothing, so nothing that comes of it may be released.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from dpray.audit.canaries import Canary, exposure, leaks, look_alikes, make_canaries, rank
 from dpray.config import Config
 from dpray.config.dp_sgd import DpSgdConfig
-from dpray.engines.model_path import check_model_path
-from dpray.engines.text import TextCodec
 from dpray.io.prompts import load_template
 from dpray.io.records import list_files, read_rows
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.methods.dp_sgd import TextEncoder
 from dpray.orchestration import methods
-from dpray.orchestration.dp_sgd.codes import control_codes
+from dpray.orchestration.dp_sgd.released import ReleasedModel
 from dpray.orchestration.dp_sgd.run import MODEL
 from dpray.orchestration.runner import OnProgress, Progress
 from dpray.types import InputError
-
-AT_ONCE = 64
-"""Texts that go through the model together."""
 
 Values = dict[str, str]
 """Columns of a canary's rows beside its text."""
@@ -71,7 +63,7 @@ def try_canaries(
             for canary, _ in planted
         ]
         if isinstance(config.method, DpSgdConfig):
-            model = _Released(copy, folder / "run" / MODEL)
+            model = ReleasedModel(copy, folder / "run" / MODEL)
             for number, (canary, values) in enumerate(planted):
                 on_progress(Progress("look-alikes", number, len(planted)))
                 others = look_alikes(canary, candidates, rng)
@@ -125,39 +117,3 @@ def _rows(config: Config, planted: Sequence[tuple[Canary, Values]]) -> Iterator[
         for repetition in range(canary.repetitions):
             unit = {} if data.unit is None else {data.unit: f"canary-{number}-{repetition}"}
             yield {data.text: canary.text} | values | unit
-
-
-class _Released:
-    """The tuned model as it is released, which says how likely it holds a text to be."""
-
-    def __init__(self, config: Config, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
-        settings = config.method
-        assert isinstance(settings, DpSgdConfig)
-        base = check_model_path(config.engine.model)
-        lora = settings.tuning == "lora"
-        model: Any = AutoModelForCausalLM.from_pretrained(base if lora else folder, dtype="float32")
-        if lora:
-            from peft import PeftModel
-
-            model = PeftModel.from_pretrained(model, str(folder))
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._loss = PerExampleLoss(model.requires_grad_(False)).eval().to(self._device)
-        codec = TextCodec(base, config.engine.max_model_len)
-        self._encoder = TextEncoder(
-            codec.ids, codec.eos_ids[0], settings.max_length, codec.start_id
-        )
-        self._codes = control_codes(config.data, settings)
-
-    def losses(self, texts: Sequence[str], values: Mapping[str, str]) -> list[float]:
-        """Mean negative log-likelihood of each text's tokens after its control code: the logarithm
-        of the perplexity."""
-        code = self._codes.code(values)
-        encoded = [self._encoder.training_text(code, text) for text in texts]
-        losses: list[float] = []
-        with torch.inference_mode():
-            for start in range(0, len(encoded), AT_ONCE):
-                batch = MicroBatch.of(encoded[start : start + AT_ONCE]).to(self._device)
-                losses += self._loss(batch.ids, batch.mask, batch.labels).tolist()
-        return losses
