@@ -34,8 +34,8 @@ HEAD = """# Measured results
 
 With a model of 12.5 M parameters on two cores, without a GPU. The model is small and far from
 sharp: compare the rows, do not admire them. Written by `python docs/results/make.py NAME...`, which
-runs `dpray run docs/results/NAME.yaml`; the runs of DP-KPS, of DP-SGD and of the four methods beside
-each other by `docs/results/{kps_table,dp_sgd_table,reproduction}.py`.
+runs `dpray run docs/results/NAME.yaml`; the runs of DP-KPS, of DP-SGD and of the four methods
+beside each other by `docs/results/{kps_table,dp_sgd_table,reproduction}.py`.
 """
 
 
