@@ -1,20 +1,27 @@
 """The loss whose gradient is the sum of a micro-batch's clipped per-example gradients.
 
-Two passes (Li et al. 2022b): the first gives every example's gradient norm
-(`dpray.methods.ghost_norms`), the second is an ordinary backward pass of the losses weighted with
-`min(1, C / norm)`. B examples, T positions, V vocabulary.
+One pass (Bu et al. 2023, "book-keeping") keeps what every layer saw and the gradients of what it
+gave: both the norms (`dpray.methods.ghost_norms`) and the clipped sum are made of that. Two passes
+(Li et al. 2022b) keep it for the norms alone; the sum is an ordinary backward pass of the losses
+weighted with `min(1, C / norm)`. B examples, T positions, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from dpray.methods.ghost_norms import GhostNorms, NoNormRule
+from dpray.methods.ghost_norms import (
+    GhostNorms,
+    NoNormRule,
+    Part,
+    squared_norms,
+    weighted_sum,
+)
 
 IGNORED = -100
 """The label of a position that has no part in the loss."""
@@ -111,30 +118,42 @@ class PerExampleLoss(nn.Module):
         return losses_B.clone()
 
     def clipped(
-        self, batch: MicroBatch, clip_to: float, forward: Forward | None = None
+        self,
+        batch: MicroBatch,
+        clip_to: float,
+        forward: Forward | None = None,
+        two_passes: bool = False,
     ) -> torch.Tensor:
         """A scalar; its gradient is `sum_i g_i min(1, C / ||g_i||)`, C = `clip_to`.
 
         Claim: adding or removing one example moves that gradient by at most C, up to the rounding
         that `DpSgdStep.clip_to` leaves room for. An example whose loss or norm is not finite counts
-        as none: it is a dummy in the second pass, where it would turn every sum to NaN.
+        as none: where it were summed it would turn every sum to NaN.
 
-        `forward` runs this module, through a training engine where there is one; its result is
-        used for the second pass only.
+        `forward` runs this module, through a training engine where there is one. `two_passes` is
+        for engines whose parameters are whole only while their layer runs.
         """
         run: Forward = self if forward is None else forward
-        norms_B = self.norms(batch, run)
-        weight_B = (clip_to / norms_B).clamp(max=1.0)
-        batch = batch.with_dummies(torch.isinf(norms_B))
-        losses_B = run(batch.ids, batch.mask, batch.labels)
+        norms_B, parts = self.norms(batch, run)
+        weight_B = (clip_to / norms_B).clamp(max=1.0).float()
+        if two_passes:
+            parts.clear()
+            batch = batch.with_dummies(weight_B == 0)
+            losses_B = run(batch.ids, batch.mask, batch.labels)
+            self.own_losses_B = None
+            return (weight_B * losses_B).sum()
         self.own_losses_B = None
-        return (weight_B.to(losses_B.dtype) * losses_B).sum()
+        sums = {p: weighted_sum(of_p, weight_B, p.detach()) for p, of_p in parts.items()}
+        result: torch.Tensor = _Known.apply(list(sums.values()), *sums)  # type: ignore[no-untyped-call]
+        return result
 
-    def norms(self, batch: MicroBatch, forward: Forward) -> torch.Tensor:
-        """Per-example gradient norms (B,), float64; infinite where the loss or the norm is not
-        finite. Private."""
+    def norms(
+        self, batch: MicroBatch, forward: Forward
+    ) -> tuple[torch.Tensor, dict[nn.Parameter, list[Part]]]:
+        """Per-example gradient norms (B,), float64, infinite where the loss or the norm is not
+        finite; and what they were made of. Private."""
         if self.training:
-            raise ValueError("dropout has to be off (eval): both passes need the same model")
+            raise ValueError("dropout has to be off (eval): the norm is one model's")
 
         def own_losses() -> torch.Tensor:
             forward(batch.ids, batch.mask, batch.labels)
@@ -142,10 +161,24 @@ class PerExampleLoss(nn.Module):
                 raise ValueError("`forward` has to run this module")
             return self.own_losses_B
 
-        losses_B, squared = self.ghost.squared(own_losses)
-        norms_B = torch.stack(list(squared.values())).sum(0).sqrt()
+        losses_B, parts = self.ghost.parts(own_losses)
+        squared = [squared_norms(of_parameter) for of_parameter in parts.values()]
+        norms_B = torch.stack(squared).sum(0).sqrt()
         usable_B = torch.isfinite(losses_B) & torch.isfinite(norms_B)
-        return torch.where(usable_B, norms_B, torch.inf)
+        return torch.where(usable_B, norms_B, torch.inf), parts
+
+
+class _Known(torch.autograd.Function):
+    """A scalar, 0, whose gradients are known: `gradients` of `parameters`, once."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[torch.Tensor], *parameters: nn.Parameter) -> torch.Tensor:
+        ctx.gradients = gradients
+        return gradients[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        return (None, *(gradient.mul_(scale) for gradient in ctx.gradients))
 
 
 def _compute_in_float32(module: nn.Module) -> None:
@@ -186,7 +219,8 @@ def _check_norm_rules(loss: PerExampleLoss, vocabulary: int) -> None:
     def losses() -> torch.Tensor:
         return loss(batch.ids, batch.mask, batch.labels)  # type: ignore[no-any-return]
 
-    _, squared = loss.ghost.squared(losses)
+    _, parts = loss.ghost.parts(losses)
+    squared = {parameter: squared_norms(found) for parameter, found in parts.items()}
     names = {p: name for name, p in loss.model.named_parameters() if p.requires_grad}
     for row, text in enumerate(texts):
         alone = MicroBatch.of([text]).to(device)

@@ -1,5 +1,6 @@
-"""Norms of per-example gradients that are never formed (Li et al. 2022b, section 4, "ghost
-clipping"; Bu et al. 2022 for the choice between the two ways to an inner product).
+"""Norms, and clipped sums, of per-example gradients that are never formed (Li et al. 2022b, section
+4, "ghost clipping"; Bu et al. 2022 for the choice between the two ways to an inner product; Bu et
+al. 2023, "book-keeping", for the sums).
 
 A linear layer's gradient for one example is `sum_t g_t a_t^T`, g_t the gradient of that example's
 loss with respect to the layer's output at position t, a_t its input. Its squared norm is
@@ -30,6 +31,13 @@ class Outer:
     left: torch.Tensor = field(repr=False)
     right: torch.Tensor = field(repr=False)
 
+    def examples(self, chosen_B: torch.Tensor) -> Outer:
+        return Outer(self.left[chosen_B], self.right[chosen_B])
+
+    def add_to(self, total_MN: torch.Tensor, weight_B: torch.Tensor) -> None:
+        left_BTM = self.left * weight_B[:, None, None]
+        total_MN.addmm_(left_BTM.flatten(0, 1).T, self.right.flatten(0, 1))
+
 
 @dataclass(frozen=True)
 class Lookup:
@@ -39,12 +47,25 @@ class Lookup:
     ids: torch.Tensor = field(repr=False)
     row: torch.Tensor = field(repr=False)
 
+    def examples(self, chosen_B: torch.Tensor) -> Lookup:
+        return Lookup(self.ids[chosen_B], self.row[chosen_B])
+
+    def add_to(self, total_MN: torch.Tensor, weight_B: torch.Tensor) -> None:
+        row_BTN = self.row * weight_B[:, None, None]
+        total_MN.index_add_(0, self.ids.flatten(), row_BTN.flatten(0, 1))
+
 
 @dataclass(frozen=True)
 class Whole:
     """The gradient itself, of a vector: (B, N)."""
 
     gradient: torch.Tensor = field(repr=False)
+
+    def examples(self, chosen_B: torch.Tensor) -> Whole:
+        return Whole(self.gradient[chosen_B])
+
+    def add_to(self, total_N: torch.Tensor, weight_B: torch.Tensor) -> None:
+        total_N.addmv_(self.gradient.T, weight_B)
 
 
 Part = Outer | Lookup | Whole
@@ -87,6 +108,22 @@ def squared_norms(parts: Sequence[Part]) -> torch.Tensor:
         for other in parts[:i]:
             total = total + 2.0 * inner_products(part, other).double()
     return total.clamp(min=0.0)  # NaN stays NaN
+
+
+def weighted_sum(parts: Sequence[Part], weight_B: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """`sum_i weight_i g_i`, g_i the gradient of the parameter `of` for example i, the sum of
+    `parts`: the parameter's shape.
+
+    An example of weight 0 is left out before anything is added up, whatever is in its parts.
+    """
+    counted_B = weight_B != 0
+    if not counted_B.all():
+        parts = [part.examples(counted_B) for part in parts]
+        weight_B = weight_B[counted_B]
+    total = torch.zeros_like(of)
+    for part in parts:
+        part.add_to(total, weight_B)
+    return total
 
 
 def rule_of(name: str, module: nn.Module) -> Rule:
@@ -186,11 +223,11 @@ class GhostNorms:
                 layer = _Layer(name, rule_of(name, module), own)
                 module.register_forward_hook(self._hook(layer))
 
-    def squared(
+    def parts(
         self, forward: Callable[[], torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[nn.Parameter, torch.Tensor]]:
-        """The losses (B,) that `forward` returns and the squared norms (B,), float64, of every
-        parameter's per-example gradients of them; a parameter without a gradient is not there.
+    ) -> tuple[torch.Tensor, dict[nn.Parameter, list[Part]]]:
+        """The losses (B,) that `forward` returns and what every parameter's per-example gradients
+        of them are made of; a parameter without a gradient is not there.
 
         The losses have to be the model's own: a training engine's output may carry a scale into
         the backward pass, and norms that are too small by it are a silent loss of privacy.
@@ -210,8 +247,7 @@ class GhostNorms:
             found = call.layer.rule(*_batch_first(call, gradient, len(losses_B)))
             for parameter, part in zip(call.layer.parameters, found, strict=True):
                 parts.setdefault(parameter, []).append(part)
-        squared = {parameter: squared_norms(found) for parameter, found in parts.items()}
-        return losses_B.detach(), squared
+        return losses_B.detach(), parts
 
     def _hook(self, layer: _Layer) -> Callable[..., None]:
         def record(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: object) -> None:

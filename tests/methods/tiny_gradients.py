@@ -96,14 +96,19 @@ def plain_gradient(model: nn.Module, text: TrainingText) -> torch.Tensor:
 
 
 def clipped_sum(
-    loss: PerExampleLoss, batch: list[TrainingText], clip_to: float, size: int
+    loss: PerExampleLoss,
+    batch: list[TrainingText],
+    clip_to: float,
+    size: int,
+    two_passes: bool = False,
 ) -> torch.Tensor:
     """The sum that the code under test makes, in micro-batches of `size`."""
     parameters = [p for p in loss.parameters() if p.requires_grad]
     for parameter in parameters:
         parameter.grad = None
     for start in range(0, len(batch), size) or [0]:
-        loss.clipped(MicroBatch.of(batch[start : start + size]), clip_to).backward()
+        micro_batch = MicroBatch.of(batch[start : start + size])
+        loss.clipped(micro_batch, clip_to, two_passes=two_passes).backward()
     return torch.cat(
         [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]
     )

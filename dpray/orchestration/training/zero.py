@@ -88,7 +88,10 @@ class ZeroTrainer:
         mechanism = self._plan.mechanism
         self._engine.set_gradient_accumulation_boundary(last)
         clipped = self._loss.clipped(
-            micro_batch.to(self._device), mechanism.clip_to, forward=self._engine
+            micro_batch.to(self._device),
+            mechanism.clip_to,
+            forward=self._engine,
+            two_passes=self._stage == 3,
         )
         # The engine averages over ranks.
         share = clipped * (self.ranks / mechanism.expected_batch_size)
