@@ -56,6 +56,9 @@ class DpSgdConfig(Section):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="of the arithmetic; weights, gradients and noise are float32"
     )
+    gradient_checkpointing: bool = Field(
+        False, description="compute activations again in the backward pass: less memory, more time"
+    )
     zero_stage: Literal[0, 1, 2, 3] = Field(
         2, description="what DeepSpeed partitions over ranks; 3 where memory asks for it"
     )

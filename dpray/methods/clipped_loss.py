@@ -15,13 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dpray.methods.ghost_norms import (
-    GhostNorms,
-    NoNormRule,
-    Part,
-    squared_norms,
-    weighted_sum,
-)
+from dpray.methods.checkpointing import checkpoint_blocks
+from dpray.methods.ghost_norms import GhostNorms, NoNormRule, Seen, weighted_sum
 
 IGNORED = -100
 """The label of a position that has no part in the loss."""
@@ -81,16 +76,23 @@ class PerExampleLoss(nn.Module):
     An example's loss is the mean over its own labelled tokens, 0 where it has none: it depends on
     that example alone. Raises NoNormRule where a trainable layer has no rule for its norm.
 
+    `checkpointing` computes the activations of the model's blocks again in the backward pass.
+
     With `bfloat16` the frozen layers compute in it; a trainable one computes in float32, so that
     no sum over examples is ever rounded to 8 bits: such rounding moves with everybody's gradients
     and is not within C.
     """
 
-    def __init__(self, model: nn.Module, precision: Precision = "float32") -> None:
+    def __init__(
+        self, model: nn.Module, precision: Precision = "float32", checkpointing: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
         self.precision = precision
+        self.checkpointing = checkpointing
         self.ghost = GhostNorms(model)
+        if checkpointing:
+            checkpoint_blocks(model, self.ghost)
         if precision == "bfloat16":
             for module in model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):
@@ -131,25 +133,24 @@ class PerExampleLoss(nn.Module):
         as none: where it were summed it would turn every sum to NaN.
 
         `forward` runs this module, through a training engine where there is one. `two_passes` is
-        for engines whose parameters are whole only while their layer runs.
+        for engines whose parameters are whole only while their layer runs. There are two with
+        `checkpointing` too: keeping what layers see would cost what it saves.
         """
         run: Forward = self if forward is None else forward
-        norms_B, parts = self.norms(batch, run)
+        norms_B, seen = self.norms(batch, run)
         weight_B = (clip_to / norms_B).clamp(max=1.0).float()
-        if two_passes:
-            parts.clear()
+        if two_passes or self.checkpointing:
+            del seen
             batch = batch.with_dummies(weight_B == 0)
             losses_B = run(batch.ids, batch.mask, batch.labels)
             self.own_losses_B = None
             return (weight_B * losses_B).sum()
         self.own_losses_B = None
-        sums = {p: weighted_sum(of_p, weight_B, p.detach()) for p, of_p in parts.items()}
+        sums = {p: weighted_sum(of_p, weight_B, p.detach()) for p, of_p in seen.parts.items()}
         result: torch.Tensor = _Known.apply(list(sums.values()), *sums)  # type: ignore[no-untyped-call]
         return result
 
-    def norms(
-        self, batch: MicroBatch, forward: Forward
-    ) -> tuple[torch.Tensor, dict[nn.Parameter, list[Part]]]:
+    def norms(self, batch: MicroBatch, forward: Forward) -> tuple[torch.Tensor, Seen]:
         """Per-example gradient norms (B,), float64, infinite where the loss or the norm is not
         finite; and what they were made of. Private."""
         if self.training:
@@ -161,11 +162,10 @@ class PerExampleLoss(nn.Module):
                 raise ValueError("`forward` has to run this module")
             return self.own_losses_B
 
-        losses_B, parts = self.ghost.parts(own_losses)
-        squared = [squared_norms(of_parameter) for of_parameter in parts.values()]
-        norms_B = torch.stack(squared).sum(0).sqrt()
-        usable_B = torch.isfinite(losses_B) & torch.isfinite(norms_B)
-        return torch.where(usable_B, norms_B, torch.inf), parts
+        seen = self.ghost.see(own_losses)
+        norms_B = torch.stack(list(seen.squared_norms().values())).sum(0).sqrt()
+        usable_B = torch.isfinite(seen.losses) & torch.isfinite(norms_B)
+        return torch.where(usable_B, norms_B, torch.inf), seen
 
 
 class _Known(torch.autograd.Function):
@@ -219,8 +219,7 @@ def _check_norm_rules(loss: PerExampleLoss, vocabulary: int) -> None:
     def losses() -> torch.Tensor:
         return loss(batch.ids, batch.mask, batch.labels)  # type: ignore[no-any-return]
 
-    _, parts = loss.ghost.parts(losses)
-    squared = {parameter: squared_norms(found) for parameter, found in parts.items()}
+    squared = loss.ghost.see(losses).squared_norms()
     names = {p: name for name, p in loss.model.named_parameters() if p.requires_grad}
     for row, text in enumerate(texts):
         alone = MicroBatch.of([text]).to(device)

@@ -86,10 +86,14 @@ def test_three_steps_are_those_of_a_plain_reference(
     torch.testing.assert_close(flat(loss.model), flat(model), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("two_passes", [False, True])
+@pytest.mark.parametrize(
+    ("two_passes", "checkpointing"), [(False, False), (True, False), (False, True)]
+)
 @pytest.mark.parametrize("size", [1, 2, 5, 7])
-def test_micro_batches_and_passes_change_nothing(size: int, two_passes: bool) -> None:
-    loss, batch = PerExampleLoss(gpt2()).eval(), texts(7)
+def test_micro_batches_and_passes_change_nothing(
+    size: int, two_passes: bool, checkpointing: bool
+) -> None:
+    loss, batch = PerExampleLoss(gpt2(), checkpointing=checkpointing).eval(), texts(7)
     plain = plain_clipped_sum(loss.model, batch, C)
     ours = clipped_sum(loss, batch, C, size, two_passes)
     torch.testing.assert_close(ours, plain, rtol=0, atol=2e-6)

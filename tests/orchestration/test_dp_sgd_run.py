@@ -122,11 +122,17 @@ def test_the_released_model_loads_with_plain_libraries_and_is_the_tuned_one(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     trained: list[dict[str, torch.Tensor]] = []
+    checkpointed: list[bool] = []
     weights = ReferenceTrainer.weights
-    monkeypatch.setattr(
-        ReferenceTrainer, "weights", lambda t: trained.append(weights(t)) or trained[-1]
-    )
-    run = config(method__tuning=tuning, method__records=1, method__epochs=0.4)
+
+    def noted(trainer: ReferenceTrainer) -> dict[str, torch.Tensor]:
+        trained.append(weights(trainer))
+        checkpointed.append(trainer._loss.checkpointing)
+        return trained[-1]
+
+    monkeypatch.setattr(ReferenceTrainer, "weights", noted)
+    changes = {"method__tuning": tuning, "method__gradient_checkpointing": tuning == "full"}
+    run = config(**changes, method__records=1, method__epochs=0.4)
     report = methods.run(run)
     folder = Path(run.output.path) / "model"
     assert json.loads((folder / "privacy_report.json").read_text()) == report
@@ -141,6 +147,7 @@ def test_the_released_model_loads_with_plain_libraries_and_is_the_tuned_one(
         model = PeftModel.from_pretrained(model, folder)
     found = {name: p for name, p in model.named_parameters() if name in trained[-1]}
     assert set(found) == set(trained[-1])
+    assert set(checkpointed) == {tuning == "full"}
     assert all((found[name] == weight).all() for name, weight in trained[-1].items())
 
 

@@ -85,6 +85,7 @@ class DpSgdRun(Run[DpSgdPlan]):
                 settings.lora_rank,
                 settings.lora_alpha,
                 settings.precision,
+                settings.gradient_checkpointing,
                 name=self.config.engine.model,
             ),
             zero_stage=settings.zero_stage,

@@ -27,6 +27,7 @@ class Tuning:
     lora_rank: int = 8
     lora_alpha: float = 16.0
     precision: Precision = "float32"
+    checkpointing: bool = False
     name: str | None = None
     """What adapters that are written call the model they belong to; None: its folder."""
 
@@ -37,7 +38,7 @@ def load_loss(tuning: Tuning) -> PerExampleLoss:
     Raises NoNormRule where the norms of its gradients cannot be had.
     """
     model = _trainable(tuning)
-    loss = PerExampleLoss(model, tuning.precision).eval()
+    loss = PerExampleLoss(model, tuning.precision, tuning.checkpointing).eval()
     check_norm_rules(loss, model.config.get_text_config().vocab_size)
     return loss
 
