@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from dpray.commands.evaluation_tables import show_evaluation
 from dpray.commands.progress import part_bar
 from dpray.engines.base import Embedder
+from dpray.evaluation.bertopic_topics import load_bertopic
 from dpray.evaluation.evaluate import Labelled
 from dpray.evaluation.evaluate import evaluate as evaluate_records
+from dpray.evaluation.slices import Spread
+from dpray.evaluation.topics import k_means
 from dpray.io.records import Where, list_files, read_rows, text_of
 from dpray.types import InputError
 
@@ -82,6 +86,19 @@ def evaluate(
             help="Labels are phrases of their texts: --lm looks for them, nothing classifies.",
         ),
     ] = False,
+    topics: Annotated[
+        Literal["kmeans", "bertopic"],
+        typer.Option(help="What clusters the embeddings; bertopic is an extra, dpray[bertopic]."),
+    ] = "kmeans",
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            help="Embed and look for near-duplicates on Ray: a cluster's address, `auto`, or "
+            "`local` for a Ray of its own; `none` is this process."
+        ),
+    ] = "none",
+    actors: Annotated[int, typer.Option(min=1, help="The most actors on Ray, a CPU each.")] = 1,
+    gpus_per_actor: Annotated[float, typer.Option(min=0, help="GPUs of each actor.")] = 0.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print evaluation.json itself, for programs.")
     ] = False,
@@ -100,7 +117,8 @@ def evaluate(
     if extraction and (networks or encoder is not None):
         raise InputError("extraction: phrases are no classes for --networks or --encoder")
     names = embedder or [DEFAULT_EMBEDDER]
-    models = {name: _load_embedder(name) for name in names}
+    models, spread = _load_embedders(names, ray_address, actors, gpus_per_actor)
+    cluster = load_bertopic() if topics == "bertopic" else k_means
     language = _load_language(encoder, lm, extraction)
     with part_bar() as on_progress:
         result = evaluate_records(
@@ -113,9 +131,11 @@ def evaluate(
             seeds=seeds,
             networks=networks,
             **language,
+            cluster=cluster,
+            spread=spread,
             on_progress=on_progress,
         )
-    result |= {"embedder": names[0], "lm": lm, "files": paths}
+    result |= {"embedder": names[0], "lm": lm, "clusters": topics, "files": paths}
     out.mkdir(parents=True, exist_ok=True)
     path = out / "evaluation.json"
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -123,6 +143,20 @@ def evaluate(
         typer.echo(json.dumps(result, ensure_ascii=False))
     else:
         show_evaluation(result, path)
+
+
+def _load_embedders(
+    names: list[str], ray_address: str, actors: int, gpus_per_actor: float
+) -> tuple[dict[str, Embedder], Spread]:
+    """The models, on Ray not loaded before an actor does it, and what shares out their work."""
+    if ray_address == "none":
+        if actors > 1 or gpus_per_actor:
+            raise InputError("actors: without --ray-address there is this process only")
+        return {name: _load_embedder(name) for name in names}, map
+    from dpray.orchestration.evaluation import LateEmbedder, RayMap
+
+    spread = RayMap(ray_address, actors, gpus_per_actor)
+    return {name: LateEmbedder(partial(_load_embedder, name)) for name in names}, spread
 
 
 def _load_embedder(name: str) -> Embedder:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpray.evaluation.neighbours import nearest_cosine
+from dpray.evaluation.slices import Spread
 
 NGRAM = 5
 """Words of the n-grams whose overlap is counted."""
@@ -27,19 +28,26 @@ def compare_copies(
     private: Sequence[str],
     held_out: Sequence[str],
     vectors: Sequence[np.ndarray],
+    spread: Spread = map,
 ) -> dict[str, Any]:
-    """The figures of `figures` for synthetic texts and, as the yardstick, for held-out real ones,
+    """The figures of `_figures` for synthetic texts and, as the yardstick, for held-out real ones,
     equally many of each, drawn once; both against all `private` texts. `vectors` are the three
-    sets' embeddings, in this order."""
+    sets' embeddings, in this order; `spread` shares the search among them out."""
     size = min(len(synthetic), len(held_out))
     made_ND, private_MD, held_ND = vectors
-    sides = {}
-    for name, texts, queries in (
-        ("synthetic", synthetic, made_ND),
-        ("held_out", held_out, held_ND),
-    ):
-        rows = np.random.default_rng(_DRAW_SEED).choice(len(texts), size, replace=False)
-        sides[name] = _figures([texts[i] for i in rows], private, queries[rows], private_MD)
+    drawn = [
+        np.random.default_rng(_DRAW_SEED).choice(len(texts), size, replace=False)
+        for texts in (synthetic, held_out)
+    ]
+    # One search for both sides, as the private vectors travel with it.
+    queries = np.vstack([made_ND[drawn[0]], held_ND[drawn[1]]])
+    cosines = np.split(nearest_cosine(queries, private_MD, spread), 2)
+    sides = {
+        name: _figures([texts[i] for i in rows], private, nearest)
+        for name, texts, rows, nearest in zip(
+            ("synthetic", "held_out"), (synthetic, held_out), drawn, cosines, strict=True
+        )
+    }
     return {"private_records": len(private), "records_a_side": size, "ngram": NGRAM, **sides}
 
 
@@ -97,10 +105,7 @@ def _flatten(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _figures(
-    queries: Sequence[str],
-    references: Sequence[str],
-    queries_ND: np.ndarray,
-    references_MD: np.ndarray,
+    queries: Sequence[str], references: Sequence[str], cosines: np.ndarray
 ) -> dict[str, Any]:
     """Share of exact copies; longest shared run in words, n-gram overlap and nearest cosine."""
     longest, overlap = shared_words(queries, references)
@@ -109,7 +114,7 @@ def _figures(
         "exact_share": sum(text.strip() in private for text in queries) / len(queries),
         "longest_shared_words": _summary(longest),
         "ngram_overlap": _summary(overlap[~np.isnan(overlap)]),
-        "nearest_cosine": _summary(nearest_cosine(queries_ND, references_MD)),
+        "nearest_cosine": _summary(cosines),
     }
 
 

@@ -32,8 +32,9 @@ from dpray.evaluation.in_context import (
 )
 from dpray.evaluation.lengths import compare_lengths
 from dpray.evaluation.map import embedding_map
+from dpray.evaluation.slices import Spread, slices
 from dpray.evaluation.structure import structure
-from dpray.evaluation.topics import compare_topics
+from dpray.evaluation.topics import Cluster, compare_topics, k_means
 from dpray.types import InputError
 
 NOT_FOR_RELEASE = "computed from private data; not for release"
@@ -43,8 +44,6 @@ Labelled = tuple[str, str | None]
 
 OnProgress = Callable[[str, int, int], None]
 """Told the name of the part that is at work, how much of it is done, and of how much."""
-
-_BLOCK = 1024
 
 
 def evaluate(
@@ -60,6 +59,8 @@ def evaluate(
     encoder: Encoder | None = None,
     lm: CausalLM | None = None,
     extractor: Engine | None = None,
+    cluster: Cluster = k_means,
+    spread: Spread = map,
     on_progress: OnProgress = lambda part, done, total: None,
 ) -> dict[str, Any]:
     """What `evaluation.json` holds: `downstream` (None without labels), `in_context` and
@@ -72,7 +73,8 @@ def evaluate(
     nothing to the private data. Of several embedders, given by name, the fidelity is the average;
     the first one serves the rest. `networks` and a fine-tuned `encoder` are added to `downstream`.
     With an `extractor` the labels are phrases to be found in their texts: in-context learning asks
-    this engine for them, and nothing classifies.
+    this engine for them, and nothing classifies. `cluster` finds the topics. `spread` shares out
+    what grows with the data: the embedding, and the search for near-duplicates.
 
     Raises `InputError` where a part is empty, too small (`FEW`), has one label only, or shares no
     label with the real records, and where all real texts are one.
@@ -85,7 +87,7 @@ def evaluate(
     made_texts, trained_texts, tested_texts = texts = [_texts(r) for r in parts.values()]
     # First, as a bad schema should not wait for the rest.
     shares = {"real": structure(_texts(real), schema), "synthetic": structure(made_texts, schema)}
-    vectors, of_floor = _embed_all(parts, floor, embedder, on_progress)
+    vectors, of_floor = _embed_all(parts, floor, embedder, spread, on_progress)
     made, trained, tested = next(iter(vectors.values()))
     downstream = None
     if made.labels is not None and extractor is None:
@@ -113,8 +115,8 @@ def evaluate(
         "in_context": in_context,
         "next_word": next_word,
         "fidelity": fidelity,
-        "copies": compare_copies(made_texts, trained_texts, tested_texts, arrays),
-        "topics": compare_topics(texts, arrays),
+        "copies": compare_copies(made_texts, trained_texts, tested_texts, arrays, spread),
+        "topics": compare_topics(texts, arrays, cluster),
         "map": embedding_map(made.vectors, tested.vectors),
         "diversity": compare_diversity(made_texts, tested_texts, trained_texts, seeds),
         "lengths": compare_lengths(made_texts, trained_texts, tested_texts, seeds),
@@ -251,6 +253,7 @@ def _embed_all(
     parts: Mapping[str, Sequence[Labelled]],
     floor: Sequence[Labelled] | None,
     embedder: Embedder | Mapping[str, Embedder],
+    spread: Spread,
     on_progress: OnProgress,
 ) -> tuple[dict[str, list[Embedded]], Embedded | None]:
     """The parts' embeddings by each embedder, and the floor's by the first."""
@@ -258,22 +261,28 @@ def _embed_all(
     total = len(embedders) * sum(map(len, parts.values())) + len(floor or ())
     done = 0
 
-    def embed(records: Sequence[Labelled], model: Embedder) -> Embedded:
+    def embed(sets: Sequence[Sequence[Labelled]], model: Embedder) -> list[Embedded]:
         nonlocal done
-        blocks = []
-        for start in range(0, len(records), _BLOCK):
-            on_progress("embedding", done, total)
-            block = _texts(records[start : start + _BLOCK])
-            blocks.append(np.asarray(model.embed(block), dtype=np.float32))
+        cut = [block for records in sets for block in slices(_texts(records))]
+        vectors = []
+        on_progress("embedding", done, total)
+        for found, block in zip(spread(model.embed, cut), cut, strict=True):
+            vectors.append(np.asarray(found, dtype=np.float32))
             done += len(block)
-        labels = [label for _, label in records]
-        return Embedded(np.vstack(blocks), None if None in labels else np.array(labels))
+            on_progress("embedding", done, total)
+        ends = np.cumsum([len(records) for records in sets])[:-1]
+        return [
+            Embedded(of_set, _labels(records))
+            for of_set, records in zip(np.split(np.vstack(vectors), ends), sets, strict=True)
+        ]
 
-    vectors = {
-        name: [embed(records, model) for records in parts.values()]
-        for name, model in embedders.items()
-    }
-    return vectors, embed(floor, next(iter(embedders.values()))) if floor else None
+    vectors = {name: embed([*parts.values()], model) for name, model in embedders.items()}
+    return vectors, embed([floor], next(iter(embedders.values())))[0] if floor else None
+
+
+def _labels(records: Sequence[Labelled]) -> np.ndarray | None:
+    labels = [label for _, label in records]
+    return None if None in labels else np.array(labels)
 
 
 def _texts(records: Sequence[Labelled]) -> list[str]:

@@ -3,10 +3,13 @@ with the number of pairs."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import faiss
 import numpy as np
+
+from dpray.evaluation.slices import Spread, slices
 
 NEIGHBOURS = 3
 """k of precision and recall, as Kynkäänniemi et al. (2019) recommend."""
@@ -34,10 +37,20 @@ def precision_recall(synthetic_ND: np.ndarray, real_MD: np.ndarray) -> dict[str,
     return {"precision": precision, "recall": recall, "f1": f1}
 
 
-def nearest_cosine(queries_ND: np.ndarray, references_MD: np.ndarray) -> np.ndarray:
-    """The largest cosine similarity of each query with a reference, shape (queries,)."""
-    found, _ = _knn(_unit(queries_ND), _unit(references_MD), 1, faiss.METRIC_INNER_PRODUCT)
-    return np.clip(found[:, 0], -1.0, 1.0)
+def nearest_cosine(
+    queries_ND: np.ndarray, references_MD: np.ndarray, spread: Spread = map
+) -> np.ndarray:
+    """The largest cosine similarity of each query with a reference, shape (queries,). The work
+    grows with the number of pairs: `spread` shares the queries out."""
+    largest = partial(_largest_product, _unit(references_MD))
+    found = np.concatenate([*spread(largest, slices(_unit(queries_ND)))])
+    return np.clip(found, -1.0, 1.0)
+
+
+def _largest_product(references_MD: np.ndarray, queries_ND: np.ndarray) -> np.ndarray:
+    found, _ = _knn(queries_ND, references_MD, 1, faiss.METRIC_INNER_PRODUCT)
+    products: np.ndarray = found[:, 0]
+    return products
 
 
 def _within(x_ND: np.ndarray, y_MD: np.ndarray) -> np.ndarray:

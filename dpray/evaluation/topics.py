@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,26 +15,43 @@ TERMS = 6
 MIN_RECORDS = 3
 """A term stands in so many records or more: names that only one record holds are not shown."""
 
-_SEED = 0
+SEED = 0
+
+OUTLIER = -1
+"""The cluster of records that are in none."""
+
+OUTLIERS_NAME = "(outliers)"
+"""Stands where the other topics have terms."""
+
+Cluster = Callable[[Sequence[str], np.ndarray], np.ndarray]
+"""Texts and their embeddings to the cluster of each, an integer."""
+
+
+def k_means(texts: Sequence[str], vectors_ND: np.ndarray) -> np.ndarray:
+    """`TOPICS` clusters with a fixed seed, fewer where records or different vectors are few."""
+    different = len(np.unique(vectors_ND, axis=0))
+    k = max(1, min(TOPICS, len(vectors_ND) // 10, different))
+    found: np.ndarray = KMeans(n_clusters=k, n_init=3, random_state=SEED).fit_predict(vectors_ND)
+    return found
 
 
 def compare_topics(
-    texts: Sequence[Sequence[str]], vectors: Sequence[np.ndarray]
+    texts: Sequence[Sequence[str]], vectors: Sequence[np.ndarray], cluster: Cluster = k_means
 ) -> list[dict[str, Any]]:
     """The topics of synthetic, other real and real test records (`texts` and `vectors` in this
     order): top terms, and the share of each set's records. The most common in the test first.
 
-    The clusters are k-means' on all embeddings, with a fixed seed; the terms those of the highest
-    class-based TF-IDF (`class_terms`). Fewer than `TOPICS` clusters where records or different
-    vectors are few.
+    The topics are the clusters of all records; the terms those of the highest class-based TF-IDF
+    (`class_terms`), `OUTLIERS_NAME` for the topic of outliers.
     """
-    pooled = np.vstack(vectors)
-    different = len(np.unique(pooled, axis=0))
-    k = max(1, min(TOPICS, len(pooled) // 10, different))
-    found = KMeans(n_clusters=k, n_init=3, random_state=_SEED).fit_predict(pooled)
-    terms = class_terms([text for side in texts for text in side], found, k)
-    parts = np.split(found, np.cumsum([len(side) for side in texts])[:-1])
-    shares = [np.bincount(part, minlength=k) / len(part) for part in parts]
+    pooled = [text for side in texts for text in side]
+    found = cluster(pooled, np.vstack(vectors))
+    clusters, topic_of = np.unique(found, return_inverse=True)
+    terms = class_terms(pooled, topic_of, len(clusters))
+    if clusters[0] == OUTLIER:
+        terms[0] = [OUTLIERS_NAME]
+    parts = np.split(topic_of, np.cumsum([len(side) for side in texts])[:-1])
+    shares = [np.bincount(part, minlength=len(clusters)) / len(part) for part in parts]
     return [
         {
             "terms": terms[topic],

@@ -66,7 +66,8 @@ def find_error(error: BaseException | None, kind: type[E]) -> E | None:
         if current is None or id(current) in seen:
             continue
         seen.add(id(current))
-        if isinstance(current, kind):
+        # Ray's wrapper of an error is one of its kind too, and its message is a traceback.
+        if isinstance(current, kind) and not isinstance(current, ray.exceptions.RayTaskError):
             return current
         waiting += [current.__cause__, current.__context__, getattr(current, "cause", None)]
     return None

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 
 import pytest
 import typer
@@ -222,9 +223,13 @@ def test_phrases_are_extracted_and_nothing_classifies(
         (("--extraction",), "^extraction: needs --lm"),
         (("--extraction", "--lm", "x", "--networks"), "^extraction: phrases are no classes"),
         (("--schema", "/no/schema.json"), "^schema: cannot read /no/schema.json"),
+        (("--actors", 2), "^actors: without --ray-address"),
+        (("--gpus-per-actor", 1), "^actors: without --ray-address"),
+        (("--topics", "bertopic"), r"^topics: BERTopic .* pip install 'dpray\[bertopic\]'$"),
     ],
 )
-def test_options_that_cannot_be_met(app, tmp_path, without_a_model, options, message):
+def test_options_that_cannot_be_met(app, tmp_path, without_a_model, options, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bertopic", None)
     real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
     with pytest.raises(InputError, match=message):
         invoke(app, "--real", real, "--synthetic", real, "--out", tmp_path / "out", *options)

@@ -227,6 +227,25 @@ def test_identical_texts_are_measured_and_said(kind):
     assert found["diversity"][side]["distinct_texts"] == 1 / 40
 
 
+def test_the_figures_are_the_same_however_the_slices_are_spread(monkeypatch):
+    monkeypatch.setattr("dpray.evaluation.slices.SLICE", 16)
+    sizes = {"embed": [], "search": []}
+
+    def backwards(function, parts):
+        kind = "embed" if isinstance(parts[0], list) else "search"
+        sizes[kind] += map(len, parts)
+        return [function(part) for part in reversed(parts)][::-1]
+
+    arguments = notes(60, 1), notes(40, 2), BagOfWords()
+    options = {"train": notes(50, 3), "floor": notes(20, 4), "seeds": 1}
+    found = evaluate(*arguments, **options, spread=backwards)
+
+    assert found == evaluate(*arguments, **options)
+    # Synthetic, train, real, floor; then equally many of synthetic and real.
+    assert sizes["embed"] == [16, 16, 8, 16, 16, 16, 2, 16, 16, 16, 12, 16, 4]
+    assert sizes["search"] == [16] * 5
+
+
 def test_progress_names_parts_and_counts_to_the_end():
     told = []
     evaluate(
@@ -237,5 +256,5 @@ def test_progress_names_parts_and_counts_to_the_end():
     parts = list(dict.fromkeys(part for part, _, _ in told))
     assert parts == ["embedding", "classifiers", "fidelity", "near-duplicates, topics"]
     assert {total for part, _, total in told if part == "embedding"} == {2 * 100 + 20}
-    assert [done for part, done, _ in told if part == "embedding"][-1] == 200
-    assert all(0 <= done < total for _, done, total in told)
+    assert [done for part, done, _ in told if part == "embedding"][-1] == 220
+    assert all(0 <= done <= total for _, done, total in told)

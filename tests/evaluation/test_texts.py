@@ -39,6 +39,29 @@ def test_topics_of_few_or_identical_texts():
     assert alike == [{"terms": [], "synthetic": 1.0, "other_real": 1.0, "real": 1.0}]
 
 
+def test_outliers_are_a_topic_without_terms_and_rare_words_are_shown_by_none():
+    sides = [["heart"] * 5 + ["skin"] * 5, ["heart"] * 5 + ["skin"] * 5, ["skin marlowe"] * 10]
+    clusters = {"heart": -1, "skin": 7, "skin marlowe": 3}
+
+    def cluster(texts, vectors):
+        assert vectors.shape == (30, 2)
+        return np.array([clusters[text] for text in texts])
+
+    vectors = [np.zeros((10, 2))] * 3
+    found = compare_topics(sides, vectors, cluster)
+    assert found == [
+        {"terms": ["marlowe", "skin"], "synthetic": 0.0, "other_real": 0.0, "real": 1.0},
+        {"terms": ["(outliers)"], "synthetic": 0.5, "other_real": 0.5, "real": 0.0},
+        {"terms": ["skin"], "synthetic": 0.5, "other_real": 0.5, "real": 0.0},
+    ]
+    # Held by two records of thirty.
+    sides[2] = ["skin marlowe"] * 2 + ["skin"] * 8
+    assert [topic["terms"] for topic in compare_topics(sides, vectors, cluster)][1:] == [
+        ["skin"],
+        ["(outliers)"],
+    ]
+
+
 def test_the_histogram_covers_every_text():
     long = ["w " * 500] * 3
     texts = [("w " * (i % 30)).strip() for i in range(300)]
