@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from dpray.methods.ghost_norms import GhostNorms, NoNormRule
+from dpray.methods.ghost_norms import NoNormRule
+from dpray.methods.ghost_recording import GhostNorms
 
 
 def checkpoint_blocks(model: nn.Module, ghost: GhostNorms) -> None:

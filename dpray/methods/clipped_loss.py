@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from dpray.methods.checkpointing import checkpoint_blocks
-from dpray.methods.ghost_norms import GhostNorms, NoNormRule, Seen, weighted_sum
+from dpray.methods.ghost_norms import NoNormRule, weighted_sum
+from dpray.methods.ghost_recording import GhostNorms, Seen
 
 IGNORED = -100
 """The label of a position that has no part in the loss."""

@@ -13,7 +13,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dpray.methods.clipped_loss import MicroBatch, PerExampleLoss, check_norm_rules
 from dpray.methods.ghost_norms import (
-    GhostNorms,
     Lookup,
     NoNormRule,
     Outer,
@@ -22,6 +21,7 @@ from dpray.methods.ghost_norms import (
     inner_products,
     squared_norms,
 )
+from dpray.methods.ghost_recording import GhostNorms
 from tests.methods.tiny_gradients import VOCABULARY, gpt2, llama, lora, plain_gradient, texts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
