@@ -4,7 +4,6 @@ with the number of pairs."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import faiss
 import numpy as np
@@ -16,6 +15,9 @@ NEIGHBOURS = 3
 
 # Squared distances of float32 vectors are off by about so much of the largest squared norm.
 _ROUNDING = 1e-6
+
+BLOCK = 8192
+"""References that are multiplied at once: 32 MiB with a slice of queries."""
 
 
 def precision_recall(synthetic_ND: np.ndarray, real_MD: np.ndarray) -> dict[str, float]:
@@ -48,9 +50,12 @@ def nearest_cosine(
 
 
 def _largest_product(references_MD: np.ndarray, queries_ND: np.ndarray) -> np.ndarray:
-    found, _ = _knn(queries_ND, references_MD, 1, faiss.METRIC_INNER_PRODUCT)
-    products: np.ndarray = found[:, 0]
-    return products
+    """Of each query with a reference. On a CPU matrix products by blocks are faster than faiss."""
+    best_N = np.full(len(queries_ND), -np.inf, dtype=np.float32)
+    for start in range(0, len(references_MD), BLOCK):
+        products_NM = queries_ND @ references_MD[start : start + BLOCK].T
+        np.maximum(best_N, products_NM.max(axis=1), out=best_N)
+    return best_N
 
 
 def _within(x_ND: np.ndarray, y_MD: np.ndarray) -> np.ndarray:
@@ -59,25 +64,16 @@ def _within(x_ND: np.ndarray, y_MD: np.ndarray) -> np.ndarray:
     |x - y|^2 <= r_y^2 for some y exactly where max_y (2 x.y + r_y^2 - |y|^2) >= |x|^2: one search
     for the largest inner product, of vectors with one coordinate more.
     """
-    distances, _ = _knn(y_MD, y_MD, NEIGHBOURS + 1, faiss.METRIC_L2)
+    y = np.ascontiguousarray(y_MD, dtype=np.float32)
+    distances, _ = faiss.knn(y, y, NEIGHBOURS + 1)
     squares_M = np.einsum("md,md->m", y_MD, y_MD)
     squares_N = np.einsum("nd,nd->n", x_ND, x_ND)
     queries = np.column_stack([2 * x_ND, np.ones(len(x_ND), dtype=np.float32)])
-    best, _ = _knn(
-        queries,
-        np.column_stack([y_MD, distances[:, -1] - squares_M]),
-        1,
-        faiss.METRIC_INNER_PRODUCT,
-    )
+    references = np.column_stack([y_MD, distances[:, -1] - squares_M])
+    best = np.concatenate([_largest_product(references, block) for block in slices(queries)])
     slack = _ROUNDING * max(squares_M.max(), squares_N.max())
-    inside: np.ndarray = best[:, 0] >= squares_N - slack
+    inside: np.ndarray = best >= squares_N - slack
     return inside
-
-
-def _knn(queries: np.ndarray, references: np.ndarray, k: int, metric: int) -> Any:
-    """faiss's exact search, which goes through both sides in blocks."""
-    x, y = (np.ascontiguousarray(v, dtype=np.float32) for v in (queries, references))
-    return faiss.knn(x, y, k, metric=metric)
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:

@@ -29,8 +29,12 @@ Cluster = Callable[[Sequence[str], np.ndarray], np.ndarray]
 
 def k_means(texts: Sequence[str], vectors_ND: np.ndarray) -> np.ndarray:
     """`TOPICS` clusters with a fixed seed, fewer where records or different vectors are few."""
-    different = len(np.unique(vectors_ND, axis=0))
-    k = max(1, min(TOPICS, len(vectors_ND) // 10, different))
+    different: set[bytes] = set()
+    for vector in vectors_ND:
+        different.add(vector.tobytes())
+        if len(different) == TOPICS:
+            break
+    k = max(1, min(TOPICS, len(vectors_ND) // 10, len(different)))
     found: np.ndarray = KMeans(n_clusters=k, n_init=3, random_state=SEED).fit_predict(vectors_ND)
     return found
 
