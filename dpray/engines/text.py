@@ -32,7 +32,7 @@ class TextCodec:
                 f"({type(error).__name__})"
             ) from None
         if not self.tokenizer.is_fast:
-            raise EngineError(f"engine.model: {model} has no fast tokenizer (tokenizer.json)")
+            raise InputError(f"engine.model: {model} has no fast tokenizer (tokenizer.json)")
         text_config = config.get_text_config()
         self.vocabulary_size: int = text_config.vocab_size
         longest: int = text_config.max_position_embeddings
@@ -54,7 +54,7 @@ class TextCodec:
                 if token is not None:
                     ids[int(token)] = None
         if not ids:
-            raise EngineError(f"engine.model: {model} has no end-of-sequence token")
+            raise InputError(f"engine.model: {model} has no end-of-sequence token")
         return tuple(ids)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:

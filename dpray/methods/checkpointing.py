@@ -21,7 +21,9 @@ def checkpoint_blocks(model: nn.Module, ghost: GhostNorms) -> None:
     """
     blocks = [m for m in model.modules() if _is_block(m)]
     if not blocks:
-        raise NoNormRule(f"gradient_checkpointing: {type(model).__name__} has no blocks for it")
+        raise NoNormRule(
+            f"method.gradient_checkpointing: {type(model).__name__} has no blocks for it"
+        )
     for block in blocks:
         block.forward = _checkpointed(block.forward, ghost)
 

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from dpray.types import InputError
 
-class NoNormRule(ValueError):
+
+class NoNormRule(InputError):
     """A trainable layer whose per-example gradient norm is not known here."""
 
 

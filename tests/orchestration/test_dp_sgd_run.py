@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.events import PoissonSubsampledGaussian, SelfComposed
@@ -402,6 +404,45 @@ def test_control_columns_stand_in_every_code(
     records_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(InputError, match=r"row 4: the value of column 'stars'"):
         load_units(run, control_codes(run.data, run.method))  # type: ignore[arg-type]
+
+
+def not_a_number(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def without_end(folder: Path) -> None:
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        values = json.loads((folder / name).read_text())
+        none = {key: None for key in ("eos_token", "eos_token_id") if key in values}
+        (folder / name).write_text(json.dumps(values | none))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (not_a_number, r"engine\.model: .*: not finite: some weights of .*model\.norm\.weight"),
+        (without_end, r"engine\.model: .* has no end-of-sequence token"),
+        (shutil.rmtree, r"engine\.model: no such folder"),
+    ],
+)
+def test_a_model_that_cannot_be_tuned_costs_nothing(
+    config: Callable[..., Config],
+    model_folder: str,
+    tmp_path: Path,
+    spoil: Callable[[Path], None],
+    message: str,
+) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "spoilt")
+    spoil(folder)
+    run = config(engine__model=str(folder))
+    ledger = open_budget(run)
+    with pytest.raises(DprayError, match=message):
+        methods.run(run)
+    account = ledger.account("notes")
+    ledger.close()
+    assert account is not None and account.spent.epsilon == 0
 
 
 def test_a_code_begins_as_in_training_where_there_is_no_bos(config: Callable[..., Config]) -> None:

@@ -30,7 +30,7 @@ from dpray.orchestration.engine import build_engine
 from dpray.orchestration.llm_calls import ask_cached
 from dpray.orchestration.runner import Progress, Run
 from dpray.orchestration.training.journal import Journal, lost_blocks, nothing, sha256_of
-from dpray.orchestration.training.model import ADAPTER, Tuning
+from dpray.orchestration.training.model import ADAPTER, Tuning, load_loss
 from dpray.orchestration.training.training import Training, train_here
 from dpray.types import DprayError, Resumable
 
@@ -40,6 +40,12 @@ MODEL = "model"
 
 class DpSgdRun(Run[DpSgdPlan]):
     _records: list[dict[str, Any]]
+
+    def execute(self) -> dict[str, Any]:
+        # A model that cannot be tuned should cost nothing.
+        if self.run["state"] == "planned" and cluster.is_local(self.config):
+            load_loss(self._tuning)
+        return super().execute()
 
     def perform(self) -> None:
         if self.folder.published_output(f"{MODEL}.json") is None and cluster.is_local(self.config):
@@ -60,6 +66,19 @@ class DpSgdRun(Run[DpSgdPlan]):
     def _scratch(self) -> Path:
         return self.folder.private.resolve() / "ray_train"
 
+    @property
+    def _tuning(self) -> Tuning:
+        settings = self.plan.settings
+        return Tuning(
+            with_absolute_paths(self.config).engine.model,
+            settings.tuning,
+            settings.lora_rank,
+            settings.lora_alpha,
+            settings.precision,
+            settings.gradient_checkpointing,
+            name=self.config.engine.model,
+        )
+
     def _trained(self) -> dict[str, Any]:
         """Make all steps that are not made yet; the released files by name, with their SHA-256."""
         self._pay_for_lost_blocks()
@@ -79,15 +98,7 @@ class DpSgdRun(Run[DpSgdPlan]):
         settings, config = self.plan.settings, with_absolute_paths(self.config)
         return Training(
             plan=self.plan.method,
-            tuning=Tuning(
-                config.engine.model,
-                settings.tuning,
-                settings.lora_rank,
-                settings.lora_alpha,
-                settings.precision,
-                settings.gradient_checkpointing,
-                name=self.config.engine.model,
-            ),
+            tuning=self._tuning,
             zero_stage=settings.zero_stage,
             load_units=partial(load_units, config, self.plan.codes),
             folder=str(self._work),

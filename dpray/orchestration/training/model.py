@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from dpray.methods.clipped_loss import PerExampleLoss, Precision, check_norm_rules
 from dpray.orchestration.training.quiet import quiet_deepspeed
+from dpray.types import InputError
 
 ADAPTER = "adapter"
 
@@ -35,9 +36,13 @@ class Tuning:
 def load_loss(tuning: Tuning) -> PerExampleLoss:
     """The model, whole on the CPU with float32 weights, as per-example losses; dropout is off.
 
-    Raises NoNormRule where the norms of its gradients cannot be had.
+    Raises NoNormRule where the norms of its gradients cannot be had, InputError where weights are
+    not finite.
     """
     model = _trainable(tuning)
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise InputError(f"engine.model: {tuning.folder}: not finite: some weights of {name}")
     loss = PerExampleLoss(model, tuning.precision, tuning.checkpointing).eval()
     check_norm_rules(loss, model.config.get_text_config().vocab_size)
     return loss
