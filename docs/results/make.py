@@ -2,7 +2,8 @@
 
 `python docs/results/make.py NAME...` runs the named ones first: a file's name, and for Aug-PE with
 the epsilon, as in `aug_pe_yelp@1`. Needs the folder ../shared with its texts and its model, and for
-Aug-PE an endpoint: `dpray serve docs/results/serve.yaml`.
+Aug-PE an endpoint: `dpray serve docs/results/serve.yaml`. With `--only WORDS` only the sections are
+written anew whose names begin so.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import dp_sgd_table
 import kps_table
 import numpy as np
 import reproduction
+import typer
 from joblib import Memory
 from runs import DATA, HERE, RUNS
 
@@ -171,27 +174,37 @@ def aug_pe(name: str) -> list[str]:
     return aug_pe_table.table(name, runs, embedded, embedder()) if runs else []
 
 
-def written() -> str:
-    """The whole page."""
-    sections = {
-        **{
-            f"The four methods: {name}": reproduction.table(name, embedded, embed)
-            for name in ("agnews", "yelp")
-        },
-        "Private prediction: AG News": news(),
-        "Private prediction: film records": films(),
-        **{f"Aug-PE: {name}": aug_pe(name) for name in ("yelp", "pubmed")},
-        **{f"DP-KPS: {name}": kps_table.table(name, embedded) for name in ("agnews", "yelp")},
-        **{f"DP-SGD: {name}": dp_sgd_table.table(name, embedded) for name in ("agnews", "yelp")},
-    }
+SECTIONS: dict[str, Callable[[], list[str]]] = {
+    **{
+        f"The four methods: {name}": partial(reproduction.table, name, embedded, embed)
+        for name in ("agnews", "yelp")
+    },
+    "Private prediction: AG News": news,
+    "Private prediction: film records": films,
+    **{f"Aug-PE: {name}": partial(aug_pe, name) for name in ("yelp", "pubmed")},
+    **{f"DP-KPS: {name}": partial(kps_table.table, name, embedded) for name in ("agnews", "yelp")},
+    **{
+        f"DP-SGD: {name}": partial(dp_sgd_table.table, name, embedded)
+        for name in ("agnews", "yelp")
+    },
+}
+
+
+def written(only: str) -> str:
+    """The whole page; sections whose names do not begin with `only` stay as they were."""
     lines = [HEAD]
-    for heading, made in sections.items():
+    for heading, make_section in SECTIONS.items():
+        made = make_section() if heading.startswith(only) else []
         if section := made or section_as_it_was(heading):
             lines += [*section, ""]
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
+def main(names: list[str] = typer.Argument(None), only: str = "") -> None:
+    for wanted in names or []:
         run(wanted)
-    RESULTS.write_text(written())
+    RESULTS.write_text(written(only))
+
+
+if __name__ == "__main__":
+    typer.run(main)

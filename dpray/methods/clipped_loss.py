@@ -110,10 +110,11 @@ class PerExampleLoss(nn.Module):
             logits_BTV = self.model(
                 input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, use_cache=False
             ).logits.float()
-        next_BT = labels_BT[:, 1:]
+        # The last position has no next token: so the logits, the largest tensor, are not copied.
+        next_BT = nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
         nll_BT = nn.functional.cross_entropy(
-            logits_BTV[:, :-1].transpose(1, 2), next_BT, ignore_index=IGNORED, reduction="none"
-        )
+            logits_BTV.flatten(0, 1), next_BT.flatten(), ignore_index=IGNORED, reduction="none"
+        ).view_as(next_BT)
         tokens_B = (next_BT != IGNORED).sum(1)
         losses_B: torch.Tensor = nll_BT.sum(1) / tokens_B.clamp(min=1)
         self.own_losses_B = losses_B
