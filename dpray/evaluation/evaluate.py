@@ -7,7 +7,7 @@ budget pays for it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,9 @@ def evaluate(
         lambda done: on_progress("fidelity", done, seeds),
     )
     arrays = (made.vectors, trained.vectors, tested.vectors)
-    on_progress("near-duplicates, topics", 0, 1)
+    searched = _shown(spread, "near-duplicates", on_progress)
+    copies = compare_copies(made_texts, trained_texts, tested_texts, arrays, searched)
+    on_progress("topics, words", 0, 1)
     return {
         "private": NOT_FOR_RELEASE,
         "warnings": _warnings(made_texts, fidelity["records_a_side"], train is None),
@@ -115,7 +117,7 @@ def evaluate(
         "in_context": in_context,
         "next_word": next_word,
         "fidelity": fidelity,
-        "copies": compare_copies(made_texts, trained_texts, tested_texts, arrays, spread),
+        "copies": copies,
         "topics": compare_topics(texts, arrays, cluster),
         "map": embedding_map(made.vectors, tested.vectors),
         "diversity": compare_diversity(made_texts, tested_texts, trained_texts, seeds),
@@ -278,6 +280,15 @@ def _embed_all(
 
     vectors = {name: embed([*parts.values()], model) for name, model in embedders.items()}
     return vectors, embed([floor], next(iter(embedders.values())))[0] if floor else None
+
+
+def _shown(spread: Spread, part: str, on_progress: OnProgress) -> Spread:
+    def shown(function: Callable[[Any], np.ndarray], cut: Sequence[Any]) -> Iterator[np.ndarray]:
+        for done, found in enumerate(spread(function, cut)):
+            on_progress(part, done, len(cut))
+            yield found
+
+    return shown
 
 
 def _labels(records: Sequence[Labelled]) -> np.ndarray | None:

@@ -254,7 +254,8 @@ def test_progress_names_parts_and_counts_to_the_end():
     )  # fmt: skip
 
     parts = list(dict.fromkeys(part for part, _, _ in told))
-    assert parts == ["embedding", "classifiers", "fidelity", "near-duplicates, topics"]
+    last = ["near-duplicates", "topics, words"]
+    assert parts == ["embedding", "classifiers", "fidelity", *last]
     assert {total for part, _, total in told if part == "embedding"} == {2 * 100 + 20}
     assert [done for part, done, _ in told if part == "embedding"][-1] == 220
     assert all(0 <= done <= total for _, done, total in told)
