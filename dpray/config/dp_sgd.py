@@ -57,7 +57,9 @@ class DpSgdConfig(Section):
         "float32", description="of the arithmetic; weights, gradients and noise are float32"
     )
     gradient_checkpointing: bool = Field(
-        False, description="compute activations again in the backward pass: less memory, more time"
+        False,
+        description="compute activations again in the backward pass: less memory, more time; "
+        "not with zero_stage 3",
     )
     zero_stage: Literal[0, 1, 2, 3] = Field(
         2, description="what DeepSpeed partitions over ranks; 3 where memory asks for it"
@@ -87,6 +89,15 @@ class DpSgdConfig(Section):
             else shares
             for column, shares in columns.items()
         }
+
+    @model_validator(mode="after")
+    def _blocks_are_whole(self) -> DpSgdConfig:
+        if self.gradient_checkpointing and self.zero_stage == 3:
+            raise ValueError(
+                "gradient_checkpointing: not with zero_stage 3, which takes a block's weights away "
+                "between computing it again and its backward pass"
+            )
+        return self
 
     @model_validator(mode="after")
     def _shares_are_shares(self) -> DpSgdConfig:
