@@ -328,6 +328,7 @@ def _cases() -> dict[str, Case]:
         lambda: one_run_target(PLAN, trainer),
         3000,
         ("clipping removed", unclipped_gradients, True),
+        ("no noise", less_gradient_noise(10**9), True),
         ("a tenth of the noise", less_gradient_noise(10), True),
         ("a fixed shuffle for Poisson", batches(fixed_shuffle), False),
         ("a fixed batch for Poisson", batches(fixed_batch), False),

@@ -167,6 +167,15 @@ def test_the_plan_is_the_one_of_the_literature(config: Callable[..., Config]) ->
     assert given["mechanisms"][0]["count"] == 1000
 
 
+@pytest.mark.parametrize(("delta", "warned"), [(0.02, True), (0.016, False)])
+def test_a_delta_too_large_for_the_data_is_warned_of(
+    config: Callable[..., Config], delta: float, warned: bool
+) -> None:
+    """Of sixty records."""
+    warnings = methods.make_plan(config(privacy__delta=delta)).summary()["warnings"]
+    assert any("privacy.delta is above 1 / data.public_size" in text for text in warnings) is warned
+
+
 def test_noise_from_epsilon_pays_for_a_block_made_again(config: Callable[..., Config]) -> None:
     """With all units in every batch: their cost has a closed form."""
     whole = {"method__batch_size": 60, "method__epochs": 6, "method__noise_multiplier": None}
