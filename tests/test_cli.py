@@ -23,8 +23,9 @@ COMMANDS = {
     "dpray audit": "--canaries --candidates --confidence --json --members --non-members --out "
     "--trials config overrides",
     "dpray demo": "--json --out",
-    "dpray evaluate": "--embedder --encoder --extraction --floor --json --label --lm --networks "
-    "--out --real --schema --seeds --synthetic --text --train",
+    "dpray evaluate": "--actors --embedder --encoder --extraction --floor --gpus-per-actor --json "
+    "--label --lm --networks --out --ray-address --real --schema --seeds --synthetic "
+    "--text --topics --train",
     "dpray ledger": "",
     "dpray ledger create": "--composition --dataset --delta --epsilon --json --ledger --order "
     "--unit",
