@@ -15,11 +15,11 @@ from math import exp, inf
 from pathlib import Path
 
 import numpy as np
-from runs import DATA, HERE, RUNS, finished, make
+from runs import DATA, HERE, RUNS, accuracy, finished, make, yaml_number
 
 from dpray.config import load_config
 from dpray.config.dp_sgd import DpSgdConfig
-from dpray.evaluation.downstream import Embedded, logistic_regression
+from dpray.evaluation.downstream import Embedded
 from dpray.io.records import read_rows
 from dpray.orchestration.dp_sgd.released import ReleasedModel
 from dpray.orchestration.dp_sgd.run import MODEL
@@ -59,7 +59,6 @@ def run_canaries(data: str) -> None:
     for tuning, epsilons in CANARIES.items():
         for epsilon in epsilons:
             if not (out := canaries_file(data, tuning, epsilon)).exists():
-                value = ".inf" if epsilon == inf else f"{epsilon:g}"
                 command = [
                     sys.executable,
                     "-m",
@@ -68,7 +67,7 @@ def run_canaries(data: str) -> None:
                     str(HERE / f"dp_sgd_{data}.yaml"),
                 ]
                 options = ["--canaries", "--candidates", str(CANDIDATES), "--trials", "1000"]
-                settings = [f"privacy.epsilon={value}", *changes(tuning)]
+                settings = [f"privacy.epsilon={yaml_number(epsilon)}", *changes(tuning)]
                 subprocess.run([*command, *settings, *options, "--out", str(out)], check=True)
 
 
@@ -141,10 +140,6 @@ def canaries(data: str) -> list[str]:
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return lines if done else []
-
-
-def accuracy(train: Embedded, test: Embedded) -> float:
-    return float(np.mean(logistic_regression(train).predict(test.vectors) == test.labels))
 
 
 def words(path: Path) -> float:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import dp_sgd_table
 import numpy as np
-from runs import DATA, RUNS, finished, make
+from runs import DATA, RUNS, accuracy, finished, make
 
-from dpray.evaluation.downstream import Embedded, logistic_regression
+from dpray.evaluation.downstream import Embedded
 from dpray.evaluation.fidelity import frechet_distance
 from dpray.evaluation.lengths import mean_and_deviation
 
@@ -136,10 +136,6 @@ def spread(values: Sequence[float]) -> str:
         return f"{values[0]:.3f} (1)"
     found = mean_and_deviation(list(values))
     return f"{found['mean']:.3f} ± {found['deviation']:.3f} ({len(values)})"
-
-
-def accuracy(train: Embedded, test: Embedded) -> float:
-    return float(np.mean(logistic_regression(train).predict(test.vectors) == test.labels))
 
 
 def distance(made: Embedded, test: Embedded) -> float:
