@@ -22,6 +22,9 @@ from dpray.evaluation.lengths import mean_and_deviation
 
 EPSILONS = (1.0, 4.0, 8.0)
 RUNS_OF_EACH = 3
+DELTAS = {"agnews": 3e-5, "yelp": 4.5e-5}
+"""1 / (N ln N), of the N private records."""
+
 A_SIDE = 100
 """Records a side of a Fréchet distance, which falls with their number."""
 
@@ -71,6 +74,7 @@ def run(data: str, method: str) -> None:
         for epsilon in EPSILONS:
             if not finished(out := folder(data, method, epsilon, number)):
                 file, changes = METHODS[method](epsilon)
+                changes.append(f"privacy.delta={DELTAS[data]}")
                 make(file.format(data), out, epsilon, changes)
 
 
@@ -95,7 +99,8 @@ def table(
         return []
     private, test = (embedded(DATA / data / f"{part}.jsonl") for part in ("private", "test"))
     lines = [
-        f"## The four methods: {data}, {len(private.labels):,} private records",
+        f"## The four methods: {data}, {len(private.labels):,} private records, delta "
+        f"{DELTAS[data]:g}",
         "",
         "Mean and deviation over runs that owe each other nothing (their number in brackets). "
         "Accuracy: a logistic regression on MiniLM embeddings, trained on what the run released, "

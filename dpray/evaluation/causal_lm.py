@@ -108,19 +108,21 @@ class _Shown:
         assert self.logits is not None
         first_NV = self.logits.float().log_softmax(-1)
         found_NA = first_NV[:, [answer[0] for answer in answers]]
-        longest = max(map(len, answers))
-        if longest > 1:
-            ids = torch.zeros(len(answers), longest, dtype=torch.long, device=self.mask.device)
-            held = torch.zeros(len(answers), longest, device=self.mask.device)
-            for row, answer in enumerate(answers):
+        # Rows are costly to repeat, and an answer of one token is done.
+        longer = [place for place, answer in enumerate(answers) if len(answer) > 1]
+        if longer:
+            longest = max(map(len, answers))
+            ids = torch.zeros(len(longer), longest, dtype=torch.long, device=self.mask.device)
+            held = torch.zeros(len(longer), longest, device=self.mask.device)
+            for row, answer in enumerate(answers[place] for place in longer):
                 ids[row, : len(answer)] = torch.tensor(answer)
                 held[row, : len(answer)] = 1
             count = len(first_NV)
             ids, held = ids.repeat(count, 1), held.repeat(count, 1)
-            rows = self._repeated(len(answers))
+            rows = self._repeated(len(longer))
             logits = rows._read(ids[:, :-1], held[:, :-1]).float().log_softmax(-1)
             later = logits.gather(-1, ids[:, 1:, None])[..., 0] * held[:, 1:]
-            found_NA = found_NA + later.sum(-1).reshape(count, len(answers))
+            found_NA[:, longer] += later.sum(-1).reshape(count, len(longer))
         return found_NA.double().cpu().numpy()
 
     def _repeated(self, times: int) -> _Shown:

@@ -37,7 +37,8 @@ def test_log_likelihoods_are_those_of_the_plain_computation(lm):
     prefix = lm.ids("market shares fell on Monday")
     queries = [lm.ids(f" the bridge {'near the old café ' * (i % 5)}") for i in range(20)]
     answers = [lm.ids(" cough"), lm.ids(" fever after two"), lm.ids(" naïve café owners said")]
-    assert len({len(answer) for answer in answers}) == 3
+    lengths = {len(answer) for answer in answers}
+    assert 1 in lengths and len(lengths) == 3
 
     found = lm.log_likelihoods(prefix, queries, answers)
 
