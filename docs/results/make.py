@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import attack_table
 import aug_pe_table
 import dp_sgd_table
 import kps_table
@@ -38,7 +39,7 @@ HEAD = """# Measured results
 With a model of 12.5 M parameters on two cores, without a GPU. The model is small and far from
 sharp: compare the rows, do not admire them. Written by `python docs/results/make.py NAME...`, which
 runs `dpray run docs/results/NAME.yaml`; the runs of DP-KPS, of DP-SGD and of the four methods
-beside each other by `docs/results/{kps_table,dp_sgd_table,reproduction}.py`.
+beside each other by `docs/results/{kps_table,dp_sgd_table,reproduction,attack_table}.py`.
 """
 
 
@@ -179,6 +180,7 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
         f"The four methods: {name}": partial(reproduction.table, name, embedded, embed)
         for name in ("agnews", "yelp")
     },
+    **{f"Attacks: {name}": partial(attack_table.table, name, embed) for name in ("agnews", "yelp")},
     "Private prediction: AG News": news,
     "Private prediction: film records": films,
     **{f"Aug-PE: {name}": partial(aug_pe, name) for name in ("yelp", "pubmed")},
