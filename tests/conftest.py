@@ -62,7 +62,8 @@ def records_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def settings(tmp_path: Path, records_file: Path, model_folder: str) -> Callable[..., Any]:
-    """A configuration that runs here in seconds; `section__key=value` changes it."""
+    """A configuration that runs here in seconds; `section__key=value` changes it, and
+    `section=tree` a whole section."""
 
     def make(**changes: Any) -> dict[str, Any]:
         tree: dict[str, Any] = {
@@ -91,7 +92,10 @@ def settings(tmp_path: Path, records_file: Path, model_folder: str) -> Callable[
         }
         for name, value in changes.items():
             section, _, key = name.partition("__")
-            tree[section][key] = value
+            if key:
+                tree[section][key] = value
+            else:
+                tree[section] = dict(value)
         return tree
 
     return make

@@ -19,6 +19,7 @@ from dpray.orchestration import methods, runner
 from dpray.orchestration.aug_pe import run as aug_pe_run
 from dpray.orchestration.aug_pe import voters
 from dpray.types import DprayError, InputError, Resumable
+from tests.orchestration.outcomes import lines
 
 
 class BagOfWords:
@@ -69,23 +70,11 @@ def asked(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 @pytest.fixture
 def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
-    def make(**changes: Any) -> Config:
-        tree = settings()
-        tree["method"] = {
-            "name": "aug_pe", "records": 7, "iterations": 3, "variations": 3, "max_tokens": 8,
-            "word_var": None,
-        }  # fmt: skip
-        for name, value in changes.items():
-            section, _, key = name.partition("__")
-            tree[section][key] = value
-        return parse_config(tree)
-
-    return make
-
-
-def lines(config: Config) -> list[dict[str, Any]]:
-    path = Path(config.output.path) / "synthetic.jsonl"
-    return [json.loads(line) for line in path.open()]
+    method = {
+        "name": "aug_pe", "records": 7, "iterations": 3, "variations": 3, "max_tokens": 8,
+        "word_var": None,
+    }  # fmt: skip
+    return lambda **changes: parse_config(settings(method=method, **changes))
 
 
 def test_a_run_from_data_to_release(config: Callable[..., Config], asked: Asked) -> None:

@@ -16,6 +16,7 @@ from dpray.engines.base import Completion
 from dpray.orchestration import methods
 from dpray.orchestration.dp_kps import run as dp_kps_run
 from dpray.types import Budget, BudgetRefused, InputError, Resumable
+from tests.orchestration.outcomes import lines
 
 WORDS = ["fever", "cough", "rash", "itch", "sleep", "chest pain", "pain"]
 TEXTS = {"a": "a fever and a cough, chest pain too", "b": "the rash and the itch, no sleep"}
@@ -29,26 +30,15 @@ def config(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[
     rows = [{"text": f"Marlowe has {TEXTS[c]}", "label": c} for c in "ab" for _ in range(200)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def make(**changes: Any) -> Config:
-        tree = settings()
-        tree["data"] |= {"path": str(data), "public_size": 400}
-        tree["privacy"]["epsilon"] = 10.0
-        tree["engine"] = {"kind": "none"}
-        tree["method"] = {
+    tree = {
+        "data__path": str(data), "data__public_size": 400, "privacy__epsilon": 10.0,
+        "engine": {"kind": "none"},
+        "method": {
             "name": "dp_kps", "vocabulary": str(vocabulary), "vocabulary_size": 7,
             "phrases_per_record": 4, "sequence_length": 3, "records": 40, "stop_words": "keep",
-        }  # fmt: skip
-        for name, value in changes.items():
-            section, _, key = name.partition("__")
-            tree[section][key] = value
-        return parse_config(tree)
-
-    return make
-
-
-def lines(config: Config) -> list[dict[str, Any]]:
-    path = Path(config.output.path) / "synthetic.jsonl"
-    return [json.loads(line) for line in path.open()]
+        },
+    }  # fmt: skip
+    return lambda **changes: parse_config(settings(**tree | changes))
 
 
 class Echo:
