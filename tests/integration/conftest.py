@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.processes import Cluster, Runs, ray_cluster
-
-
-@contextmanager
-def short() -> Iterator[Path]:
-    """A folder that is not under pytest's: the path of a socket may have 107 bytes only."""
-    folder = Path(tempfile.mkdtemp(prefix="dpray-"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+from dpray.accounting.ledger import Ledger
+from dpray.types import Budget
+from tests.integration.processes import Cluster, Runs, ray_cluster, short
+from tests.integration.trainings import METHOD
 
 
 @pytest.fixture
@@ -57,3 +50,16 @@ def slow_runs(runs: Callable[..., Runs]) -> Callable[..., Runs]:
             | changes
         )
     )
+
+
+@pytest.fixture
+def training(runs: Callable[..., Runs]) -> Callable[..., Runs]:
+    """Thirty steps of DP-SGD in blocks of five, on two ranks; a budget with room for more."""
+
+    def make(**changes: Any) -> Runs:
+        run = runs(**({"method": METHOD, "runtime__actors": 2} | changes))
+        with closing(Ledger.create_or_open(run.url)) as ledger:
+            ledger.create_dataset("notes", Budget(500, 1e-3), "record", "add_or_remove_one")
+        return run
+
+    return make

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,19 +39,24 @@ class Cluster:
     head: subprocess.Popen[bytes]
 
     def workers(self, name: str) -> list[psutil.Process]:
-        """The processes of this cluster whose Ray title holds `name`."""
-        found = []
-        for process in psutil.Process(self.head.pid).children(recursive=True):
-            try:
-                title = " ".join(process.cmdline())
-            except psutil.Error:
-                continue
-            if title.startswith("ray::") and name in title:
-                found.append(process)
-        return found
+        """The head's."""
+        return workers_of(self.head, name)
 
     def logs(self) -> list[Path]:
         return [path for path in self.temp_dir.glob("session_*/logs/**/*") if path.is_file()]
+
+
+def workers_of(node: subprocess.Popen[bytes], name: str) -> list[psutil.Process]:
+    """The processes of a node whose Ray title holds `name`."""
+    found = []
+    for process in family(node):
+        try:
+            title = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if title.startswith("ray::") and name in title:
+            found.append(process)
+    return found
 
 
 def free_ports(count: int) -> list[int]:
@@ -78,51 +85,90 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @contextmanager
+def short() -> Iterator[Path]:
+    """A folder that is not under pytest's: the path of a socket may have 107 bytes only."""
+    folder = Path(tempfile.mkdtemp(prefix="dpray-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
 def ray_cluster(temp_dir: Path) -> Iterator[Cluster]:
-    port, dashboard, agent, agent_grpc, client = free_ports(5)
+    """Of one node with four CPUs."""
+    port, dashboard, client = free_ports(3)
     options = {
         "port": port,
         "dashboard-port": dashboard,
+        "ray-client-server-port": client,
+        "num-cpus": 4,
+        "temp-dir": temp_dir,
+    }
+    with ray_node(temp_dir / "ray-start.out", options, "--head") as head:
+        yield Cluster(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", temp_dir, head)
+
+
+@contextmanager
+def another_node(cluster: Cluster, out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Of three CPUs."""
+    with ray_node(out, {"address": cluster.address, "num-cpus": 3}) as node:
+        yield node
+
+
+@contextmanager
+def ray_node(
+    out: Path, options: dict[str, object], *flags: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """What `ray start` starts; `out` is the file for what it prints."""
+    agent, agent_grpc = free_ports(2)
+    options = {
         "dashboard-agent-listen-port": agent,
         "dashboard-agent-grpc-port": agent_grpc,
-        "ray-client-server-port": client,
         "min-worker-port": 0,
         "max-worker-port": 0,
-        "num-cpus": 4,
         "object-store-memory": 150_000_000,
-        "temp-dir": temp_dir,
         "node-ip-address": "127.0.0.1",
-    }
-    command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
-    with open(temp_dir / "ray-start.out", "wb") as out:
-        head = subprocess.Popen(
+    } | options
+    command = [str(Path(sys.executable).parent / "ray"), "start", "--block", *flags]
+    with open(out, "wb") as file:
+        node = subprocess.Popen(
             [*command, *(f"--{name}={value}" for name, value in options.items())],
-            env=environment(),
-            stdout=out,
+            # A lost node is seen in three seconds, not in fifteen.
+            env=environment(RAY_health_check_period_ms="500"),
+            stdout=file,
             stderr=subprocess.STDOUT,
         )
-    cluster = Cluster(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", temp_dir, head)
     try:
-        started = temp_dir / "ray-start.out"
-        wait_for(lambda: "Ray runtime started" in started.read_text(), head)
-        yield cluster
+        wait_for(lambda: "Ray runtime started" in out.read_text(), node)
+        yield node
     finally:
-        end(head)
+        kill(node)  # asked to end, it takes ten seconds
+
+
+def kill(process: subprocess.Popen[Any]) -> None:
+    """At once, with all that it started."""
+    for one in [*family(process), process]:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait()
+
+
+def family(process: subprocess.Popen[Any]) -> list[psutil.Process]:
+    """All that it started and that is there yet."""
+    with suppress(psutil.Error):
+        return psutil.Process(process.pid).children(recursive=True)
+    return []
 
 
 def end(process: subprocess.Popen[Any]) -> None:
     """Stop a process that we started, with all that it started."""
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.Error:
-        family = []
+    started = family(process)
     process.terminate()
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for one in psutil.wait_procs(family, timeout=3)[1]:
+    for one in psutil.wait_procs(started, timeout=3)[1]:
         one.kill()
 
 

@@ -1,0 +1,66 @@
+"""A cluster of two nodes of which one is lost in mid-run, and another one comes.
+
+Two actors of three CPUs do not both fit the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.processes import (
+    Cluster,
+    Runs,
+    another_node,
+    kill,
+    ray_cluster,
+    short,
+    wait_for,
+    workers_of,
+)
+from tests.integration.trainings import assert_charged, started
+
+pytestmark = pytest.mark.slow
+
+WIDE = {"runtime__actors": 2, "runtime__cpus_per_actor": 3}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Of its own: the other tests' has no dead nodes."""
+    with short() as folder, ray_cluster(folder) as cluster:
+        yield cluster
+
+
+def both_at_work(run: Runs) -> bool:
+    """More batches are under way than the two of one actor's task."""
+    counts = run.counts()
+    return counts["started"] > counts["published"] + 2
+
+
+def test_node_lost_in_mid_batch(
+    slow_runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
+) -> None:
+    run = slow_runs(**WIDE)
+    with another_node(cluster, tmp_path / "first.out") as node:
+        process = run.start()
+        wait_for(lambda: both_at_work(run), process)
+        assert workers_of(node, "DecodingActor")
+        kill(node)
+        with another_node(cluster, tmp_path / "second.out"):
+            report = run.finish(process).report
+    assert 1 <= report["batches"]["repeated"] < 12
+    run.assert_whole(report)
+
+
+def test_node_lost_in_mid_training(
+    training: Callable[..., Runs], cluster: Cluster, tmp_path: Path
+) -> None:
+    run = training(**WIDE)
+    with another_node(cluster, tmp_path / "first.out") as node, started(run) as process:
+        assert workers_of(node, "RayTrainWorker")
+        kill(node)
+        with another_node(cluster, tmp_path / "second.out"):
+            assert_charged(run, run.finish(process).report, 10)
