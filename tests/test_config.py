@@ -32,6 +32,7 @@ Settings = Callable[..., dict[str, Any]]
         ({"data__label_proportions": {"a": 0.7, "b": 0.7}}, "label_proportions: "),
         ({"data__max_records_per_unit": 3}, "max_records_per_unit: "),
         ({"engine__kind": "openai"}, "engine.kind: "),
+        ({"engine__base_url": "http://me:sk@host/v1"}, "base_url: a name or password has no place"),
     ],
 )
 def test_wrong_keys_are_named_in_one_line(
@@ -40,6 +41,7 @@ def test_wrong_keys_are_named_in_one_line(
     with pytest.raises(InputError) as wrong:
         parse_config(settings(**change))
     assert message in str(wrong.value) and "\n" not in str(wrong.value)
+    assert "sk@" not in str(wrong.value)
 
 
 def test_settings_after_the_file(settings: Settings, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def part_bar() -> Iterator[Callable[[str, int, int], None]]:
+def part_bar() -> Iterator[Callable[[str, int, int | None], None]]:
     """A line on stderr, where that is a terminal. What is yielded takes a part's name (public), how
-    much of it is done, and of how much."""
+    much of it is done, and of how much, where that is known."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -26,7 +26,8 @@ def part_bar() -> Iterator[Callable[[str, int, int], None]]:
     with bar:
         task = bar.add_task("", total=None)
 
-        def show(part: str, done: int, total: int) -> None:
-            bar.update(task, description=part, completed=done, total=total)
+        def show(part: str, done: int, total: int | None) -> None:
+            bar.tasks[task].total = total  # `update` takes None for no change
+            bar.update(task, description=part, completed=done)
 
         yield show

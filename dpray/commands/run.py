@@ -48,11 +48,11 @@ def run_with_progress(config: Config, console: Console) -> dict[str, Any]:
         task = bar.add_task("", total=None, stage="charging, starting", detail="")
 
         def show(progress: Progress) -> None:
+            bar.tasks[task].total = progress.total  # `update` takes None for no change
             bar.update(
                 task,
                 stage=progress.stage,
                 completed=progress.completed,
-                total=progress.total,
                 detail=progress.detail,
             )
 

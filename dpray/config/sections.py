@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -104,6 +105,14 @@ class EngineConfig(Section):
     max_in_flight: Count = Field(64, description="concurrent requests to that endpoint")
     attempts: Count = Field(6, description="tries of a request before the run stops for now")
     timeout: Positive = Field(120.0, description="seconds to wait for an answer of that endpoint")
+
+    @field_validator("base_url")
+    @classmethod
+    def _no_credentials(cls, url: str | None) -> str | None:
+        # What is configured is written down in the release.
+        if url is not None and "@" in urlsplit(url).netloc:
+            raise ValueError("a name or password has no place in it; give engine.api_key")
+        return url
 
 
 class EmbedderConfig(Section):

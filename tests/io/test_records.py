@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from dpray.io.records import fingerprint, list_files, read_rows
+from dpray.io.records import PASSWORD, fingerprint, list_files, read_rows
 from dpray.types import InputError
 
 ROWS = [{"text": "eins, zwei", "label": "a"}, {"text": 'drei "vier"\nfünf', "label": "b"}]
@@ -65,6 +65,22 @@ def test_errors_name_the_row_and_hold_no_text(
         list(read_rows(str(tmp_path / name)))
     assert message in str(wrong.value)
     assert "Marlowe" not in str(wrong.value) and "\n" not in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    "path", ["s3://KEY:SECRET@bucket/x.jsonl", "s3://KEY:SEC/RET@bucket/", "gs://:SECRET@b/*.csv"]
+)
+def test_a_password_in_a_path_is_refused_and_not_repeated(path: str) -> None:
+    with pytest.raises(InputError, match=r"^--real: a password has no place in it") as told:
+        list_files(path, "--real")
+    assert "SEC" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "path", ["s3://bucket/a:b@c.jsonl", "abfss://box@account/x.csv", "hdfs://host:8020/a@b.csv"]
+)
+def test_other_signs_in_a_path_are_no_password(path: str) -> None:
+    assert not PASSWORD.match(path)
 
 
 def test_rows_are_streamed(tmp_path: Path) -> None:

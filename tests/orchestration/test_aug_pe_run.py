@@ -164,6 +164,27 @@ def test_the_resumed_run_releases_what_the_uninterrupted_would(
     assert answers
 
 
+def test_what_another_model_wrote_is_no_answer_of_this_one(
+    config: Callable[..., Config], asked: Asked
+) -> None:
+    """Cut off before the first vote, when the configuration may change yet."""
+    asked.left = 4
+    with pytest.raises(Resumable, match="0 of 1 iterations"):
+        methods.run(config(method__iterations=1))
+    before, asked.left = len(asked.prompts), 10**9
+    report = methods.run(config(method__iterations=1, method__temperature=0.5))
+    assert report["calls"]["calls"] == len(asked.prompts) - before >= 7 * 3
+
+
+def test_the_progress_says_nothing_of_how_many_records_there_are(
+    config: Callable[..., Config], asked: Asked
+) -> None:
+    shown: list[Any] = []
+    methods.run(config(method__iterations=1), shown.append)
+    [loading] = [step for step in shown if step.stage == "private embeddings"]
+    assert (loading.completed, loading.total) == (0, None)
+
+
 def test_a_run_without_noise_is_stamped_and_charges_nothing(
     config: Callable[..., Config], asked: Asked
 ) -> None:

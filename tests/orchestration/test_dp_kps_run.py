@@ -12,9 +12,10 @@ import pytest
 
 from dpray.accounting.ledger import Ledger
 from dpray.config import Config, parse_config
-from dpray.engines.base import Completion
+from dpray.engines.base import Completion, EngineError
 from dpray.orchestration import methods
 from dpray.orchestration.dp_kps import run as dp_kps_run
+from dpray.orchestration.shards import CHUNK
 from dpray.types import Budget, BudgetRefused, InputError, Resumable
 from tests.orchestration.outcomes import lines
 
@@ -104,7 +105,7 @@ def test_every_estimator_runs(
 ) -> None:
     vectors_ND = np.eye(8, dtype=np.float32)
     monkeypatch.setattr(
-        dp_kps_run.DpKpsRun, "_embedded", lambda self, terms: vectors_ND[: len(terms)]
+        dp_kps_run.DpKpsRun, "_embedder", lambda self: lambda terms: vectors_ND[: len(terms)]
     )
     run = config(**{f"method__{key}": value for key, value in changes.items()})
     report = methods.run(run)
@@ -166,6 +167,68 @@ def test_an_interrupted_run_draws_no_noise_twice(
     account = ledger.account("notes")
     assert account is not None and account.spent.epsilon == pytest.approx(report["epsilon"])
     ledger.close()
+
+
+@pytest.mark.parametrize("changes", [{}, {"data__label_proportions": "measured"}])
+def test_a_bad_row_is_found_before_a_pass_begins_and_can_be_mended(
+    config: Callable[..., Config], changes: dict[str, Any]
+) -> None:
+    run = config(**changes)
+    data = Path(run.data.path)
+    good = data.read_text()
+    data.write_text(good + json.dumps({"text": "Marlowe", "label": "c"}) + "\n")
+    with pytest.raises(InputError, match=r"row 401: the label is not one of"):
+        methods.run(run)
+    data.write_text(good)
+    assert methods.run(run)["records"] == 40
+
+
+def test_an_embedder_that_is_not_there_is_found_before_a_pass_begins(
+    config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match=r"embedder\.model"):
+        methods.run(config(method__bandwidth=0.5, embedder={"model": str(tmp_path / "none")}))
+    monkeypatch.setattr(
+        dp_kps_run.DpKpsRun, "_embedder", lambda self: lambda terms: np.eye(8)[: len(terms)]
+    )
+    assert methods.run(config(method__bandwidth=0.5))["records"] == 40
+
+
+def test_how_the_model_is_reached_may_change_and_what_it_writes_may_not(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Down(Echo):
+        def generate(self, *_: Any) -> list[Completion]:
+            raise EngineError("no connection")
+
+    texts = {"engine__kind": "openai", "engine__model": "m", "method__document_type": "note"}
+    monkeypatch.setattr(dp_kps_run, "build_engine", lambda config: Down())
+    with pytest.raises(Resumable, match="no connection"):
+        methods.run(config(**texts))
+    monkeypatch.setattr(dp_kps_run, "build_engine", lambda config: Echo())
+    with pytest.raises(InputError, match="another configuration"):
+        methods.run(config(**texts, method__generation_temperature=0.5))
+    other = {"engine__base_url": "http://localhost:8001/v1", "engine__max_in_flight": 2}
+    assert methods.run(config(**texts, **other))["records"] == 40
+
+
+def test_the_progress_says_nothing_of_how_many_records_there_are(
+    config: Callable[..., Config],
+) -> None:
+    data = Path(config().data.path)
+    row = data.read_text().splitlines()[0]
+    shown = []
+    for name, number in (("few", CHUNK), ("more", CHUNK + 1)):
+        data.write_text(f"{row}\n" * number)
+        steps: list[Any] = []
+        methods.run(
+            config(output__path=str(data.parent / name), privacy__dataset=name), steps.append
+        )
+        shown.append(steps)
+    assert shown[0] == shown[1]
+    assert [(step.stage, step.total) for step in shown[0]] == [
+        ("vocabulary", None), ("densities", None),
+    ]  # fmt: skip
 
 
 def test_what_costs_too_much_is_refused(config: Callable[..., Config], tmp_path: Path) -> None:

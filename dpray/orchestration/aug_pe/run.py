@@ -105,11 +105,8 @@ class AugPeRun(Run[AugPePlan]):
 
     def _shards(self) -> Shards:
         if self._voters is None:
-            self._voters = Shards(
-                self.config,
-                Voters,
-                lambda done, total: self.on_progress(Shown("private embeddings", done, total)),
-            )
+            self.on_progress(Shown("private embeddings"))
+            self._voters = Shards(self.config, Voters)
         return self._voters
 
     def _show(self, progress: Progress) -> None:

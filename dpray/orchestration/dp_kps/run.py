@@ -7,13 +7,15 @@ is drawn from public randomness and may be drawn anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from dpray.config import Config
 from dpray.engines.base import Engine, EngineError, Sampling
 from dpray.engines.requests import Ask, Request, answered
 from dpray.io.call_cache import CALLS, CallCache
@@ -33,18 +35,18 @@ from dpray.orchestration.dp_kps.plan import DpKpsPlan
 from dpray.orchestration.engine import build_engine
 from dpray.orchestration.llm_calls import ask_cached
 from dpray.orchestration.runner import Progress, Run
-from dpray.orchestration.shards import Shards
+from dpray.orchestration.shards import Shards, Worker
 
 
 class DpKpsRun(Run[DpKpsPlan]):
     _records: list[dict[str, Any]]
 
     def perform(self) -> None:
-        terms = self.publish_once("vocabulary", self._vocabulary, "vocabulary")["terms"]
-        vectors_ND = self._embedded(terms)
+        embedder = self._embedder()
+        terms = (self.published("vocabulary") or self._vocabulary())["terms"]
+        vectors_ND = embedder(terms)
         method = replace(self.plan.method, dimension=vectors_ND.shape[1])
-        density = partial(self._density, method, terms, vectors_ND)
-        noisy = self.publish_once("density", density, "kde")["sums"]
+        noisy = (self.published("density") or self._density(method, terms, vectors_ND))["sums"]
         dtype = np.int64 if method.estimator == "exact" else np.float64
         sums: dict[str, Sums] = {label: np.array(v, dtype=dtype) for label, v in noisy.items()}
         self._records = self._texts(self._sequences(method, terms, vectors_ND, sums))
@@ -53,34 +55,34 @@ class DpKpsRun(Run[DpKpsPlan]):
         """The N terms of the highest noisy counts."""
         terms_V = public_terms(self.config)
         make = partial(VocabularyShard, plan=self.plan.method, terms=terms_V)
-        shards = Shards(self.config, make, self._loaded("vocabulary"))
-        try:
+
+        def mechanism() -> dict[str, Any]:
             exact_V = total_counts(shards)
-        finally:
-            shards.close()
-        chosen = self.plan.method.noisy_vocabulary(exact_V, self._public("ties"))
-        return {"terms": [terms_V[term_id] for term_id in chosen]}
+            chosen = self.plan.method.noisy_vocabulary(exact_V, self._public("ties"))
+            return {"terms": [terms_V[term_id] for term_id in chosen]}
+
+        with self._loaded("vocabulary", make) as shards:
+            return self.publish_once("vocabulary", mechanism, "vocabulary")
 
     def _density(self, method: DpKps, terms: list[str], vectors_ND: Embeddings) -> dict[str, Any]:
         """Each class's noisy sums; a class without records has them too."""
         make = partial(DensityShard, plan=method, terms=terms, vectors_ND=vectors_ND)
-        shards = Shards(self.config, make, self._loaded("densities"))
-        try:
-            exact = total_sums(shards)
-        finally:
-            shards.close()
-        rng = generator(new_key())
-        return {
-            "sums": {label: method.noisy_sums(sums, rng).tolist() for label, sums in exact.items()}
-        }
 
-    def _embedded(self, terms: list[str]) -> Embeddings:
-        """The terms' embeddings: public text. Without a kernel nothing asks for them."""
+        def mechanism() -> dict[str, Any]:
+            exact, rng = total_sums(shards), generator(new_key())
+            noisy = {label: method.noisy_sums(sums, rng) for label, sums in exact.items()}
+            return {"sums": {label: sums.tolist() for label, sums in noisy.items()}}
+
+        with self._loaded("densities", make) as shards:
+            return self.publish_once("density", mechanism, "kde")
+
+    def _embedder(self) -> Callable[[list[str]], Embeddings]:
+        """Of terms: public text. Without a kernel nothing asks for them."""
         if self.plan.method.estimator == "exact" and self.plan.method.bandwidth == 0:
-            return np.zeros((len(terms), 1), dtype=np.float32)
+            return lambda terms: np.zeros((len(terms), 1), dtype=np.float32)
         from dpray.engines.embedder import SentenceTransformerEmbedder
 
-        return SentenceTransformerEmbedder(self.config.embedder.model).embed(terms)
+        return SentenceTransformerEmbedder(self.config.embedder.model).embed
 
     def _sequences(
         self, method: DpKps, terms: list[str], vectors_ND: Embeddings, sums: dict[str, Sums]
@@ -136,9 +138,10 @@ class DpKpsRun(Run[DpKpsPlan]):
     def cache(self) -> CallCache:
         return CallCache(self.folder.private / CALLS)
 
-    def _loaded(self, what: str) -> Any:
-        epsilon = f"eps {self.plan.cost.epsilon:.3f} (charged)"
-        return lambda done, total: self.on_progress(Progress(what, done, total, epsilon))
+    def _loaded(self, what: str, make: Callable[[Config], Worker]) -> closing[Shards]:
+        """Shards that hold all records."""
+        self.on_progress(Progress(what, detail=f"eps {self.plan.cost.epsilon:.3f} (charged)"))
+        return closing(Shards(self.config, make))
 
     def _public(self, name: str) -> np.random.Generator:
         """Public randomness: the same in a resumed run."""

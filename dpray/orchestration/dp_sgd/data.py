@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 
 from dpray.config import Config
@@ -12,7 +13,7 @@ from dpray.engines.text import TextCodec
 from dpray.methods.clipped_loss import TrainingText
 from dpray.methods.dp_sgd import TextEncoder, Units
 from dpray.orchestration.dp_sgd.codes import ControlCodes
-from dpray.orchestration.records import local_rows
+from dpray.orchestration.records import checked_rows, local_rows
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -28,6 +29,12 @@ def with_absolute_paths(config: Config) -> Config:
     return config.model_copy(update={"data": data, "engine": engine})
 
 
+def check_rows(config: Config, codes: ControlCodes) -> None:
+    """Read every record once, and keep none. Raises InputError that names the row."""
+    for _ in checked_rows(config.data, _other_columns(config, codes)):
+        pass
+
+
 def load_units(config: Config, codes: ControlCodes) -> Units:
     """Every unit's texts with their control codes as token ids, in an order that is the same on
     every rank. Without a unit column each record is a unit, its copies too.
@@ -39,10 +46,14 @@ def load_units(config: Config, codes: ControlCodes) -> Units:
     codec = TextCodec(check_model_path(config.engine.model), config.engine.max_model_len)
     encoder = TextEncoder(codec.ids, codec.eos_ids[0], settings.max_length, codec.start_id)
     label = config.data.label
-    others = {column: codes.values[column] for column in codes.names if column != label}
     units: defaultdict[str, list[TrainingText]] = defaultdict(list)
-    for number, row in enumerate(local_rows(config.data, others)):
+    for number, row in enumerate(local_rows(config.data, _other_columns(config, codes))):
         code = codes.code(row["columns"] | ({} if label is None else {label: row["label"]}))
         unit = f"{number}" if config.data.unit is None else row["unit"]
         units[unit].append(encoder.training_text(code, row["text"]))
     return list(units.values())
+
+
+def _other_columns(config: Config, codes: ControlCodes) -> dict[str, Collection[str]]:
+    """The values of the control columns but for the label's."""
+    return {name: codes.values[name] for name in codes.names if name != config.data.label}

@@ -22,7 +22,7 @@ from dpray.mechanisms.randomness import NOISE_SOURCE, generator, named_key
 from dpray.orchestration import cluster
 from dpray.orchestration.dp_sgd.again import charge_again, with_repeats
 from dpray.orchestration.dp_sgd.codes import draw_values
-from dpray.orchestration.dp_sgd.data import load_units, with_absolute_paths
+from dpray.orchestration.dp_sgd.data import check_rows, load_units, with_absolute_paths
 from dpray.orchestration.dp_sgd.generation import to_record, write_texts
 from dpray.orchestration.dp_sgd.plan import DpSgdPlan, check_lengths
 from dpray.orchestration.dp_sgd.progress import Watched
@@ -48,8 +48,11 @@ class DpSgdRun(Run[DpSgdPlan]):
         return super().execute()
 
     def perform(self) -> None:
-        if self.folder.published_output(f"{MODEL}.json") is None and cluster.is_local(self.config):
-            check_lengths(self.config, self.plan.codes)
+        if self.published(MODEL) is None:
+            if cluster.is_local(self.config):
+                check_lengths(self.config, self.plan.codes)
+            if not self._has_begun():
+                check_rows(self.config, self.plan.codes)
         self._files: dict[str, str] = self.publish_once(MODEL, self._trained)["files"]
         self._records = self._written()
 

@@ -25,7 +25,7 @@ from dpray.orchestration.training.journal import Journal
 from dpray.orchestration.training.model import Tuning, load_loss
 from dpray.orchestration.training.reference import ReferenceTrainer
 from dpray.orchestration.training.state import TrainingState
-from dpray.types import BudgetRefused, DprayError, Resumable
+from dpray.types import BudgetRefused, DprayError, InputError, Resumable
 from tests.methods.tiny_gradients import texts
 from tests.orchestration.outcomes import open_budget
 
@@ -193,6 +193,18 @@ def test_texts_that_were_written_are_kept_when_the_engine_stops(
         report = methods.run(run)
     assert len(asked) == report["calls"]["calls"] >= 6
     assert {prompt.user for prompt in asked} == {"label: a\n", "label: b\n"}
+
+
+def test_a_bad_row_is_found_before_the_training_begins_and_can_be_mended(
+    config: Callable[..., Config], records_file: Path
+) -> None:
+    run = config(method__epochs=0.2)
+    good = records_file.read_text()
+    records_file.write_text(good + '{"text": "Marlowe", "label": "c"}\n')
+    with pytest.raises(InputError, match=r"records.jsonl, row 61: the label"):
+        methods.run(run)
+    records_file.write_text(good)
+    assert methods.run(run)["records"] > 0
 
 
 def test_a_training_whose_code_raised_is_never_repeated(
