@@ -206,10 +206,13 @@ class EmbeddingServer:
         self._embed.set_batch_wait_timeout_s(served.batch_wait_seconds)  # type: ignore[attr-defined]
 
     async def embed(self, texts: tuple[str, ...]) -> Embedded:
-        return await self._embed(texts)
+        answer = await self._embed(texts)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     @serve.batch(batch_size_fn=lambda requests: sum(map(len, requests)))
-    async def _embed(self, requests: list[tuple[str, ...]]) -> list[Embedded]:
+    async def _embed(self, requests: list[tuple[str, ...]]) -> list[Embedded | Exception]:
         return await asyncio.to_thread(self._batch.embed, requests)
 
     def check_health(self) -> None:
@@ -262,17 +265,20 @@ def _embeddings(handle: DeploymentHandle, name: str, served: ServedEmbedder) -> 
 
 class Readiness:
     """Which of the application's deployments have a replica that runs; asked of Serve's controller
-    at most once in two seconds, however often somebody asks here."""
+    by one at a time, and not for two seconds after it answered, however often somebody asks here.
+    Raises what asking raises."""
 
     def __init__(self) -> None:
         self._known: Mapping[str, bool] = {}
         self._until = 0.0
+        self._asking = asyncio.Lock()
 
     async def __call__(self) -> Mapping[str, bool]:
-        if monotonic() >= self._until:
-            self._until = monotonic() + _READY_SECONDS
-            self._known = await asyncio.to_thread(running)
-        return self._known
+        async with self._asking:
+            if monotonic() >= self._until:
+                self._known = await asyncio.to_thread(running)
+                self._until = monotonic() + _READY_SECONDS
+            return self._known
 
 
 def running() -> Mapping[str, bool]:

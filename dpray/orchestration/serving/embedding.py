@@ -99,15 +99,24 @@ class EmbeddingBatch:
         self._embedder = embedder
         self._failures = 0
 
-    def embed(self, requests: Sequence[Sequence[str]]) -> list[Embedded]:
-        """What each request asked for, in their order."""
-        texts = [text for request in requests for text in request]
+    def embed(self, requests: Sequence[Sequence[str]]) -> list[Embedded | Exception]:
+        """What each request asked for, in their order, or the error of one that failed."""
+        answers = self._apart(requests)
+        failed = all(isinstance(answer, Exception) for answer in answers)
+        self._failures = self._failures + 1 if failed else 0
+        return answers
+
+    def _apart(self, requests: Sequence[Sequence[str]]) -> list[Embedded | Exception]:
+        """In one call; where it fails each request alone, so that none fails for another."""
         try:
-            vectors = self._embedder.embed(texts)
-        except Exception:
-            self._failures += 1
-            raise
-        self._failures = 0
+            return [*self._together(requests)]
+        except Exception as error:
+            if len(requests) == 1:
+                return [error]
+            return [answer for request in requests for answer in self._apart([request])]
+
+    def _together(self, requests: Sequence[Sequence[str]]) -> list[Embedded]:
+        vectors = self._embedder.embed([text for request in requests for text in request])
         answers, at = [], 0
         for request in requests:
             part = vectors[at : at + len(request)]
@@ -117,5 +126,5 @@ class EmbeddingBatch:
 
     @property
     def healthy(self) -> bool:
-        """Not where the model failed several times on end, as after an error of its GPU."""
+        """Not where whole batches failed several times on end, as after an error of the GPU."""
         return self._failures < _FAILURES

@@ -140,7 +140,7 @@ class Gateway:
     async def _health(self, request: Request) -> Response:
         ready = await self._ready()
         state = {name: "ready" if is_ready else "not ready" for name, is_ready in ready.items()}
-        whole = all(ready.values())
+        whole = bool(ready) and all(ready.values())
         return JSONResponse(
             {"status": "ok" if whole else "not ready", "deployments": state},
             200 if whole else 503,
@@ -222,8 +222,11 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
+    """The body, its lone surrogates replaced as in records: JSON may hold them and tokenizers
+    refuse them."""
     try:
-        value = json.loads(body)
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+        value = json.loads(text.encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

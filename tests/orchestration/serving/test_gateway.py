@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from dpray.orchestration.serving import applications
 from tests.orchestration.serving.front import (
     CARDS,
     CHAT,
@@ -68,6 +70,38 @@ def test_health_needs_no_key_and_says_what_is_missing() -> None:
     answer = ask(gateway(ready=half), "/health", key=None)
     assert (answer.status_code, answer.json()["deployments"]["embedder"]) == (503, "not ready")
 
+    async def unknown() -> Mapping[str, bool]:
+        return {}
+
+    answer = ask(gateway(ready=unknown), "/health", key=None)
+    assert (answer.status_code, answer.json()["status"]) == (503, "not ready")
+
+
+def test_probes_ask_one_at_a_time_and_know_nothing_before_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+
+    def running() -> Mapping[str, bool]:
+        """Slow, and fails the first time."""
+        asked.append(True)
+        time.sleep(0.1)
+        if len(asked) == 1:
+            raise ActorDiedError()
+        return {"gateway": True, "embedder": False}
+
+    monkeypatch.setattr(applications, "running", running)
+
+    async def probes() -> list[int]:
+        async with http(gateway(ready=applications.Readiness()), key=None) as client:
+            first = await client.get("/health")
+            rest = await asyncio.gather(*(client.get("/health") for _ in range(3)))
+            assert all(answer.json()["deployments"]["embedder"] == "not ready" for answer in rest)
+            return [answer.status_code for answer in (first, *rest)]
+
+    assert asyncio.run(probes()) == [503] * 4
+    assert len(asked) == 2
+
 
 def test_without_keys_only_this_machine_is_served() -> None:
     app = gateway(keys=[], auth="none")
@@ -111,6 +145,33 @@ def test_a_body_may_have_so_many_bytes_and_no_more() -> None:
     # Without Content-Length: it is counted as it comes.
     assert ask(app, content=in_pieces(3), headers=as_json).status_code == 200
     assert_openais(ask(app, content=in_pieces(4), headers=as_json), 413, "request_too_large")
+
+
+def test_lone_surrogates_become_text_wherever_they_stand_and_pairs_stay() -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def note(body: dict[str, Any], salt: str) -> Response:
+        seen.append(body)
+        return JSONResponse({})
+
+    sent = {
+        "messages": [{"role": "user", "content": "a\ud800b"}],
+        "stop": ["\udfff", "\N{GRINNING FACE}", '\0"\\'],
+        "\ud83d": [0.1, 10**30, None, True],
+    }
+    answer = ask(
+        gateway(note),
+        content=json.dumps(sent).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 200
+    assert seen == [
+        {
+            "messages": [{"role": "user", "content": "a?b"}],
+            "stop": ["?", "\N{GRINNING FACE}", '\0"\\'],
+            "?": [0.1, 10**30, None, True],
+        }
+    ]
 
 
 def test_so_many_at_once_of_a_key_and_of_all_and_places_come_back() -> None:
