@@ -15,7 +15,7 @@ import datetime
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -124,33 +124,48 @@ class Ledger(BatchListings):
         that delta. Raises `BudgetRefused` (nothing is charged), `LedgerConflict`, and `InputError`
         for an unknown data set, or a privacy unit or relation other than the budget's.
         """
-        _check("a reservation's key", key, _KEY)
-        check_price(event, budget_asked)
-        request = _plain(
-            {
-                "event": event.to_json(),
-                "epsilon": budget_asked.epsilon,
-                "delta": budget_asked.delta,
-                "privacy_unit": privacy_unit,
-                "neighboring_relation": neighboring_relation,
-            }
-        )
+        charges = {key: (event, budget_asked)}
+        [made] = self.reserve_all(dataset, charges, privacy_unit, neighboring_relation)
+        return made
 
-        def work(connection: sa.Connection) -> Entry:
-            chain, found = self._chain(connection, dataset), _find(connection, "reserve", key)
-            if found is not None:
-                if found.dataset != dataset or found.values() != request:
+    def reserve_all(
+        self,
+        dataset: str,
+        charges: Mapping[str, tuple[Event, Budget]],
+        privacy_unit: str,
+        neighboring_relation: str,
+    ) -> list[Reservation]:
+        """`reserve` of several charges by their keys, all or none."""
+        requests = {}
+        for key, (event, budget_asked) in charges.items():
+            _check("a reservation's key", key, _KEY)
+            check_price(event, budget_asked)
+            requests[key] = _plain(
+                {
+                    "event": event.to_json(),
+                    "epsilon": budget_asked.epsilon,
+                    "delta": budget_asked.delta,
+                    "privacy_unit": privacy_unit,
+                    "neighboring_relation": neighboring_relation,
+                }
+            )
+
+        def work(connection: sa.Connection) -> list[Entry]:
+            chain, entries = self._chain(connection, dataset), []
+            for key, request in requests.items():
+                if (entry := _find(connection, "reserve", key)) is None:
+                    account = read_account(connection, dataset)
+                    if chain is None or account is None:
+                        raise InputError(f"the ledger has no data set '{dataset}'")
+                    account.admit(Charge(*charges[key]), privacy_unit, neighboring_relation)
+                    entry = chain.append("reserve", key, request, at=_now())
+                    self._store.append(connection, chain)
+                elif entry.dataset != dataset or entry.values() != request:
                     raise LedgerConflict(f"the key '{key}' was reserved for another charge")
-                return found
-            account = read_account(connection, dataset)
-            if chain is None or account is None:
-                raise InputError(f"the ledger has no data set '{dataset}'")
-            account.admit(Charge(event, budget_asked), privacy_unit, neighboring_relation)
-            entry = chain.append("reserve", key, request, at=_now())
-            self._store.append(connection, chain)
-            return entry
+                entries.append(entry)
+            return entries
 
-        return Reservation.of(self._store.write(work))
+        return [Reservation.of(entry) for entry in self._store.write(work)]
 
     def is_reserved(self, key: str) -> bool:
         """Whether this ledger holds the reservation of a run."""

@@ -74,6 +74,8 @@ def show_run(report: dict[str, Any], folder: Path, console: Console) -> None:
             f"'{report['ledger']['dataset']}': eps {report['ledger']['left']['epsilon']:.4g}",
             soft_wrap=True,
         )
+        if report["ledger"]["made_by_this_run"]:
+            console.print("A new ledger was made: it knows of no other release of this data")
     for name in ("synthetic.jsonl", "privacy_report.html"):
         console.print(f"  {folder / name}", markup=False, highlight=False, soft_wrap=True)
 

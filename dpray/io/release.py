@@ -29,6 +29,9 @@ PRIVATE_NOTICE = (
 )
 
 
+PARTS = (".jsonl", ".json")
+
+
 def write_durably(path: Path, text: str) -> None:
     """Replace a file so that after a crash it holds the old text or the new one, whole."""
     temporary = path.with_name(path.name + ".tmp")
@@ -46,6 +49,10 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class ReleaseFolder:
@@ -112,13 +119,25 @@ class ReleaseFolder:
 
     def recover(self, committed: Callable[[str], bool]) -> None:
         """After a crash: publish each staged part for whose SHA-256 `committed`, destroy the
-        others."""
+        others. Raises InputError for a part that was published and is not `committed`: the ledger
+        has forgotten it, and would have it drawn again."""
         for path in sorted(self.staging.iterdir()):
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            if path.suffix in (".jsonl", ".json") and committed(digest):
+            if path.suffix in PARTS and committed(_sha256(path)):
                 self.publish(path.name)
             else:
                 path.unlink()
+        if not all(committed(_sha256(path)) for path in self._outputs()):
+            raise InputError(
+                f"output.path: {self.private} holds output that the ledger does not know of: it "
+                "was put back to an earlier state, or is another one; choose another folder"
+            )
+
+    def has_output(self) -> bool:
+        """Whether something was published here."""
+        return any(self._outputs())
+
+    def _outputs(self) -> Iterator[Path]:
+        return (path for path in self.parts.iterdir() if path.suffix in PARTS)
 
     def published_output(self, name: str) -> dict[str, Any] | None:
         """What a mechanism gave, or None where it has not been published."""

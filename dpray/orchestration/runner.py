@@ -118,7 +118,6 @@ class Run(ABC, Generic[P]):
         if not self.in_process:
             cluster.start_ray(self.config.runtime.ray_address)
         self.ledger = self._open_ledger()
-        self.folder.recover(self._committed())
         self._perform_until_done()
         return self._finish()
 
@@ -126,6 +125,11 @@ class Run(ABC, Generic[P]):
         """A folder holds one run: what is charged may not change, nor, once a mechanism began,
         anything that shapes the output. `runtime` may, and how the model is reached."""
         path = self.config.output.path
+        if self.run["state"] == "planned" and self.folder.has_output():
+            raise InputError(
+                f"output.path: {path} holds output of a run whose run.json is gone; choose another "
+                f"folder"
+            )
         if self.run.get("charges") != self._charges():
             raise InputError(
                 f"output.path: {path} holds a run of another plan; choose another folder"
@@ -154,13 +158,10 @@ class Run(ABC, Generic[P]):
     def _has_begun(self) -> bool:
         if self.run["state"] == "planned":
             return False
-        if self.run["state"] == "finished" or self.plan.not_private:
+        if self.run["state"] == "finished" or self.plan.not_private or self.folder.has_output():
             return True
-        ledger = Ledger.open(self.config.privacy.ledger)
-        try:
+        with closing(Ledger.open(self.config.privacy.ledger)) as ledger:
             return any(ledger.counts(self.key(name))["started"] for name in self.plan.charges)
-        finally:
-            ledger.close()
 
     def _shaping(self) -> dict[str, Any]:
         values = self.config.model_dump(mode="json", exclude={"runtime": True, "output": True})
@@ -184,27 +185,37 @@ class Run(ABC, Generic[P]):
         """Charge the whole run once, durably, before its data is opened; idempotent by its id."""
         privacy, unit = self.config.privacy, self.plan.privacy_unit
         planned = self.run["state"] == "planned"
-        ledger = (Ledger.create_or_open if planned else Ledger.open)(privacy.ledger)
-        try:
-            if not planned and not all(ledger.is_reserved(self.key(c)) for c in self.plan.charges):
+        charges = {
+            self.key(name): (event, self.plan.charge(name))
+            for name, event in self.plan.charges.items()
+        }
+        with closing(self._ledger_to_charge(planned)) as ledger:
+            held = [ledger.is_reserved(key) for key in charges]
+            if not planned and not all(held):
                 raise InputError(
                     f"privacy.ledger: the ledger does not hold this run's charge; a run that began "
                     f"is not charged anew (output.path: {self.config.output.path})"
                 )
+            whole = Budget(self.plan.cost.epsilon, self.plan.cost.delta)
             if planned and ledger.account(privacy.dataset) is None:
-                whole = Budget(self.plan.cost.epsilon, self.plan.cost.delta)
                 ledger.create_dataset(privacy.dataset, whole, unit, NEIGHBORING_RELATION)
             account = ledger.account(privacy.dataset)
-            if planned and account is not None and len(self.plan.charges) > 1:
-                # All or none: of a plan that does not fit, no part is charged.
-                whole = Budget(self.plan.cost.epsilon, self.plan.cost.delta)
+            if account is not None and not any(held):
+                # What is refused is the plan, not the part of it that does not fit.
                 account.admit(Charge(self.plan.dp_event, whole), unit, NEIGHBORING_RELATION)
-            for name, event in self.plan.charges.items():
-                asked = self.plan.charge(name)
-                key = self.key(name)
-                ledger.reserve(privacy.dataset, key, event, asked, unit, NEIGHBORING_RELATION)
-        finally:
-            ledger.close()
+            ledger.reserve_all(privacy.dataset, charges, unit, NEIGHBORING_RELATION)
+
+    def _ledger_to_charge(self, planned: bool) -> Ledger:
+        """A new run on one machine may begin without a ledger: an SQLite file is made, and the
+        report says so. A database that many use is not made anew because it is not found."""
+        url = self.config.privacy.ledger
+        try:
+            return Ledger.open(url)
+        except InputError:
+            if not planned or not url.startswith("sqlite"):
+                raise
+        self.run["made_ledger"] = True
+        return Ledger.create_or_open(url)
 
     def _open_ledger(self) -> Ledger | AccountantClient | None:
         """None where nothing is charged, because nothing is private."""
@@ -225,6 +236,7 @@ class Run(ABC, Generic[P]):
         for _ in range(self.config.runtime.max_attempts):
             self.attempt_id = uuid.uuid4().hex
             try:
+                self.folder.recover(self._committed())
                 self._measure_labels()
                 return self.perform()
             except KeyboardInterrupt:
@@ -355,6 +367,7 @@ class Run(ABC, Generic[P]):
         budgets = {"budget": account.budget, "spent": account.spent, "left": account.left}
         return {
             "url_kind": self.config.privacy.ledger.split(":", 1)[0],
+            "made_by_this_run": self.run.get("made_ledger", False),
             "dataset": self.config.privacy.dataset,
             "reservation": self.id,
         } | {name: {key: getattr(value, key) for key in pair} for name, value in budgets.items()}

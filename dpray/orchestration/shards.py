@@ -50,7 +50,7 @@ class Shards:
         self._local: Any = None
         if uses_ray(config):
             blocks = _blocks_on_ray(config)
-            self._actors = _actors(config, make_worker, len(blocks))
+            self._actors = _actors(config, make_worker)
             _get(
                 [
                     self._actors[number % len(self._actors)].load.remote(block)
@@ -105,7 +105,9 @@ class ShardActor:
         return getattr(self.worker, method)(*arguments)
 
 
-def _actors(config: Config, make_worker: Callable[[Config], Worker], blocks: int) -> list[Any]:
+def _actors(config: Config, make_worker: Callable[[Config], Worker]) -> list[Any]:
+    """As many as configured, though there be no block for some of them: how public work is cut into
+    their batches may not depend on how many records there are."""
     runtime = config.runtime
     actor: Any = ray.remote(ShardActor).options(
         num_cpus=runtime.cpus_per_actor,
@@ -113,7 +115,7 @@ def _actors(config: Config, make_worker: Callable[[Config], Worker], blocks: int
         max_restarts=0,
         max_task_retries=0,
     )
-    return [actor.remote(config, make_worker) for _ in range(min(runtime.actors, blocks))]
+    return [actor.remote(config, make_worker) for _ in range(runtime.actors)]
 
 
 def _blocks_on_ray(config: Config) -> list[Any]:

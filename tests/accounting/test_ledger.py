@@ -75,6 +75,20 @@ def test_a_budget_that_is_the_plans_own_cost_holds_it_once(url: str):
         ledger.reserve("own", "second", Laplace(1e9), Budget(1e-9, 0.0), *STATED_FOR)
 
 
+def test_several_charges_are_made_together_or_not_at_all(ledger: Ledger):
+    charges = {f"run/{part}": (TENTH, Budget(0.6, 0.0)) for part in ("a", "b")}
+    with pytest.raises(BudgetRefused):
+        ledger.reserve_all("notes", charges, *STATED_FOR)
+    assert not ledger.is_reserved("run/a") and ledger.account("notes").charges == ()
+    fitting = {key: (TENTH, Budget(0.5, 0.0)) for key in charges}
+    made = ledger.reserve_all("notes", fitting, *STATED_FOR)
+    assert ledger.reserve_all("notes", fitting, *STATED_FOR) == made
+    assert ledger.account("notes").spent.epsilon == 1.0
+    # What is there already is charged once; a key stands for one charge.
+    with pytest.raises(LedgerConflict):
+        ledger.reserve_all("notes", charges, *STATED_FOR)
+
+
 def test_delta_alone_can_refuse(ledger: Ledger):
     with pytest.raises(BudgetRefused, match="delta 2e-06"):
         reserve(ledger, "run", Budget(0.1, 2e-6))

@@ -1,0 +1,145 @@
+"""What a run is charged, and what of it is released once, when ledgers, folders and machines fail
+between two steps. By DP-KPS, which has two charges and needs no model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray.accounting.ledger import Ledger
+from dpray.config import Config, parse_config
+from dpray.orchestration import cluster, methods, runner
+from dpray.orchestration.dp_kps import run as dp_kps_run
+from dpray.types import DprayError, InputError, Resumable
+
+
+@pytest.fixture
+def config(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., Config]:
+    vocabulary = tmp_path / "words.txt"
+    vocabulary.write_text("".join(f"word{i}\n" for i in range(20)))
+    method = {
+        "name": "dp_kps", "vocabulary": str(vocabulary), "vocabulary_size": 7,
+        "phrases_per_record": 4, "sequence_length": 3, "records": 8,
+    }  # fmt: skip
+    return lambda **changes: parse_config(
+        settings(method=method, engine={"kind": "none"}, privacy__epsilon=8.0, **changes)
+    )
+
+
+@pytest.fixture
+def cut_off(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Stop the run when it comes to what `dp_kps_run.name` does."""
+
+    def arm(run: Config, name: str, also: Callable[[], Any] = lambda: None) -> None:
+        def stop(*_: Any) -> None:
+            also()
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dp_kps_run, name, stop)
+            with pytest.raises(Resumable):
+                methods.run(run)
+
+    return arm
+
+
+def ledger_file(run: Config) -> Path:
+    return Path(run.privacy.ledger.removeprefix("sqlite:///"))
+
+
+def spent(run: Config) -> tuple[float, int]:
+    ledger = Ledger.open(run.privacy.ledger)
+    account = ledger.account("notes")
+    ledger.close()
+    assert account is not None
+    return account.spent.epsilon, len(account.charges)
+
+
+@pytest.mark.parametrize("backed_up", ["before anything began", "while the first pass ran"])
+def test_a_ledger_that_was_put_back_has_nothing_drawn_twice(
+    config: Callable[..., Config],
+    cut_off: Callable[..., None],
+    backed_up: str,
+    tmp_path: Path,
+) -> None:
+    run, backup = config(), tmp_path / "backup.db"
+    back_up = "Shards" if backed_up.startswith("before") else "total_counts"
+    cut_off(run, back_up, lambda: shutil.copy(ledger_file(run), backup))
+    cut_off(run, "total_sums")
+    first = (Path(run.output.path) / "private/parts/vocabulary.json").read_bytes()
+    shutil.copy(backup, ledger_file(run))
+    for changes in ({}, {"method__sequence_length": 2}):
+        with pytest.raises(InputError, match=r"^output\.path: "):
+            methods.run(config(**changes))
+    assert (Path(run.output.path) / "private/parts/vocabulary.json").read_bytes() == first
+    assert not (Path(run.output.path) / "synthetic.jsonl").exists()
+
+
+def test_a_folder_without_its_run_is_charged_nothing_and_released_nothing(
+    config: Callable[..., Config], cut_off: Callable[..., None]
+) -> None:
+    run = config()
+    cut_off(run, "total_sums")
+    (Path(run.output.path) / "run.json").unlink()
+    before = spent(run)
+    with pytest.raises(InputError, match=r"output\.path: .* a run whose run\.json is gone"):
+        methods.run(run)
+    assert spent(run) == before
+
+
+def test_a_run_that_stopped_after_its_charges_goes_on(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(path: str) -> str:
+        raise DprayError("data.path: cannot be read")
+
+    run = config()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "fingerprint", unreadable)
+        with pytest.raises(DprayError, match="cannot be read"):
+            methods.run(run)
+    assert json.loads((Path(run.output.path) / "run.json").read_text())["state"] == "planned"
+    before = spent(run)
+    assert methods.run(run)["epsilon"] == before[0] == 8.0
+    assert spent(run) == before == (8.0, 2)
+
+
+def test_output_whose_commit_was_answered_by_nobody_is_kept(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, calls = Ledger.publish_many, []
+
+    def answer_lost(ledger: Ledger, *arguments: Any) -> int:
+        published = publish(ledger, *arguments)
+        calls.append(published)
+        if len(calls) == 1:
+            raise ConnectionError
+        return published
+
+    monkeypatch.setattr(Ledger, "publish_many", answer_lost)
+    monkeypatch.setattr(cluster, "was_lost", lambda error: isinstance(error, ConnectionError))
+    assert methods.run(config())["records"] == 8
+    assert calls == [1, 1]  # the vocabulary was not drawn again, the densities were drawn once
+
+
+def test_a_new_ledger_is_told_of_and_only_a_file_is_made(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = methods.run(config())
+    assert first["ledger"]["made_by_this_run"] is True
+    other = {"output__path": str(tmp_path / "other"), "privacy__dataset": "more"}
+    assert methods.run(config(**other))["ledger"]["made_by_this_run"] is False
+
+    def gone(url: str) -> Ledger:
+        raise InputError("there is no ledger")
+
+    monkeypatch.setattr(Ledger, "open", gone)
+    monkeypatch.setattr(Ledger, "create_or_open", None)
+    other = {"output__path": str(tmp_path / "third"), "privacy__ledger": "postgresql://host/name"}
+    with pytest.raises(InputError, match="there is no ledger"):
+        methods.run(config(**other))
