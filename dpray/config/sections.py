@@ -88,7 +88,9 @@ class EngineConfig(Section):
         "vllm", description="none: no language model (dp_kps only: the sequences themselves)"
     )
     model: str = Field("", description="a folder, or a model's name on its hub")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto: the model's own; float32 for private prediction"
+    )
     max_model_len: Count | None = Field(None, description="context length; null: the model's own")
     max_num_seqs: Count = Field(512, description="most prompts decoded at once by vLLM")
     max_num_batched_tokens: Count | None = Field(

@@ -74,7 +74,10 @@ class HashPartition:
         return list(self.batches_per_label)[int(batch_id.split("/")[0])]
 
     def batch_ids(self) -> Iterator[str]:
-        """Every batch, the labels by turns so that an unfinished run is not all one label."""
-        counts = list(self.batches_per_label.values())
-        for number in range(max(counts)):
-            yield from (f"{i}/{number}" for i, count in enumerate(counts) if number < count)
+        """Every batch, the labels mixed in their shares: the first batches have the mix of all."""
+        places = (
+            ((number + 0.5) / count, i, number)
+            for i, count in enumerate(self.batches_per_label.values())
+            for number in range(count)
+        )
+        yield from (f"{i}/{number}" for _, i, number in sorted(places))

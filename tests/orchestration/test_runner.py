@@ -13,6 +13,7 @@ import pytest
 
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import LedgerError
+from dpray.accounting.report import NOT_COVERED
 from dpray.config import Config, parse_config
 from dpray.engines.factory import make_engine
 from dpray.orchestration import cluster, methods, runner
@@ -101,6 +102,44 @@ def test_a_run_from_data_to_release(config: Callable[..., Config]) -> None:
     assert {r["label"] for r in lines(folder / "synthetic.jsonl")} == {"a", "b"}
     account = ledger_of(run).account("notes")
     assert account is not None and account.spent == Budget(report["epsilon"], report["delta"])
+
+
+def test_the_release_is_in_the_partitions_order_and_no_longer_than_max_records(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches are decoded last to first, and the release does not show it."""
+
+    def backwards(plan: Any, journal: Any, attempt: Any, batches: list[str]) -> Iterator[Any]:
+        return local.decode_locally(plan, journal, attempt, batches[::-1])
+
+    monkeypatch.setattr(run_module, "decode_locally", backwards)
+    run = config(method__max_records=13)
+    report = methods.run(run)
+    assert report["batches"]["published"] == 12 and report["records"] == 13
+    places, seen = [], Counter[str]()
+    for record in lines(Path(run.output.path) / "synthetic.jsonl"):
+        label, number = map(int, record["batch"].split("/"))
+        places.append((seen[record["batch"]], number, label))
+        seen[record["batch"]] += 1
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(("asked", "used"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+def test_the_engine_is_built_in_float32_or_the_report_says_so(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, asked: str, used: str
+) -> None:
+    build, built = local.build_engine, []
+
+    def building(engine: Any) -> Any:
+        built.append(engine.dtype)
+        return build(engine)
+
+    monkeypatch.setattr(local, "build_engine", building)
+    report = methods.run(config(engine__dtype=asked, method__max_records=12))
+    assert built == [used] == [report["method"]["model_dtype"]]
+    assert set(NOT_COVERED) <= set(report["not_covered"])
+    said = [line for line in report["not_covered"] if line not in NOT_COVERED]
+    assert [line.split(":")[0] for line in said] == [f"engine.dtype {used}"] * (used != "float32")
 
 
 def test_every_batch_runs_though_most_are_empty(config: Callable[..., Config]) -> None:

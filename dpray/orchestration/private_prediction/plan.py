@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 from dpray.accounting.accountant import cost
@@ -12,6 +13,8 @@ from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event
 from dpray.config import Config
 from dpray.config.private_prediction import PrivatePredictionConfig
+from dpray.engines.model_path import check_model_path
+from dpray.engines.text import TextCodec
 from dpray.io.prompts import PromptTemplate, load_template
 from dpray.mechanisms.partition import HashPartition
 from dpray.mechanisms.private_token import PrivateToken
@@ -24,7 +27,8 @@ MOST_PRIVATE_TOKENS = 10_000_000
 
 @dataclass(frozen=True)
 class PrivatePredictionPlan(Plan):
-    """`salt` is the partition's, "" in a plan that is only looked at."""
+    """`salt` is the partition's, "" in a plan that is only looked at. `config.engine.dtype` is what
+    the model computes in, never "auto"."""
 
     private_tokens: int
     template: PromptTemplate
@@ -54,11 +58,27 @@ class PrivatePredictionPlan(Plan):
         return replace(self, salt=salt)
 
     @property
-    def expected_records(self) -> int:
-        """Records if every text were as long as it may be: usually there are more."""
+    def expected_texts(self) -> int:
+        """Texts that are decoded if each were as long as it may be: usually there are more."""
         a_batch = self.private_tokens // self.settings.max_tokens
         texts = self.method.examples_per_batch
         return self.partition.num_batches * min(texts, max(1, a_batch))
+
+    @property
+    def expected_records(self) -> int:
+        """Of these texts, those that `method.max_records` lets out."""
+        return min(self.expected_texts, self.settings.max_records or self.expected_texts)
+
+    @property
+    def rounding(self) -> list[str]:
+        """What the guarantee leaves out where the model computes in 16 bits; nothing in float32."""
+        dtype = self.config.engine.dtype
+        if dtype == "float32":
+            return []
+        return [
+            f"engine.dtype {dtype}: a model that computes in 16 bits lets a row's logits depend, "
+            "in their last bits, on the other rows; the sensitivity c / s holds only up to that"
+        ]
 
     def method_summary(self) -> dict[str, Any]:
         mechanism, settings = self.method.mechanism, self.settings
@@ -70,12 +90,13 @@ class PrivatePredictionPlan(Plan):
                 "sparse_vector": settings.sparse_vector and settings.sparse_vector.model_dump(),
                 "max_tokens": settings.max_tokens,
                 "max_records_per_batch": self.method.examples_per_batch,
+                "model_dtype": self.config.engine.dtype,
             },
             "records": self.expected_records,
             "batches": self.partition.num_batches,
             "batches_per_label": dict(self.partition.batches_per_label),
             "private_tokens": self.partition.num_batches * mechanism.private_tokens,
-            "llm_calls": self.expected_records * prompts,
+            "llm_calls": self.expected_texts * prompts,
             "warnings": self._warnings(),
         }
 
@@ -84,26 +105,38 @@ class PrivatePredictionPlan(Plan):
         return {
             "batches": f"{batches}, {self.settings.batch_size} records expected in each",
             "private tokens": f"{r} a batch, {batches * r} in all",
-            "records": f"about {self.expected_records}, more if they are shorter than "
-            f"{self.settings.max_tokens} tokens",
-            "prompts decoded": f"about {self.expected_records * (self.settings.batch_size + 1)}",
+            "records": self._records(),
+            "prompts decoded": f"about {self.expected_texts * (self.settings.batch_size + 1)}",
+            "model": f"{self.config.engine.model}, in {self.config.engine.dtype}",
         }
+
+    def _records(self) -> str:
+        expected, most = self.expected_records, self.settings.max_records
+        if expected == most:
+            return f"at most {most}"
+        more = f"about {expected}, more if they are shorter than {self.settings.max_tokens} tokens"
+        return more if most is None else f"{more}; at most {most}"
 
     def _warnings(self) -> list[str]:
         if self.private_tokens >= self.settings.max_tokens:
-            return []
+            return self.rounding
         return [
+            *self.rounding,
             "method.private_tokens is below method.max_tokens: a batch may end before its "
-            "first text does; a larger batch_size or epsilon, or a shorter text, helps"
+            "first text does; a larger batch_size or epsilon, or a shorter text, helps",
         ]
 
 
 def make_private_prediction_plan(config: Config) -> PrivatePredictionPlan:
-    """Resolve everything that is null. Raises InputError where the keys together cost more than
-    `privacy.epsilon`."""
+    """Resolve everything that is null or auto. Raises InputError where the keys together cost more
+    than `privacy.epsilon`, or do not fit the engine, or the model, where that is a folder here."""
     method = config.method
     assert isinstance(method, PrivatePredictionConfig)
+    config = _with_dtype(config)
     template = load_template(method.template)
+    check_rows(config)
+    if Path(config.engine.model).expanduser().is_dir():
+        check_lengths(config, template)
     proportions = config.data.proportions
     r = method.private_tokens
     if r is None:
@@ -121,6 +154,55 @@ def make_private_prediction_plan(config: Config) -> PrivatePredictionPlan:
             f"than privacy.epsilon {config.privacy.epsilon:g}"
         )
     return plan
+
+
+def _with_dtype(config: Config) -> Config:
+    """Float32 unless another is asked for: the charged sensitivity is that of rows whose logits do
+    not depend on the other rows of a forward pass."""
+    if config.engine.dtype != "auto":
+        return config
+    engine = config.engine.model_copy(update={"dtype": "float32"})
+    return config.model_copy(update={"engine": engine})
+
+
+def check_rows(config: Config) -> None:
+    """Raises InputError where a batch may have more rows than vLLM decodes at once: such a batch
+    fails, for good, when its charge is spent. Six standard deviations are left above the mean."""
+    method, engine, data = config.method, config.engine, config.data
+    assert isinstance(method, PrivatePredictionConfig)
+    if engine.kind != "vllm":
+        return
+    counts = HashPartition.expected(data.public_size, data.proportions, method.batch_size, "")
+    # A whole number of batches makes them larger than s where they are few.
+    means = (
+        data.public_size * data.proportions[label] / count
+        for label, count in counts.batches_per_label.items()
+    )
+    mean = max(method.batch_size, *means)
+    needed = math.ceil(mean + 1 + 6 * math.sqrt(mean * data.max_records_per_unit))
+    if engine.max_num_seqs < needed:
+        raise InputError(
+            f"engine.max_num_seqs: {engine.max_num_seqs} is too few for batches of {mean:.0f} "
+            f"records, more or less by chance, and a public prompt: {needed} are needed"
+        )
+
+
+def check_lengths(config: Config, template: PromptTemplate) -> None:
+    """Raises InputError where a prompt without its private text, or the public one, leaves no room
+    in the model's context for a text of `method.max_tokens`."""
+    method = config.method
+    assert isinstance(method, PrivatePredictionConfig)
+    codec = TextCodec(check_model_path(config.engine.model), config.engine.max_model_len)
+    longest = max(
+        len(codec.encode(prompt))
+        for label in config.data.proportions
+        for prompt in (template.private_prompt("", label), template.public_prompt(label))
+    )
+    if longest + method.max_tokens > codec.context_length:
+        raise InputError(
+            f"method.max_tokens: {method.max_tokens} and the {longest} tokens of method.template's "
+            f"prompt are more than the context of the model, {codec.context_length} tokens"
+        )
 
 
 def _texts(config: Config, private_tokens: int, batches: int) -> int:

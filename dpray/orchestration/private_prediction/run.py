@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from time import monotonic
 from typing import Any
 
 from dpray.accounting.ledger import Ledger
+from dpray.accounting.report import NOT_COVERED
 from dpray.io.release import ReleaseFolder
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.orchestration.accountant import AccountantClient
@@ -112,18 +114,30 @@ class PrivatePredictionRun(Run[PrivatePredictionPlan]):
         return whole
 
     def released(self) -> Iterator[dict[str, Any]]:
-        """The published batches' records; an empty text is no record."""
-        for outcome in self.folder.published_records():
-            label = self.plan.partition.label_of(outcome["batch"])
-            for completion, finish_reason, tokens in outcome["examples"]:
-                if text := self.plan.template.released(completion):
-                    yield {
-                        "text": text,
-                        "label": label or None,
-                        "batch": outcome["batch"],
-                        "finish_reason": finish_reason,
-                        "tokens": tokens,
-                    }
+        """The published batches' records, `method.max_records` of them at most: the first of every
+        batch in the partition's order, then the second of every batch, and so on.
+
+        When a batch was done depends on how many private rows it and its neighbours have, and no
+        epsilon covers that: the order is made here, from what is public. Holds all outcomes.
+        """
+        place = {batch: n for n, batch in enumerate(self.plan.partition.batch_ids())}
+        outcomes = sorted(self.folder.published_records(), key=lambda o: place[o["batch"]])
+        rounds: Iterable[tuple[Any, ...]] = zip_longest(*map(self._records, outcomes))
+        records = (record for one_each in rounds for record in one_each if record is not None)
+        return islice(records, self.plan.settings.max_records)
+
+    def _records(self, outcome: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """A batch's records, in the order they were drawn; an empty text is no record."""
+        label = self.plan.partition.label_of(outcome["batch"])
+        for completion, finish_reason, tokens in outcome["examples"]:
+            if text := self.plan.template.released(completion):
+                yield {
+                    "text": text,
+                    "label": label or None,
+                    "batch": outcome["batch"],
+                    "finish_reason": finish_reason,
+                    "tokens": tokens,
+                }
 
     def method_report(self) -> dict[str, Any]:
         done, settings = self._decoded(), self.plan.settings
@@ -137,6 +151,7 @@ class PrivatePredictionRun(Run[PrivatePredictionPlan]):
                 "tokens": "softmax of the clipped mean of logits (exponential mechanism)",
             },
             "public_inputs": {"template": settings.template},
+            "not_covered": [*NOT_COVERED, *self.plan.rounding],
             "noise_source": NOISE_SOURCE,
         }
 
