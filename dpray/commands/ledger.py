@@ -13,6 +13,7 @@ from rich.table import Table
 
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
+from dpray.orchestration.plan import privacy_unit
 from dpray.types import Budget, InputError
 
 app = typer.Typer(no_args_is_help=True, help="The budgets: what each data set may spend and has.")
@@ -34,7 +35,10 @@ def create(
         str,
         typer.Option(help="basic: the runs' sums; renyi: a filter at one Renyi order."),
     ] = "basic",
-    unit: Annotated[str, typer.Option(help="The column that names the privacy unit.")] = "record",
+    unit: Annotated[
+        str | None,
+        typer.Option(help="The column that names the privacy unit (data.unit); none: a record."),
+    ] = None,
     order: Annotated[
         float | None, typer.Option(help="The order of renyi; without it a good one is chosen.")
     ] = None,
@@ -43,7 +47,8 @@ def create(
     """Give a data set its budget, and make the ledger if it is not there."""
     book = Ledger.create_or_open(ledger)
     budget = Budget(epsilon, delta)
-    book.create_dataset(dataset, budget, unit, NEIGHBORING_RELATION, composition, order)
+    stated_for = (privacy_unit(unit), NEIGHBORING_RELATION)
+    book.create_dataset(dataset, budget, *stated_for, composition, order)
     account = book.account(dataset)
     if as_json:
         typer.echo(json.dumps({"dataset": dataset, **(account.terms() if account else {})}))

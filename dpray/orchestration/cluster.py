@@ -9,11 +9,19 @@ from typing import TypeVar
 
 import ray
 import ray.data
+from ray.data._internal.stats import _StatsManager
 
 from dpray.config import Config
 from dpray.types import InputError
 
 E = TypeVar("E", bound=BaseException)
+
+COUNTED_BY = (
+    "register_dataset_to_stats_actor",
+    "update_execution_metrics",
+    "update_iteration_metrics",
+)
+"""Through these Ray Data gives exact numbers of rows to Ray's metrics and dashboard."""
 
 
 def start_ray(address: str | None) -> None:
@@ -40,6 +48,23 @@ def start_ray(address: str | None) -> None:
     context.max_consecutive_actor_init_deaths = 0
     # Its error log repeats what a task raised; the error itself reaches the runner.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    keep_counts_here()
+
+
+def keep_counts_here() -> None:
+    """Ray Data's executor, which runs in this process, tells an actor the exact rows of every
+    operator, and that one shows them on the nodes' metrics pages and on the dashboard. No setting
+    turns this off, so what would tell it does nothing from here on.
+
+    Raises AttributeError where Ray has other functions for it: a count is not to get out unseen.
+    """
+    for name in COUNTED_BY:
+        getattr(_StatsManager, name)
+        setattr(_StatsManager, name, staticmethod(_untold))
+
+
+def _untold(*_: object, **__: object) -> None:
+    pass
 
 
 LOST = (

@@ -71,8 +71,7 @@ class Plan(ABC):
 
     @property
     def privacy_unit(self) -> str:
-        unit = self.config.data.unit
-        return "record" if unit is None else f"all records with the same '{unit}'"
+        return privacy_unit(self.config.data.unit)
 
     def with_proportions(self, proportions: Mapping[str, float]) -> Self:
         """The plan once the label proportions are measured: the charges stay what they are."""
@@ -102,6 +101,12 @@ class Plan(ABC):
                 "privacy.delta is above 1 / data.public_size: one record may be laid open"
             )
         return summary
+
+
+def privacy_unit(column: str | None) -> str:
+    """What is added or removed: a record, or all that have the same value in a column. A ledger
+    compares these words: a run can only use a budget that was made with the same ones."""
+    return "record" if column is None else f"all records with the same '{column}'"
 
 
 def label_histogram(config: Config) -> LabelHistogram | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -13,6 +15,8 @@ from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import LedgerError
 from dpray.commands.ledger import app
+from dpray.config import parse_config
+from dpray.orchestration.methods import make_plan
 from dpray.types import Budget, DprayError, InputError
 
 
@@ -64,9 +68,29 @@ def test_create_takes_a_rule_and_a_unit(url: str):
     (dataset,) = json.loads(call("show", url, "--json").stdout)["datasets"]
     assert dataset["composition"] == "renyi"
     assert dataset["order"] == 8.0
-    assert dataset["privacy_unit"] == "patient"
+    assert dataset["privacy_unit"] == "all records with the same 'patient'"
     assert create(url, *rule).exit_code == 0
     assert isinstance(create(url).exception, LedgerError)
+
+
+@pytest.mark.parametrize(("column", "other"), [(None, "who"), ("who", None)])
+def test_a_budget_pays_for_the_runs_of_its_unit_only(
+    url: str, settings: Callable[..., dict[str, Any]], column: str | None, other: str | None
+):
+    assert create(url, *(() if column is None else ("--unit", column))).exit_code == 0
+
+    def charge(unit: str | None) -> None:
+        plan = make_plan(
+            parse_config(settings(data__unit=unit, privacy__epsilon=3.0, privacy__delta=1e-6))
+        )
+        stated_for = (plan.privacy_unit, NEIGHBORING_RELATION)
+        Ledger.open(url).reserve("clinic-notes", "run", plan.dp_event, plan.charge(""), *stated_for)
+
+    with pytest.raises(InputError, match="do not compose"):
+        charge(other)
+    charge(column)
+    account = Ledger.open(url).account("clinic-notes")
+    assert account is not None and 0 < account.spent.epsilon <= 3.0
 
 
 @pytest.mark.parametrize(

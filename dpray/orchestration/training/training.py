@@ -17,6 +17,7 @@ from dpray.orchestration.training.journal import Journal, nothing
 from dpray.orchestration.training.model import Tuning, load_loss, save_model
 from dpray.orchestration.training.reference import ReferenceTrainer
 from dpray.orchestration.training.state import TrainingState
+from dpray.types import InputError
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Training:
     """What every rank is told; it is pickled, and holds no private data.
 
     `load_units` gives the private data, the same on every rank, in the same order. Rank 0 writes
-    the model to `folder`, which has to be reachable from its node. Without a `journal` nothing is
+    the model to `folder`, whose parent every rank has to see. Without a `journal` nothing is
     noted, and a training that is cut off is lost.
     """
 
@@ -53,7 +54,15 @@ def train(
     sampling: np.random.Generator,
 ) -> None:
     """Make the steps that are not made yet, and write the model. `sampling` draws the same on all
-    ranks, and never drew before."""
+    ranks, and never drew before. Raises InputError, before a step is made, where the parent of the
+    model's folder is not here."""
+    # Rank 0 may be on any node, in the next attempt on another one: all of them are asked. Found
+    # after the first steps, this would cost what they were charged.
+    if not Path(training.folder).parent.is_dir():
+        raise InputError(
+            "output.path: a rank of the training does not see this folder; put it on a disk that "
+            "all nodes share"
+        )
     journal = training.journal
     state = None if journal is None else journal.latest()
     loss = load_loss(training.tuning)

@@ -222,3 +222,18 @@ def test_a_training_whose_code_raised_is_never_repeated(
         assert "Marlowe" not in str(caught.value)
     with pytest.raises(DprayError, match="model failed with LookupError"):
         methods.run(run)
+
+
+def test_a_rank_that_does_not_see_the_output_folder_costs_nothing(
+    config: Callable[..., Config], tmp_path: Path
+) -> None:
+    """As on another node, whose disk has no such folder: the run goes on once it has."""
+    run = config(method__epochs=0.4, method__records=1)
+    with pytest.MonkeyPatch.context() as patch:
+        elsewhere = tmp_path / "of_another_node" / "private" / "model"
+        patch.setattr(dp_sgd_run.DpSgdRun, "_work", elsewhere)
+        with pytest.raises(InputError, match=r"output\.path: a rank .* disk that all nodes share"):
+            methods.run(run)
+    assert not elsewhere.parent.exists()
+    report = methods.run(run)
+    assert report["steps"] == {"planned": 3, "repeated": 0, "charged": 3}
