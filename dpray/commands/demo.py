@@ -44,7 +44,7 @@ def demo(
     )
     report = run_with_progress(config, Console(stderr=True))
     evaluation = _evaluation(config, folder, out)
-    write_report(out, public=False)
+    _, private_page = write_report(out, public=False)
     if as_json:
         typer.echo(json.dumps(report | {"output": str(out), "evaluation": evaluation}))
         return
@@ -52,7 +52,9 @@ def demo(
     show_run(report, out, console)
     _show_use(evaluation, console)
     console.print(
-        "The notes are fictional, so the page shows the evaluation; of real data it is private.",
+        f"The page with the evaluation, not for release where the data is real: {private_page}",
+        markup=False,
+        highlight=False,
         soft_wrap=True,
     )
 

@@ -13,6 +13,7 @@ from dpray.io.records import read_rows, text_of
 from dpray.io.report_page import render_report
 from dpray.types import InputError
 
+PAGE = "privacy_report.html"
 SAMPLES = 20
 SAMPLES_PER_LABEL = 5
 
@@ -24,35 +25,45 @@ def report(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")] = False,
 ) -> None:
-    """Write RUN_DIR/privacy_report.html, one page that opens anywhere."""
-    path, holds_private = write_report(run_dir, public)
+    """Write RUN_DIR/privacy_report.html, one page that opens anywhere.
+
+    Where the run was evaluated, RUN_DIR/private gets a page with the evaluation too.
+    """
+    path, private_path = write_report(run_dir, public)
     if as_json:
-        typer.echo(json.dumps({"path": str(path), "private_part": holds_private}))
+        private_place = None if private_path is None else str(private_path)
+        typer.echo(json.dumps({"path": str(path), "private_path": private_place}))
         return
     typer.echo(f"Written to {path}")
-    if holds_private:
-        typer.echo("It holds a PRIVATE part, not for release; --public makes a page without it.")
+    if private_path is not None:
+        typer.echo(f"Written to {private_path}: with the evaluation, PRIVATE, not for release")
 
 
-def write_report(run_dir: Path, public: bool) -> tuple[Path, bool]:
-    """Write the page of a run folder; the path, and whether the page holds private numbers.
+def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
+    """Write the public page of a run folder; and, where an evaluation is there and `public` is not
+    asked for, a page with it in the folder's `private`. Returns where the two are, the second or
+    None.
 
     Raises InputError where the folder is not that of a finished run.
     """
     if not run_dir.is_dir():
         raise InputError(f"{run_dir}: no such folder")
-    evaluation_path = run_dir / "private" / "evaluation.json"
-    shown = not public and evaluation_path.exists()
-    page = render_report(
-        _read_json(run_dir / "privacy_report.json"),
-        _samples(run_dir / "synthetic.jsonl"),
-        _read_json(evaluation_path) if shown else None,
-        _read_json(run_dir / "run.json"),
-        public,
-    )
-    path = run_dir / "privacy_report.html"
+    privacy_report = _read_json(run_dir / "privacy_report.json")
+    samples = _samples(run_dir / "synthetic.jsonl")
+    run = _read_json(run_dir / "run.json")
+
+    path = run_dir / PAGE
+    page = render_report(privacy_report, samples, None, run, public=True)
     path.write_text(page, encoding="utf-8")
-    return path, shown
+
+    evaluation_path = run_dir / "private" / "evaluation.json"
+    if public or not evaluation_path.exists():
+        return path, None
+    evaluation = _read_json(evaluation_path)
+    page = render_report(privacy_report, samples, evaluation, run, public=False)
+    private_path = evaluation_path.with_name(PAGE)
+    private_path.write_text(page, encoding="utf-8")
+    return path, private_path
 
 
 def _read_json(path: Path) -> dict[str, Any]:

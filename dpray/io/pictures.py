@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,9 +17,10 @@ INK, QUIET, ACCENT, LINE = COLOURS
 
 
 def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
-    """Concentration of the noisy votes, and lengths of the kept texts, over the iterations.
+    """Concentration of the votes, and lengths of the kept texts, over the iterations.
 
-    `history`: see `dpray.orchestration.aug_pe.history`. All of it is post-processing.
+    `history`: see `dpray.orchestration.aug_pe.history`. Where the votes have noise, all of it is
+    post-processing.
     """
     with figure_of_the_page(2.6, columns=2) as (figure, (votes, lengths)):
         steps = [row["iteration"] for row in history]
@@ -68,7 +70,10 @@ def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[Any, A
 def inline(figure: Any) -> Markup:
     """The figure as an element of a page: without a header, as wide as there is room."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    with warnings.catch_warnings():
+        # One warning for each sign that the font lacks would spell private words on stderr.
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg ', r"<svg \1", svg, count=1)

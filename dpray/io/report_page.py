@@ -49,7 +49,8 @@ def render_report(
     `privacy_report` and `run` are what `privacy_report.json` and `run.json` hold; `samples` are
     synthetic records (`text`, `label`, other public fields), shown in the order given. `evaluation`
     is `evaluation.json` or None; its numbers are computed from private data and stand in one part
-    of their own, between BEGIN PRIVATE and END PRIVATE, which a `public` page does not have.
+    of their own, between BEGIN PRIVATE and END PRIVATE, which a `public` page does not have. Nor
+    does it show the iterations of a run that is not private: their counts have no noise.
 
     Raises `InputError` that names the keys `privacy_report` lacks, or a key that another version of
     dpray wrote otherwise.
@@ -77,7 +78,9 @@ def render_report(
                 privacy_report["neighboring_relation"], privacy_report["neighboring_relation"]
             ),
             **_in_words(privacy_report["epsilon"], privacy_report["delta"]),
-            iterations=privacy_report.get("iterations"),
+            iterations=None
+            if public and privacy_report["not_private"]
+            else privacy_report.get("iterations"),
             iterations_svg=iterations_svg,
             **PICTURES,
             samples=samples,
@@ -98,7 +101,7 @@ def _in_words(epsilon: float | None, delta: float | None) -> dict[str, Any]:
     return {
         "odds": at_most(math.exp(min(epsilon, 700.0))),
         "one_in": one_in(delta),
-        "attacker_accuracy": attacker_accuracy(epsilon, delta),
+        "attacker_percent": at_most(100 * attacker_accuracy(epsilon, delta), digits=4),
     }
 
 
@@ -109,11 +112,12 @@ def attacker_accuracy(epsilon: float, delta: float) -> float:
     return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
 
 
-def at_most(value: float) -> str:
-    """A bound for people: rounded up to three significant digits."""
-    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+def at_most(value: float, digits: int = 3) -> str:
+    """A bound for people: rounded up to so many significant digits."""
+    step = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
     rounded = math.ceil(value / step * (1 - 1e-12)) * step
-    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:.3g}"
+    whole = rounded >= 10 ** (digits - 1)
+    return f"{rounded:,.0f}" if whole else f"{rounded:.{digits}g}"
 
 
 def one_in(probability: float) -> str:

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dpray.commands.report import write_report
+from dpray.commands.report import report, write_report
 from dpray.io.report_page import REQUIRED, at_most, attacker_accuracy, one_in, render_report
 from dpray.types import InputError
 
@@ -193,6 +193,7 @@ def test_the_guarantee_is_given_in_words_and_in_symbols():
     assert "at most 2.72 times as likely" in text
     assert "an extra probability of at most 1 in 1,000,000 ." in text
     assert "at most 73.11 % of the time" in text
+    assert "at most 88.11 % of the time" in Visible(page(epsilon=2.0021)).text  # 88.1018
     assert "Pr[ M ( D ) ∈ S ] ≤ e ε · Pr[ M ( D′ ) ∈ S ] + δ" in text
 
 
@@ -201,6 +202,7 @@ def test_bounds_are_rounded_up():
         "2.72", "1", "54.6", "404", "2,990",
     ]  # fmt: skip
     assert [one_in(x) for x in (1e-6, 3e-6, 0.0)] == ["1 in 1,000,000", "1 in 333,333", ""]
+    assert [at_most(x, digits=4) for x in (50.0, 88.1018, 100.0)] == ["50", "88.11", "100"]
     assert attacker_accuracy(0.0, 0.0) == 0.5
     assert attacker_accuracy(0.0, 1.0) == 1.0
     assert attacker_accuracy(1000.0, 1e-6) == 1.0
@@ -268,13 +270,46 @@ def test_a_run_that_is_not_private_says_so_first():
     assert "NOT private" not in Visible(page()).text
 
 
+HISTORY = [
+    {
+        "iteration": 1, "population": 28, "kept": 7, "top_tenth_share": 0.4321,
+        "words": {"0.1": 3.0, "0.5": 5.0, "0.9": 8.0},
+    }
+]  # fmt: skip
+
+
+def test_a_run_without_noise_claims_none():
+    noiseless = {
+        "epsilon": None, "delta": None, "not_private": True, "mechanisms": [],
+        "iterations": HISTORY,
+    }  # fmt: skip
+    text = Visible(page(**noiseless)).text
+
+    assert "Private records were used without noise: nothing was charged." in text
+    assert "counted without noise, are kept" in text
+    assert "computed from private records and is not for release" in text
+    for false in ("No private record was used", "noisy", "cost nothing", "the noise it used"):
+        assert false not in text
+
+    public = page(public=True, **noiseless)
+    assert "43 %" in text and "43 %" not in public and "Iterations" not in public
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_the_iterations_of_a_private_run_are_shown(public):
+    text = Visible(page(public=public, iterations=HISTORY)).text
+
+    assert "counted with noise, are kept" in text and "43 %" in text
+    assert "made from noisy counts and released texts: they cost nothing" in text
+
+
 def test_a_run_without_ledger_batches_or_records_has_a_page():
     report = a_report(records=0, mechanisms=[], not_covered=[])
     del report["ledger"], report["batches"]
 
     text = Visible(render_report(report, [], None, {}, True)).text
 
-    assert "No record was released." in text
+    assert "No record was released." in text and "No private record was used." in text
     assert "Budget" not in text and "Batches" not in text
 
 
@@ -299,17 +334,38 @@ def run_dir(tmp_path):
     return tmp_path
 
 
-def test_the_command_writes_the_page_beside_the_run(run_dir):
-    path, holds_private = write_report(run_dir, public=False)
+def test_the_page_beside_the_run_is_public_and_the_other_is_in_its_private_folder(run_dir):
+    # A page with the evaluation, as an older version left it here.
+    (run_dir / "privacy_report.html").write_text("PRIVATE: not for release")
+    path, private_path = write_report(run_dir, public=False)
 
-    html = path.read_text(encoding="utf-8")
-    assert path == run_dir / "privacy_report.html" and holds_private
-    assert "PRIVATE: not for release" in html
-    assert html.index("note 0 of a") < html.index("note 0 of b") < html.index("note 1 of a")
-    assert "note 4 of b" in html and "note 5 of a" not in html
+    assert path == run_dir / "privacy_report.html"
+    assert private_path == run_dir / "private" / "privacy_report.html"
+    public, private = (p.read_text(encoding="utf-8") for p in (path, private_path))
+    assert "PRIVATE: not for release" in private and "0.812 ± 0.013" in private
+    assert "PRIVATE" not in public and "0.812 ±" not in public
+    for html in (public, private):
+        assert html.index("note 0 of a") < html.index("note 0 of b") < html.index("note 1 of a")
+        assert "note 4 of b" in html and "note 5 of a" not in html
 
-    assert write_report(run_dir, public=True) == (path, False)
-    assert "PRIVATE" not in path.read_text(encoding="utf-8")
+
+def test_only_the_public_page_is_written_where_it_is_asked_for_or_nothing_was_measured(run_dir):
+    path, private_page = run_dir / "privacy_report.html", run_dir / "private/privacy_report.html"
+    assert write_report(run_dir, public=True) == (path, None)
+    (run_dir / "private" / "evaluation.json").unlink()
+    assert write_report(run_dir, public=False) == (path, None)
+    assert path.exists() and not private_page.exists()
+
+
+def test_the_command_says_where_the_pages_are(run_dir, capsys):
+    report(run_dir, as_json=False)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"Written to {run_dir / 'privacy_report.html'}"
+    assert str(run_dir / "private" / "privacy_report.html") in second and "PRIVATE" in second
+
+    report(run_dir, public=True, as_json=True)
+    found = {"path": str(run_dir / "privacy_report.html"), "private_path": None}
+    assert json.loads(capsys.readouterr().out) == found
 
 
 def test_a_folder_that_is_no_run_is_refused(run_dir, tmp_path):
@@ -349,7 +405,7 @@ def browse(path):
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_browser_renders_it_in_silence(run_dir):
     (run_dir / "synthetic.jsonl").write_text(json.dumps({"text": ATTACK, "label": "a"}) + "\n")
-    path, _ = write_report(run_dir, public=False)
+    _, path = write_report(run_dir, public=False)
     control = run_dir / "control.html"
     control.write_text("<script>console.error('heard')</script><img src=http://evil.example/x>")
 

@@ -191,6 +191,7 @@ def test_a_run_without_noise_is_stamped_and_charges_nothing(
     run = config(privacy__epsilon=float("inf"))
     report = methods.run(run)
     assert report["not_private"] is True and report["epsilon"] is None
+    assert report["sampling"]["votes"].endswith("all counts get no noise")
     assert all(record["not_private"] is True for record in lines(run))
     assert "ledger" not in report
     assert not (Path(run.output.path).parent / "ledger.db").exists()

@@ -137,6 +137,7 @@ class AugPeRun(Run[AugPePlan]):
     def method_report(self) -> dict[str, Any]:
         settings = self.plan.settings
         method = self.plan.method
+        noise = "get no noise" if self.plan.not_private else "get noise once, in one place"
         history = [
             iteration_history(checkpoint, method.kept(checkpoint, self.salt))
             for checkpoint in self.checkpoints()
@@ -148,7 +149,7 @@ class AugPeRun(Run[AugPePlan]):
             "iterations": history,
             "sampling": {
                 "votes": "each private record votes once an iteration for the nearest text of its "
-                "label; all counts get noise once, in one place",
+                f"label; all counts {noise}",
                 "embeddings": "the private texts are read by the embedder and not by the language "
                 "model; each is embedded by itself",
             },
