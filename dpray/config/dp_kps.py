@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from dpray.config.base import Count, Positive, Section
 
-VOCABULARY_SHARE = 1 / 2
+VOCABULARY_SHARE = Decimal("0.5")
 
 
 class DpKpsConfig(Section):
@@ -87,20 +88,30 @@ class DpKpsConfig(Section):
             return self.bandwidth
         return 1.0 if self.estimator == "rff" else 0.0
 
-    def epsilons(self, total: float) -> tuple[float, float]:
-        """eps_voc and eps_kde of a run that may cost `total`.
+    def epsilons(self, total: float, labels: float = 0.0) -> tuple[float, float]:
+        """eps_voc and eps_kde of a run that may cost `total`, of which measured label proportions
+        take `labels`. Subtracted, like in the ledger, as the decimals that were written: 0.1 and
+        0.2 fit 0.3.
 
         Raises ValueError, naming the key, where what is given leaves nothing for the other, or both
-        together are more than `total`.
+        together are more than what is left.
         """
-        vocabulary, kde = self.epsilon_vocabulary, self.epsilon_kde
-        if vocabulary is None:
-            vocabulary = total * VOCABULARY_SHARE if kde is None else total - kde
-        if kde is None:
-            kde = total - vocabulary
-        if vocabulary <= 0 or kde <= 0 or vocabulary + kde > total * (1 + 1e-12):
+        left = _written(total) - _written(labels)
+        if self.epsilon_vocabulary is not None:
+            vocabulary = _written(self.epsilon_vocabulary)
+        elif self.epsilon_kde is not None:
+            vocabulary = left - _written(self.epsilon_kde)
+        else:
+            vocabulary = left * VOCABULARY_SHARE
+        kde = left - vocabulary if self.epsilon_kde is None else _written(self.epsilon_kde)
+        if vocabulary <= 0 or kde <= 0 or vocabulary + kde > left:
+            less = f" less privacy.epsilon_labels {labels:g}" if labels else ""
             raise ValueError(
                 "method.epsilon_vocabulary and method.epsilon_kde: together more than, or all of, "
-                f"privacy.epsilon {total:g}"
+                f"privacy.epsilon {total:g}{less}"
             )
-        return vocabulary, kde
+        return float(vocabulary), float(kde)
+
+
+def _written(epsilon: float) -> Decimal:
+    return Decimal(str(epsilon))

@@ -11,15 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
-import jinja2
-import yaml
-
-from dpray.io.prompts import compiled
-from dpray.types import InputError, Prompt
+from dpray.io.template_file import TemplateFile, compiled, faults_named, is_refusal, packaged
+from dpray.types import Prompt
 
 KEYS = {"user", "prefix", "stop", "refusals"}
 
@@ -46,33 +41,22 @@ class KeyphrasePrompts:
         return Prompt(user, prefix)
 
     def refused(self, answer: str) -> bool:
-        """Whether a text is a refusal and not an answer."""
-        return answer.casefold().startswith(tuple(text.casefold() for text in self.refusals))
+        """Whether the answer is empty or begins like one of the template's refusals."""
+        return is_refusal(answer, self.refusals)
 
 
 def load_keyphrase_prompts(
     name_or_path: str, document_type: str, examples: Sequence[str] = ()
 ) -> KeyphrasePrompts:
-    """A packaged template by its name, or a YAML file. Raises InputError."""
-    packaged = Path(str(resources.files("dpray.io"))) / "templates" / "dp_kps"
-    names = sorted(path.stem for path in packaged.glob("*.yaml"))
-    path = packaged / f"{name_or_path}.yaml" if name_or_path in names else Path(name_or_path)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict) or "user" not in values:
-            raise InputError(f"method.template: {name_or_path} has to have the key `user`")
-        if unknown := set(values) - KEYS:
-            raise InputError(f"method.template: {name_or_path} has no key {sorted(unknown)[0]}")
-        for key in ("stop", "refusals"):
-            values[key] = tuple(values.get(key, ()))
-        prompts = KeyphrasePrompts(**values, document_type=document_type, examples=tuple(examples))
+    """A packaged template by its name, or a YAML file. Raises InputError saying what is wrong."""
+    with faults_named(name_or_path):
+        file = TemplateFile.read(name_or_path, packaged("dp_kps"), KEYS, "user")
+        prompts = KeyphrasePrompts(
+            **file.texts("user", "prefix"),
+            document_type=document_type,
+            examples=tuple(examples),
+            stop=file.words("stop", stripped=False),
+            refusals=file.words("refusals"),
+        )
         prompts.prompt(["term"], "label")
-    except (OSError, UnicodeDecodeError):
-        raise InputError(
-            f"method.template: no file {name_or_path}, and no packaged template "
-            f"({', '.join(names)})"
-        ) from None
-    except (yaml.YAMLError, jinja2.TemplateError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"method.template: {name_or_path}: {reason}") from None
     return prompts

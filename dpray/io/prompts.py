@@ -9,29 +9,15 @@ text from `{{ completion }}`). Variables: `text`, `label`, and in `private` the 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 
-from dpray.types import InputError, Prompt
+from dpray.io.template_file import TemplateFile, compiled, faults_named, packaged
+from dpray.types import Prompt
 
-KEYS = {"user", "prefix", "placeholder", "stop", "private", "output"}
-
-
-@lru_cache(maxsize=64)
-def compiled(source: str) -> jinja2.Template:
-    """Kept apart from `PromptTemplate`, which travels to workers: a compiled template cannot."""
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
-    environment.filters["json"] = lambda value, indent=None: json.dumps(
-        value, ensure_ascii=False, indent=indent
-    )
-    return environment.from_string(source)
+TEXTS = ("user", "prefix", "placeholder", "private", "output")
 
 
 @dataclass(frozen=True)
@@ -75,35 +61,14 @@ class PromptTemplate:
 
 def packaged_templates() -> list[str]:
     """Names of the templates that dpray brings."""
-    folder = resources.files("dpray.io") / "templates"
-    return sorted(
-        p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml")
-    )
+    return list(packaged())
 
 
 def load_template(name_or_path: str) -> PromptTemplate:
     """A packaged template by its name, or a YAML file. Raises InputError saying what is wrong."""
-    if name_or_path in packaged_templates():
-        folder = resources.files("dpray.io") / "templates"
-        source = (folder / f"{name_or_path}.yaml").read_text(encoding="utf-8")
-    else:
-        try:
-            source = Path(name_or_path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            names = ", ".join(packaged_templates())
-            raise InputError(
-                f"method.template: no file {name_or_path}, and no packaged template ({names})"
-            ) from None
-    try:
-        values = yaml.safe_load(source)
-        if not isinstance(values, dict) or "user" not in values:
-            raise InputError(f"method.template: {name_or_path} has to have the key `user`")
-        if unknown := set(values) - KEYS:
-            raise InputError(f"method.template: {name_or_path} has no key {sorted(unknown)[0]}")
-        values["stop"] = tuple(values.get("stop", ()))
-        template = PromptTemplate(**values, name=name_or_path)
+    with faults_named(name_or_path):
+        file = TemplateFile.read(name_or_path, packaged(), {*TEXTS, "stop"}, "user")
+        stop = file.words("stop", stripped=False)
+        template = PromptTemplate(**file.texts(*TEXTS), stop=stop, name=name_or_path)
         template.public_prompt("label")
-    except (yaml.YAMLError, jinja2.TemplateError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"method.template: {name_or_path}: {reason}") from None
     return template

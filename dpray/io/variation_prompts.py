@@ -7,11 +7,11 @@ and the configured one of the other two are needed), `prefix` (the beginning of 
 `label`, `blanks` and `text`), `refusals` (beginnings of an answer that is none) and `stop` (strings
 that end one).
 
-Lists may stand in a file of their own, `{file: path}` with one entry a line, relative to the
-template. `keywords` may also map labels to lists: a label takes the longest key that it begins
-with, so that "" stands for all others. Variables: `task` (the request's key), `label`, `keyword`,
-`style`, `text` (the parent, with "_" for its blanks), `words` (how many are asked for, or none),
-`demonstrations` (each with its number of `words`); what a request does not have is empty.
+Lists may stand in a file of their own, as `template_file` says. `keywords` may also map labels to
+lists, or to null for none: a label takes the longest key that it begins with, so that "" stands for
+all others. Variables: `task` (the request's key), `label`, `keyword`, `style`, `text` (the parent,
+with "_" for its blanks), `words` (how many are asked for, or none), `demonstrations` (each with its
+number of `words`); what a request does not have is empty.
 
 Everything in a template is public; a demonstration must not be a private text.
 """
@@ -20,17 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from importlib import resources
-from pathlib import Path
 from typing import Any, Literal
 
-import jinja2
 import numpy as np
-import yaml
 
-from dpray.io.prompts import compiled
-from dpray.types import InputError, Prompt
+from dpray.io.template_file import (
+    Fault,
+    TemplateFile,
+    compiled,
+    faults_named,
+    is_refusal,
+    packaged,
+)
+from dpray.types import Prompt
 
 Variation = Literal["paraphrase", "fill_in_the_blanks"]
 REQUESTS = ("random", "paraphrase", "fill_in_the_blanks")
@@ -64,9 +66,8 @@ class VariationPrompts:
         return self._prompt(kind, label=label, text=text, words=words, style=style)
 
     def refused(self, answer: str) -> bool:
-        """Whether the answer is empty or begins like a refusal; case and quotes do not matter."""
-        begins = _plain(answer.strip())
-        return not begins or begins.startswith(self._refusals)
+        """Whether the answer is empty or begins like one of the template's refusals."""
+        return is_refusal(answer, self.refusals)
 
     def keywords_of(self, label: str) -> tuple[str, ...]:
         """The label's keywords; none where the template has none at all. Raises KeyError where it
@@ -78,19 +79,11 @@ class VariationPrompts:
             raise KeyError(label)
         return self.keywords[max(keys, key=len)]
 
-    @cached_property
-    def _refusals(self) -> tuple[str, ...]:
-        return tuple(map(_plain, self.refusals))
-
     def _prompt(self, task: str, **variables: Any) -> Prompt:
         nothing = {"keyword": "", "style": "", "text": "", "words": None}
         known = nothing | {"task": task, "demonstrations": self.demonstrations} | variables
         user, prefix = compiled(self.requests[task]), compiled(self.prefix)
         return Prompt(user.render(known), prefix.render(known))
-
-
-def _plain(text: str) -> str:
-    return text.replace("’", "'").casefold()
 
 
 def _one_of(choices: tuple[str, ...], rng: np.random.Generator) -> str:
@@ -100,11 +93,7 @@ def _one_of(choices: tuple[str, ...], rng: np.random.Generator) -> str:
 
 def packaged_variation_templates() -> list[str]:
     """Names of the Aug-PE templates that dpray brings."""
-    return sorted(path.stem for path in _packaged_folder().glob("*.yaml"))
-
-
-def _packaged_folder() -> Path:
-    return Path(str(resources.files("dpray.io"))) / "templates" / "aug_pe"
+    return list(packaged("aug_pe"))
 
 
 def load_variation_prompts(
@@ -117,100 +106,43 @@ def load_variation_prompts(
 
     Raises InputError saying what is wrong with the template, for the public `labels` too.
     """
-    if name_or_path in packaged_variation_templates():
-        path = _packaged_folder() / f"{name_or_path}.yaml"
-    else:
-        path = Path(name_or_path)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        names = ", ".join(packaged_variation_templates())
-        raise InputError(
-            f"method.template: no file {name_or_path}, and no packaged template ({names})"
-        ) from None
-    except yaml.YAMLError as error:
-        raise _wrong(name_or_path, str(error).splitlines()[0]) from None
-    try:
-        prompts = _parsed(values, path.parent, variation, demonstrations)
+    with faults_named(name_or_path):
+        file = TemplateFile.read(name_or_path, packaged("aug_pe"), KEYS, "random", variation)
+        prompts = VariationPrompts(
+            requests=file.texts(*REQUESTS),
+            **file.texts("prefix"),
+            styles=file.words("styles"),
+            keywords=_keywords(file),
+            demonstrations=_demonstrations(file, demonstrations),
+            refusals=file.words("refusals"),
+            stop=file.words("stop", stripped=False),
+        )
         _try_out(prompts, variation, labels)
-    except jinja2.TemplateError as error:
-        raise _wrong(name_or_path, str(error).splitlines()[0]) from None
-    except _Fault as fault:
-        raise _wrong(name_or_path, str(fault)) from None
     return prompts
 
 
-class _Fault(Exception):
-    """What is wrong with a template, in one line."""
-
-
-def _wrong(name: str, reason: str) -> InputError:
-    return InputError(f"method.template: {name}: {reason}")
-
-
-def _parsed(
-    values: Any, folder: Path, variation: Variation, demonstrations: int
-) -> VariationPrompts:
-    if not isinstance(values, dict):
-        raise _Fault("not a YAML file of `key: value` lines")
-    if unknown := [str(key) for key in values if key not in KEYS]:
-        raise _Fault(f"there is no key {min(unknown)}")
-    for key in ("random", variation):
-        if key not in values:
-            raise _Fault(f"the key `{key}` is needed")
-    for key in (*REQUESTS, "prefix"):
-        if not isinstance(values.get(key, ""), str):
-            raise _Fault(f"{key}: has to be a text")
-    return VariationPrompts(
-        requests={key: values[key] for key in REQUESTS if key in values},
-        prefix=values.get("prefix", ""),
-        styles=_words("styles", values.get("styles"), folder),
-        keywords=_keywords(values.get("keywords"), folder),
-        demonstrations=_demonstrations(values.get("demonstrations"), demonstrations),
-        refusals=_words("refusals", values.get("refusals"), folder),
-        stop=_words("stop", values.get("stop"), folder, stripped=False),
-    )
-
-
-def _words(key: str, value: Any, folder: Path, *, stripped: bool = True) -> tuple[str, ...]:
-    """A list of texts, or the lines of a file."""
-    if isinstance(value, dict) and set(value) == {"file"}:
-        try:
-            value = (folder / str(value["file"])).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
-            raise _Fault(f"{key}: no file {value['file']}") from None
-        value = [line for line in value if line.strip()]
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not value:
-        raise _Fault(f"{key}: has to be a list, or {{file: path}} with one entry a line")
-    words = tuple(str(word).strip() if stripped else str(word) for word in value)
-    if not all(words):
-        raise _Fault(f"{key}: an entry is empty")
-    return words
-
-
-def _keywords(value: Any, folder: Path) -> dict[str, tuple[str, ...]]:
+def _keywords(file: TemplateFile) -> dict[str, tuple[str, ...]]:
+    value = file.values.get("keywords")
     if isinstance(value, dict) and not (set(value) == {"file"} and isinstance(value["file"], str)):
         return {
-            str(label): _words(f"keywords.{label}", of_label, folder)
+            str(label): () if of_label is None else file.as_words(f"keywords.{label}", of_label)
             for label, of_label in value.items()
         }
-    words = _words("keywords", value, folder)
+    words = file.words("keywords")
     return {"": words} if words else {}
 
 
-def _demonstrations(value: Any, wanted: int) -> tuple[dict[str, Any], ...]:
+def _demonstrations(file: TemplateFile, wanted: int) -> tuple[dict[str, Any], ...]:
     """The first `wanted` of them, each with its number of words."""
-    given = [] if value is None else value
+    given = file.values.get("demonstrations", [])
     if not isinstance(given, list):
-        raise _Fault("demonstrations: has to be a list")
+        raise Fault("demonstrations: has to be a list")
     for shown in given:
         if not isinstance(shown, dict) or set(shown) != DEMONSTRATION_KEYS:
             keys = ", ".join(sorted(DEMONSTRATION_KEYS))
-            raise _Fault(f"demonstrations: each has the keys {keys}")
+            raise Fault(f"demonstrations: each has the keys {keys}")
     if wanted > len(given):
-        raise _Fault(f"method.demonstrations asks for {wanted}, and there are {len(given)}")
+        raise Fault(f"method.demonstrations asks for {wanted}, and there are {len(given)}")
     return tuple(shown | {"words": len(str(shown["text"]).split())} for shown in given[:wanted])
 
 
@@ -221,9 +153,9 @@ def _try_out(prompts: VariationPrompts, variation: Variation, labels: Iterable[s
         try:
             prompts.keywords_of(label)
         except KeyError:
-            raise _Fault(f'keywords: none for the label {label!r} (key "": all others)') from None
+            raise Fault(f'keywords: none for the label {label!r} (key "": all others)') from None
         prompts.random(label, rng)
         for words in (None, 7):
             text = "a text" if words is None else "a _"
             if text not in prompts.variation(variation, label, text, words, rng).user:
-                raise _Fault(f"{variation}: does not hold {{{{ text }}}}")
+                raise Fault(f"{variation}: does not hold {{{{ text }}}}")

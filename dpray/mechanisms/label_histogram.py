@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dpray.accounting.events import DiscreteLaplace
 from dpray.mechanisms.discrete_noise import Counts, discrete_laplace
+from dpray.mechanisms.laplace_scale import laplace_scale
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,7 @@ class LabelHistogram:
     @property
     def scale(self) -> float:
         """k/epsilon, rounded so that k/scale is never over epsilon."""
-        scale = self.records_per_unit / self.epsilon
-        while self.records_per_unit / scale > self.epsilon:
-            scale = math.nextafter(scale, math.inf)
-        return scale
+        return laplace_scale(self.records_per_unit, self.epsilon)
 
     @property
     def dp_event(self) -> DiscreteLaplace:

@@ -17,6 +17,7 @@ import numpy as np
 
 from dpray.accounting.events import DiscreteLaplace
 from dpray.mechanisms.discrete_noise import Counts, discrete_laplace
+from dpray.mechanisms.laplace_scale import laplace_scale
 
 # A word is letters, digits, underscores, joiners, and marks, which Python's \\w leaves out and many
 # scripts write their vowels with. Any other sign that is no space is a word by itself.
@@ -115,7 +116,8 @@ class VocabularyHistogram:
 
     @property
     def dp_event(self) -> DiscreteLaplace:
-        return DiscreteLaplace(self.sensitivity / self.epsilon, self.sensitivity)
+        """The cost of `noisy`, once: never over epsilon, by no rounding either."""
+        return DiscreteLaplace(laplace_scale(self.sensitivity, self.epsilon), self.sensitivity)
 
     def count(self, terms_of_records: Iterable[Sequence[int]]) -> Counts:
         """Private: the counts of a shard of records, shape (V,); shards' counts add up.

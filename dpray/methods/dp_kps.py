@@ -29,6 +29,7 @@ from dpray.mechanisms.kde import (
     record_averages,
     record_prefixes,
 )
+from dpray.mechanisms.laplace_scale import laplace_scale
 from dpray.mechanisms.vocabulary import TermMatcher, VocabularyHistogram
 
 Ids = npt.NDArray[np.int64]
@@ -136,7 +137,7 @@ class DpKps:
                 self.terms, self.phrases_per_record, self.epsilon_kde, self.records_per_unit
             )
         number = len(self.estimators)
-        multiplier = number / self.epsilon_kde
+        multiplier = laplace_scale(1, self.epsilon_kde, count=number)
         if self.noise == "gaussian":
             multiplier = noise_multiplier(self.epsilon_kde, self.delta, count=number)
         return FeatureSum(self.features, self.noise, multiplier, self.records_per_unit)

@@ -18,6 +18,7 @@ def test_the_packaged_request_names_the_terms_and_no_class() -> None:
     )
     assert asked.prefix == ""
     assert prompts.refused("I'm sorry, but") and not prompts.refused("Sorry sights of the war")
+    assert prompts.refused("I’m sorry, but") and prompts.refused("I CAN’T")
 
 
 def test_public_classes_and_examples_are_shown() -> None:
@@ -41,10 +42,17 @@ def test_a_template_of_ones_own(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "no file .* and no packaged template"),
-        ("prefix: a", "has to have the key `user`"),
-        ("{user: a, users: b}", "has no key users"),
+        ("prefix: a", "the key `user` is needed"),
+        ("{user: a, users: b}", "there is no key users"),
         ("user: '{{ nobody }}'", "'nobody' is undefined"),
         ("user: '{{ '", "own.yaml: "),
+        ("{user: a, refusals: I am sorry}", "own.yaml: refusals: has to be a list"),
+        ("{user: a, stop: '###'}", "own.yaml: stop: has to be a list"),
+        ("{user: a, stop: }", "own.yaml: stop: has to be a list"),
+        ("{user: a, stop: [5]}", "own.yaml: stop: an entry is no text"),
+        ("{user: 5}", "own.yaml: user: has to be a text"),
+        ("{user: a, prefix: [b]}", "own.yaml: prefix: has to be a text"),
+        ("just a text", "own.yaml: not a YAML file"),
     ],
 )
 def test_a_bad_template_is_refused(tmp_path: Path, content: str | None, message: str) -> None:

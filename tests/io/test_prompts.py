@@ -71,6 +71,11 @@ def test_a_users_own_template(tmp_path: Path) -> None:
     [
         ("prefix: x", "the key `user`"),
         ("user: x\nprefx: y", "no key prefx"),
+        ("user: x\nstop: '###'", "own.yaml: stop: has to be a list"),
+        ("user: x\nstop:", "own.yaml: stop: has to be a list"),
+        ("user: x\nstop: ['']", "own.yaml: stop: an entry is empty"),
+        ("user: 5", "own.yaml: user: has to be a text"),
+        ("user: x\noutput: [y]", "own.yaml: output: has to be a text"),
         ("user: '{{ text'", "unexpected end"),
         ("user: '{{ name }}'", "'name' is undefined"),
         ("user: [", "while parsing"),

@@ -115,6 +115,8 @@ def test_lists_from_files_beside_the_template(tmp_path: Path) -> None:
         "x": ("one", "two words"),
         "": ("b",),
     }
+    path = write(tmp_path, keywords={"x": ["a"], "": None})
+    assert load_variation_prompts(path).keywords == {"x": ("a",), "": ()}
     with pytest.raises(InputError, match=r"keywords: no file lists/none\.txt"):
         load_variation_prompts(write(tmp_path, keywords={"file": "lists/none.txt"}))
 
@@ -149,6 +151,9 @@ def test_templates_travel_to_workers() -> None:
         ({"styles": "a"}, "styles: has to be a list"),
         ({"styles": []}, "styles: has to be a list"),
         ({"styles": ["a", " "]}, "styles: an entry is empty"),
+        ({"styles": None}, "styles: has to be a list"),
+        ({"keywords": [True]}, "keywords: an entry is no text"),
+        ({"demonstrations": None}, "demonstrations: has to be a list"),
         ({"keywords": {"x": ["a"]}}, "keywords: none for the label 'News'"),
         ({"keywords": {"x": "a"}}, "keywords.x: has to be a list"),
         ({"demonstrations": ["a"]}, "demonstrations: each has the keys blanks, label, text"),

@@ -130,6 +130,13 @@ def test_its_event_is_that_of_its_noise() -> None:
     assert histogram.dp_event.pure_epsilon() == pytest.approx(0.5)
 
 
+@given(st.floats(1e-6, 1e3), st.integers(1, 100), st.integers(1, 10))
+def test_the_cost_is_epsilon_and_never_more(epsilon: float, S: int, k: int) -> None:
+    event = VocabularyHistogram(5, S, epsilon, records_per_unit=k).dp_event
+    assert event.pure_epsilon() <= epsilon
+    assert event.pure_epsilon() == pytest.approx(epsilon, rel=1e-12)
+
+
 def test_every_term_gets_noise() -> None:
     """Noise of scale 1000 is 0 once in 2,000 draws: 200 zeros of 2,000 never happen."""
     histogram = VocabularyHistogram(2000, 10, 0.01)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from dpray.accounting.accountant import Cost, cost
+from dpray.accounting.composition import BasicComposition, Charge
 from dpray.accounting.events import Event
 from dpray.config import Config
 from dpray.config.dp_kps import DpKpsConfig
@@ -50,9 +52,14 @@ class DpKpsPlan(Plan):
 
     @cached_property
     def cost(self) -> Cost:
-        """The sum of the charges: eps_voc + eps_kde, as the paper counts."""
-        asked = [self.charge(name) for name in self.charges]
-        return Cost(sum(b.epsilon for b in asked), sum(b.delta for b in asked), "basic")
+        """The sum of the charges, eps_voc + eps_kde in the paper. Exact as in the ledger, and then
+        rounded up: a budget of this size holds them."""
+        *others, last = (Charge(event, self.charge(name)) for name, event in self.charges.items())
+        privacy = self.config.privacy
+        total = BasicComposition(Budget(privacy.epsilon, privacy.delta)).spent([*others, last])
+        while BasicComposition(total).would_exceed(others, last):
+            total = replace(total, epsilon=math.nextafter(total.epsilon, math.inf))
+        return Cost(total.epsilon, total.delta, "basic")
 
     @property
     def makes_texts(self) -> bool:
@@ -88,14 +95,12 @@ class DpKpsPlan(Plan):
 
 def make_dp_kps_plan(config: Config) -> DpKpsPlan:
     """Resolve everything that is null; reads the public vocabulary. Raises InputError where the
-    keys together cost more than `privacy.epsilon`."""
-    settings = config.method
+    keys together cost more than `privacy.epsilon`: the plan never does."""
+    settings, privacy = config.method, config.privacy
     assert isinstance(settings, DpKpsConfig)
-    total = config.privacy.epsilon
-    if config.data.label_proportions == "measured":
-        total -= config.privacy.epsilon_labels
+    labels = privacy.epsilon_labels if config.data.label_proportions == "measured" else 0.0
     try:
-        epsilon_vocabulary, epsilon_kde = settings.epsilons(total)
+        epsilon_vocabulary, epsilon_kde = settings.epsilons(privacy.epsilon, labels)
     except ValueError as error:
         raise InputError(str(error)) from None
     method = DpKps(
@@ -104,7 +109,7 @@ def make_dp_kps_plan(config: Config) -> DpKpsPlan:
         dimension=0,
         epsilon_vocabulary=epsilon_vocabulary,
         epsilon_kde=epsilon_kde,
-        delta=config.privacy.delta,
+        delta=privacy.delta,
         phrases_per_record=settings.phrases_per_record,
         vocabulary_size=settings.vocabulary_size,
         sequence_length=settings.sequence_length,
@@ -121,7 +126,11 @@ def make_dp_kps_plan(config: Config) -> DpKpsPlan:
         records_per_unit=config.data.max_records_per_unit,
     )
     prompts = load_keyphrase_prompts(settings.template, settings.document_type, _examples(settings))
-    return DpKpsPlan(config, config.data.proportions, method, prompts)
+    plan = DpKpsPlan(config, config.data.proportions, method, prompts)
+    while plan.cost.epsilon > privacy.epsilon:  # by the last digits of what was rounded
+        method = replace(method, epsilon_kde=math.nextafter(method.epsilon_kde, 0.0))
+        plan = replace(plan, method=method)
+    return plan
 
 
 def _examples(settings: DpKpsConfig) -> list[str]:

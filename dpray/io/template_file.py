@@ -1,0 +1,125 @@
+"""What the template files of all methods have in common: how one is found, read and checked.
+
+A template is a YAML file whose texts are Jinja expressions. `templates/` holds the packaged ones,
+and a user's own is named by its path. A key that is there has a value of its type: a text, or a
+list of texts; the latter may stand in a file of its own, `{file: path}` with one entry a line,
+relative to the template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from dpray.types import InputError
+
+
+class Fault(Exception):
+    """What is wrong with a template, in one line."""
+
+
+@contextmanager
+def faults_named(name_or_path: str) -> Iterator[None]:
+    """What is found wrong with this template, as an InputError of one line."""
+    try:
+        yield
+    except (Fault, jinja2.TemplateError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"method.template: {name_or_path}: {reason}") from None
+
+
+@lru_cache(maxsize=64)
+def compiled(source: str) -> jinja2.Template:
+    """Kept apart from the templates, which travel to workers: a compiled one cannot."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+    environment.filters["json"] = lambda value, indent=None: json.dumps(
+        value, ensure_ascii=False, indent=indent
+    )
+    return environment.from_string(source)
+
+
+def packaged(folder: str = "") -> dict[str, Path]:
+    """The templates that dpray brings in this folder of `templates/`, by name, in their order."""
+    files = (Path(str(resources.files("dpray.io"))) / "templates" / folder).glob("*.yaml")
+    return {path.stem: path for path in sorted(files)}
+
+
+@dataclass(frozen=True)
+class TemplateFile:
+    """A template's keys and values; `folder` is what its own files are relative to."""
+
+    values: Mapping[str, Any]
+    folder: Path
+
+    @classmethod
+    def read(
+        cls, name_or_path: str, known: Mapping[str, Path], keys: Collection[str], *needed: str
+    ) -> TemplateFile:
+        """A `known` template by its name, or a YAML file. Raises InputError for no such file, and
+        Fault or YAMLError for one without the `needed` keys, or with others than `keys`."""
+        path = known.get(name_or_path, Path(name_or_path))
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            raise InputError(
+                f"method.template: no file {name_or_path}, and no packaged template "
+                f"({', '.join(known)})"
+            ) from None
+        if not isinstance(values, dict):
+            raise Fault("not a YAML file of `key: value` lines")
+        if unknown := [str(key) for key in values if key not in keys]:
+            raise Fault(f"there is no key {min(unknown)}")
+        if missing := [key for key in needed if key not in values]:
+            raise Fault(f"the key `{missing[0]}` is needed")
+        return cls(values, path.parent)
+
+    def texts(self, *keys: str) -> dict[str, str]:
+        """Those of the keys that are there."""
+        given = {key: self.values[key] for key in keys if key in self.values}
+        for key, value in given.items():
+            if not isinstance(value, str):
+                raise Fault(f"{key}: has to be a text")
+        return given
+
+    def words(self, key: str, *, stripped: bool = True) -> tuple[str, ...]:
+        """A list of texts, none of them empty; () where the key is not there."""
+        if key not in self.values:
+            return ()
+        return self.as_words(key, self.values[key], stripped=stripped)
+
+    def as_words(self, key: str, value: Any, *, stripped: bool = True) -> tuple[str, ...]:
+        """What stands under a key, as a list of texts."""
+        if isinstance(value, dict) and set(value) == {"file"}:
+            try:
+                value = (self.folder / str(value["file"])).read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError):
+                raise Fault(f"{key}: no file {value['file']}") from None
+            value = [line for line in value if line.strip()]
+        if not isinstance(value, list) or not value:
+            raise Fault(f"{key}: has to be a list, or {{file: path}} with one entry a line")
+        if not all(isinstance(word, str) for word in value):
+            raise Fault(f"{key}: an entry is no text (a number, yes, no or null needs quotes)")
+        words = tuple(word.strip() if stripped else word for word in value)
+        if not all(words):
+            raise Fault(f"{key}: an entry is empty")
+        return words
+
+
+def is_refusal(answer: str, refusals: Collection[str]) -> bool:
+    """Whether the answer is empty or begins like one of the refusals, whatever its case and its
+    sort of apostrophe."""
+    begins = _plain(answer.strip())
+    return not begins or begins.startswith(tuple(map(_plain, refusals)))
+
+
+def _plain(text: str) -> str:
+    return text.replace("’", "'").casefold()
