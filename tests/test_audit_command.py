@@ -18,7 +18,7 @@ from dpray.config import parse_config
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.orchestration.audits import targets
 from dpray.orchestration.methods import make_plan
-from dpray.types import Budget
+from dpray.types import Budget, Resumable
 from tests.audit.cases import noiseless
 from tests.orchestration.test_aug_pe_run import BagOfWords
 
@@ -150,9 +150,36 @@ def test_members_are_told_from_others_by_the_finished_run(
     assert found["scores"]["nearest_cosine"]["auc"] == 1.0
     shown = capsys.readouterr().out
     assert "NOT PRIVATE" in shown and "Marlowe" not in shown
-    files["release"].unlink()
-    assert run_command(arguments) == 2
-    assert "output.path" in capsys.readouterr().err
+    # What is wrong is said before the draws.
+    with patch("dpray.commands.audit._bounds", side_effect=AssertionError):
+        assert run_command([*arguments, "embedder.model=/no/model"]) == 2
+        assert "embedder.model: cannot load /no/model" in capsys.readouterr().err
+        assert run_command([*arguments, "--members", "no.jsonl"]) == 2
+        assert "--members: no such file" in capsys.readouterr().err
+        files["others"].write_text('{"text": "one"}\n')
+        assert run_command(arguments) == 2
+        assert "non-members: 1 records are too few" in capsys.readouterr().err
+        files["release"].unlink()
+        assert run_command(arguments) == 2
+        assert "output.path" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_draws(
+    config_file: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_file()
+    with patch("dpray.commands.audit._bounds", side_effect=AssertionError):
+        for out in (tmp_path, tmp_path / "config.yaml" / "audit.json"):
+            assert run_command(["audit", config, "--out", str(out)]) == 2
+            assert f"dpray: --out: cannot write {out}" in capsys.readouterr().err
+    found = {"holds": True}
+    with (
+        patch("dpray.commands.audit._bounds", return_value=found),
+        patch("dpray.commands.audit._show"),
+    ):
+        out = tmp_path / "new" / "audit.json"
+        assert run_command(["audit", config, "--out", str(out)]) == 0
+    assert json.loads(out.read_text()) == found
 
 
 @pytest.mark.parametrize(
@@ -182,6 +209,9 @@ def test_without_noise_there_is_no_claim(
     config = config_file({k: v for k, v in SGD.items() if k != "noise_multiplier"})
     assert run_command(["audit", config, "privacy.epsilon=.inf"]) == 2
     assert "privacy.epsilon: is infinite, so nothing is claimed" in capsys.readouterr().err
+    arguments = ["--canaries", "--candidates", "0", "--confidence", "1.5"]
+    assert run_command(["audit", config, "privacy.epsilon=.inf", *arguments]) == 2
+    assert "confidence: 1.5 is not at least 0.5" in capsys.readouterr().err
 
 
 def test_canaries_of_a_fine_tuned_model_are_ranked_and_cost_nothing(
@@ -205,6 +235,17 @@ def test_canaries_of_a_fine_tuned_model_are_ranked_and_cost_nothing(
     account = ledger.account("notes")
     assert account is not None and account.spent.epsilon == 0
     assert {path.name for path in tmp_path.iterdir()} == before | {"config.yaml"}
+
+
+def test_canaries_of_a_run_that_does_not_finish_start_anew(
+    config_file: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_file({k: v for k, v in SGD.items() if k != "noise_multiplier"})
+    unfinished = Resumable("interrupted; the same command goes on from there")
+    with patch("dpray.orchestration.methods.run", side_effect=unfinished):
+        assert run_command(["audit", config, "privacy.epsilon=.inf", "--canaries"]) == 1
+    told = capsys.readouterr().err
+    assert "starts anew" in told and "goes on" not in told
 
 
 def test_a_secret_that_the_release_keeps_is_found(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dpray.commands.evaluate import check_output, load_embedder
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.commands.progress import part_bar
 from dpray.config import Config, load_config
@@ -61,12 +64,22 @@ def audit(
     loaded = load_config(config, overrides or [])
     if (members is None) != (non_members is None):
         raise InputError("--members and --non-members: give both, or neither")
-    result = _bounds(loaded, trials, confidence, optional=canaries or members is not None)
+    # All that can be wrong is looked at before the draws, which may take hours. A plan without a
+    # claim has none, so they would not look at the confidence.
+    if not 0.5 <= confidence < 1:
+        raise InputError(f"confidence: {confidence:g} is not at least 0.5 and below 1")
+    if out is not None:
+        check_output(out)
+    attack = None
     if members is not None and non_members is not None:
-        result["membership"] = _membership(loaded, members, non_members, confidence)
+        attack = _membership(loaded, members, non_members, confidence)
+    result = _bounds(loaded, trials, confidence, optional=canaries or attack is not None)
+    if attack is not None:
+        result["membership"] = attack()
     if canaries:
         result["canaries"] = _canaries(loaded, candidates)
     if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(result))
@@ -101,9 +114,9 @@ def _bounds(config: Config, trials: int, confidence: float, optional: bool) -> d
 
 def _membership(
     config: Config, members: str, non_members: str, confidence: float
-) -> dict[str, Any]:
-    from dpray.engines.embedder import SentenceTransformerEmbedder
-    from dpray.evaluation.membership import membership
+) -> Callable[[], dict[str, Any]]:
+    """The attack, to be called: its texts are read and its model is loaded."""
+    from dpray.evaluation.membership import check_numbers, membership
 
     released = Path(config.output.path) / "synthetic.jsonl"
     if not released.is_file():
@@ -111,8 +124,9 @@ def _membership(
     inside = _texts(members, "--members", config.data.text)
     outside = _texts(non_members, "--non-members", config.data.text)
     synthetic = _texts(str(released), "output.path", "text")
-    embedder = SentenceTransformerEmbedder(config.embedder.model)
-    return membership(inside, outside, synthetic, embedder, confidence)
+    check_numbers(inside, outside, synthetic)
+    embedder = load_embedder(config.embedder.model, "embedder.model")
+    return partial(membership, inside, outside, synthetic, embedder, confidence)
 
 
 def _texts(path: str, key: str, column: str) -> list[str]:

@@ -6,6 +6,7 @@ import json
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any, Literal
 
 import typer
@@ -22,6 +23,9 @@ from dpray.io.records import Where, list_files, read_rows, text_of
 from dpray.types import InputError
 
 DEFAULT_EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
+
+TEXT, LABEL = "text", "label"
+"""The columns of a release, whatever those of its data are named."""
 
 FILM_SCHEMA = files("dpray.evaluation") / "film.schema.json"
 """The checks of Amin et al. (2024), Section 5.3, on the fields that they name."""
@@ -51,8 +55,17 @@ def evaluate(
             "film records of Amin et al. 2024."
         ),
     ] = None,
-    text: Annotated[str, typer.Option(help="Name of the column with the text.")] = "text",
-    label: Annotated[str, typer.Option(help="Name of the column with the label.")] = "label",
+    text: Annotated[
+        str,
+        typer.Option(help="Name of the column with the text; a release may have its own, `text`."),
+    ] = TEXT,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the column with the label; a release may have its own, `label`.",
+            show_default=LABEL,
+        ),
+    ] = None,
     embedder: Annotated[
         list[str] | None,
         typer.Option(
@@ -88,7 +101,7 @@ def evaluate(
     ] = False,
     topics: Annotated[
         Literal["kmeans", "bertopic"],
-        typer.Option(help="What clusters the embeddings; bertopic is an extra, dpray[bertopic]."),
+        typer.Option(help="What clusters the embeddings; bertopic is an extra, dpray\\[bertopic]."),
     ] = "kmeans",
     ray_address: Annotated[
         str,
@@ -104,18 +117,23 @@ def evaluate(
     ] = False,
 ) -> None:
     """Measure synthetic records against real ones. NOT private: keep the result to yourself."""
-    paths = {"real": real, "synthetic": synthetic, "train": train, "floor": floor}
-    sets = {
-        name: _read(path, f"--{name}", text, label)
-        for name, path in paths.items()
-        if path is not None
-    }
-    schema_object = None if schema is None else _read_schema(schema)
-
     if extraction and lm is None:
         raise InputError("extraction: needs --lm, a causal language model")
     if extraction and (networks or encoder is not None):
         raise InputError("extraction: phrases are no classes for --networks or --encoder")
+    path = _output_file(out)
+    paths = {"real": real, "synthetic": synthetic, "train": train, "floor": floor}
+    sets = {
+        name: _read(given, f"--{name}", text, label or LABEL)
+        for name, given in paths.items()
+        if given is not None
+    }
+    if sets["real"][0][1] is None:
+        needing = {"--label": label, "--networks": networks, "--encoder": encoder,
+                   "--extraction": extraction}  # fmt: skip
+        if asked := [option for option, value in needing.items() if value]:
+            raise InputError(f"{asked[0]}: no record of --real has a label in '{label or LABEL}'")
+    schema_object = None if schema is None else _read_schema(schema)
     names = embedder or [DEFAULT_EMBEDDER]
     models, spread = _load_embedders(names, ray_address, actors, gpus_per_actor)
     cluster = load_bertopic() if topics == "bertopic" else k_means
@@ -137,7 +155,6 @@ def evaluate(
         )
     result |= {"embedder": names[0], "lm": lm, "clusters": topics, "files": paths}
     out.mkdir(parents=True, exist_ok=True)
-    path = out / "evaluation.json"
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(result, ensure_ascii=False))
@@ -152,14 +169,15 @@ def _load_embedders(
     if ray_address == "none":
         if actors > 1 or gpus_per_actor:
             raise InputError("actors: without --ray-address there is this process only")
-        return {name: _load_embedder(name) for name in names}, map
+        return {name: load_embedder(name) for name in names}, map
     from dpray.orchestration.evaluation import LateEmbedder, RayMap
 
     spread = RayMap(ray_address, actors, gpus_per_actor)
-    return {name: LateEmbedder(partial(_load_embedder, name)) for name in names}, spread
+    return {name: LateEmbedder(partial(load_embedder, name)) for name in names}, spread
 
 
-def _load_embedder(name: str) -> Embedder:
+def load_embedder(name: str, key: str = "embedder") -> Embedder:
+    """Raises InputError that names `key` where there is no such model."""
     # Imported late: it loads torch, which a mistyped path should not have to wait for.
     from dpray.engines.base import EngineError
     from dpray.engines.embedder import SentenceTransformerEmbedder
@@ -167,7 +185,7 @@ def _load_embedder(name: str) -> Embedder:
     try:
         return SentenceTransformerEmbedder(name)
     except (EngineError, InputError):
-        raise InputError(f"embedder: cannot load {name}, as a folder or from a hub") from None
+        raise InputError(f"{key}: cannot load {name}, as a folder or from a hub") from None
 
 
 def _load_language(encoder: str | None, lm: str | None, extraction: bool) -> dict[str, Any]:
@@ -188,6 +206,28 @@ def _load_language(encoder: str | None, lm: str | None, extraction: bool) -> dic
     return models
 
 
+def check_output(path: Path) -> None:
+    """Raises InputError where a file could not be written in the end; makes nothing."""
+    try:
+        made = next(place for place in (path.parent, *path.parent.parents) if place.exists())
+        if path.is_dir():
+            raise IsADirectoryError
+        with TemporaryFile(dir=made):
+            pass
+    except OSError as error:
+        raise InputError(f"--out: cannot write {path} ({type(error).__name__})") from None
+
+
+def _output_file(out: Path) -> Path:
+    check_output(out / "evaluation.json")
+    if (out / "run.json").exists():
+        raise InputError(
+            f"--out: {out}: what a run leaves there may be released, and this may not; give a "
+            f"folder such as {out / 'private'}"
+        )
+    return out / "evaluation.json"
+
+
 def _read(path: str, key: str, text: str, label: str) -> list[Labelled]:
     """The records of files, or of the release in a run's folder."""
     released = Path(path) / "synthetic.jsonl"
@@ -196,6 +236,8 @@ def _read(path: str, key: str, text: str, label: str) -> list[Labelled]:
     records: list[Labelled] = []
     for file in list_files(str(released) if released.exists() else path, key):
         for where, row in read_rows(file):
+            if not records and key == "--synthetic":
+                text, label = _own(row, text, TEXT), _own(row, label, LABEL)
             record = text_of(row, text, where), _label(row, label, where)
             if records and (record[1] is None) != (records[0][1] is None):
                 raise InputError(f"{where}: some records have a label, some have none")
@@ -205,11 +247,17 @@ def _read(path: str, key: str, text: str, label: str) -> list[Labelled]:
     return records
 
 
+def _own(row: dict[str, Any], column: str, own: str) -> str:
+    """The column, or a release's own name of it, where a row has that one only."""
+    return own if column not in row and own in row else column
+
+
 def _label(row: dict[str, Any], column: str, where: Where) -> str | None:
+    """As `run` reads it: numbers too, by their usual form."""
     value = row.get(column)
-    if value is not None and not isinstance(value, str | int):
+    if value is not None and not isinstance(value, str | int | float):
         raise InputError(f"{where}: no label in column '{column}'")
-    return None if value is None else str(value)
+    return None if value is None else text_of({column: str(value)}, column, where)
 
 
 def _read_schema(name: str) -> dict[str, Any]:

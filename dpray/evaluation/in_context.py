@@ -122,9 +122,13 @@ class InContextClassifier:
         free, of_texts = p_NL[: len(CONTENT_FREE)], p_NL[len(CONTENT_FREE) :]
         predicted = np.array(self.labels)[calibrated(of_texts, free).argmax(axis=1)]
         truth = [label for _, label in tested]
+        # Of the labels that were asked about, as downstream: others have no record to be found.
+        macro_f1 = f1_score(
+            truth, predicted, labels=np.unique(truth), average="macro", zero_division=0.0
+        )
         return {
             "accuracy": float(accuracy_score(truth, predicted)),
-            "macro_f1": float(f1_score(truth, predicted, average="macro", zero_division=0.0)),
+            "macro_f1": float(macro_f1),
         }
 
 

@@ -45,11 +45,7 @@ def membership(
     some synthetic text holds. Raises InputError for fewer than 100 records a side or no synthetic
     text.
     """
-    for name, texts in (("members", members), ("non-members", non_members)):
-        if len(texts) < FEW:
-            raise InputError(f"{name}: {len(texts)} records are too few, it takes {FEW}")
-    if not synthetic:
-        raise InputError("synthetic records: there are none")
+    check_numbers(members, non_members, synthetic)
     made_ND = np.asarray(embedder.embed(list(synthetic)))
 
     def cosine(texts: Sequence[str]) -> Scores:
@@ -75,13 +71,31 @@ def membership(
     }
 
 
+def check_numbers(
+    members: Sequence[str], non_members: Sequence[str], synthetic: Sequence[str]
+) -> None:
+    """Raises InputError for fewer than 100 records a side or no synthetic text."""
+    for name, texts in (("members", members), ("non-members", non_members)):
+        if len(texts) < FEW:
+            raise InputError(f"{name}: {len(texts)} records are too few, it takes {FEW}")
+    if not synthetic:
+        raise InputError("synthetic records: there are none")
+
+
 def attack(members: Scores, non_members: Scores, confidence: float) -> dict[str, Any]:
-    """What one score tells: larger ones are held to be members'."""
+    """What one score tells: larger ones are held to be members'.
+
+    The area's interval is the normal one with DeLong's error. Where that is 0 (the sides do not
+    overlap, or all scores are one), it says nothing of how sure the area is, and the interval is
+    distribution-free instead (`auc_reach`).
+    """
     is_member = np.repeat([1, 0], [len(members), len(non_members)])
     scores = np.concatenate([members, non_members])
     area = float(roc_auc_score(is_member, scores))
     error = auc_standard_error(members, non_members)
     reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    if error == 0:
+        reach = auc_reach(len(members), len(non_members), confidence)
     false, true, _ = roc_curve(is_member, scores, drop_intermediate=False)
     return {
         "auc": area,
@@ -101,3 +115,9 @@ def auc_standard_error(members: Scores, non_members: Scores) -> float:
     above_m = (ranks[:m] - stats.rankdata(members)) / n
     above_n = 1 - (ranks[m:] - stats.rankdata(non_members)) / m
     return math.sqrt(above_m.var(ddof=1) / m + above_n.var(ddof=1) / n)
+
+
+def auc_reach(members: int, non_members: int, confidence: float) -> float:
+    """How far from the true area the found one may lie, whatever the scores' distributions: the
+    area is a two-sample U-statistic of a kernel between 0 and 1 (Hoeffding 1963, Section 5b)."""
+    return math.sqrt(math.log(2 / (1 - confidence)) / (2 * min(members, non_members)))

@@ -99,11 +99,14 @@ def read_rows(path: str) -> Iterator[tuple[Where, dict[str, Any]]]:
 
 
 def text_of(row: dict[str, Any], column: str, where: Where) -> str:
-    """Raises InputError that names the row where it has no text there."""
+    """A row's text, lone surrogates, which no model reads, made question marks.
+
+    Raises InputError that names the row where it has no text there.
+    """
     value = row.get(column)
     if not isinstance(value, str):
         raise InputError(f"{where}: no text in column '{column}'")
-    return value
+    return value.encode("utf-8", "replace").decode("utf-8")
 
 
 def fingerprint(path: str) -> str:

@@ -25,7 +25,7 @@ from dpray.orchestration import methods
 from dpray.orchestration.dp_sgd.released import ReleasedModel
 from dpray.orchestration.dp_sgd.run import MODEL
 from dpray.orchestration.runner import OnProgress, Progress
-from dpray.types import InputError
+from dpray.types import DprayError, InputError, Resumable
 
 Values = dict[str, str]
 """Columns of a canary's rows beside its text."""
@@ -39,7 +39,7 @@ def try_canaries(
     look-alikes and itself and its exposure. Private: computed from a run that nothing paid for.
 
     A canary that is repeated is as many records, and as many units. Raises InputError where the
-    configuration leaves no place for them.
+    configuration leaves no place for them, DprayError where the run does not finish.
     """
     if candidates < 1:
         raise InputError(f"candidates: {candidates} is no number of look-alikes")
@@ -52,7 +52,14 @@ def try_canaries(
         folder = Path(name)
         _write_with_canaries(config, planted, folder / "records.jsonl")
         copy = _throwaway(config, folder)
-        methods.run(copy, on_progress)
+        try:
+            methods.run(copy, on_progress)
+        except Resumable:
+            # What could be gone on from is in the folder, which goes too.
+            raise DprayError(
+                "canaries: their run did not finish, and nothing of it is kept: the same command "
+                "starts anew"
+            ) from None
         texts = [row["text"] for _, row in read_rows(str(folder / "run" / "synthetic.jsonl"))]
         found = [
             {

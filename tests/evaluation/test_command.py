@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from dpray.cli import run_command
 from dpray.commands.evaluate import evaluate
 from dpray.types import InputError
 
@@ -223,6 +224,8 @@ def test_phrases_are_extracted_and_nothing_classifies(
         (("--extraction",), "^extraction: needs --lm"),
         (("--extraction", "--lm", "x", "--networks"), "^extraction: phrases are no classes"),
         (("--schema", "/no/schema.json"), "^schema: cannot read /no/schema.json"),
+        (("--label", "dept"), "^--label: no record of --real has a label in 'dept'$"),
+        (("--label", "dept", "--networks"), "^--label: no record"),
         (("--actors", 2), "^actors: without --ray-address"),
         (("--gpus-per-actor", 1), "^actors: without --ray-address"),
         (("--topics", "bertopic"), r"^topics: BERTopic .* pip install 'dpray\[bertopic\]'$"),
@@ -275,3 +278,63 @@ def test_a_runs_folder_stands_for_its_release(app, tmp_path, without_a_model):
     write_jsonl(run / "synthetic.jsonl", notes(20, 2), text="sample")
     with pytest.raises(InputError, match=r"^synthetic.jsonl, row 1: no text in column 'text'$"):
         invoke(app, *files)
+
+
+def test_a_release_has_columns_of_its_own(app, tmp_path, without_a_model):
+    """Of data with other names and with labels that are numbers."""
+    stars = {"cardio": 1, "derma": 2.5}
+    real = write_jsonl(tmp_path / "real.jsonl", [(t, stars[y]) for t, y in notes(40, 1)], "a", "b")
+    made = [(text, str(stars[label])) for text, label in notes(20, 2)]
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", made)
+    files = ("--real", real, "--synthetic", synthetic, "--seeds", 1)
+
+    invoke(app, *files, "--text", "a", "--label", "b", "--out", tmp_path)
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["records"]["synthetic"] == {"1": 10, "2.5": 10}
+    assert set(written["records"]["real"]) == {"1", "2.5"}
+    with pytest.raises(InputError, match=r"^real.jsonl, row 1: no text in column 'text'$"):
+        invoke(app, *files, "--out", tmp_path)
+
+
+def test_half_a_surrogate_pair_reaches_no_model(app, tmp_path, monkeypatch):
+    class Strict(BagOfWords):
+        def embed(self, texts):
+            assert all(text.encode() for text in texts)
+            return super().embed(texts)
+
+    monkeypatch.setattr("dpray.engines.embedder.SentenceTransformerEmbedder", lambda _: Strict())
+    broken = [(f"{text} \ud83d", f"{label}\udc00") for text, label in notes(40, 1)]
+    real = write_jsonl(tmp_path / "real.jsonl", broken)
+    invoke(app, "--real", real, "--synthetic", real, "--out", tmp_path, "--seeds", 1)
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["records"]["synthetic"] == {"cardio?": 20, "derma?": 20}
+
+
+@pytest.mark.parametrize("option", [("--networks",), ("--encoder", "x"), ("--extraction",)])
+def test_what_needs_labels_is_refused_without_them(app, tmp_path, without_a_model, option):
+    records = [(text, None) for text, _ in notes(40, 1)]
+    real = write_jsonl(tmp_path / "real.jsonl", records)
+    files = ("--real", real, "--synthetic", real, "--out", tmp_path / "out", "--lm", "/no/model")
+    with pytest.raises(InputError, match=f"^{option[0]}: no record of --real has a label in"):
+        invoke(app, *files, *option)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(app, tmp_path, monkeypatch):
+    """Before a record is read: there is none. What may be released is no place either."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "taken" / "evaluation.json").mkdir(parents=True)
+    files = ("--real", tmp_path / "missing.jsonl", "--synthetic", tmp_path / "missing.jsonl")
+    for name in ("file", "file/folder", "taken"):
+        with pytest.raises(InputError, match=f"^--out: cannot write {tmp_path / name}/evaluation"):
+            invoke(app, *files, "--out", tmp_path / name)
+    with pytest.raises(InputError, match=r"^--out: .* may be released.*private$"):
+        invoke(app, *files, "--out", tmp_path)
+    with pytest.raises(InputError, match=r"^--real: no such file"):
+        invoke(app, *files, "--out", tmp_path / "private" / "of it")
+    assert not (tmp_path / "private").exists()
+
+
+def test_the_help_names_the_extra(capsys):
+    assert run_command(["evaluate", "--help"]) == 0
+    assert "dpray[bertopic]" in capsys.readouterr().out

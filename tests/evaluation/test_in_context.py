@@ -83,6 +83,21 @@ def test_calibration_undoes_a_bias_of_the_model(lm, monkeypatch):
     assert classifier.scores([], tested)["accuracy"] == 1.0
 
 
+def test_a_label_that_no_record_has_is_no_class_of_the_mean(lm, monkeypatch):
+    """It is predicted once of ten times: F1 of a is 1, of b 8 / 9, and c is none of theirs."""
+    classifier = InContextClassifier(lm, ["a", "b", "c"])
+    tested = [("t", label) for label in "aaaaabbbbb"]
+
+    def scorer(prefix, queries, answers):
+        rows = [[4.0 * (label == guess) for label in "abc"] for guess in "aaaaabbbbc"]
+        return np.array([[0.0] * 3] * (len(queries) - len(rows)) + rows)
+
+    monkeypatch.setattr(lm, "log_likelihoods", scorer)
+    found = classifier.scores([], tested)
+    assert found["accuracy"] == pytest.approx(0.9)
+    assert found["macro_f1"] == pytest.approx((1 + 8 / 9) / 2)
+
+
 def test_draws_are_balanced_without_repetition_and_new_for_each_seed():
     records = [(f"t{i}", "ab"[i >= 90]) for i in range(100)]
     drawn = _draw(records, 16, True, 0)

@@ -47,6 +47,22 @@ def test_the_interval_holds_the_area_as_often_as_stated() -> None:
     assert 335 <= held <= 380
 
 
+@pytest.mark.parametrize(
+    ("members", "others", "area"),
+    [(np.ones(100), np.zeros(120), 1.0), (np.zeros(120), np.ones(100), 0.0),
+     (np.zeros(100), np.zeros(100), 0.5)],
+)  # fmt: skip
+def test_without_an_error_the_interval_is_distribution_free(
+    members: np.ndarray, others: np.ndarray, area: float
+) -> None:
+    """By hand, of 100 records at 95 %: sqrt(log(40) / 200) = 0.1358."""
+    found = attack(members, others, 0.95)
+    assert auc_standard_error(members, others) == 0
+    assert found["auc"] == area
+    expected = [max(0.0, area - 0.1358), min(1.0, area + 0.1358)]
+    assert found["auc_interval"] == pytest.approx(expected, abs=1e-4)
+
+
 def test_found_at_one_percent_false() -> None:
     """One of 100 others lies above all but three of the members."""
     others = np.append(np.zeros(99), 5.0)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from dpray.io.records import PASSWORD, fingerprint, list_files, read_rows
+from dpray.io.records import PASSWORD, Where, fingerprint, list_files, read_rows, text_of
 from dpray.types import InputError
 
 ROWS = [{"text": "eins, zwei", "label": "a"}, {"text": 'drei "vier"\nfünf', "label": "b"}]
@@ -89,6 +89,14 @@ def test_rows_are_streamed(tmp_path: Path) -> None:
     assert next(rows)[1] == {"n": 1}
     with pytest.raises(InputError):
         next(rows)
+
+
+def test_a_text_holds_what_utf_8_can_hold() -> None:
+    """JSON may hold half of a surrogate pair; a tokenizer stops at it."""
+    row = {"text": json.loads(r'"caf\u00e9 \ud83d."')}
+    assert text_of(row, "text", Where("a.jsonl", 1)) == "café ?."
+    with pytest.raises(InputError, match=r"^a.jsonl, row 1: no text in column 'note'$"):
+        text_of(row, "note", Where("a.jsonl", 1))
 
 
 def test_a_fingerprint_is_of_all_contents_in_order(tmp_path: Path) -> None:
