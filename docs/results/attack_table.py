@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import reproduction
@@ -51,14 +52,17 @@ class Kept:
 def table(data: str, embed: Callable[[list[str]], np.ndarray]) -> list[str]:
     """The section of the page; empty where no run is at hand."""
     releases = {
-        (reproduction.NAMES[method], f"{epsilon:g}"): texts(out / "synthetic.jsonl")
+        (reproduction.NAMES[method], f"{epsilon:g}"): texts(reproduction.some_records(out))
         for method in reproduction.METHODS
         for epsilon in MEMBERS_OF
         if finished(out := reproduction.folder(data, method, epsilon, 0))
     }
     if not releases:
         return []
-    inside, outside = (texts(DATA / data / f"{part}.jsonl") for part in ("private", "test"))
+    inside, outside = (
+        texts(row for _, row in read_rows(str(DATA / data / f"{part}.jsonl")))
+        for part in ("private", "test")
+    )
     releases[f"{len(inside) // 2:,} of the private records as they are", ""] = inside[::2]
     lines = [
         f"## Attacks: {data}",
@@ -104,8 +108,8 @@ def canaries(data: str) -> list[str]:
     return lines
 
 
-def texts(path: Path) -> list[str]:
-    return [row["text"] for _, row in read_rows(str(path))]
+def texts(records: Iterable[dict[str, Any]]) -> list[str]:
+    return [record["text"] for record in records]
 
 
 if __name__ == "__main__":

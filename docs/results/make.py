@@ -180,6 +180,11 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
         f"The four methods: {name}": partial(reproduction.table, name, embedded, embed)
         for name in ("agnews", "yelp")
     },
+    "The four methods: what the two tables say": lambda: [
+        "## The four methods: what the two tables say",
+        "",
+        *reproduction.READING.splitlines(),
+    ],
     **{f"Attacks: {name}": partial(attack_table.table, name, embed) for name in ("agnews", "yelp")},
     "Private prediction: AG News": news,
     "Private prediction: film records": films,
