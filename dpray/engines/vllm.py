@@ -30,7 +30,9 @@ from dpray.engines.model_path import check_model_path
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_run import LockstepRun
 
-_DEFAULT_CONTEXT = 8192
+DEFAULT_CONTEXT = 8192
+"""Tokens of a longer context that are taken where `max_model_len` is not given."""
+
 _ENVIRONMENT = {
     # The engine runs in this process and the first model runner: a row is a request there.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -82,7 +84,7 @@ class VllmEngine:
         self.codec = TextCodec(model, max_model_len)
         vllm = _import_vllm()
         if max_model_len is None:
-            self.codec.context_length = min(self.codec.context_length, _DEFAULT_CONTEXT)
+            self.codec.context_length = min(self.codec.context_length, DEFAULT_CONTEXT)
         on_gpu = not vllm.platforms.current_platform.is_cpu()
         block_size = 16 if on_gpu else 32
         options: dict[str, Any] = {
@@ -91,7 +93,7 @@ class VllmEngine:
             "max_num_seqs": max_num_seqs,
             # A row whose prompt is cached still computes up to one block of it.
             "max_num_batched_tokens": max_num_batched_tokens
-            or max(_DEFAULT_CONTEXT, max_num_seqs * (block_size + 1)),
+            or max(DEFAULT_CONTEXT, max_num_seqs * (block_size + 1)),
             "block_size": block_size,
             "tensor_parallel_size": tensor_parallel_size,
             "enforce_eager": enforce_eager or not on_gpu,

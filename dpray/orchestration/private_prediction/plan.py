@@ -15,6 +15,7 @@ from dpray.config import Config
 from dpray.config.private_prediction import PrivatePredictionConfig
 from dpray.engines.model_path import check_model_path
 from dpray.engines.text import TextCodec
+from dpray.engines.vllm import DEFAULT_CONTEXT
 from dpray.io.prompts import PromptTemplate, load_template
 from dpray.mechanisms.partition import HashPartition
 from dpray.mechanisms.private_token import PrivateToken
@@ -192,16 +193,20 @@ def check_lengths(config: Config, template: PromptTemplate) -> None:
     in the model's context for a text of `method.max_tokens`."""
     method = config.method
     assert isinstance(method, PrivatePredictionConfig)
-    codec = TextCodec(check_model_path(config.engine.model), config.engine.max_model_len)
+    engine = config.engine
+    codec = TextCodec(check_model_path(engine.model), engine.max_model_len)
+    context = codec.context_length
+    if engine.kind == "vllm" and engine.max_model_len is None:
+        context = min(context, DEFAULT_CONTEXT)
     longest = max(
         len(codec.encode(prompt))
         for label in config.data.proportions
         for prompt in (template.private_prompt("", label), template.public_prompt(label))
     )
-    if longest + method.max_tokens > codec.context_length:
+    if longest + method.max_tokens > context:
         raise InputError(
             f"method.max_tokens: {method.max_tokens} and the {longest} tokens of method.template's "
-            f"prompt are more than the context of the model, {codec.context_length} tokens"
+            f"prompt are more than the context of the model, {context} tokens"
         )
 
 

@@ -12,6 +12,7 @@ import yaml
 from dpray.config import Config, load_config, parse_config
 from dpray.engines.text import TextCodec
 from dpray.io.prompts import load_template
+from dpray.orchestration.private_prediction import plan as plan_module
 from dpray.orchestration.private_prediction.plan import (
     PrivatePredictionPlan,
     make_private_prediction_plan,
@@ -100,6 +101,18 @@ def test_texts_that_do_not_fit_after_the_prompt_are_refused(
         plan(method__max_tokens=room + 1, **fits)
     with pytest.raises(InputError, match=rf"method\.max_tokens: {room} .* {CONTEXT - 1} tokens$"):
         plan(method__max_tokens=room, engine__max_model_len=CONTEXT - 1, **fits)
+
+
+def test_of_a_long_context_vllm_takes_a_part_where_none_is_given(
+    plan: Callable[..., PrivatePredictionPlan],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan_module, "DEFAULT_CONTEXT", 100)
+    changes = {"method__max_tokens": 90, "privacy__epsilon": 1e4}
+    assert plan(**changes).settings.max_tokens == 90
+    assert plan(engine__kind="vllm", engine__max_model_len=CONTEXT, **changes)
+    with pytest.raises(InputError, match=r"method\.max_tokens: 90 .* 100 tokens$"):
+        plan(engine__kind="vllm", **changes)
 
 
 def test_a_model_that_is_not_here_is_not_measured(
