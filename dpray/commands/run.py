@@ -74,7 +74,7 @@ def show_run(report: dict[str, Any], folder: Path, console: Console) -> None:
             f"'{report['ledger']['dataset']}': eps {report['ledger']['left']['epsilon']:.4g}",
             soft_wrap=True,
         )
-        if report["ledger"]["made_by_this_run"]:
+        if report["ledger"].get("made_by_this_run"):  # older versions did not say
             console.print("A new ledger was made: it knows of no other release of this data")
     for name in ("synthetic.jsonl", "privacy_report.html"):
         console.print(f"  {folder / name}", markup=False, highlight=False, soft_wrap=True)
