@@ -83,3 +83,9 @@ class Prompt:
 
     user: str = field(repr=False)
     prefix: str = field(default="", repr=False)
+
+
+def valid_unicode(text: str) -> str:
+    """Lone surrogates made question marks: JSON, and models' answers, may hold them; tokenizers,
+    files and databases refuse them."""
+    return text.encode("utf-8", "replace").decode("utf-8")

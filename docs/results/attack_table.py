@@ -8,7 +8,6 @@ runs when the page is written.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from itertools import groupby
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import reproduction
-from runs import DATA, HERE, RUNS, finished
+from runs import DATA, RUNS, audit_canaries, finished
 
 from dpray.evaluation.membership import membership
 from dpray.io.records import read_rows
@@ -34,12 +33,8 @@ def run(data: str, method: str) -> None:
     if (out := canaries_file(data, method)).exists():
         return
     out.parent.mkdir(exist_ok=True)
-    file, changes = reproduction.METHODS[method](EPSILON)
-    changes.append(f"privacy.delta={reproduction.DELTAS[data]}")
-    command = [sys.executable, "-m", "dpray", "audit", str(HERE / f"{file.format(data)}.yaml")]
-    options = ["--canaries", "--candidates", "1000", "--trials", "1000", "--out", str(out)]
-    settings = [f"privacy.epsilon={EPSILON}", *changes]
-    subprocess.run([*command, *settings, *options], check=True)
+    file, changes = reproduction.settings(data, method, EPSILON)
+    audit_canaries(file, out, EPSILON, changes)
 
 
 class Kept:

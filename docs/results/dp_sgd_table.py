@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from itertools import islice
@@ -15,7 +14,7 @@ from math import exp, inf
 from pathlib import Path
 
 import numpy as np
-from runs import DATA, HERE, RUNS, accuracy, finished, make, yaml_number
+from runs import CANDIDATES, DATA, HERE, RUNS, accuracy, audit_canaries, finished, make
 
 from dpray.config import load_config
 from dpray.config.dp_sgd import DpSgdConfig
@@ -29,9 +28,6 @@ LEARNING_RATES = {"lora": 4e-3, "full": 1e-3}
 NAMES = {"lora": "LoRA, rank 8", "full": "all weights"}
 CANARIES = {"lora": (8.0, inf)}
 BASE = Path("../shared/models/publm-12m")
-CANDIDATES = 1000
-"""Look-alikes of a canary; 15 canaries of so many are as much work as training."""
-
 ASKED = 400
 """Real test texts of which the perplexity is taken."""
 
@@ -59,16 +55,7 @@ def run_canaries(data: str) -> None:
     for tuning, epsilons in CANARIES.items():
         for epsilon in epsilons:
             if not (out := canaries_file(data, tuning, epsilon)).exists():
-                command = [
-                    sys.executable,
-                    "-m",
-                    "dpray",
-                    "audit",
-                    str(HERE / f"dp_sgd_{data}.yaml"),
-                ]
-                options = ["--canaries", "--candidates", str(CANDIDATES), "--trials", "1000"]
-                settings = [f"privacy.epsilon={yaml_number(epsilon)}", *changes(tuning)]
-                subprocess.run([*command, *settings, *options, "--out", str(out)], check=True)
+                audit_canaries(f"dp_sgd_{data}", out, epsilon, changes(tuning))
 
 
 def table(data: str, embedded: Callable[[Path], Embedded]) -> list[str]:

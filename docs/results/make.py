@@ -25,7 +25,7 @@ import numpy as np
 import reproduction
 import typer
 from joblib import Memory
-from runs import DATA, HERE, RUNS
+from runs import DATA, HERE, RUNS, as_embedded
 
 from dpray.commands.evaluate import FILM_SCHEMA
 from dpray.engines.embedder import SentenceTransformerEmbedder
@@ -97,9 +97,7 @@ def embed(texts: list[str]) -> np.ndarray:
 
 def embedded(path: Path) -> Embedded:
     """A file's vectors and labels."""
-    records = rows(path)
-    vectors = embed([row["text"] for row in records])
-    return Embedded(vectors, np.array([str(row["label"]) for row in records]))
+    return as_embedded(rows(path), embed)
 
 
 def share(report: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import dp_sgd_table
 import numpy as np
-from runs import DATA, RUNS, accuracy, finished, make
+from runs import DATA, RUNS, accuracy, as_embedded, finished, make
 
 from dpray.evaluation.downstream import Embedded
 from dpray.evaluation.fidelity import frechet_distance
@@ -78,13 +78,18 @@ def folder(data: str, method: str, epsilon: float, number: int) -> Path:
     return RUNS / f"reproduction_{data}" / f"{method}-{epsilon:g}-{number}"
 
 
+def settings(data: str, method: str, epsilon: float) -> tuple[str, list[str]]:
+    """The name of the configuration's file, and what is set after it but for epsilon."""
+    file, changes = METHODS[method](epsilon)
+    return file.format(data), [*changes, f"privacy.delta={DELTAS[data]}"]
+
+
 def run(data: str, method: str) -> None:
     for number in range(RUNS_OF_EACH):
         for epsilon in EPSILONS:
             if not finished(out := folder(data, method, epsilon, number)):
-                file, changes = METHODS[method](epsilon)
-                changes.append(f"privacy.delta={DELTAS[data]}")
-                make(file.format(data), out, epsilon, changes)
+                file, changes = settings(data, method, epsilon)
+                make(file, out, epsilon, changes)
 
 
 READING = """\
@@ -110,7 +115,7 @@ def table(
     """The section of the page; empty where no run is at hand."""
     found = {
         (method, epsilon): [
-            released(out, embed)
+            as_embedded(some_records(out), embed)
             for number in range(RUNS_OF_EACH)
             if finished(out := folder(data, method, epsilon, number))
         ]
@@ -153,12 +158,6 @@ def some_records(out: Path) -> list[dict[str, Any]]:
     """Of a release, evenly spread and `MOST` at most."""
     records = [row for _, row in read_rows(str(out / "synthetic.jsonl"))]
     return records[:: -(-len(records) // MOST)]
-
-
-def released(out: Path, embed: Callable[[list[str]], np.ndarray]) -> Embedded:
-    records = some_records(out)
-    vectors = embed([row["text"] for row in records])
-    return Embedded(vectors, np.array([str(row["label"]) for row in records]))
 
 
 def row(name: str, of_epsilons: Sequence[Sets], test: Embedded) -> str:

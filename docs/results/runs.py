@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from dpray.evaluation.downstream import Embedded, logistic_regression
 HERE = Path(__file__).parent
 DATA = Path("../shared/data")
 RUNS = Path("out/results")
+CANDIDATES = 1000
+"""Look-alikes of a canary; 15 canaries of so many are as much work as training."""
 
 
 def finished(out: Path) -> bool:
@@ -27,6 +30,22 @@ def yaml_number(epsilon: float) -> str:
 def accuracy(train: Embedded, test: Embedded) -> float:
     """Of a logistic regression."""
     return float(np.mean(logistic_regression(train).predict(test.vectors) == test.labels))
+
+
+def as_embedded(
+    records: Sequence[dict[str, Any]], embed: Callable[[list[str]], np.ndarray]
+) -> Embedded:
+    """The records' vectors and labels."""
+    vectors = embed([record["text"] for record in records])
+    return Embedded(vectors, np.array([str(record["label"]) for record in records]))
+
+
+def audit_canaries(file: str, out: Path, epsilon: float, changes: Sequence[str]) -> None:
+    """`dpray audit docs/results/FILE.yaml --canaries`; its findings go to `out`."""
+    command = [sys.executable, "-m", "dpray", "audit", str(HERE / f"{file}.yaml")]
+    options = ["--canaries", "--candidates", f"{CANDIDATES}", "--trials", "1000", "--out", str(out)]
+    settings = [f"privacy.epsilon={yaml_number(epsilon)}", *changes]
+    subprocess.run([*command, *settings, *options], check=True)
 
 
 def make(file: str, out: Path, epsilon: float, changes: Sequence[str] = ()) -> None:

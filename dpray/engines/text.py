@@ -13,7 +13,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from dpray.engines.base import Completion, EngineError, PlainPrompt, Prompt, Sampling
-from dpray.types import InputError
+from dpray.types import InputError, valid_unicode
 
 # How far back in a prompt a tokenizer's decoder may look to decide on a leading space.
 _DECODER_CONTEXT = 6
@@ -58,7 +58,7 @@ class TextCodec:
         return tuple(ids)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        user, prefix = _valid_unicode(prompt.user), _valid_unicode(prompt.prefix)
+        user, prefix = valid_unicode(prompt.user), valid_unicode(prompt.prefix)
         if isinstance(prompt, PlainPrompt):
             return (self.start_id, *self.ids(user))
         if self.tokenizer.chat_template is None:
@@ -85,7 +85,7 @@ class TextCodec:
         """
         if max_tokens <= 0:
             return ""
-        window = _valid_unicode(text[: max_tokens * self._longest_token + 1])
+        window = valid_unicode(text[: max_tokens * self._longest_token + 1])
         offsets = self.tokenizer(
             window, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )["offset_mapping"]
@@ -150,11 +150,6 @@ class TextCodec:
     @cached_property
     def _longest_token(self) -> int:
         return max(map(len, self.tokenizer.get_vocab()))
-
-
-def _valid_unicode(text: str) -> str:
-    """Lone surrogates replaced, one character for one: tokenizers refuse them."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:

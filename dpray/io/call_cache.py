@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpray.types import DprayError
+from dpray.types import DprayError, valid_unicode
 
 CALLS = "calls.db"
 """What a run's file is called."""
@@ -71,7 +71,7 @@ class CallCache:
         self, request_id: str, digest: str, text: str, prompt_tokens: int, completion_tokens: int
     ) -> None:
         """Keep a finished call. One that is there already stays as it is."""
-        row = (request_id, digest, _valid_unicode(text), prompt_tokens, completion_tokens)
+        row = (request_id, digest, valid_unicode(text), prompt_tokens, completion_tokens)
         with self._errors():
             added = self._connection.execute(
                 "INSERT INTO calls VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", row
@@ -123,8 +123,3 @@ def forget_calls(path: Path) -> None:
     """Remove the file, and what SQLite keeps beside it."""
     for end in ("", "-wal", "-shm"):
         path.with_name(path.name + end).unlink(missing_ok=True)
-
-
-def _valid_unicode(text: str) -> str:
-    """Lone surrogates replaced, as models' answers may hold them and SQLite does not."""
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow.fs
 import pyarrow.parquet
 
-from dpray.types import InputError
+from dpray.types import InputError, valid_unicode
 
 PASSWORD = re.compile(r"\w[\w+.-]*://[^@/]*:(?!\d+/)[^@]*@")
 """What a URI with a password begins with; a slash may stand in it, and a port is none."""
@@ -106,7 +106,7 @@ def text_of(row: dict[str, Any], column: str, where: Where) -> str:
     value = row.get(column)
     if not isinstance(value, str):
         raise InputError(f"{where}: no text in column '{column}'")
-    return value.encode("utf-8", "replace").decode("utf-8")
+    return valid_unicode(value)
 
 
 def fingerprint(path: str) -> str:

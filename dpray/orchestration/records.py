@@ -9,7 +9,7 @@ from typing import Any
 from dpray.config import DataConfig
 from dpray.io.records import Where, list_files, read_rows
 from dpray.mechanisms.partition import content_id
-from dpray.types import InputError, Record
+from dpray.types import InputError, Record, valid_unicode
 
 Row = dict[str, Any]
 """At least {text, unit, rank}; `rank` says which records of a unit stay."""
@@ -109,7 +109,7 @@ def _text(where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextO
             f"{where}: the text has {len(value)} characters, more than data.max_characters "
             f"{data.max_characters}"
         )
-    return value.encode("utf-8", "replace").decode("utf-8")
+    return valid_unicode(value)
 
 
 def _columns(

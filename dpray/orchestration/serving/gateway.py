@@ -24,6 +24,7 @@ from dpray.config.serve import ServeConfig
 from dpray.orchestration.serving.access import ANYBODY, InFlight, Keys, Salts, is_loopback
 from dpray.orchestration.serving.errors import INTERNAL, ApiError, model_not_found
 from dpray.orchestration.serving.metrics import CONTENT_TYPE, GatewayMetrics
+from dpray.types import valid_unicode
 
 Endpoint = Callable[[dict[str, Any], str], Awaitable[Response]]
 """Answers a request's JSON object; the second argument is the salt of the caller's cache."""
@@ -226,7 +227,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
     refuse them."""
     try:
         text = json.dumps(json.loads(body), ensure_ascii=False)
-        value = json.loads(text.encode("utf-8", "replace"))
+        value = json.loads(valid_unicode(text))
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
