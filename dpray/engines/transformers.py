@@ -5,13 +5,11 @@ from __future__ import annotations
 import gc
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, StoppingCriteria
-from transformers.cache_utils import DynamicLayer
-from transformers.utils.logging import disable_progress_bar
+from transformers import StoppingCriteria
 
 from dpray.engines.base import (
     Completion,
@@ -26,36 +24,16 @@ from dpray.engines.base import (
     sampling_of_each,
 )
 from dpray.engines.model_path import check_model_path
+from dpray.engines.rows import Rows, advance, left_padded, load_model, prefill
 from dpray.engines.text import TextCodec, cut_at_stop
-
-
-def _left_padded(
-    prompts: Sequence[tuple[int, ...]], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, both (rows, longest prompt)."""
-    longest = max(map(len, prompts))
-    ids = torch.zeros(len(prompts), longest, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
-    return ids.to(device), mask.to(device)
-
-
-@dataclass
-class _Rows:
-    """Some rows of a group after their prompts: KV cache, attention mask, first logits."""
-
-    cache: Any
-    mask: torch.Tensor
-    logits: torch.Tensor
 
 
 class TransformersEngine:
     """An `Engine` over `AutoModelForCausalLM`.
 
     `device` "auto" is the first GPU where there is one. `max_rows` is how many rows go through the
-    model at a time; a group may be larger, its selector sees all of them.
+    model at a time; a group may be larger, its selector sees all of them. A group's public row goes
+    through by itself, so that its logits are a function of public values (see `PublicPass`).
     """
 
     def __init__(
@@ -72,13 +50,8 @@ class TransformersEngine:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(device)
         self._max_rows = max_rows
-        disable_progress_bar()
-        try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-        except (OSError, ValueError) as error:
-            raise EngineError(f"cannot load {model} ({type(error).__name__})") from error
-        self._model: Any = loaded.to(self._device).eval()
-        self._prefilled: tuple[tuple[tuple[int, ...], ...], list[_Rows]] | None = None
+        self._model: Any = load_model(model, dtype, self._device)
+        self._prefilled: tuple[tuple[tuple[int, ...], ...], list[Rows]] | None = None
 
     @property
     def vocabulary_size(self) -> int:
@@ -146,7 +119,7 @@ class TransformersEngine:
         self, prompts: list[tuple[int, ...]], samplings: list[Sampling]
     ) -> list[Completion]:
         """One batch; its rows are computed as long as the longest and cut."""
-        ids, mask = _left_padded(prompts, self._device)
+        ids, mask = left_padded(prompts, self._device)
         sampling = samplings[-1]  # the one of most tokens
         options: dict[str, Any] = {"do_sample": sampling.temperature > 0}
         if sampling.temperature > 0:
@@ -193,14 +166,14 @@ class TransformersEngine:
         prompts = (*group.private_prompts, group.public_prompt)
         self._codec.check_length(max(map(len, prompts)), group.max_tokens)
         selector = group.selector.build()
-        rows = self._prefill(prompts)
+        rows = self._prefill(group)
         logits = torch.cat([part.logits for part in rows])
         tokens: list[int] = []
         reason: FinishReason = "length"
         text = None
         while text is None and len(tokens) < group.max_tokens:
             if tokens:
-                logits = torch.cat([self._advance(part, tokens) for part in rows])
+                logits = torch.cat([advance(self._model, part, tokens) for part in rows])
             token = self._select(selector, logits)
             if token is None:
                 reason = "exhausted"
@@ -220,46 +193,23 @@ class TransformersEngine:
         except Exception as error:
             raise EngineError(f"the token selector failed ({type(error).__name__})") from error
 
-    def _prefill(self, prompts: tuple[tuple[int, ...], ...]) -> list[_Rows]:
-        """The rows after their prompts; kept for the batch's next text, which has the same."""
+    def _prefill(self, group: LockstepGroup) -> list[Rows]:
+        """The private rows after their prompts, then the public one by itself; kept for the batch's
+        next text, which has the same prompts."""
+        prompts = (*group.private_prompts, group.public_prompt)
         if self._prefilled is not None and self._prefilled[0] == prompts:
-            rows = self._prefilled[1]
-            for part in rows:
-                part.cache.crop(-(part.cache.get_seq_length() - part.mask.shape[1]))
-            return rows
+            for part in self._prefilled[1]:
+                part.rewind()
+            return self._prefilled[1]
         self._prefilled = None
+        private = group.private_prompts
+        chunks = [private[i : i + self._max_rows] for i in range(0, len(private), self._max_rows)]
         rows = [
-            self._prefill_rows(prompts[start : start + self._max_rows])
-            for start in range(0, len(prompts), self._max_rows)
+            prefill(self._model, chunk, self._device) for chunk in (*chunks, (group.public_prompt,))
         ]
-        if all(type(layer) is DynamicLayer for part in rows for layer in part.cache.layers):
+        if all(part.can_rewind for part in rows):
             self._prefilled = (prompts, rows)
         return rows
-
-    def _prefill_rows(self, prompts: tuple[tuple[int, ...], ...]) -> _Rows:
-        ids, mask = _left_padded(prompts, self._device)
-        cache = DynamicCache(config=self._model.config)
-        output = self._model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-            past_key_values=cache,
-            logits_to_keep=1,
-        )
-        return _Rows(cache, mask, output.logits[:, -1].float())
-
-    def _advance(self, rows: _Rows, tokens: list[int]) -> torch.Tensor:
-        """The rows' logits after one more token; the same for all."""
-        count = rows.mask.shape[0]
-        grown = rows.mask.new_ones(count, len(tokens))
-        output = self._model(
-            input_ids=rows.mask.new_full((count, 1), tokens[-1]),
-            attention_mask=torch.cat([rows.mask, grown], dim=1),
-            position_ids=rows.mask.sum(1, keepdim=True) + len(tokens) - 1,
-            past_key_values=rows.cache,
-        )
-        logits: torch.Tensor = output.logits[:, -1].float()
-        return logits
 
 
 class _StopStrings(StoppingCriteria):

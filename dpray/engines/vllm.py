@@ -57,6 +57,15 @@ def _import_vllm() -> Any:
     return vllm
 
 
+def _take_invariant_kernels(vllm: Any) -> bool:
+    """Sets vLLM's batch-invariant mode where the device has it; whether it is in force."""
+    platform = vllm.platforms.current_platform
+    if not (platform.is_cuda() and platform.has_device_capability(80)):
+        return False
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    return True
+
+
 class VllmEngine:
     """An `Engine` over vLLM.
 
@@ -65,6 +74,12 @@ class VllmEngine:
     every private prompt and one more. `max_num_batched_tokens` defaults to what a group of
     `max_num_seqs` rows needs when its prompts are in the prefix cache. `kv_cache_gib` sizes the KV
     cache on a CPU, `gpu_memory_utilization` on a GPU. `seed` None: from the operating system.
+
+    `private_rows` says that groups of private prompts are decoded: kernels whose rows do not depend
+    on each other are taken where vLLM has them (`VLLM_BATCH_INVARIANT`: NVIDIA GPUs of compute
+    capability 8.0 or higher). `public_alone` says that tokens are cut out by a public row's logits,
+    which therefore may not share a forward pass with private rows: without such kernels a second
+    copy of the model computes them.
     """
 
     def __init__(
@@ -79,10 +94,19 @@ class VllmEngine:
         kv_cache_gib: float = 2.0,
         enforce_eager: bool = False,
         seed: int | None = None,
+        private_rows: bool = False,
+        public_alone: bool = False,
     ) -> None:
         model = check_model_path(model)
         self.codec = TextCodec(model, max_model_len)
         vllm = _import_vllm()
+        invariant = private_rows and _take_invariant_kernels(vllm)
+        second_copy = public_alone and not invariant
+        if second_copy and tensor_parallel_size > 1:
+            raise EngineError(
+                "method.candidates: a model split over engine.tensor_parallel_size devices without "
+                "batch-invariant kernels has no room for a public row by itself; take `all`"
+            )
         if max_model_len is None:
             self.codec.context_length = min(self.codec.context_length, DEFAULT_CONTEXT)
         on_gpu = not vllm.platforms.current_platform.is_cpu()
@@ -122,12 +146,26 @@ class VllmEngine:
         self.sampling_params = vllm.SamplingParams
         self.final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         self.delta = vllm.sampling_params.RequestOutputKind.DELTA
-        cache = self.llm.collective_rpc("lockstep_start")[0]
+        cache = self._start_workers(model if second_copy else None, options["dtype"])
         self.block_sizes: list[int] = cache["block_sizes"]
         self.blocks: int = cache["blocks"] - 1  # vLLM keeps one for itself
         self.max_rows = max_num_seqs
         self.max_step_tokens: int = options["max_num_batched_tokens"]
         self.serial = count()
+
+    def _start_workers(self, public_model: str | None, dtype: str) -> dict[str, Any]:
+        """Connects the processors of all ranks; returns the shape of the KV cache."""
+        try:
+            shapes = self.llm.collective_rpc("lockstep_start", args=(public_model, dtype))
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"no second copy of {public_model} for public rows ({type(error).__name__}): lower "
+                "engine.gpu_memory_utilization, or take method.candidates: all"
+            ) from error
+        shape: dict[str, Any] = shapes[0]
+        return shape
 
     @property
     def vocabulary_size(self) -> int:

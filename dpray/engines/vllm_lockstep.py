@@ -6,6 +6,9 @@ lets the group's selector draw one token, and forces it on all of them. A group 
 sampled: its rows are ended, and the engine, which asks with `LockstepWorker.lockstep_finish`, is
 told. With tensor parallelism every rank does all of this with the same numbers.
 
+Where the candidates are cut out by public logits, the selector is handed the public row's logits
+from a pass of their own (`PublicPass`), unless the kernels are invariant to the batch.
+
 A request belongs to a group by `SamplingParams.extra_args["dpray"]`: `group`, `row`, `size` (rows
 of the group, the public one included, which is the last) and `eos`; the public row also carries
 `factory` and `arguments` of the `SelectorSpec`.
@@ -22,6 +25,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from dpray.engines.base import SelectorSpec, TokenSelector
+from dpray.engines.rows import PublicPass, PublicRow, load_model
 
 Fate = Literal["running", "exhausted", "broken", "failed"]
 
@@ -33,7 +37,9 @@ class _Group:
     size: int
     eos: int
     spec: SelectorSpec | None = None
+    public_prompt: tuple[int, ...] = ()
     selector: TokenSelector | None = None
+    public_row: PublicRow | None = None
     tokens: list[int] = field(default_factory=list)
     fate: Fate = "running"
     error: str = ""
@@ -57,6 +63,7 @@ class LockstepProcessor(LogitsProcessor):
             raise ValueError("lockstep decoding needs async_scheduling=False")
         self.device = device
         self.groups: dict[str, _Group] = {}
+        self.public_pass: PublicPass | None = None
         # Rows whose prompt is not through yet, by batch index; the model runner's own array.
         self.unfinished_prefill = np.zeros(0, dtype=bool)
         self._slots: dict[int, tuple[str, int]] = {}
@@ -81,6 +88,7 @@ class LockstepProcessor(LogitsProcessor):
         group.outputs[row] = output_ids
         if "factory" in ticket:
             group.spec = SelectorSpec(ticket["factory"], ticket["arguments"])
+            group.public_prompt = tuple(prompt_ids or ())
         return name, row
 
     def _locate(self) -> None:
@@ -145,7 +153,14 @@ class LockstepProcessor(LogitsProcessor):
         if group.selector is None:
             assert group.spec is not None
             group.selector = group.spec.build()
-        return group.selector.select(logits[group.private], logits[group.indices[-1]])
+            if self.public_pass is not None:
+                group.public_row = self.public_pass.start(group.public_prompt)
+        public_V = (
+            logits[group.indices[-1]]
+            if group.public_row is None
+            else group.public_row.logits(group.tokens)
+        )
+        return group.selector.select(logits[group.private], public_V)
 
 
 class LockstepWorker:
@@ -159,10 +174,15 @@ class LockstepWorker:
                 return processor
         raise RuntimeError("this worker has no lockstep processor")
 
-    def lockstep_start(self) -> dict[str, Any]:
+    def lockstep_start(self, public_model: str | None, dtype: str) -> dict[str, Any]:
         """Connects the processor with its model runner and returns the shape of the KV cache:
-        `blocks` in all, and `block_sizes`, one for each kind of layer."""
-        self._lockstep_processor().unfinished_prefill = self.model_runner.discard_request_mask.np
+        `blocks` in all, and `block_sizes`, one for each kind of layer. `public_model` is the folder
+        of a second copy of the model, which computes public rows by themselves."""
+        processor = self._lockstep_processor()
+        processor.unfinished_prefill = self.model_runner.discard_request_mask.np
+        if public_model is not None:
+            model = load_model(public_model, dtype, processor.device)
+            processor.public_pass = PublicPass(model, processor.device)
         cache = self.model_runner.kv_cache_config
         sizes = [group.kv_cache_spec.block_size for group in cache.kv_cache_groups]
         return {"blocks": cache.num_blocks, "block_sizes": sizes}

@@ -32,11 +32,13 @@ class PrivateToken:
     in any component, and the distance by `records_per_unit / batch_size`. At most
     `private_tokens` tokens are drawn privately for a batch: `dp_event` is the cost of them all.
 
-    This holds for logits of a row that depend on this row alone. A forward pass keeps to that up to
-    its rounding, which goes with the shape of the whole pass: with a small model on a CPU, and one
-    row more, the average moved by 1.000 c / s in float32 (rounding had 4e-6 of it, in absolute
-    terms) and by up to 1.39 c / s in bfloat16. So a plan takes float32 unless told otherwise. On a
-    GPU this was not measured: kernels that multiply in TF32 are between the two.
+    This holds for logits of a row that depend on this row alone, and for candidates cut out by
+    public logits that no private row touches. Engines keep to the second exactly (`PublicPass`). To
+    the first, kernels keep up to their rounding, which goes with the shape of the whole forward
+    pass: every engine that decodes is tested for it (`row_variation`), and the report states what
+    was found. With a small model on a CPU, and one row more, the average moved by 1.000 c / s in
+    float32 and by up to 1.39 c / s in bfloat16. So a plan takes float32 unless told otherwise. The
+    sums themselves are exact (`dpray.mechanisms.clipping`).
 
     `batch_size` is the public expected size s; `threshold` and `noise` are theta and sigma of
     the sparse vector, both None where it is off.

@@ -8,6 +8,10 @@ import numpy as np
 import torch
 
 from dpray.accounting.events import AboveThreshold
+from dpray.mechanisms.clipping import row_blocks
+
+PROBABILITY_GRID = 2.0**40
+"""Steps of a probability; a batch of 8,000 rows sums to less than 2^53 of them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,13 @@ def distribution_distance(
     """`|| (1/s) * sum_i softmax(z_i) - softmax(z_pub) ||_1` (Eq. 2).
 
     The mean of the softmaxes, of sensitivity 1/s; the softmax of the mean logits has no such bound.
+    A row's probabilities are rounded down to multiples of 2^-40 and added up in float64: their sum
+    is exact, whatever the order of the rows.
     """
-    mean_V = torch.softmax(logits_SV.float(), dim=-1).sum(dim=0) / batch_size
-    return float((mean_V - torch.softmax(logits_public_V.float(), dim=-1)).abs().sum())
+    total_V = logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64)
+    for rows_SV, count in row_blocks(logits_SV):
+        steps_SV = torch.softmax(rows_SV.double(), dim=-1).mul_(PROBABILITY_GRID).floor_()
+        total_V += steps_SV[:count].sum(dim=0)
+    mean_V = total_V / (PROBABILITY_GRID * batch_size)
+    public_V = torch.softmax(logits_public_V.double(), dim=-1)
+    return float((mean_V - public_V).abs().sum())

@@ -22,5 +22,10 @@ OPTIONS = {
 """The keys of `engine` that each backend has a use for."""
 
 
-def build_engine(config: EngineConfig) -> Engine:
-    return make_engine(config.kind, config.model, **config.model_dump(include=OPTIONS[config.kind]))
+def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> Engine:
+    """The engine of this section. `public_alone` is given where it decodes groups of private rows:
+    whether tokens are cut out by a public row's logits (see `VllmEngine`)."""
+    options = config.model_dump(include=OPTIONS[config.kind])
+    if config.kind == "vllm" and public_alone is not None:
+        options |= {"private_rows": True, "public_alone": public_alone}
+    return make_engine(config.kind, config.model, **options)

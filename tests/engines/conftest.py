@@ -16,7 +16,14 @@ MAX_NUM_SEQS = 24
 def vllm_engine(model_folder: str) -> Iterator[Any]:
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
-    engine = make_engine("vllm", model_folder, max_num_seqs=MAX_NUM_SEQS, kv_cache_gib=0.25)
+    engine = make_engine(
+        "vllm",
+        model_folder,
+        max_num_seqs=MAX_NUM_SEQS,
+        kv_cache_gib=0.25,
+        private_rows=True,
+        public_alone=True,
+    )
     yield engine
     engine.close()
 

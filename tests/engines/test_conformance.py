@@ -86,6 +86,20 @@ def test_rows_come_in_the_order_of_the_prompts(engine: Engine) -> None:
     assert abs(decode(engine, backward)["order"].state["first_row"][0] - forward) > 1e-3
 
 
+def test_private_rows_change_no_bit_of_the_public_logits(engine: Engine) -> None:
+    """Adding one row, or many long ones, may not move a token into the candidates or out."""
+    script = [100 + i for i in range(MAX_TOKENS)]
+    public = engine.encode(Prompt("a text about anything", "Text:"))
+    keeper = SelectorSpec("tests.engines.token_selectors:PublicKeeper", {"script": script})
+    states = []
+    for rows, words in [(0, (3, 30)), (6, (3, 30)), (7, (3, 30)), (19, (3, 3)), (12, (40, 60))]:
+        private = make_group(engine, f"beside-{rows}", rows, words=words).private_prompts
+        group = LockstepGroup("a", private, public, keeper, MAX_TOKENS)
+        states.append(decode(engine, group)["a"].state)
+    assert len(states[0]["digests"]) == MAX_TOKENS
+    assert all(state == states[0] for state in states[1:])
+
+
 def test_an_exhausted_selector_stops_the_text(engine: Engine) -> None:
     results = decode(
         engine, make_group(engine, "a", 5, limit=4), make_group(engine, "none", 5, limit=0)

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
+
+
+class PublicKeeper:
+    """Keeps the bits of the public row's logits, and says `script`'s tokens."""
+
+    def __init__(self, script: list[int]) -> None:
+        self.script = script
+        self.digests: list[str] = []
+        self.orders: list[list[int]] = []
+
+    def select(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> int:
+        bits = logits_public_V.float().cpu().numpy().tobytes()
+        self.digests.append(hashlib.sha256(bits).hexdigest())
+        order = torch.argsort(logits_public_V.float(), descending=True, stable=True)
+        self.orders.append(order.tolist())
+        return self.script[len(self.digests) - 1]
+
+    def state(self) -> dict[str, Any]:
+        return {"digests": self.digests, "orders": self.orders}
 
 
 class MeanSampler:

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from dpray.engines.base import Engine, Prompt
+from dpray.engines.row_variation import row_variation
 from dpray.methods.private_prediction import Batch, BatchOutput
 from dpray.orchestration.private_prediction.plan import PrivatePredictionPlan
 from dpray.orchestration.records import Row
@@ -36,11 +37,14 @@ class BatchDecoder:
         self, plan: PrivatePredictionPlan, journal: Journal, attempt: Attempt, engine: Engine
     ) -> None:
         self.plan, self.journal, self.attempt, self.engine = plan, journal, attempt, engine
+        # With public prompts, before a private one is here.
+        self._row_variation = row_variation(engine, plan.settings.batch_size)
         self._room = engine.context_length - plan.method.max_tokens
 
     def decode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        """One outcome a batch: `{batch, examples, private_tokens, tokens}`, or `{batch, failed}`
-        with the name of the error's class (the error's text could hold private text)."""
+        """One outcome a batch: `{batch, examples, private_tokens, tokens, row_variation}`, or
+        `{batch, failed}` with the name of the error's class (the error's text could hold private
+        text)."""
         texts = group_rows(rows)
         if not texts:
             return
@@ -59,6 +63,7 @@ class BatchDecoder:
                 "examples": [[e.text, e.finish_reason, e.tokens] for e in output.examples],
                 "private_tokens": output.private_tokens,
                 "tokens": output.tokens,
+                "row_variation": self._row_variation,
             }
         for batch_id in texts:
             reason = reason or "BatchNotDecoded"

@@ -28,7 +28,7 @@ def decode_locally(
     for row in rows:
         if row["batch"] in by_batch:
             by_batch[row["batch"]].append(row)
-    engine = build_engine(plan.config.engine)
+    engine = build_engine(plan.config.engine, public_alone=plan.cuts_candidates)
     try:
         decoder = BatchDecoder(plan, journal, attempt, engine)
         waiting = iter(batches)

@@ -71,8 +71,14 @@ class PrivatePredictionPlan(Plan):
         return min(self.expected_texts, self.settings.max_records or self.expected_texts)
 
     @property
+    def cuts_candidates(self) -> bool:
+        """Whether some tokens cannot be drawn, by their public logits."""
+        return self.settings.candidates != "all"
+
+    @property
     def rounding(self) -> list[str]:
-        """What the guarantee leaves out where the model computes in 16 bits; nothing in float32."""
+        """What may go wrong where the model computes in 16 bits; nothing in float32. A run measures
+        how far."""
         dtype = self.config.engine.dtype
         if dtype == "float32":
             return []

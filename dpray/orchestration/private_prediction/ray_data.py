@@ -119,7 +119,8 @@ class DecodingActor:
     """The actor of the pool; all it knows is in `BatchDecoder`."""
 
     def __init__(self, plan: PrivatePredictionPlan, journal: Journal, attempt: Attempt) -> None:
-        self.decoder = BatchDecoder(plan, journal, attempt, build_engine(plan.config.engine))
+        engine = build_engine(plan.config.engine, public_alone=plan.cuts_candidates)
+        self.decoder = BatchDecoder(plan, journal, attempt, engine)
 
     def __call__(self, table: pa.Table) -> Iterator[pa.Table]:
         for outcome in self.decoder.decode(table.to_pylist()):

@@ -21,6 +21,10 @@ from dpray.orchestration.private_prediction.ray_data import decode_on_ray
 from dpray.orchestration.runner import OnProgress, Progress, Run
 from dpray.types import DprayError, Resumable
 
+CANDIDATES = (
+    "cut out by public logits, from forward passes or kernels that private rows do not touch"
+)
+
 
 @dataclass
 class Decoded:
@@ -30,12 +34,16 @@ class Decoded:
     examples: int = 0
     tokens: int = 0
     private_tokens: int = 0
+    row_variation: float | None = None
 
     def add(self, outcome: dict[str, Any]) -> None:
         self.batches += 1
         self.examples += len(outcome["examples"])
         self.tokens += outcome["tokens"]
         self.private_tokens += outcome["private_tokens"]
+        found = outcome.get("row_variation")  # older versions did not measure it
+        if found is not None:
+            self.row_variation = max(found, self.row_variation or 0.0)
 
 
 class PrivatePredictionRun(Run[PrivatePredictionPlan]):
@@ -149,11 +157,25 @@ class PrivatePredictionRun(Run[PrivatePredictionPlan]):
                 "batches": "disjoint, by a keyed hash of the unit's id; expected size "
                 f"{settings.batch_size}; parallel composition over batches",
                 "tokens": "softmax of the clipped mean of logits (exponential mechanism)",
+                "candidates": CANDIDATES if self.plan.cuts_candidates else "all tokens",
             },
+            "numerics": {"dtype": self.config.engine.dtype, "row_variation": done.row_variation},
             "public_inputs": {"template": settings.template},
-            "not_covered": [*NOT_COVERED, *self.plan.rounding],
+            "not_covered": [*NOT_COVERED, *self._rounding(done.row_variation)],
             "noise_source": NOISE_SOURCE,
         }
+
+    def _rounding(self, variation: float | None) -> list[str]:
+        """The part of c / s that is not claimed, by what was measured where the model ran."""
+        if variation is None:
+            return self.plan.rounding
+        if variation == 0.0:
+            return []
+        return [
+            f"a row's logits moved by up to {variation:.1e} with the other rows of its forward "
+            f"pass, in {self.config.engine.dtype} (measured with public prompts where the model "
+            "ran): the sensitivity c / s is claimed up to that"
+        ]
 
     def _published(self) -> int:
         published = self.journal.counts(self.id)["published"]

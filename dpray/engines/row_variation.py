@@ -1,0 +1,69 @@
+"""A test of the device: whether a row's logits depend on the rows that share its forward pass.
+
+Private prediction's sensitivity c / s is that of rows whose logits are functions of their own
+prompt. Kernels keep to that up to their rounding, which goes with the shape of the whole pass. How
+far, is measured here with public prompts, on the device and in the precision that decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpray.engines.base import (
+    Engine,
+    LockstepGroup,
+    LockstepResult,
+    Prompt,
+    SelectorSpec,
+)
+
+POSITIONS = 3
+TOKENS = 1024
+"""Logits of a row that are compared, spread over the vocabulary."""
+
+
+class RowProbe:
+    """A `TokenSelector` that keeps the first row's logits and continues with a fixed token."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.logits: list[list[float]] = []
+
+    def select(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> int:
+        row_V = logits_private_SV[0].float()
+        self.logits.append(row_V[:: max(1, len(row_V) // TOKENS)].tolist())
+        return self.token
+
+    def state(self) -> dict[str, Any]:
+        return {"logits": self.logits}
+
+
+def row_variation(engine: Engine, rows: int) -> float:
+    """The largest change of a row's logits, in nats, when up to `rows - 1` other rows of other
+    lengths share its forward passes: 0.0 where no bit changed."""
+    found: dict[str, list[list[float]]] = {}
+
+    def then(result: LockstepResult) -> None:
+        found[result.group_id] = result.state["logits"]
+
+    for group in _groups(engine, rows):
+        engine.decode_lockstep([group], then)
+    alone = np.array(found.pop("1"))
+    return max(
+        (float(np.abs(np.array(other) - alone).max()) for other in found.values()), default=0
+    )
+
+
+def _groups(engine: Engine, rows: int) -> Iterator[LockstepGroup]:
+    """The same first row alone and in groups of growing size."""
+    words = min(32, (engine.context_length - POSITIONS) // 8)
+    lengths = [words // 2, *(1 + 7 * row % words for row in range(1, rows))]
+    prompts = tuple(engine.encode(Prompt(" ".join(["a"] * length))) for length in lengths)
+    token = prompts[0][-1]
+    spec = SelectorSpec("dpray.engines.row_variation:RowProbe", {"token": token})
+    for size in sorted({1, *(size for size in (2, 8, 33) if size < rows), rows}):
+        yield LockstepGroup(str(size), prompts[:size], prompts[0], spec, POSITIONS)

@@ -1,0 +1,60 @@
+"""The device's own test: found where rows depend on each other, silent where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+
+from dpray.engines.base import Engine, LockstepGroup, LockstepResult
+from dpray.engines.row_variation import row_variation
+
+
+class Rounding:
+    """Stands in for a device of known rounding: a row's logits are moved by `step` for each other
+    row of its pass."""
+
+    context_length = 64
+
+    def __init__(self, step: float) -> None:
+        self.step = step
+        self.sizes: list[int] = []
+
+    def encode(self, prompt: Any) -> tuple[int, ...]:
+        return tuple(range(1, 2 + len(prompt.user.split())))
+
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], then: Callable[[LockstepResult], Any]
+    ) -> None:
+        for group in groups:
+            rows = len(group.private_prompts)
+            self.sizes.append(rows)
+            selector = group.selector.build()
+            first = float(group.private_prompts[0][-1])
+            for _ in range(group.max_tokens):
+                logits = torch.full((rows, 5000), first) + self.step * (rows - 1)
+                selector.select(logits, logits[0])
+            then(LockstepResult(group.group_id, "", (), "length", selector.state()))
+
+
+def test_rows_that_do_not_move_are_0() -> None:
+    device: Any = Rounding(0.0)
+    assert row_variation(device, 127) == 0.0
+    assert device.sizes == [1, 2, 8, 33, 127]
+
+
+@pytest.mark.parametrize("rows", [2, 8, 40])
+def test_the_largest_move_is_found(rows: int) -> None:
+    device: Any = Rounding(0.25)
+    assert row_variation(device, rows) == pytest.approx(0.25 * (rows - 1))
+
+
+def test_one_row_has_no_other_beside_it() -> None:
+    device: Any = Rounding(0.25)
+    assert row_variation(device, 1) == 0.0
+
+
+def test_a_real_engine_rounds_a_little(engine: Engine) -> None:
+    assert 0.0 <= row_variation(engine, 20) < 1e-3
