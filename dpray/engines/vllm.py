@@ -57,7 +57,7 @@ def _import_vllm() -> Any:
     return vllm
 
 
-def _take_invariant_kernels(vllm: Any) -> bool:
+def take_invariant_kernels(vllm: Any) -> bool:
     """Sets vLLM's batch-invariant mode where the device has it; whether it is in force."""
     platform = vllm.platforms.current_platform
     if not (platform.is_cuda() and platform.has_device_capability(80)):
@@ -100,7 +100,7 @@ class VllmEngine:
         model = check_model_path(model)
         self.codec = TextCodec(model, max_model_len)
         vllm = _import_vllm()
-        invariant = private_rows and _take_invariant_kernels(vllm)
+        invariant = private_rows and take_invariant_kernels(vllm)
         second_copy = public_alone and not invariant
         if second_copy and tensor_parallel_size > 1:
             raise EngineError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,22 @@ def test_private_rows_change_no_bit_of_the_public_logits(engine: Engine) -> None
         states.append(decode(engine, group)["a"].state)
     assert len(states[0]["digests"]) == MAX_TOKENS
     assert all(state == states[0] for state in states[1:])
+
+
+@pytest.mark.slow
+def test_public_logits_are_those_of_a_pass_by_itself(
+    vllm_engine: Engine, transformers_engine: Engine
+) -> None:
+    """To the last bit the same in both engines, because the same pass computes them."""
+    keeper = SelectorSpec(
+        "tests.engines.token_selectors:PublicKeeper", {"script": [7] * MAX_TOKENS}
+    )
+    found = []
+    for engine in (vllm_engine, transformers_engine):
+        group = replace(make_group(engine, "a", 5), selector=keeper)
+        found.append(decode(engine, group)["a"].state["digests"])
+    assert len(set(found[0])) == MAX_TOKENS
+    assert found[0] == found[1]
 
 
 def test_an_exhausted_selector_stops_the_text(engine: Engine) -> None:

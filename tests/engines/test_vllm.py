@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dpray.engines.base import EngineError, LockstepResult
+from dpray.engines.vllm import VllmEngine, take_invariant_kernels
 from dpray.engines.vllm_lockstep import LockstepProcessor
 from dpray.engines.vllm_run import LockstepRun
 from tests.engines.conftest import MAX_NUM_SEQS
@@ -221,6 +223,26 @@ def test_groups_run_side_by_side(vllm_engine: Any, monkeypatch: pytest.MonkeyPat
     vllm_engine.decode_lockstep(source(), then)
     assert max(together) == 3  # 8 rows each of 24
     assert pulled_at_first_result[0] == 4, "one more than run is pulled, not all"
+
+
+def test_a_split_model_without_invariant_kernels_cannot_cut_candidates(model_folder: str) -> None:
+    with pytest.raises(EngineError, match=r"method\.candidates.*tensor_parallel_size"):
+        VllmEngine(model_folder, tensor_parallel_size=2, private_rows=True, public_alone=True)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "capability", "taken"), [(True, 90, True), (True, 75, False), (False, 90, False)]
+)
+def test_invariant_kernels_are_taken_where_the_device_has_them(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, capability: int, taken: bool
+) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")  # put back after the test
+    platform = SimpleNamespace(
+        is_cuda=lambda: cuda, has_device_capability=lambda least: capability >= least
+    )
+    vllm = SimpleNamespace(platforms=SimpleNamespace(current_platform=platform))
+    assert take_invariant_kernels(vllm) is taken
+    assert os.environ["VLLM_BATCH_INVARIANT"] == ("1" if taken else "0")
 
 
 def test_nothing_stays_behind_in_the_workers(vllm_engine: Any) -> None:

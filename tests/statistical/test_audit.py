@@ -85,7 +85,7 @@ def with_sparse_vector() -> PrivateToken:
         clip_bound=0.01,
         temperature=1.0,
         public_temperature=1.0,
-        threshold=0.2,
+        threshold=0.25,
         noise=0.6,
     )
 
@@ -103,7 +103,7 @@ def says_only_target(tokens: list[int]) -> bool:
 
 
 def is_short(tokens: list[int]) -> bool:
-    """The first query was far: the canary lifts the distance by 1/s."""
+    """The first query was far: the canary lifts the distance from 0.2 over the threshold."""
     return len(tokens) == 1
 
 

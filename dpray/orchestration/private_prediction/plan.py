@@ -84,7 +84,8 @@ class PrivatePredictionPlan(Plan):
             return []
         return [
             f"engine.dtype {dtype}: a model that computes in 16 bits lets a row's logits depend, "
-            "in their last bits, on the other rows; the sensitivity c / s holds only up to that"
+            "in their last bits, on the other rows of its forward pass; the sensitivity c / s "
+            "holds only up to that"
         ]
 
     def method_summary(self) -> dict[str, Any]:
