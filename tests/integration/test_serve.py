@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from dpray.engines.embedder import SentenceTransformerEmbedder
+from tests.cluster.proxy import flood, in_lines, in_one_header, peak_bytes, running_proxy
 from tests.integration.processes import (
     MARKER,
     TIMEOUT,
@@ -312,6 +313,31 @@ def test_lost_replicas_cost_a_retry_and_no_request(served: Served) -> None:
     for name, pids in before.items():
         after = {each.pid for each in served.cluster.workers(f"ServeReplica:dpray:{name}")}
         assert after and after.isdisjoint(pids)
+
+
+def test_200_mb_of_headers_end_at_the_shipped_proxy(served: Served, tmp_path: Path) -> None:
+    """Sent to Serve's own port they end its proxy. OpenAI's client is answered meanwhile."""
+    serves_own = served.cluster.workers("ProxyActor")[0].pid
+    before = peak_bytes(serves_own)
+    with running_proxy(tmp_path, httpx.URL(served.url).port or 0) as proxy:
+        client = openai.OpenAI(
+            base_url=f"{proxy.url}/v1",
+            api_key=KEY,
+            http_client=openai.DefaultHttpxClient(verify=proxy.tls),
+            max_retries=0,
+            timeout=TIMEOUT,
+        )
+        text = chat(client).choices[0].message.content
+        with ThreadPoolExecutor(2) as pool:
+            floods = [pool.submit(flood, proxy, request()) for request in (in_one_header, in_lines)]
+            while not all(each.done() for each in floods):
+                assert chat(client).choices[0].message.content == text
+        assert [each.result()[0] for each in floods] == [431, 431]
+        assert proxy.peak_bytes < 150e6
+        stream = client.completions.create(model=LLM, prompt=WORD, max_tokens=9, stream=True)
+        assert len(list(stream)) > 3
+    assert served.cluster.workers("ProxyActor")[0].pid == serves_own
+    assert peak_bytes(serves_own) - before < 20e6
 
 
 def test_metrics_count_by_route_and_status(served: Served) -> None:
