@@ -1,47 +1,30 @@
-"""The files of `cluster/` and `jobs/`, checked offline and strictly: an unknown key is an error."""
+"""The other files of `cluster/`, and those of `jobs/`, checked offline and strictly: an unknown key
+is an error."""
 
 import copy
-import json
 import re
 from pathlib import Path
 
 import jsonschema
 import pytest
 import ray
-import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-import dpray
 from dpray.config import load_config
 from dpray.orchestration.methods import make_plan
 from dpray.types import InputError
+from tests.cluster.files import CLUSTER, IMAGE, ROOT, changed, read
 
-ROOT = Path(__file__).parents[2]
-CLUSTER = ROOT / "cluster"
-SCHEMAS = json.loads((Path(__file__).parent / "schemas" / "kuberay.json").read_text())
-IMAGE = f"registry.example.com/dpray:{dpray.__version__}-gpu"
 METHODS = ("private_prediction", "aug_pe", "dp_kps", "dp_sgd")
 JOBS = [path for name in METHODS for path in sorted((ROOT / "jobs").glob(f"{name}_?pu.yaml"))]
-MANIFESTS = sorted((CLUSTER / "kuberay").glob("*.yaml"))
-
-
-def read(path):
-    return yaml.safe_load(path.read_text())
-
-
-def validate_manifest(manifest):
-    schema = {"$ref": f"#/$defs/{manifest['kind']}", "$defs": SCHEMAS["$defs"]}
-    jsonschema.Draft202012Validator(schema).validate(manifest)
-
-
-def changed(tree, path, value):
-    """A copy of `tree` with one value set; a path's last key may be new."""
-    tree = copy.deepcopy(tree)
-    inner = tree
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
-    return tree
+# What a reader is shown to copy: files of ours, and the project's own documents.
+SHOWN = [
+    path
+    for start in ("README.md", "cluster/**/*", "docs/**/*", "jobs/*", "dpray/**/*")
+    for path in sorted(ROOT.glob(start))
+    if path.suffix in (".yaml", ".md")
+]
+POSTGRESQL_URL = re.compile(r"postgresql(?:\+psycopg)?://[^\s`)\"']*")
 
 
 def test_the_aws_file_is_what_the_autoscaler_takes():
@@ -51,13 +34,30 @@ def test_the_aws_file_is_what_the_autoscaler_takes():
     validate_config(prepared)
 
     kinds = prepared["available_node_types"]
-    gpu, head = kinds["gpu"], kinds[prepared["head_node_type"]]
-    assert set(kinds) == {"head", "gpu"}
-    assert (gpu["min_workers"], gpu["max_workers"], head["max_workers"]) == (0, 8, 0)
+    head = kinds[prepared["head_node_type"]]
+    assert set(kinds) == {"head", "cpu", "gpu"}
+    assert (head["max_workers"], head["resources"]) == (0, {"CPU": 0})
+    for workers in (kinds["cpu"], kinds["gpu"]):
+        assert (workers["min_workers"], workers["max_workers"]) == (0, 8)
+        assert workers["resources"].get("CPU") != 0
+    assert prepared["max_workers"] == 16
+    profiles = {name: kind["node_config"]["IamInstanceProfile"] for name, kind in kinds.items()}
+    assert profiles["head"] != profiles["gpu"] == profiles["cpu"]
+    assert all(kind["node_config"]["BlockDeviceMappings"] for kind in kinds.values())
     assert prepared["docker"]["image"] == IMAGE
     assert "--env RAY_AUTH_MODE=token" in prepared["docker"]["run_options"]
     assert prepared["setup_commands"] == prepared["head_setup_commands"] == []
     assert "--dashboard-host=127.0.0.1" in prepared["head_start_ray_commands"][-1]
+
+
+def test_the_nodes_get_no_file_that_holds_more_than_they_need():
+    mounts = read(CLUSTER / "aws.yaml")["file_mounts"]
+    assert mounts.pop("/home/ray/.ray/auth_token") == "~/.ray/auth_token"
+    assert set(mounts) == {"/home/ray/.pgpass", "/home/ray/.postgresql/root.crt"}
+    readme = (CLUSTER / "README.md").read_text()
+    for made in mounts.values():
+        assert made.startswith("~/.dpray/")
+        assert Path(made).name in readme
 
 
 @pytest.mark.parametrize(
@@ -78,78 +78,18 @@ def test_a_wrong_aws_file_is_seen(path, value):
         validate_config(prepare_config(config))
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
-def test_a_manifest_fits_the_closed_schema(path):
-    validate_manifest(read(path))
+def test_every_url_of_a_remote_ledger_checks_who_answers():
+    urls = [(path, url) for path in SHOWN for url in POSTGRESQL_URL.findall(path.read_text())]
+    assert {path.name for path, _ in urls} >= {"private_prediction_gpu.yaml", "dp_sgd_gpu.yaml"}
+    assert [(path.name, url) for path, url in urls if "sslmode=verify-full" not in url] == []
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("apiVersion",), "ray.io/v1alpha1"),
-        (("metadata", "name"), "Dpray_Job"),
-        (("spec", "entryPoint"), "dpray"),
-        (("spec", "submissionMode"), "k8sJobMode"),
-        (("spec", "rayClusterSpec", "authOptions", "mode"), "tokens"),
-        (("spec", "rayClusterSpec", "autoscalerOptions", "version"), 2),
-        (("spec", "rayClusterSpec", "autoscalerOptions", "idleTimeout"), 60),
-        (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "minReplica"), 0),
-        (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "maxReplicas"), "8"),
-        (("spec", "rayClusterSpec", "headGroupSpec", "rayStartParams", "num-cpus"), 0),
-        (("spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "volumes", 0), {}),
-        (("spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "containers"), []),
-    ],
-)
-def test_a_wrong_manifest_is_seen(path, value):
-    manifest = read(CLUSTER / "kuberay" / "rayjob.yaml")
-    with pytest.raises(jsonschema.ValidationError):
-        validate_manifest(changed(manifest, path, value))
-
-
-def test_the_schema_is_closed_everywhere():
-    def open_objects(node, at):
-        if isinstance(node, dict):
-            if node.get("type") == "object" and "additionalProperties" not in node:
-                yield at
-            for key, inner in node.items():
-                yield from open_objects(inner, f"{at}/{key}")
-
-    jsonschema.Draft202012Validator.check_schema(SCHEMAS)
-    assert list(open_objects(SCHEMAS["$defs"], "")) == []
-
-
-def test_the_job_and_the_standing_cluster_are_the_same_cluster():
-    job = read(CLUSTER / "kuberay" / "rayjob.yaml")["spec"]
-    cluster = read(CLUSTER / "kuberay" / "raycluster.yaml")["spec"]
-    workers = cluster["workerGroupSpecs"]
-
-    assert job["rayClusterSpec"] == cluster
-    assert cluster["rayVersion"] == ray.__version__
-    assert cluster["autoscalerOptions"]["version"] == "v2"
-    assert cluster["authOptions"]["mode"] == "token"
-    assert cluster["headGroupSpec"]["serviceType"] == "ClusterIP"
-    assert job["backoffLimit"] == 0
-    assert [w["minReplicas"] for w in workers] == [0] == [w["replicas"] for w in workers]
-
-    claim = read(CLUSTER / "kuberay" / "storage.yaml")["metadata"]["name"]
-    for group in (cluster["headGroupSpec"], *workers):
-        pod = group["template"]["spec"]
-        volumes = {volume["name"]: volume for volume in pod["volumes"]}
-        assert pod["restartPolicy"] == "Never"
-        assert volumes["dpray"]["persistentVolumeClaim"]["claimName"] == claim
-        for container in pod["containers"]:
-            assert container["image"] == IMAGE
-            assert container["resources"]["limits"] == container["resources"]["requests"]
-            assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes)
-
-
-def test_the_manifests_run_a_job_that_is_there():
-    entrypoint = read(CLUSTER / "kuberay" / "rayjob.yaml")["spec"]["entrypoint"]
-    command, run, path = entrypoint.split()
-    workdir = re.search(r"^WORKDIR (\S+)$", (CLUSTER / "Dockerfile").read_text(), re.MULTILINE)
-
-    assert (command, run) == ("dpray", "run")
-    assert (ROOT / Path(path).relative_to(workdir[1])).is_file()
+def test_examples_name_models_that_anyone_can_load():
+    named = re.compile(r"\bmodel: *[\"']?([\w.-]+/[\w./-]+)")
+    gated = re.compile(r"gemma|llama|mistral", re.IGNORECASE)
+    models = [(path, model) for path in SHOWN for model in named.findall(path.read_text())]
+    assert len(models) > 8
+    assert [(path.name, model) for path, model in models if gated.search(model)] == []
 
 
 def test_the_image_copies_what_is_there_and_pins_what_runs():

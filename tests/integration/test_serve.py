@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from dpray.engines.embedder import SentenceTransformerEmbedder
+from tests.cluster.proxy import flood, in_lines, in_one_header, peak_bytes, running_proxy
 from tests.integration.processes import (
     MARKER,
     TIMEOUT,
@@ -220,6 +221,10 @@ def test_wrong_requests_get_openais_errors_without_their_own_words(served: Serve
         ("completions", {"prompt": [WORD], "logprobs": WORD}),
         ("completions", {"prompt": WORD, "max_tokens": -1}),
         ("completions", {"prompt": WORD, WORD: WORD, "structured_outputs": {"regex": f"({WORD}"}}),
+        # Its context holds 256 tokens, its vocabulary 300 or so.
+        ("completions", {"prompt": WORD, "max_tokens": 257}),
+        ("completions", {"prompt": WORD, "logit_bias": {"999999": 1}}),
+        ("completions", {"prompt": WORD, "stream_options": {"include_usage": True}}),
     ]
     for path, body in bodies:
         answer = served.post(f"/v1/{path}", json={"model": LLM} | body)
@@ -228,6 +233,35 @@ def test_wrong_requests_get_openais_errors_without_their_own_words(served: Serve
         assert WORD not in answer.text
     assert served.post("/v1/completions", content=b"{" + MARKER, headers=JSON).status_code == 400
     assert served.get(f"/v1/{WORD}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("n", 17),
+        ("best_of", 1000),
+        ("use_beam_search", True),
+        ("priority", 0),
+        ("prompt_embeds", None),
+        ("structured_outputs", {"choice": ["a", "b"]}),
+        ("response_format", {"type": "json_object"}),
+        ("chat_template", "{{ messages }}"),
+        ("vllm_xargs", {"a": 1}),
+        ("allowed_token_ids", [1, 2]),
+        ("cache_salt", "another's"),
+        ("request_id", "another's"),
+    ],
+)
+def test_what_is_not_listed_does_not_reach_vllm(served: Served, key: str, value: Any) -> None:
+    messages = [{"role": "user", "content": WORD}]
+    given = {key: value if value is not None else "AAAA"}
+    for path, body in (
+        ("chat/completions", {"messages": messages}),
+        ("completions", {"prompt": WORD}),
+    ):
+        answer = served.post(f"/v1/{path}", json={"model": LLM, "max_tokens": 2} | body | given)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == key
 
 
 def test_too_many_at_once_get_a_429_and_the_others_their_answer(served: Served) -> None:
@@ -279,6 +313,31 @@ def test_lost_replicas_cost_a_retry_and_no_request(served: Served) -> None:
     for name, pids in before.items():
         after = {each.pid for each in served.cluster.workers(f"ServeReplica:dpray:{name}")}
         assert after and after.isdisjoint(pids)
+
+
+def test_200_mb_of_headers_end_at_the_shipped_proxy(served: Served, tmp_path: Path) -> None:
+    """Sent to Serve's own port they end its proxy. OpenAI's client is answered meanwhile."""
+    serves_own = served.cluster.workers("ProxyActor")[0].pid
+    before = peak_bytes(serves_own)
+    with running_proxy(tmp_path, httpx.URL(served.url).port or 0) as proxy:
+        client = openai.OpenAI(
+            base_url=f"{proxy.url}/v1",
+            api_key=KEY,
+            http_client=openai.DefaultHttpxClient(verify=proxy.tls),
+            max_retries=0,
+            timeout=TIMEOUT,
+        )
+        text = chat(client).choices[0].message.content
+        with ThreadPoolExecutor(2) as pool:
+            floods = [pool.submit(flood, proxy, request()) for request in (in_one_header, in_lines)]
+            while not all(each.done() for each in floods):
+                assert chat(client).choices[0].message.content == text
+        assert [each.result()[0] for each in floods] == [431, 431]
+        assert proxy.peak_bytes < 150e6
+        stream = client.completions.create(model=LLM, prompt=WORD, max_tokens=9, stream=True)
+        assert len(list(stream)) > 3
+    assert served.cluster.workers("ProxyActor")[0].pid == serves_own
+    assert peak_bytes(serves_own) - before < 20e6
 
 
 def test_metrics_count_by_route_and_status(served: Served) -> None:

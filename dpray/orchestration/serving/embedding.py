@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.engines.embedder import SentenceTransformerEmbedder
-from dpray.orchestration.serving.errors import ApiError, model_not_found
+from dpray.orchestration.serving.errors import model_not_found
+from dpray.orchestration.serving.requests import refuse_unknown, wrong_key
 
+_KEYS = frozenset({"model", "input", "encoding_format", "dimensions", "user"})
 _FORMATS = ("float", "base64")
 _FAILURES = 3
 
@@ -41,19 +43,20 @@ def parse_embedding_call(body: dict[str, Any], model: str, max_inputs: int) -> E
     """Raises ApiError that names the wrong key and quotes nothing."""
     if body.get("model") != model:
         raise model_not_found([model])
+    refuse_unknown(body, _KEYS)
     if body.get("dimensions") is not None:
-        raise _wrong("dimensions", "this model's vectors have one length")
+        raise wrong_key("dimensions", "this model's vectors have one length")
     encoding = body.get("encoding_format", "float")
     if encoding not in _FORMATS:
-        raise _wrong("encoding_format", "float or base64")
+        raise wrong_key("encoding_format", "float or base64")
     given = body.get("input")
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts:
-        raise _wrong("input", "a text, or a list of texts that is not empty")
+        raise wrong_key("input", "a text, or a list of texts that is not empty")
     if len(texts) > max_inputs:
-        raise _wrong("input", f"at most {max_inputs} texts in one request")
+        raise wrong_key("input", f"at most {max_inputs} texts in one request")
     if not all(isinstance(text, str) and text for text in texts):
-        raise _wrong("input", "texts that are not empty (token ids are of another vocabulary)")
+        raise wrong_key("input", "texts that are not empty (token ids are of another vocabulary)")
     return EmbeddingCall(tuple(texts), cast(Literal["float", "base64"], encoding))
 
 
@@ -76,10 +79,6 @@ def _encoded(vector: npt.NDArray[np.float32], encoding: str) -> str | list[float
     if encoding == "base64":
         return base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").tobytes()).decode()
     return [float(value) for value in vector]
-
-
-def _wrong(key: str, message: str) -> ApiError:
-    return ApiError(400, f"{key}: {message}", "invalid_value", key)
 
 
 class CountingEmbedder(SentenceTransformerEmbedder):

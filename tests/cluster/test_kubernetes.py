@@ -1,0 +1,262 @@
+"""The manifests of `cluster/kuberay`, checked offline and strictly: an unknown key is an error."""
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import ray
+import yaml
+
+from dpray.config import load_config
+from tests.cluster.files import CLUSTER, IMAGE, ROOT, changed, read
+
+SCHEMAS = json.loads((Path(__file__).parent / "schemas" / "kuberay.json").read_text())
+KUBERAY = CLUSTER / "kuberay"
+MANIFESTS = [
+    (path, manifest)
+    for path in sorted(KUBERAY.glob("*.yaml"))
+    for manifest in yaml.safe_load_all(path.read_text())
+]
+
+
+def named(kind, name):
+    """The one manifest of `cluster/kuberay` with this kind and name."""
+    [found] = [
+        manifest
+        for _, manifest in MANIFESTS
+        if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name)
+    ]
+    return found
+
+
+def pod_templates(manifest):
+    """All that stand in a manifest."""
+    if isinstance(manifest, dict):
+        if "containers" in manifest.get("spec", {}):
+            yield manifest
+        for inner in manifest.values():
+            yield from pod_templates(inner)
+    elif isinstance(manifest, list):
+        for inner in manifest:
+            yield from pod_templates(inner)
+
+
+PODS = [
+    pytest.param(path, template, id=f"{path.stem}-{number}")
+    for path, manifest in MANIFESTS
+    for number, template in enumerate(pod_templates(manifest))
+]
+
+
+def validate_manifest(manifest):
+    schema = {"$ref": f"#/$defs/{manifest['kind']}", "$defs": SCHEMAS["$defs"]}
+    jsonschema.Draft202012Validator(schema).validate(manifest)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [pytest.param(m, id=f"{m['kind']}-{m['metadata']['name']}") for _, m in MANIFESTS],
+)
+def test_a_manifest_fits_the_closed_schema(manifest):
+    validate_manifest(manifest)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("apiVersion",), "ray.io/v1alpha1"),
+        (("metadata", "name"), "Dpray_Job"),
+        (("spec", "entryPoint"), "dpray"),
+        (("spec", "submissionMode"), "k8sJobMode"),
+        (("spec", "rayClusterSpec", "authOptions", "mode"), "tokens"),
+        (("spec", "rayClusterSpec", "autoscalerOptions", "version"), 2),
+        (("spec", "rayClusterSpec", "autoscalerOptions", "idleTimeout"), 60),
+        (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "minReplica"), 0),
+        (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "maxReplicas"), "8"),
+        (("spec", "rayClusterSpec", "headGroupSpec", "rayStartParams", "num-cpus"), 0),
+        (("spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "volumes", 0), {}),
+        (("spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "containers"), []),
+    ],
+)
+def test_a_wrong_manifest_is_seen(path, value):
+    manifest = read(CLUSTER / "kuberay" / "rayjob.yaml")
+    with pytest.raises(jsonschema.ValidationError):
+        validate_manifest(changed(manifest, path, value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "path", "value"),
+    [
+        ("NetworkPolicy", "dpray-ray", ("spec", "podSelector"), {"matchLabel": {}}),
+        ("NetworkPolicy", "dpray-ray", ("spec", "policyTypes"), ["ingress"]),
+        ("NetworkPolicy", "dpray-ray", ("spec", "ingress", 1, "port"), 8000),
+        ("NetworkPolicy", "dpray-ray", ("spec", "ingress", 1, "from"), [{}]),
+        ("PodDisruptionBudget", "dpray-head", ("spec", "minAvailable"), "100%"),
+        ("PodDisruptionBudget", "dpray-head", ("apiVersion",), "policy/v1beta1"),
+        ("Deployment", "dpray-proxy", ("spec", "template", "spec", "securityContexts"), {}),
+        ("Service", "dpray-proxy", ("spec", "ports", 0, "targetport"), 8443),
+    ],
+)
+def test_a_wrong_guard_is_seen(kind, name, path, value):
+    with pytest.raises(jsonschema.ValidationError):
+        validate_manifest(changed(named(kind, name), path, value))
+
+
+def test_the_schema_is_closed_everywhere():
+    def open_objects(node, at):
+        if isinstance(node, dict):
+            if node.get("type") == "object" and "additionalProperties" not in node:
+                yield at
+            for key, inner in node.items():
+                yield from open_objects(inner, f"{at}/{key}")
+
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS)
+    assert list(open_objects(SCHEMAS["$defs"], "")) == []
+
+
+def test_the_job_and_the_standing_cluster_are_the_same_cluster():
+    job = read(CLUSTER / "kuberay" / "rayjob.yaml")["spec"]
+    cluster = read(CLUSTER / "kuberay" / "raycluster.yaml")["spec"]
+    workers = cluster["workerGroupSpecs"]
+
+    assert job["rayClusterSpec"] == cluster
+    assert cluster["rayVersion"] == ray.__version__
+    assert cluster["autoscalerOptions"]["version"] == "v2"
+    assert cluster["authOptions"]["mode"] == "token"
+    assert cluster["headGroupSpec"]["serviceType"] == "ClusterIP"
+    assert job["backoffLimit"] == 0
+    for worker in workers:
+        assert worker["minReplicas"] == worker["replicas"] == 0 < worker["maxReplicas"]
+
+    claim = read(CLUSTER / "kuberay" / "storage.yaml")["metadata"]["name"]
+    for group in (cluster["headGroupSpec"], *workers):
+        pod = group["template"]["spec"]
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert pod["restartPolicy"] == "Never"
+        assert volumes["dpray"]["persistentVolumeClaim"]["claimName"] == claim
+        for container in pod["containers"]:
+            assert container["image"] == IMAGE
+            assert container["resources"]["limits"] == container["resources"]["requests"]
+            assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes)
+
+
+def test_the_head_has_no_cpus_and_there_are_workers_to_read():
+    cluster = read(KUBERAY / "raycluster.yaml")["spec"]
+    workers = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
+
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert set(workers) == {"cpu", "gpu"}
+    for name, group in workers.items():
+        assert "num-cpus" not in group["rayStartParams"]
+        [container] = group["template"]["spec"]["containers"]
+        assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (name == "gpu")
+
+
+@pytest.mark.parametrize(("path", "template"), PODS)
+def test_every_pod_has_the_security_context(path, template):
+    spec = template["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] > 0
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in spec["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        # What runs there writes to /tmp at least.
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert "/tmp" in mounts and "/" not in mounts
+    is_head = [container["name"] for container in spec["containers"]] == ["ray-head"]
+    assert is_head or spec["automountServiceAccountToken"] is False
+
+
+def test_the_pods_that_the_tests_look_at_are_all():
+    assert [parameter.id for parameter in PODS] == [
+        "proxy-0",
+        *(f"raycluster-{number}" for number in range(3)),
+        *(f"rayjob-{number}" for number in range(4)),
+    ]
+    for name in ("raycluster", "rayjob"):
+        spec = read(KUBERAY / f"{name}.yaml")["spec"]
+        options = spec.get("rayClusterSpec", spec)["autoscalerOptions"]
+        assert options["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+def allowed(role, port, peer):
+    """Whether the policies let a pod of this namespace labelled `peer` reach `port` of `role`."""
+    policies = [
+        manifest["spec"]
+        for _, manifest in MANIFESTS
+        if manifest["kind"] == "NetworkPolicy"
+        and manifest["spec"]["podSelector"]["matchLabels"] == {"dpray-role": role}
+        and "Ingress" in manifest["spec"]["policyTypes"]
+    ]
+    assert policies, f"{role}: everything is allowed"
+    for rule in (rule for policy in policies for rule in policy["ingress"]):
+        peers = [
+            each["podSelector"]["matchLabels"]
+            for each in rule.get("from", [])
+            if "namespaceSelector" not in each
+        ]
+        ports = [each["port"] for each in rule.get("ports", [])]
+        if ({"dpray-role": peer} in peers or "from" not in rule) and (port in ports or not ports):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("role", "port", "peers"),
+    [
+        ("ray", 8000, {"ray", "proxy"}),
+        ("ray", 8265, {"ray", "submitter"}),
+        ("ray", 6379, {"ray"}),
+        ("ray", 10001, {"ray"}),
+        ("ray", 8080, {"ray"}),
+        ("proxy", 8443, {"ray", "proxy", "submitter", "other"}),
+        ("proxy", 80, set()),
+        ("submitter", 22, set()),
+    ],
+)
+def test_the_policies_let_in_whom_they_should(role, port, peers):
+    everybody = ("ray", "proxy", "submitter", "other")
+    assert {peer for peer in everybody if allowed(role, port, peer)} == peers
+
+
+def test_policies_budget_and_services_select_the_pods_that_there_are():
+    roles = {
+        parameter.id: parameter.values[1]["metadata"]["labels"]["dpray-role"] for parameter in PODS
+    }
+    assert roles == {
+        name: "proxy" if name == "proxy-0" else "submitter" if name == "rayjob-0" else "ray"
+        for name in roles
+    }
+    budget = named("PodDisruptionBudget", "dpray-head")["spec"]
+    assert budget["selector"]["matchLabels"] == {"dpray-role": "ray", "ray.io/node-type": "head"}
+
+    cluster = named("RayCluster", "dpray")
+    upstream = named("Service", "dpray-serve")["spec"]
+    assert upstream["selector"]["ray.io/cluster"] == cluster["metadata"]["name"]
+    ports = {
+        port["name"]: port["containerPort"]
+        for port in cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]
+    }
+    [port] = upstream["ports"]
+    assert port["port"] == port["targetPort"] == ports["serve"]
+    assert read(CLUSTER / "serve.yaml")["http_options"]["port"] == ports["serve"]
+    nginx = (CLUSTER / "proxy" / "nginx.conf").read_text()
+    assert f"server dpray-serve:{ports['serve']};" in nginx
+    [tls] = named("Deployment", "dpray-proxy")["spec"]["template"]["spec"]["containers"][0]["ports"]
+    assert f"listen {tls['containerPort']} ssl;" in nginx
+
+
+def test_the_manifests_run_a_job_that_is_there():
+    entrypoint = read(CLUSTER / "kuberay" / "rayjob.yaml")["spec"]["entrypoint"]
+    command, run, path, *overrides = entrypoint.split()
+    workdir = re.search(r"^WORKDIR (\S+)$", (CLUSTER / "Dockerfile").read_text(), re.MULTILINE)
+
+    assert (command, run) == ("dpray", "run")
+    config = load_config(ROOT / Path(path).relative_to(workdir[1]), overrides)
+    assert "my-bucket" in config.data.path  # the reader's own, set in the manifest
