@@ -1,5 +1,6 @@
 """Tests of what is installed: the wheel, the licences of dependencies, the two sets of versions."""
 
+import ast
 import functools
 import os
 import re
@@ -141,9 +142,9 @@ def licence_of(distribution):
     )
 
 
-def hard_dependencies():
-    """dpray's distributions without its extras, and theirs, as far as they are installed."""
-    found, waiting = {}, [Requirement(each) for each in PROJECT["dependencies"]]
+def installed(requirements):
+    """These distributions and what they need, as far as they are installed."""
+    found, waiting = {}, [Requirement(each) for each in requirements]
     while waiting:
         wanted = waiting.pop()
         key = canonicalize_name(wanted.name), frozenset(wanted.extras)
@@ -162,12 +163,34 @@ def hard_dependencies():
 
 
 def test_no_hard_dependency_is_under_the_gpl():
-    licences = {name: licence_of(each) for name, each in hard_dependencies().items()}
+    licences = {n: licence_of(each) for n, each in installed(PROJECT["dependencies"]).items()}
     gpl = re.compile(r"\bA?GPL|(?<!Lesser )General Public License", re.IGNORECASE)
 
     assert {"ray", "torch", "scikit-learn", "sqlalchemy"} <= set(licences) and len(licences) > 60
     assert {name for name, text in licences.items() if gpl.search(text)} <= SEPARATE_PROGRAMS
     assert gpl.search("GPL-3.0-only") and gpl.search("GPLv2") and not gpl.search("LGPL-3.0-only")
+
+
+def imported(path):
+    """The first parts of the names of the modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def test_what_tests_and_benchmarks_import_is_installed_with_the_extras():
+    """vLLM is installed by the Makefile, the GPL's package by whoever wants to compare with it."""
+    extras = PROJECT["optional-dependencies"]
+    provided = set(installed([*PROJECT["dependencies"], *extras["dev"], *extras["minilm"]]))
+    distributions = metadata.packages_distributions()
+    own = sys.stdlib_module_names | {"dpray", "tests", "vllm", "mauve"}
+    names = {name for path in (ROOT / "tests").rglob("*.py") for name in imported(path)} - own
+
+    assert {"opacus", "ray", "pytest"} <= names
+    homes = {n: {canonicalize_name(d) for d in distributions.get(n, ())} for n in names}
+    assert {name for name, home in homes.items() if not home & provided} == set()
 
 
 @functools.cache
