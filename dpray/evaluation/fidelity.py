@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy.linalg import eigvalsh
 
 from dpray.evaluation.lengths import mean_and_deviation
+from dpray.evaluation.mauve import cluster_histograms, divergence_area
 from dpray.evaluation.neighbours import NEIGHBOURS, precision_recall
 
 Vectors = np.ndarray
@@ -19,14 +17,6 @@ Scores = dict[str, float]
 
 DRAW = 5000
 """Records a side and draw for all but the Fréchet distance: Xie et al. (2024), Appendix B.4."""
-
-MAUVE_SETTINGS: dict[str, Any] = {
-    "mauve_scaling_factor": 5,
-    "kmeans_explained_var": 0.9,
-    "kmeans_num_redo": 1,
-    "kmeans_max_iter": 100,
-}
-"""The package's defaults, but for a k-means that is tried once with fewer steps."""
 
 FEW = 8
 """With fewer records a side no measure says anything."""
@@ -52,27 +42,18 @@ def frechet_distance(x_ND: Vectors, y_MD: Vectors) -> float:
 
 
 def cluster_divergences(other_ND: Vectors, real_MD: Vectors, seed: int) -> Scores:
-    """MAUVE (Pillutla et al. 2021, by its authors' package), and KL and total variation
-    of the histograms it makes: k-means on the pooled embeddings, a cluster to ten records a side.
+    """MAUVE (Pillutla et al. 2021), and KL and total variation of the histograms it compares.
 
     `kl` is KL(real || other) in nats; half a record is added to each cluster (Krichevsky and
     Trofimov 1981, as in Pillutla et al. 2023), so that it is finite. All of them depend on the
     number of records. Sets that cannot be told apart, because all vectors are one, have MAUVE 1.
     """
-    from mauve import compute_mauve
-
-    if np.ptp(np.vstack([other_ND, real_MD]), axis=0).max() == 0:
-        return {"mauve": 1.0, "kl": 0.0, "total_variation": 0.0}
-    with _silent_stderr():
-        found = compute_mauve(p_features=real_MD, q_features=other_ND, seed=seed, **MAUVE_SETTINGS)
-    smooth = [
-        (histogram * size + 0.5) / (size + 0.5 * len(histogram))
-        for histogram, size in ((found.p_hist, len(real_MD)), (found.q_hist, len(other_ND)))
-    ]
+    real_K, other_K = cluster_histograms(real_MD, other_ND, seed)
+    real, other = ((side_K + 0.5) / (side_K + 0.5).sum() for side_K in (real_K, other_K))
     return {
-        "mauve": float(found.mauve),
-        "kl": float((smooth[0] * np.log(smooth[0] / smooth[1])).sum()),
-        "total_variation": float(np.abs(found.p_hist - found.q_hist).sum() / 2),
+        "mauve": divergence_area(real_K, other_K),
+        "kl": float((real * np.log(real / other)).sum()),
+        "total_variation": float(np.abs(real_K / real_K.sum() - other_K / other_K.sum()).sum() / 2),
     }
 
 
@@ -142,17 +123,3 @@ def _spreads(of_models: list[dict[str, list[Scores]]]) -> dict[str, dict[str, di
 def _root(matrix: np.ndarray) -> np.ndarray:
     values, vectors = np.linalg.eigh(matrix)
     return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
-
-
-@contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Without what faiss's C++ prints: at ten records a cluster a warning for every k-means."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

