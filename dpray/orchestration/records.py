@@ -15,7 +15,8 @@ Row = dict[str, Any]
 """At least {text, unit, rank}; `rank` says which records of a unit stay."""
 
 TextOf = Callable[[dict[str, Any]], str]
-"""Makes the text from a row's columns; raises KeyError where one is missing."""
+"""Makes the text from a row's columns; raises KeyError where one is missing, and whatever else a
+template ends in."""
 
 
 def read_records(file: str, data: DataConfig, text_of: TextOf | None = None) -> Iterator[Record]:
@@ -102,12 +103,14 @@ def _text(where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextO
             value = text_of(dict(row))
         except KeyError:
             raise InputError(f"{where}: a column that the template needs is missing") from None
+        except Exception as error:
+            kind = type(error).__name__
+            raise InputError(f"{where}: method.template: `private` fails ({kind})") from None
     if not isinstance(value, str):
         raise InputError(f"{where}: column '{data.text}' is not a text")
     if len(value) > data.max_characters:
         raise InputError(
-            f"{where}: the text has {len(value)} characters, more than data.max_characters "
-            f"{data.max_characters}"
+            f"{where}: the text is longer than data.max_characters, {data.max_characters}"
         )
     return valid_unicode(value)
 
