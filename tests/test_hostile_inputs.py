@@ -227,6 +227,11 @@ def test_odd_csv_and_parquet(tmp_path: Path) -> None:
         list(read_rows(str(tmp_path / "a.parquet")))
 
 
+def test_a_home_that_nobody_has() -> None:
+    with pytest.raises(InputError, match=r"^data\.path: ~nobody-of-that-name/x: "):
+        list_files("~nobody-of-that-name/x")
+
+
 def test_a_bracket_in_a_folders_name_is_no_pattern(tmp_path: Path) -> None:
     folder = tmp_path / "notes [1]"
     folder.mkdir()

@@ -57,7 +57,7 @@ def list_files(path: str, key: str = "data.path") -> list[str]:
             files = [root] if info.is_file else []
             if info.type == pyarrow.fs.FileType.Directory:
                 files = _glob(filesystem, root.rstrip("/") + "/*")
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
+    except (OSError, ValueError, RuntimeError, pyarrow.ArrowException) as error:
         raise InputError(f"{key}: {path}: {str(error).splitlines()[0]}") from None
     files = [file for file in files if file.endswith(SUFFIXES)]
     if not files:

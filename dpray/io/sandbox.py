@@ -51,6 +51,9 @@ FILTERS = (
     "trim", "truncate", "unique", "upper", "wordcount",
 )  # fmt: skip
 
+LOOPS = ("map", "reject", "rejectattr", "select", "selectattr")
+"""Filters that are handed the context and ask something of each value: `select('in', values)`."""
+
 METHODS = frozenset({
     "capitalize", "casefold", "count", "endswith", "find", "get", "index", "isalnum", "isalpha",
     "isdecimal", "isdigit", "islower", "isnumeric", "isoformat", "isspace", "istitle", "isupper",
@@ -181,6 +184,8 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name == "map" and len(values) > 1:
             raise SecurityError("a template's `map` takes attribute= alone")
         _check_growth(name, *values, *kwargs.values())
+        if name in LOOPS:
+            values[0] = _timed(args[0], values[0])
         return function(*args[:passed], *values, **kwargs)
 
     return bounded

@@ -105,6 +105,9 @@ def test_loops_within_loops_stop_at_the_deadline() -> None:
     loops = "{% for a in range(100000) %}" * 5 + "{% endfor %}" * 5
     with pytest.raises(TooMuch, match="takes too long"):
         rendered(loops, {}, seconds=0.2)
+    within = "{% set a = range(100000)|list %}{{ a|reject('in', a)|list }}"
+    with pytest.raises(TooMuch, match="takes too long"):
+        rendered(within, {}, seconds=0.2)
     chosen = (
         "{% for a in range(100000) %}{% for b in range(100000) if b > b %}" + "{% endfor %}" * 2
     )
