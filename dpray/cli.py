@@ -11,6 +11,7 @@ from typer.exceptions import TyperException
 
 from dpray import __version__
 from dpray.commands import audit, demo, evaluate, ledger, plan, report, run, serve
+from dpray.commands.terminal import one_line
 from dpray.types import DprayError
 
 app = typer.Typer(
@@ -67,13 +68,13 @@ def run_command(arguments: list[str] | None = None) -> int:
     except TyperException as error:
         # No message: the help was shown, for want of a command.
         if message := error.format_message():
-            typer.echo(f"dpray: {message}", err=True)
+            typer.echo(one_line(f"dpray: {message}"), err=True)
         return 2
     except (typer.Abort, KeyboardInterrupt):
         typer.echo("dpray: interrupted", err=True)
         return 1
     except DprayError as error:
-        typer.echo(f"dpray: {error}", err=True)
+        typer.echo(one_line(f"dpray: {error}"), err=True)
         return error.exit_code
     except Exception as error:
         typer.echo(f"dpray: unexpected {type(error).__name__} at {_place(error)}", err=True)

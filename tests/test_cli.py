@@ -153,7 +153,7 @@ BAD_LAST_LINE = {
     "label outside the set": (b'{"text": "Marlowe", "label": "Marlowe"}', "data.labels"),
     "a million characters": (
         b'{"text": "%s", "label": "a"}' % (b"Marlowe " * 125_000),
-        "1000000 characters",
+        "the text is longer than data.max_characters, 200000",
     ),
     "invalid UTF-8": (b'{"text": "Marlowe \xff\xfe", "label": "a"}', "UTF-8"),
     "no JSON": (b'{"text": "Marlowe', "JSON"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -130,6 +130,11 @@ class Store:
             )
 
     def _create(self) -> None:
+        if self._url.get_backend_name() == "sqlite":
+            # For its owner alone; SQLite gives its journals the same rights. What is wrong with the
+            # path, SQLite says below.
+            with suppress(OSError):
+                os.close(os.open(str(self._url.database), os.O_CREAT | os.O_RDONLY, 0o600))
         engine = _engine(self._url, create=True).execution_options(dpray_write=True)
         with self._errors(), engine.begin() as connection:
             if engine.dialect.name == "postgresql":

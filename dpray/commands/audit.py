@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dpray.commands.evaluate import check_output, load_embedder
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.commands.progress import part_bar
+from dpray.commands.terminal import Terminal, titled_table
 from dpray.config import Config, load_config
+from dpray.io.release import write_durably
 from dpray.types import InputError
 
 NOTHING_CHARGED = (
@@ -80,11 +82,11 @@ def audit(
         result["canaries"] = _canaries(loaded, candidates)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_durably(out, json.dumps(result, indent=2) + "\n", private=True)
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        _show(result, Console())
+        _show(result, Terminal())
     if not result["holds"]:
         raise typer.Exit(1)
 
@@ -149,30 +151,32 @@ def _canaries(config: Config, candidates: int) -> dict[str, Any]:
     return {"private": NOT_FOR_RELEASE, "ledger": NOTHING_CHARGED, "secrets": found}
 
 
-def _show(result: dict[str, Any], console: Console) -> None:
+def _show(result: dict[str, Any], console: Terminal) -> None:
     if not result["not_private"]:
         console.print(_bounds_table(result))
         broken = [found for found in result["mechanisms"] if not found["holds"]]
         for found in broken:
             console.print(
-                f"[bold red]EXCEEDED: {found['name']} ({found['how']}): eps is at least "
-                f"{found['lower_bound']:.4f}, claimed are {found['claimed']:.4f}[/bold red]",
+                f"EXCEEDED: {found['name']} ({found['how']}): eps is at least "
+                f"{found['lower_bound']:.4f}, claimed are {found['claimed']:.4f}",
+                style="bold red",
                 soft_wrap=True,
             )
         for found in result["mechanisms"]:
             if found["most"] < found["claimed"]:
-                console.print(
-                    f"[yellow]note[/yellow]: {found['name']} ({found['how']}): so few trials could "
-                    f"not refute the claim, whatever the mechanism did; give more --trials",
-                    soft_wrap=True,
+                console.note(
+                    "note",
+                    "yellow",
+                    f"{found['name']} ({found['how']}): so few trials could not refute the claim, "
+                    "whatever the mechanism did; give more --trials",
                 )
         if not broken:
             console.print("No bound is above its claim. That is no proof: a bound can only refute.")
     if (membership := result.get("membership")) is not None:
-        console.print(f"[bold]NOT PRIVATE[/bold]: {membership['private']}.")
+        console.note("NOT PRIVATE", "bold", f"{membership['private']}.")
         console.print(_membership_table(membership))
     if (canaries := result.get("canaries")) is not None:
-        console.print(f"[bold]NOT PRIVATE[/bold]: {canaries['private']}; {canaries['ledger']}.")
+        console.note("NOT PRIVATE", "bold", f"{canaries['private']}; {canaries['ledger']}.")
         console.print(_canaries_table(canaries["secrets"]))
 
 
@@ -182,20 +186,20 @@ def _bounds_table(result: dict[str, Any]) -> Table:
         f"Epsilon of each mechanism, {result['mechanisms'][0]['trials']:,} trials, "
         f"{result['confidence']:.0%} confidence"
     )
-    table = _table(title, "mechanism", "claimed", "at least", "provable", "")
+    table = titled_table(title, "mechanism", "claimed", "at least", "provable", "")
     for found in result["mechanisms"]:
         table.add_row(
             f"{found['name']} ({found['how']})",
             f"{found['claimed']:.4f}",
             f"{found['lower_bound']:.4f}",
             f"{found['most']:.2f}",
-            "ok" if found["holds"] else "[bold red]EXCEEDED[/bold red]",
+            "ok" if found["holds"] else Text("EXCEEDED", "bold red"),
         )
     return table
 
 
 def _membership_table(membership: dict[str, Any]) -> Table:
-    table = _table(
+    table = titled_table(
         f"{membership['members']} members among {membership['non_members']} others, by "
         f"{membership['synthetic']} synthetic texts",
         "score", "AUC (0.5 is chance)", f"{membership['confidence']:.0%} interval",
@@ -221,7 +225,7 @@ def _canaries_table(secrets: list[dict[str, Any]]) -> Table:
     columns = ["repetitions", "secrets", "leaked", "texts that hold one"]
     if ranked:
         columns += [f"mean rank of {secrets[0]['candidates']:,}", "mean exposure, bits"]
-    table = _table("Canaries", *columns)
+    table = titled_table("Canaries", *columns)
     for repetitions, group in by_repetitions.items():
         hits = [secret["leaks"] for secret in group]
         cells = [f"{sum(hit > 0 for hit in hits)}", f"{sum(hits):,}"]
@@ -231,11 +235,4 @@ def _canaries_table(secrets: list[dict[str, Any]]) -> Table:
                 for key in ("rank", "exposure")
             ]
         table.add_row(str(repetitions), str(len(group)), *cells)
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left")
     return table

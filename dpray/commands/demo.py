@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from dpray.commands.plan import AsJson
 from dpray.commands.report import write_report
 from dpray.commands.run import run_with_progress, show_run
+from dpray.commands.terminal import Terminal, printable, titled_table
 from dpray.config import Config, load_config
 from dpray.config.private_prediction import PrivatePredictionConfig
 from dpray.io.prompts import load_template
 from dpray.io.records import read_rows
+from dpray.io.release import refuse_cloud, write_durably
 
 FLOOR_RECORDS = 75
 """Texts a label made from the public prompt alone: as many in all as the run makes."""
@@ -34,15 +35,17 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Private prediction on packaged, fictional clinic notes: a few minutes on a laptop."""
+    refuse_cloud(out, "--out")
     folder = Path(str(resources.files("dpray.demo")))
     config = demo_config(folder, out)
-    console = Console(stderr=as_json)
-    console.print(
-        f"[bold]dpray demo[/bold]: {config.data.public_size} fictional clinic notes, a small "
-        f"packaged model, engine {config.engine.kind}. The notes play the private data.",
-        soft_wrap=True,
+    console = Terminal(stderr=as_json)
+    console.note(
+        "dpray demo",
+        "bold",
+        f"{config.data.public_size} fictional clinic notes, a small packaged model, engine "
+        f"{config.engine.kind}. The notes play the private data.",
     )
-    report = run_with_progress(config, Console(stderr=True))
+    report = run_with_progress(config, Terminal(stderr=True))
     evaluation = _evaluation(config, folder, out)
     _, private_page = write_report(out, public=False)
     if as_json:
@@ -53,7 +56,6 @@ def demo(
     _show_use(evaluation, console)
     console.print(
         f"The page with the evaluation, not for release where the data is real: {private_page}",
-        markup=False,
         highlight=False,
         soft_wrap=True,
     )
@@ -89,7 +91,7 @@ def _evaluation(config: Config, folder: Path, out: Path) -> dict[str, Any]:
         train=_labelled(folder / "data" / "private.jsonl")[:EVALUATED],
         floor=_floor(config),
     )
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_durably(path, json.dumps(result, indent=2) + "\n", private=True)
     return result
 
 
@@ -114,21 +116,22 @@ def _labelled(path: Path) -> Labelled:
     return [(row["text"], row["label"]) for _, row in read_rows(str(path))]
 
 
-def _show_records(out: Path, console: Console) -> None:
+def _show_records(out: Path, console: Terminal) -> None:
     shown: dict[str, list[str]] = {}
     for text, label in _labelled(out / "synthetic.jsonl"):
         shown.setdefault(label, []).append(text)
     for label, texts in shown.items():
         for text in texts[:2]:
-            console.print(f"[bold]{label}[/bold]: ", end="")
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                Text(printable(str(label)), "bold"), text, sep=": ", highlight=False, soft_wrap=True
+            )
     console.print()
 
 
-def _show_use(evaluation: dict[str, Any], console: Console) -> None:
-    table = Table(title="A classifier of real test notes, by what trained it", title_justify="left")
-    table.add_column("trained on")
-    table.add_column("accuracy", justify="right")
+def _show_use(evaluation: dict[str, Any], console: Terminal) -> None:
+    table = titled_table(
+        "A classifier of real test notes, by what trained it", "trained on", "accuracy"
+    )
     names = {
         "ceiling": "the private notes themselves",
         "synthetic": "the synthetic notes",

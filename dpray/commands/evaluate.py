@@ -20,7 +20,8 @@ from dpray.evaluation.evaluate import evaluate as evaluate_records
 from dpray.evaluation.slices import Spread
 from dpray.evaluation.topics import k_means
 from dpray.io.records import Where, list_files, read_rows, text_of
-from dpray.types import InputError
+from dpray.io.release import refuse_cloud, write_durably
+from dpray.types import InputError, valid_unicode
 
 DEFAULT_EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -155,9 +156,10 @@ def evaluate(
         )
     result |= {"embedder": names[0], "lm": lm, "clusters": topics, "files": paths}
     out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    written = json.dumps(result, indent=2, ensure_ascii=False)
+    write_durably(path, valid_unicode(written) + "\n", private=True)
     if as_json:
-        typer.echo(json.dumps(result, ensure_ascii=False))
+        typer.echo(json.dumps(result))
     else:
         show_evaluation(result, path)
 
@@ -208,13 +210,14 @@ def _load_language(encoder: str | None, lm: str | None, extraction: bool) -> dic
 
 def check_output(path: Path) -> None:
     """Raises InputError where a file could not be written in the end; makes nothing."""
+    refuse_cloud(path, "--out")
     try:
         made = next(place for place in (path.parent, *path.parent.parents) if place.exists())
         if path.is_dir():
             raise IsADirectoryError
         with TemporaryFile(dir=made):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"--out: cannot write {path} ({type(error).__name__})") from None
 
 
@@ -266,7 +269,7 @@ def _read_schema(name: str) -> dict[str, Any]:
         schema = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise InputError(f"schema: cannot read {name}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"schema: {name} is not JSON") from None
     if not isinstance(schema, dict):
         raise InputError(f"schema: {name} is not a JSON object")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from dpray.commands.terminal import Terminal, titled_table
 from dpray.evaluation.evaluate import NOT_FOR_RELEASE
 
 MEASURES = {
@@ -23,8 +24,8 @@ MEASURES = {
 
 def show_evaluation(result: dict[str, Any], path: Path) -> None:
     """The tables of `evaluation.json`, which is at `path`."""
-    console = Console()
-    console.print(f"[bold]NOT PRIVATE[/bold]: {NOT_FOR_RELEASE}.")
+    console = Terminal()
+    console.note("NOT PRIVATE", "bold", f"{NOT_FOR_RELEASE}.")
     if result["downstream"] is not None:
         console.print(_downstream_table(result))
     if result["in_context"] is not None:
@@ -39,25 +40,17 @@ def show_evaluation(result: dict[str, Any], path: Path) -> None:
     if real["json_parse_share"] > 0 or real["schema_share"] is not None:
         console.print(_structure_table(real, synthetic))
     for warning in result["warnings"]:
-        console.print(f"Note: {warning}.", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"Note: {warning}.", highlight=False, soft_wrap=True)
     # The topics' terms are words of private texts: they stay in the file and the report.
     console.print(
         f"Written to {path}, with {len(result['topics'])} topics and their shares",
-        markup=False,
         soft_wrap=True,
     )
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left")
-    return table
-
-
 def _downstream_table(result: dict[str, Any]) -> Table:
     downstream = result["downstream"]
-    table = _table(
+    table = titled_table(
         f"Classifiers tested on {result['test_records']} real records",
         "trained on",
         "records",
@@ -72,7 +65,7 @@ def _downstream_table(result: dict[str, Any]) -> Table:
     for classifier in (downstream, *downstream["networks"]):
         if downstream["networks"]:
             table.add_section()
-            table.add_row(f"[bold]{classifier['classifier']}[/bold]")
+            table.add_row(Text(classifier["classifier"], "bold"))
         for key, name in names.items():
             row = classifier[key]
             table.add_row(
@@ -87,7 +80,7 @@ def _downstream_table(result: dict[str, Any]) -> Table:
 def _in_context_table(found: dict[str, Any]) -> Table:
     measure = next(key for key in found["rows"][0]["synthetic"] if key != "fitted")
     sides = [key for key in ("synthetic", "ceiling", "floor") if key in found["rows"][0]]
-    table = _table(
+    table = titled_table(
         f"In-context {found['task']}: {measure.replace('_', ' ')} on {found['test_records']} real "
         "records (demonstrations that fitted)",
         "demonstrations",
@@ -100,7 +93,7 @@ def _in_context_table(found: dict[str, Any]) -> Table:
 
 
 def _next_word_table(found: dict[str, Any]) -> Table:
-    table = _table(
+    table = titled_table(
         f"Next-word accuracy on {found['test_records']} real records", "trained on", "records", ""
     )
     table.add_row("none (the model as it came)", "0", f"{found['base']:.3f}")
@@ -118,7 +111,7 @@ def _fidelity_table(fidelity: dict[str, Any]) -> Table:
     models = len(fidelity["embedders"])
     if models > 1:
         sizes += f", average of {models} embedding models"
-    table = _table(f"Embeddings, {sizes}", "to real test records", "synthetic", "other real")
+    table = titled_table(f"Embeddings, {sizes}", "to real test records", "synthetic", "other real")
     for measure, values in fidelity["measures"].items():
         table.add_row(
             MEASURES[measure],
@@ -133,7 +126,7 @@ def _copies_table(copies: dict[str, Any]) -> Table:
         f"Near-duplicates among {copies['private_records']} private records, "
         f"of {copies['records_a_side']} records each (95 %, most)"
     )
-    table = _table(title, "", "synthetic", "held-out real")
+    table = titled_table(title, "", "synthetic", "held-out real")
     sides = (copies["synthetic"], copies["held_out"])
     table.add_row("exact copies", *(f"{side['exact_share']:.2%}" for side in sides))
     rows = {
@@ -154,7 +147,7 @@ def _tail(values: dict[str, float | None], digits: int) -> str:
 
 def _diversity_table(diversity: dict[str, Any]) -> Table:
     measures = [key for key in diversity["synthetic"] if key != "distinct_texts"]
-    table = _table(
+    table = titled_table(
         f"Diversity of {diversity['records_a_side']} records",
         "",
         "different texts",
@@ -170,7 +163,7 @@ def _diversity_table(diversity: dict[str, Any]) -> Table:
 def _lengths_table(lengths: dict[str, Any]) -> Table:
     quantiles = list(lengths["real"]["quantiles"])
     columns = ("", "mean", *(f"{float(q):.0%}" for q in quantiles), "distance to real")
-    table = _table("Lengths in words", *columns)
+    table = titled_table("Lengths in words", *columns)
     distance = lengths["wasserstein"]
     for key, to_real in (("real", "real_to_real"), ("synthetic", "synthetic_to_real")):
         row = lengths[key]
@@ -180,7 +173,7 @@ def _lengths_table(lengths: dict[str, Any]) -> Table:
 
 
 def _structure_table(real: dict[str, Any], synthetic: dict[str, Any]) -> Table:
-    table = _table("Structure", "", "is JSON", "fits the schema")
+    table = titled_table("Structure", "", "is JSON", "fits the schema")
     for name, shares in (("real", real), ("synthetic", synthetic)):
         fits = shares["schema_share"]
         table.add_row(

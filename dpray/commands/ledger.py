@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
+from dpray.commands.terminal import Terminal, printable
+from dpray.io.release import refuse_cloud
 from dpray.orchestration.plan import privacy_unit
 from dpray.types import Budget, InputError
 
@@ -53,7 +54,7 @@ def create(
     if as_json:
         typer.echo(json.dumps({"dataset": dataset, **(account.terms() if account else {})}))
     else:
-        typer.echo(f"data set '{dataset}' has the budget {budget} in {book}")
+        typer.echo(printable(f"data set '{dataset}' has the budget {budget} in {book}"))
 
 
 @app.command()
@@ -63,7 +64,7 @@ def show(ledger: Url, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(books))
         return
-    console = Console()
+    console = Terminal()
     console.print(_overview(books["datasets"]))
     for dataset in books["datasets"]:
         if dataset["entries"]:
@@ -77,7 +78,9 @@ def verify(ledger: Url, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"problems": problems}))
     else:
-        typer.echo("\n".join(problems) or "the ledger is as it was written; every total fits")
+        typer.echo(
+            printable("\n".join(problems)) or "the ledger is as it was written; every total fits"
+        )
     if problems:
         raise InputError(f"the ledger does not fit together: {len(problems)} problems")
 
@@ -91,6 +94,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Every entry, one JSON object a line, in the order of its chain."""
+    if out is not None:
+        refuse_cloud(out, "--out")
     rows = (json.dumps(row) for row in Ledger.open(ledger).export())
     if out is None:
         for row in rows:

@@ -6,9 +6,9 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from dpray.commands.terminal import Terminal
 from dpray.config import load_config
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file.", metavar="CONFIG")]
@@ -28,7 +28,7 @@ def plan(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = Fals
     if as_json:
         typer.echo(json.dumps(summary))
         return
-    console = Console()
+    console = Terminal()
     table = Table(title="Plan (no data was opened)", show_header=False, title_justify="left")
     table.add_row("guarantee", _guarantee(summary))
     table.add_row("method", summary["method"]["name"])
@@ -39,7 +39,7 @@ def plan(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = Fals
         alone = mechanism["cost"]["epsilon_alone"]
         console.print(f"{mechanism['count']} x {mechanism['name']}: eps {alone:.4f} alone")
     for warning in summary["warnings"]:
-        console.print(f"[yellow]warning[/yellow]: {warning}", soft_wrap=True)
+        console.note("warning", "yellow", warning)
 
 
 def _guarantee(summary: dict[str, Any]) -> str:

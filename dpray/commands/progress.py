@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dpray.commands.terminal import Terminal
 
 
 @contextmanager
 def part_bar() -> Iterator[Callable[[str, int, int | None], None]]:
     """A line on stderr, where that is a terminal. What is yielded takes a part's name (public), how
     much of it is done, and of how much, where that is known."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from dpray.commands.terminal import one_line
 from dpray.io.records import read_rows, text_of
+from dpray.io.release import write_durably
 from dpray.io.report_page import render_report
-from dpray.types import InputError
+from dpray.types import InputError, valid_unicode
 
 PAGE = "privacy_report.html"
 SAMPLES = 20
@@ -34,9 +36,11 @@ def report(
         private_place = None if private_path is None else str(private_path)
         typer.echo(json.dumps({"path": str(path), "private_path": private_place}))
         return
-    typer.echo(f"Written to {path}")
+    typer.echo(one_line(f"Written to {path}"))
     if private_path is not None:
-        typer.echo(f"Written to {private_path}: with the evaluation, PRIVATE, not for release")
+        typer.echo(
+            one_line(f"Written to {private_path}: with the evaluation, PRIVATE, not for release")
+        )
 
 
 def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
@@ -54,7 +58,7 @@ def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
 
     path = run_dir / PAGE
     page = render_report(privacy_report, samples, None, run, public=True)
-    path.write_text(page, encoding="utf-8")
+    path.write_text(valid_unicode(page), encoding="utf-8")
 
     evaluation_path = run_dir / "private" / "evaluation.json"
     if public or not evaluation_path.exists():
@@ -62,7 +66,7 @@ def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
     evaluation = _read_json(evaluation_path)
     page = render_report(privacy_report, samples, evaluation, run, public=False)
     private_path = evaluation_path.with_name(PAGE)
-    private_path.write_text(page, encoding="utf-8")
+    write_durably(private_path, valid_unicode(page), private=True)
     return path, private_path
 
 
@@ -71,7 +75,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise InputError(f"{path.parent}: cannot read {path.name}; is it a run's folder?") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{path}: not JSON") from None
     if not isinstance(value, dict):
         raise InputError(f"{path}: not a JSON object")

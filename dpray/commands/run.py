@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.commands.report import write_report
+from dpray.commands.terminal import Terminal
 from dpray.config import Config, load_config
 
 if TYPE_CHECKING:
@@ -22,23 +23,23 @@ if TYPE_CHECKING:
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Make synthetic records; the same command resumes an unfinished run."""
     loaded = load_config(config, overrides or [])
-    report = run_with_progress(loaded, Console(stderr=True))
+    report = run_with_progress(loaded, Terminal(stderr=True))
     if as_json:
         typer.echo(json.dumps(report | {"output": loaded.output.path}))
     else:
-        show_run(report, Path(loaded.output.path), Console())
+        show_run(report, Path(loaded.output.path), Terminal())
 
 
-def run_with_progress(config: Config, console: Console) -> dict[str, Any]:
+def run_with_progress(config: Config, console: Terminal) -> dict[str, Any]:
     """Run with a bar of public quantities on `console`; writes the HTML report too."""
     # Imported late: a mistyped key should not have to wait for torch and Ray.
     from dpray.orchestration import methods
 
     bar = Bar(
-        TextColumn("{task.fields[stage]}"),
+        TextColumn("{task.fields[stage]}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[detail]}"),
+        TextColumn("{task.fields[detail]}", markup=False),
         TimeElapsedColumn(),
         console=console,
         # A file or a program gets one line where the run fails, and no picture of a bar.
@@ -61,12 +62,11 @@ def run_with_progress(config: Config, console: Console) -> dict[str, Any]:
     return report
 
 
-def show_run(report: dict[str, Any], folder: Path, console: Console) -> None:
-    console.print(
-        f"[bold]{report['records']} synthetic records[/bold]{_how(report)}", soft_wrap=True
-    )
+def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
+    records = Text(f"{report['records']} synthetic records", "bold")
+    console.print(records, _how(report), sep="", soft_wrap=True)
     if report["not_private"]:
-        console.print("[bold]NOT PRIVATE[/bold]: no noise was added; nothing of it may be released")
+        console.note("NOT PRIVATE", "bold", "no noise was added; nothing of it may be released")
     else:
         console.print(
             f"Spent: ({report['epsilon']:.4f}, {report['delta']:g})-DP, "
@@ -77,7 +77,7 @@ def show_run(report: dict[str, Any], folder: Path, console: Console) -> None:
         if report["ledger"].get("made_by_this_run"):  # older versions did not say
             console.print("A new ledger was made: it knows of no other release of this data")
     for name in ("synthetic.jsonl", "privacy_report.html"):
-        console.print(f"  {folder / name}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  {folder / name}", highlight=False, soft_wrap=True)
 
 
 def _how(report: dict[str, Any]) -> str:

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.commands.terminal import Terminal
 from dpray.config.serve import ServeFile, load_serve_config
 
 DryRun = Annotated[
@@ -34,10 +34,10 @@ def serve(
         return
     from dpray.orchestration.serving.foreground import serve_until_stopped
 
-    console = Console(stderr=as_json)
+    console = Terminal(stderr=as_json)
 
     def waiting(deployments: str) -> None:
-        console.print(f"waiting for {deployments}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"waiting for {deployments}", highlight=False, soft_wrap=True)
 
     def ready(url: str) -> None:
         if as_json:
@@ -61,7 +61,7 @@ def _endpoints(file: ServeFile, url: str) -> dict[str, Any]:
     }
 
 
-def _show(file: ServeFile, url: str, console: Console) -> None:
+def _show(file: ServeFile, url: str, console: Terminal) -> None:
     key = "your key" if file.serve.auth == "keys" else "any word: no key is asked for"
     lines = [f"Serving at {url} (Ctrl-C stops it). From Python:", ""]
     lines += ["  from openai import OpenAI", f'  client = OpenAI(base_url="{url}", api_key=KEY)']
@@ -76,4 +76,4 @@ def _show(file: ServeFile, url: str, console: Console) -> None:
         )
     endpoints = _endpoints(file, url)
     lines += ["", f"KEY: {key}. Health: {endpoints['health']}, metrics: {endpoints['metrics']}"]
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)

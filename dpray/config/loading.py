@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,30 +13,84 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from yaml import YAMLError
 
+from dpray.io.yaml_text import MOST_NODES, parse_yaml, read_yaml_text
 from dpray.types import InputError
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 M = TypeVar("M", bound=BaseModel)
 
 
 def read_tree(path: str | Path, overrides: list[str]) -> Any:
-    """The plain tree of a YAML file with `key.sub=value` overrides; raises InputError."""
-    for override in overrides:
-        if "=" not in override:
-            raise InputError(f"{override}: settings after the file are written key.sub=value")
+    """The plain tree of a YAML file with `key.sub=value` overrides; raises InputError.
+
+    Nothing in it is resolved: OmegaConf's `${oc.env:NAME}` would put an environment variable into
+    the files of a release, so `${` is refused before OmegaConf sees it.
+    """
+    settings = [_override(each) for each in overrides]
     try:
-        loaded = OmegaConf.load(path)
-        if not OmegaConf.is_dict(loaded):
+        text = read_yaml_text(path)
+        plain = parse_yaml(text)
+        if not isinstance(plain, dict):
             raise InputError(f"{path}: not a YAML file of `key: value` lines")
-        tree = OmegaConf.merge(loaded, OmegaConf.from_dotlist(overrides))
-        return OmegaConf.to_container(tree, resolve=True)
+        _refuse_interpolation(plain)
+        loaded = OmegaConf.load(StringIO(text), max_yaml_expanded_nodes=MOST_NODES)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or 'cannot be read'}") from None
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, ValueError) as error:
-        raise InputError(f"{path}: not a valid YAML file: {str(error).splitlines()[0]}") from None
+    except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a valid YAML file: {_reason(error)}") from None
+    try:
+        return OmegaConf.to_container(OmegaConf.merge(loaded, *settings), resolve=False)
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise InputError(f"{path}, with what is set after it: {_reason(error)}") from None
+
+
+def _override(setting: str) -> Any:
+    """One `key.sub=value` setting as a tree."""
+    key, sign, value = setting.partition("=")
+    if not sign or key.endswith("\\"):  # OmegaConf would read on to the next sign
+        raise InputError(f"{setting}: settings after the file are written key.sub=value")
+    try:
+        _refuse_interpolation({key: parse_yaml(value)})
+        return OmegaConf.from_dotlist([setting])
+    except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        raise InputError(f"{key}: not a valid value: {_reason(error)}") from None
+
+
+def _refuse_interpolation(tree: Any) -> None:
+    """Raises InputError that names the key."""
+    for key, text in _texts(tree):
+        if "${" in text:
+            raise InputError(f"{key}: `${{` has no meaning in a configuration; write the value")
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of a plain tree, the mappings' keys too, with the key it stands under."""
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            place = f"{key}.{name}" if key else str(name)
+            yield place, str(name)
+            yield from _texts(below, place)
+    elif isinstance(value, list | tuple):
+        for below in value:
+            yield from _texts(below, key)
+    elif isinstance(value, str):
+        yield key, value
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def parse(model: type[M], values: Any) -> M:
-    """A configuration from a plain tree; raises InputError that names the first wrong key."""
+    """A configuration from a plain tree; raises InputError that names the first wrong key.
+
+    A text has no control characters but tabs and line feeds: they stand in paths, names and error
+    messages, and no file system, database or terminal takes them for what they are.
+    """
+    for key, text in _texts(values):
+        if _CONTROL.search(text):
+            raise InputError(f"{key}: holds a control character or half a surrogate pair")
     try:
         return model.model_validate(values)
     except ValidationError as error:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from dpray.config.base import Count, Positive, Section
+from dpray.io.release import names_cloud
 
 
 class DataConfig(Section):
@@ -136,4 +137,14 @@ class RuntimeConfig(Section):
 
 
 class OutputConfig(Section):
-    path: str = "out/run"
+    path: str = Field("out/run", min_length=1, description="the run's folder, on a local disk")
+
+    @field_validator("path")
+    @classmethod
+    def _is_local(cls, path: str) -> str:
+        if names_cloud(path):
+            raise ValueError(
+                "no cloud path: a run's lock and its renames need a local file system; copy the "
+                "folder when the run is finished"
+            )
+        return path

@@ -129,10 +129,12 @@ class TextCodec:
         )
 
     def check_length(self, prompt_tokens: int, max_tokens: int) -> None:
+        """Raises EngineError where the two do not fit; it keeps the prompt's length, which may be
+        that of a private text, to itself."""
         if prompt_tokens + max_tokens > self.context_length:
             raise EngineError(
-                f"a prompt of {prompt_tokens} tokens and {max_tokens} new ones do not fit the "
-                f"context of {self.context_length}: shorten the prompts, lower max_tokens or raise "
+                f"a prompt and {max_tokens} new tokens do not fit the context of "
+                f"{self.context_length}: shorten the prompts, lower max_tokens or raise "
                 "engine.max_model_len"
             )
 

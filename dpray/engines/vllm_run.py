@@ -118,8 +118,8 @@ class LockstepRun:
         engine.codec.check_length(max(map(len, prompts)), group.max_tokens)
         if len(prompts) > engine.max_rows:
             raise EngineError(
-                f"a group of {len(prompts)} rows is more than engine.max_num_seqs, "
-                f"{engine.max_rows}: raise it or lower method.batch_size"
+                f"a group has more rows than engine.max_num_seqs, {engine.max_rows}: raise it or "
+                "lower method.batch_size"
             )
         blocks = sum(
             -(-(len(prompt) + group.max_tokens) // size)
@@ -128,7 +128,7 @@ class LockstepRun:
         )
         if blocks > engine.blocks:
             raise EngineError(
-                f"a group needs {blocks} KV cache blocks of {engine.blocks}: raise "
+                f"a group needs more than all {engine.blocks} KV cache blocks: raise "
                 "engine.kv_cache_gib (CPU) or engine.gpu_memory_utilization (GPU), or shorten its "
                 "prompts"
             )
@@ -236,10 +236,9 @@ class LockstepRun:
             raise EngineError(f"the token selector failed ({report['error']})")
         if report["fate"] == "broken":
             raise EngineError(
-                f"a group of {running.rows} rows was not whole at token {len(report['tokens'])}: "
-                "nothing was drawn from it; raise engine.max_num_batched_tokens (now "
-                f"{self.engine.max_step_tokens}) or engine.kv_cache_gib / "
-                "engine.gpu_memory_utilization"
+                f"a group was not whole at token {len(report['tokens'])}: nothing was drawn from "
+                f"it; raise engine.max_num_batched_tokens (now {self.engine.max_step_tokens}) or "
+                "engine.kv_cache_gib / engine.gpu_memory_utilization"
             )
         if any((r["tokens"], r["fate"]) != (report["tokens"], report["fate"]) for r in reports):
             raise EngineError("the ranks of a tensor-parallel model drew different tokens")

@@ -151,7 +151,7 @@ def _parts(given: dict[str, Sequence[Labelled]], classes: bool) -> dict[str, Seq
         parts = {"synthetic": synthetic, **halves}
     for name, records in parts.items():
         if len(records) < FEW:
-            raise InputError(f"{name} records: {len(records)} are too few, it takes {FEW}")
+            raise InputError(f"{name} records: too few, it takes {FEW}")
     return parts
 
 

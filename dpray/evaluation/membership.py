@@ -77,7 +77,7 @@ def check_numbers(
     """Raises InputError for fewer than 100 records a side or no synthetic text."""
     for name, texts in (("members", members), ("non-members", non_members)):
         if len(texts) < FEW:
-            raise InputError(f"{name}: {len(texts)} records are too few, it takes {FEW}")
+            raise InputError(f"{name}: too few records, it takes {FEW}")
     if not synthetic:
         raise InputError("synthetic records: there are none")
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpray.io.template_file import TemplateFile, compiled, faults_named, is_refusal, packaged
+from dpray.io.sandbox import rendered
+from dpray.io.template_file import TemplateFile, faults_named, is_refusal, packaged
 from dpray.types import Prompt
 
 KEYS = {"user", "prefix", "stop", "refusals"}
@@ -37,7 +38,7 @@ class KeyphrasePrompts:
             "label": label,
             "examples": self.examples,
         }
-        user, prefix = (compiled(part).render(variables) for part in (self.user, self.prefix))
+        user, prefix = (rendered(part, variables) for part in (self.user, self.prefix))
         return Prompt(user, prefix)
 
     def refused(self, answer: str) -> bool:

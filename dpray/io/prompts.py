@@ -14,8 +14,9 @@ from typing import Any
 
 import jinja2
 
-from dpray.io.template_file import TemplateFile, compiled, faults_named, packaged
-from dpray.types import Prompt
+from dpray.io.sandbox import SecurityError, compiled, rendered
+from dpray.io.template_file import TemplateFile, faults_named, packaged
+from dpray.types import InputError, Prompt
 
 TEXTS = ("user", "prefix", "placeholder", "private", "output")
 
@@ -34,20 +35,26 @@ class PromptTemplate:
     name: str = field(default="", compare=False)
 
     def private_prompt(self, text: str, label: str) -> Prompt:
-        variables = {"text": text, "label": label}
-        return Prompt(self._render("user", **variables), self._render("prefix", **variables))
+        """The prompt with a private text. Raises InputError that, unlike the template's own error,
+        quotes no word of it."""
+        try:
+            return self._prompt(text, label)
+        except Exception as error:
+            kind = type(error).__name__
+            raise InputError(f"method.template: {self.name}: fails on a text ({kind})") from None
 
     def public_prompt(self, label: str) -> Prompt:
         """The prompt with the placeholder: holds no private text."""
-        return self.private_prompt(self._render("placeholder", label=label), label)
+        return self._prompt(self._render("placeholder", label=label), label)
 
     def text_of(self, row: dict[str, Any]) -> str:
         """The private text made from a row's columns, where the template has `private`.
 
-        Raises KeyError where a column is missing (JSON cannot hold what is undefined either).
+        Raises KeyError where a column is missing (JSON cannot hold what is undefined either), and
+        whatever else the template ends in.
         """
         try:
-            return compiled(self.private or "").render(row)
+            return rendered(self.private or "", row)
         except (jinja2.UndefinedError, TypeError) as error:
             raise KeyError(str(error)) from None
 
@@ -55,8 +62,25 @@ class PromptTemplate:
         """The text that is released, from what was decoded."""
         return self._render("output", completion=completion).strip()
 
+    def _prompt(self, text: str, label: str) -> Prompt:
+        variables = {"text": text, "label": label}
+        return Prompt(self._render("user", **variables), self._render("prefix", **variables))
+
     def _render(self, part: str, **variables: str) -> str:
-        return compiled(getattr(self, part)).render(variables)
+        return rendered(getattr(self, part), variables)
+
+    def try_out(self) -> None:
+        """Render what public words can be put into. What is made from rows, or from completions of
+        a certain form, is compiled, which finds what is not in the language."""
+        self.public_prompt("label")
+        compiled(self.private or "")
+        compiled(self.output)
+        try:
+            self.released("a text")
+        except SecurityError:
+            raise
+        except Exception:
+            return  # it may ask for JSON
 
 
 def packaged_templates() -> list[str]:
@@ -70,5 +94,5 @@ def load_template(name_or_path: str) -> PromptTemplate:
         file = TemplateFile.read(name_or_path, packaged(), {*TEXTS, "stop"}, "user")
         stop = file.words("stop", stripped=False)
         template = PromptTemplate(**file.texts(*TEXTS), stop=stop, name=name_or_path)
-        template.public_prompt("label")
+        template.try_out()
     return template

@@ -57,7 +57,7 @@ def list_files(path: str, key: str = "data.path") -> list[str]:
             files = [root] if info.is_file else []
             if info.type == pyarrow.fs.FileType.Directory:
                 files = _glob(filesystem, root.rstrip("/") + "/*")
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, ValueError, RuntimeError, pyarrow.ArrowException) as error:
         raise InputError(f"{key}: {path}: {str(error).splitlines()[0]}") from None
     files = [file for file in files if file.endswith(SUFFIXES)]
     if not files:
@@ -75,7 +75,9 @@ def _glob(filesystem: pyarrow.fs.FileSystem, pattern: str) -> list[str]:
     base = fixed.rsplit("/", 1)[0] or "/"
     recursive = "/" in pattern[len(base) + 1 :]
     infos = filesystem.get_file_info(pyarrow.fs.FileSelector(base, recursive=recursive))
-    return [info.path for info in infos if info.is_file and fnmatchcase(info.path, pattern)]
+    # `*` and `?` are signs; a bracket is a part of a name.
+    plain = pattern.replace("[", "[[]")
+    return [info.path for info in infos if info.is_file and fnmatchcase(info.path, plain)]
 
 
 def read_rows(path: str) -> Iterator[tuple[Where, dict[str, Any]]]:
@@ -142,7 +144,7 @@ def _read_jsonl(name: str, lines: io.BufferedReader) -> Iterator[tuple[Where, di
         where = Where(name, number)
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # a number of 5,000 digits is a ValueError
             raise InputError(f"{where}: not valid JSON (one object a line)") from None
         if not isinstance(row, dict):
             raise InputError(f"{where}: not a JSON object")
@@ -154,6 +156,8 @@ def _read_csv(name: str, lines: io.BufferedReader) -> Iterator[tuple[Where, dict
     reader = csv.DictReader((line for _, line in _decoded(name, lines)), strict=True)
     number = 0
     try:
+        if len(set(header := reader.fieldnames or ())) < len(header):
+            raise InputError(f"{name.rsplit('/', 1)[-1]}: the header names a column twice")
         for number, row in enumerate(reader, start=1):
             if None in row or None in row.values():
                 raise InputError(f"{Where(name, number)}: not as many fields as the header has")
@@ -172,7 +176,7 @@ def _read_parquet(
                 for row in batch.to_pylist():
                     number += 1
                     yield Where(name, number), row
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, ValueError, OverflowError, TypeError) as error:
         kind = type(error).__name__
         raise InputError(f"{Where(name, number + 1)}: not a valid Parquet file ({kind})") from None
 

@@ -2,7 +2,7 @@
 
 ```
 synthetic.jsonl, privacy_report.json, privacy_report.html, run.json     may be released
-private/                                                                never
+private/                                           never; its owner alone can open it
   lock, staging/ (not yet committed), parts/ (committed)
 ```
 A part is the output of some batches by one attempt (`*.jsonl`), or of one mechanism (`*.json`). It
@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,45 @@ PRIVATE_NOTICE = (
 
 PARTS = (".jsonl", ".json")
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
-def write_durably(path: Path, text: str) -> None:
-    """Replace a file so that after a crash it holds the old text or the new one, whole."""
+
+def names_cloud(path: str | Path) -> bool:
+    """Whether a path begins like a URI: as a local path, `s3://bucket/run` would be a folder `s3:`.
+
+    What dpray writes needs a local file system: the lock and the renames that make a release whole
+    have no counterpart in an object store.
+    """
+    return _SCHEME.match(str(path)) is not None
+
+
+def refuse_cloud(path: Path, key: str) -> None:
+    """Raises InputError that names the key for what is no local path."""
+    if names_cloud(path):
+        raise InputError(
+            f"{key}: {path}: no cloud path; copy what is written to a cloud afterwards"
+        )
+
+
+def make_private(folder: Path) -> None:
+    """The folder, for its owner alone; one that was there is closed to others. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def owners_only(path: str, flags: int) -> int:
+    """An `opener` that makes files for their owner alone."""
+    return os.open(path, flags, 0o600)
+
+
+def write_durably(path: Path, text: str, *, private: bool = False) -> None:
+    """Replace a file so that after a crash it holds the old text or the new one, whole; `private`,
+    for its owner alone."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
+    temporary.unlink(missing_ok=True)
+    opener = owners_only if private else None
+    with open(temporary, "w", encoding="utf-8", opener=opener) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -64,10 +99,13 @@ class ReleaseFolder:
         self.staging = self.private / "staging"
         self.parts = self.private / "parts"
         try:
+            make_private(self.private)
             for folder in (self.staging, self.parts):
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(exist_ok=True)
             (self.private / "NOT_FOR_RELEASE").write_text(PRIVATE_NOTICE)
-            self._lock = open(self.private / "lock", "w")  # noqa: SIM115 (held until close)
+            self._lock = open(  # noqa: SIM115 (held until close)
+                self.private / "lock", "w", opener=owners_only
+            )
         except OSError as error:
             raise InputError(f"output.path: {path}: {error.strerror}") from None
         try:
@@ -91,13 +129,20 @@ class ReleaseFolder:
 
     def read_run(self) -> dict[str, Any] | None:
         """What run.json says, or None where no run began here."""
-        return self.read_json("run.json") if (self.root / "run.json").exists() else None
+        if not (self.root / "run.json").exists():
+            return None
+        run = self.read_json("run.json")
+        if not all(isinstance(run.get(key), str) for key in ("run_id", "salt", "state")):
+            raise InputError(f"output.path: {self.root}/run.json is not that of a run")
+        return run
 
     def read_json(self, name: str) -> dict[str, Any]:
         try:
-            value: dict[str, Any] = json.loads((self.root / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            value: Any = json.loads((self.root / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
             raise InputError(f"output.path: {self.root}/{name} cannot be read") from None
+        if not isinstance(value, dict):
+            raise InputError(f"output.path: {self.root}/{name} is not a JSON object")
         return value
 
     def write_json(self, name: str, value: Any) -> None:
@@ -107,7 +152,7 @@ class ReleaseFolder:
     def stage(self, name: str, records: Iterable[dict[str, Any]]) -> str:
         """Write a part durably; returns its SHA-256, for the ledger."""
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        write_durably(self.staging / name, text)
+        write_durably(self.staging / name, text, private=True)
         return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
     def publish(self, name: str) -> None:

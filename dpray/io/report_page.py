@@ -92,6 +92,12 @@ def render_report(
         raise InputError(
             f"privacy_report.json, evaluation.json: written by another version of dpray ({error})"
         ) from None
+    except Exception as error:
+        # These may name a value.
+        kind = type(error).__name__
+        raise InputError(
+            f"privacy_report.json, evaluation.json, run.json: not as dpray writes them ({kind})"
+        ) from None
 
 
 def _in_words(epsilon: float | None, delta: float | None) -> dict[str, Any]:

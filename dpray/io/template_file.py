@@ -2,17 +2,15 @@
 
 A template is a YAML file whose texts are Jinja expressions. `templates/` holds the packaged ones,
 and a user's own is named by its path. A key that is there has a value of its type: a text, or a
-list of texts; the latter may stand in a file of its own, `{file: path}` with one entry a line,
-relative to the template.
+list of texts; the latter may stand in a file of its own, `{file: path}` with one entry a line, in
+the template's folder or below it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,31 +18,32 @@ from typing import Any
 import jinja2
 import yaml
 
+from dpray.io.yaml_text import parse_yaml, read_yaml_text
 from dpray.types import InputError
+
+LONGEST_REASON = 200
 
 
 class Fault(Exception):
     """What is wrong with a template, in one line."""
 
 
+KNOWN_FAULTS = (Fault, jinja2.TemplateError, yaml.YAMLError)
+
+
 @contextmanager
 def faults_named(name_or_path: str) -> Iterator[None]:
-    """What is found wrong with this template, as an InputError of one line."""
+    """Whatever is found wrong with this template, as an InputError of one line. For renderings
+    with public words only: the line may quote them."""
     try:
         yield
-    except (Fault, jinja2.TemplateError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0]
+    except InputError:
+        raise
+    except Exception as error:
+        kind = "" if isinstance(error, KNOWN_FAULTS) else f"{type(error).__name__}: "
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = f"{kind}{first}"[:LONGEST_REASON]
         raise InputError(f"method.template: {name_or_path}: {reason}") from None
-
-
-@lru_cache(maxsize=64)
-def compiled(source: str) -> jinja2.Template:
-    """Kept apart from the templates, which travel to workers: a compiled one cannot."""
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
-    environment.filters["json"] = lambda value, indent=None: json.dumps(
-        value, ensure_ascii=False, indent=indent
-    )
-    return environment.from_string(source)
 
 
 def packaged(folder: str = "") -> dict[str, Path]:
@@ -68,7 +67,7 @@ class TemplateFile:
         Fault or YAMLError for one without the `needed` keys, or with others than `keys`."""
         path = known.get(name_or_path, Path(name_or_path))
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = parse_yaml(read_yaml_text(path))
         except (OSError, UnicodeDecodeError):
             raise InputError(
                 f"method.template: no file {name_or_path}, and no packaged template "
@@ -99,11 +98,7 @@ class TemplateFile:
     def as_words(self, key: str, value: Any, *, stripped: bool = True) -> tuple[str, ...]:
         """What stands under a key, as a list of texts."""
         if isinstance(value, dict) and set(value) == {"file"}:
-            try:
-                value = (self.folder / str(value["file"])).read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError):
-                raise Fault(f"{key}: no file {value['file']}") from None
-            value = [line for line in value if line.strip()]
+            value = [line for line in self._lines(key, str(value["file"])) if line.strip()]
         if not isinstance(value, list) or not value:
             raise Fault(f"{key}: has to be a list, or {{file: path}} with one entry a line")
         if not all(isinstance(word, str) for word in value):
@@ -112,6 +107,17 @@ class TemplateFile:
         if not all(words):
             raise Fault(f"{key}: an entry is empty")
         return words
+
+    def _lines(self, key: str, name: str) -> list[str]:
+        """The lines of a file in the template's folder; a template that came from elsewhere reads
+        no other file into prompts."""
+        try:
+            path = (self.folder / name).resolve()
+            if not path.is_relative_to(self.folder.resolve()):
+                raise Fault(f"{key}: {name} is outside the template's folder")
+            return path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):
+            raise Fault(f"{key}: no file {name}") from None
 
 
 def is_refusal(answer: str, refusals: Collection[str]) -> bool:

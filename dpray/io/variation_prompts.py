@@ -24,10 +24,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dpray.io.sandbox import rendered
 from dpray.io.template_file import (
     Fault,
     TemplateFile,
-    compiled,
     faults_named,
     is_refusal,
     packaged,
@@ -82,8 +82,7 @@ class VariationPrompts:
     def _prompt(self, task: str, **variables: Any) -> Prompt:
         nothing = {"keyword": "", "style": "", "text": "", "words": None}
         known = nothing | {"task": task, "demonstrations": self.demonstrations} | variables
-        user, prefix = compiled(self.requests[task]), compiled(self.prefix)
-        return Prompt(user.render(known), prefix.render(known))
+        return Prompt(rendered(self.requests[task], known), rendered(self.prefix, known))
 
 
 def _one_of(choices: tuple[str, ...], rng: np.random.Generator) -> str:

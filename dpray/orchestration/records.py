@@ -15,7 +15,8 @@ Row = dict[str, Any]
 """At least {text, unit, rank}; `rank` says which records of a unit stay."""
 
 TextOf = Callable[[dict[str, Any]], str]
-"""Makes the text from a row's columns; raises KeyError where one is missing."""
+"""Makes the text from a row's columns; raises KeyError where one is missing, and whatever else a
+template ends in."""
 
 
 def read_records(file: str, data: DataConfig, text_of: TextOf | None = None) -> Iterator[Record]:
@@ -86,12 +87,14 @@ def to_record(
     text = _text(where, row, data, text_of)
     label = None
     if data.label is not None:
-        label = str(_column(where, row, data.label))
+        label = _word(where, row, data.label)
         if label not in data.labels:
             raise InputError(f"{where}: the label is not one of data.labels")
     unit = content_id(text, label)
     if data.unit is not None:
-        unit = str(_column(where, row, data.unit))
+        unit = _word(where, row, data.unit)
+        if unit != valid_unicode(unit):
+            raise InputError(f"{where}: column '{data.unit}' is not valid Unicode")
     return Record(text, label, unit)
 
 
@@ -102,12 +105,14 @@ def _text(where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextO
             value = text_of(dict(row))
         except KeyError:
             raise InputError(f"{where}: a column that the template needs is missing") from None
+        except Exception as error:
+            kind = type(error).__name__
+            raise InputError(f"{where}: method.template: `private` fails ({kind})") from None
     if not isinstance(value, str):
         raise InputError(f"{where}: column '{data.text}' is not a text")
     if len(value) > data.max_characters:
         raise InputError(
-            f"{where}: the text has {len(value)} characters, more than data.max_characters "
-            f"{data.max_characters}"
+            f"{where}: the text is longer than data.max_characters, {data.max_characters}"
         )
     return valid_unicode(value)
 
@@ -117,10 +122,19 @@ def _columns(
 ) -> dict[str, str]:
     columns = {}
     for name, values in column_values.items():
-        columns[name] = str(_column(where, row, name))
+        columns[name] = _word(where, row, name)
         if columns[name] not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
     return columns
+
+
+def _word(where: Where, row: Mapping[str, Any], name: str) -> str:
+    """A column's value as a name. 1 and 1.0 are one number, so one name; an object's parts have no
+    order, so an object has none, nor has a list; and not-a-number is no value."""
+    value = _column(where, row, name)
+    if isinstance(value, Mapping | list | tuple) or value != value:
+        raise InputError(f"{where}: column '{name}' holds no text and no number")
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _column(where: Where, row: Mapping[str, Any], name: str) -> Any:

@@ -148,7 +148,7 @@ class Run(ABC, Generic[P]):
         kept = self.folder.private / DATA_FINGERPRINT
         found = fingerprint(self.config.data.path)
         if not kept.exists() or not self._has_begun():
-            write_durably(kept, found)
+            write_durably(kept, found, private=True)
         elif kept.read_text() != found:
             raise InputError(
                 f"data.path: the records have changed since the run in {self.config.output.path} "

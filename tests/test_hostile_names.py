@@ -1,0 +1,182 @@
+"""Names and texts on the terminal: shown as they stand, obeyed by nobody."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dpray.cli import run_command
+from dpray.commands.audit import _show as show_audit
+from dpray.commands.demo import _show_records
+from dpray.commands.evaluation_tables import show_evaluation
+from dpray.commands.ledger import _overview, _runs
+from dpray.commands.run import show_run
+from dpray.commands.terminal import Terminal, printable
+
+NAMES = [
+    "[/bold]",
+    "[red]x[/]",
+    "[link=http://x]y",
+    ":smile:",
+    "\x1b]0;title\x07",
+    "a\x9b2Jb",
+    "\u202etxt",
+]
+Settings = Callable[..., dict[str, Any]]
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed; rich breaks lines, so without them."""
+    return capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_terminal_shows_strings_as_they_stand(name: str) -> None:
+    terminal = Terminal()
+    terminal.file = io.StringIO()
+    terminal.print(name, highlight=False)
+    terminal.note("note", "bold", name)
+    shown = terminal.file.getvalue()
+    assert shown.count(printable(name)) == 2
+    assert not set("\x1b\x07\x9b\u202e") & set(shown)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_runs_end(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    report = {
+        "records": 1, "not_private": False, "epsilon": 1.0, "delta": 1e-6, "privacy_unit": name,
+        "ledger": {"dataset": name, "left": {"epsilon": 1.0}, "made_by_this_run": True},
+    }  # fmt: skip
+    show_run(report, Path("out", name), Terminal())
+    assert told(capsys).count(printable(name).rpartition("//")[2]) == 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_ledgers_tables(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    budget = {"epsilon": 1.0, "delta": 1e-6}
+    batches = {"published": 1, "started": 1, "failed": 0, "committed": True}
+    dataset = {
+        "dataset": name, "privacy_unit": name, "composition": "basic", "order": None,
+        "budget": budget, "spent": budget, "left": budget,
+        "entries": [budget | {"key": name, "at": "2026-01-01T00:00", "batches": batches}],
+    }  # fmt: skip
+    terminal = Terminal()
+    terminal.print(_overview([dataset]))
+    terminal.print(_runs(dataset))
+    assert told(capsys).count(printable(name)) >= 3
+
+
+def test_a_demos_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"text": f"{name} text", "label": name} for name in NAMES]
+    written = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "synthetic.jsonl").write_text(written)
+    _show_records(tmp_path, Terminal())
+    shown = capsys.readouterr().out
+    assert not set("\x1b\x07\x9b\u202e") & set(shown)
+    for name in NAMES:
+        assert f"{printable(name)}: {printable(name)} text" in shown
+    assert (tmp_path / "synthetic.jsonl").read_text() == written
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_audits_findings(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {
+        "name": name, "how": "x", "claimed": 1.0, "lower_bound": 2.0, "most": 0.5, "trials": 10,
+        "holds": False,
+    }  # fmt: skip
+    result = {
+        "not_private": False, "epsilon": 1.0, "delta": 1e-6, "confidence": 0.95,
+        "mechanisms": [found],
+    }  # fmt: skip
+    show_audit(result, Terminal())
+    assert told(capsys).count(printable(name)) == 3
+
+
+@pytest.mark.parametrize("name", ["[/bold]", "[red]x[/]", ":smile: [link=a]"])
+def test_commands_with_hostile_names(
+    name: str, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """plan, run's refusal, report, ledger verify and evaluate's refusal, with the name for the
+    label, a file, a folder and the model."""
+    folder = tmp_path / name
+    folder.mkdir(parents=True)
+    records = folder / "records.jsonl"
+    records.write_text(json.dumps({"text": "x", "label": name}) + "\n")
+    notes = folder / "notes.txt"
+    notes.write_text("no rows\n")
+    tree = settings(
+        data__labels=[name, "b"],
+        data__path=str(records),
+        engine={"kind": "transformers", "model": name},
+        privacy__ledger=f"sqlite:///{folder}/ledger.db",
+        output__path=str(folder / "out"),
+    )
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    codes = {
+        ("plan", str(config)): 0,
+        ("plan", str(config), "--json"): 0,
+        ("run", str(config)): 2,
+        ("report", str(folder)): 2,
+        ("evaluate", "--real", str(records), "--synthetic", str(notes), "--out", str(folder)): 2,
+        ("ledger", "show", "--ledger", tree["privacy"]["ledger"]): 0,
+        ("ledger", "verify", "--ledger", tree["privacy"]["ledger"]): 0,
+        ("ledger", "export", "--ledger", tree["privacy"]["ledger"], "--out", f"{folder}/e"): 0,
+    }
+    create = ["ledger", "create", "--ledger", tree["privacy"]["ledger"], "--dataset", "notes"]
+    assert run_command([*create, "--epsilon", "1", "--delta", "1e-6"]) == 0
+    for arguments, code in codes.items():
+        assert run_command(list(arguments)) == code, (arguments, capsys.readouterr().err)
+    assert "unexpected" not in capsys.readouterr().err
+
+
+def test_an_evaluations_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    """The names in them: what the floor is, a classifier's, and warnings."""
+    mean = {"mean": 0.5, "deviation": 0.1}
+    tail = {"quantile_95": 1.0, "max": 1.0}
+    side = {
+        "exact_share": 0.0,
+        "longest_shared_words": tail,
+        "ngram_overlap": tail,
+        "nearest_cosine": tail,
+    }
+    row = {"train_records": 1, "accuracy": mean, "macro_f1": mean}
+    classifier = {
+        "classifier": "[/bold]",
+        "synthetic": row,
+        "ceiling": row,
+        "floor": row | {"kind": "[/x]"},
+    }
+    diverse = {"distinct_texts": 1.0, "self_bleu": mean}
+    lengths = {"mean": 1.0, "quantiles": {"0.5": 1.0}}
+    shares = {"json_parse_share": 0.0, "schema_share": None}
+    result = {
+        "downstream": classifier | {"networks": [classifier]}, "test_records": 1,
+        "in_context": None, "next_word": None,
+        "fidelity": {
+            "records_a_side": 1, "embedders": ["[/x]"],
+            "measures": {"f1": {"synthetic_to_real": mean, "real_to_real": mean}},
+        },
+        "copies": {
+            "private_records": 1, "records_a_side": 1, "ngram": 5, "synthetic": side,
+            "held_out": side,
+        },
+        "diversity": {
+            "records_a_side": 1, "real": diverse, "other_real": diverse, "synthetic": diverse,
+        },
+        "lengths": {
+            "real": lengths, "synthetic": lengths,
+            "wasserstein": {"real_to_real": mean, "synthetic_to_real": mean},
+        },
+        "structure": {"real": shares, "synthetic": shares}, "warnings": ["[/bold] \x1b[31m"],
+        "topics": [],
+    }  # fmt: skip
+    show_evaluation(result, Path("[/bold]"))
+    shown = told(capsys)
+    assert "\x1b" not in shown and shown.count("[/bold]") == 4 and "[/x] (floor)" in shown
