@@ -16,15 +16,17 @@ from typing import Any
 
 GENESIS = "0" * 64
 
+_ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+)
+
 
 def canonical_json(value: Any) -> str:
     """One text for one value: sorted keys, no spaces, ASCII, floats in their shortest exact form.
 
     Raises ValueError for NaN and infinities.
     """
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
+    return _ENCODER.encode(value)
 
 
 def now() -> str:

@@ -164,11 +164,11 @@ def counted_entries(connection: sa.Connection, dataset: str) -> list[Entry]:
     # A data set may have a million other rows, and SQLite would rather walk over them by their key.
     by_index = f"INDEXED BY {account_index.name}" if connection.dialect.name == "sqlite" else ""
     query = sa.text(
-        f"SELECT * FROM {entries.name} {by_index} WHERE dataset = :dataset AND {ACCOUNT} "
-        "ORDER BY seq"
+        f"SELECT {', '.join(entries.c.keys())} FROM {entries.name} {by_index} "
+        f"WHERE dataset = :dataset AND {ACCOUNT} ORDER BY seq"
     )
     rows = connection.execute(query, {"dataset": dataset})
-    return [Entry(**row._mapping) for row in rows]
+    return [Entry(*row) for row in rows]
 
 
 def check_price(event: Event, asked: Budget) -> None:

@@ -197,9 +197,9 @@ class Run(ABC, Generic[P]):
         id.
 
         The files are hashed before the charge, once the budget is known to hold it: the ledger has
-        to know them again to refuse them under another name. Nothing of the data is released by
-        that but a refusal, which charges nothing: no mechanism has run, and no digest leaves the
-        ledger. (A budget that another run takes in between is refused after the hashing.)
+        to know them again to refuse them under another name. That releases nothing of the data but
+        a refusal, which charges nothing: no mechanism has run, and what the ledger keeps is keyed.
+        (A budget that another run takes in between is refused after the hashing.)
         """
         privacy, unit = self.config.privacy, self.plan.privacy_unit
         planned = self.run["state"] == "planned"

@@ -207,7 +207,7 @@ def test_an_admission_reads_its_own_data_sets_charges_alone(
     statements: list[str] = []
 
     def note(_connection, _cursor, statement, *_rest) -> None:
-        if "payload" not in statement.split("WHERE")[0] and "ORDER BY seq" in statement:
+        if "WHERE dataset = " in statement:
             statements.append(statement)
 
     sa.event.listen(sa.Engine, "before_cursor_execute", note)
