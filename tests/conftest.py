@@ -15,6 +15,8 @@ from hypothesis import settings as hypothesis_settings
 hypothesis_settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis_settings.load_profile("repeatable")
 
+pytest_plugins = ["tests.databases"]
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 

@@ -31,7 +31,7 @@ COMMANDS = {
     "--unit",
     "dpray ledger export": "--json --ledger --out",
     "dpray ledger show": "--json --ledger",
-    "dpray ledger verify": "--json --ledger",
+    "dpray ledger verify": "--contains --json --ledger",
     "dpray plan": "--json config overrides",
     "dpray report": "--json --no-public --public run_dir",
     "dpray run": "--json config overrides",

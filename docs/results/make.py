@@ -49,7 +49,7 @@ def run(name: str) -> None:
     more = []
     if epsilon:
         value = ".inf" if epsilon == "inf" else epsilon
-        places = (f"output.path={RUNS}/{name}", f"privacy.dataset={file}-{epsilon}")
+        places = (f"output.path={RUNS}/{name}", f"privacy.ledger=sqlite:///{RUNS}/{name}.db")
         more = [f"privacy.epsilon={value}", *places]
     command = [sys.executable, "-m", "dpray", "run", str(HERE / f"{file}.yaml"), *more]
     subprocess.run(command, check=True)

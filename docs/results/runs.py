@@ -49,12 +49,11 @@ def audit_canaries(file: str, out: Path, epsilon: float, changes: Sequence[str])
 
 
 def make(file: str, out: Path, epsilon: float, changes: Sequence[str] = ()) -> None:
-    """`dpray run docs/results/FILE.yaml` into the folder `out`, with an account of its own in the
-    ledger."""
-    account = "-".join(out.relative_to(RUNS).parts)
+    """`dpray run docs/results/FILE.yaml` into the folder `out`, with a ledger of its own: the texts
+    are public, and every figure is of one run alone."""
     settings = [
         f"output.path={out}",
-        f"privacy.dataset={account}",
+        f"privacy.ledger=sqlite:///{out}/private/ledger.db",
         f"privacy.epsilon={yaml_number(epsilon)}",
     ]
     command = [sys.executable, "-m", "dpray", "run", str(HERE / f"{file}.yaml")]

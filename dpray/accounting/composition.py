@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Context, Decimal, Inexact, localcontext
 from fractions import Fraction
 from typing import ClassVar, Protocol
 
@@ -138,8 +139,14 @@ def default_order(budget: Budget) -> float:
 
 def _sums(charges: Iterable[Charge]) -> tuple[Fraction, Fraction]:
     reserved = [charge.reserved for charge in charges]
-    epsilon = sum((_exact(r.epsilon) for r in reserved), Fraction(0))
-    return epsilon, sum((_exact(r.delta) for r in reserved), Fraction(0))
+    return _sum(r.epsilon for r in reserved), _sum(r.delta for r in reserved)
+
+
+def _sum(values: Iterable[float]) -> Fraction:
+    # As decimals, in C: a thousand fractions are slow to add up. Two thousand digits hold every sum
+    # of floats in full; the trap says so.
+    with localcontext(Context(prec=2000, traps=[Inexact])):
+        return Fraction(sum((Decimal(repr(float(value))) for value in values), Decimal(0)))
 
 
 def _rounded_down(exact: Fraction) -> float:

@@ -7,6 +7,7 @@ not stop somebody who writes a whole new chain.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -15,15 +16,22 @@ from typing import Any
 
 GENESIS = "0" * 64
 
+_ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+)
+
 
 def canonical_json(value: Any) -> str:
     """One text for one value: sorted keys, no spaces, ASCII, floats in their shortest exact form.
 
     Raises ValueError for NaN and infinities.
     """
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
+    return _ENCODER.encode(value)
+
+
+def now() -> str:
+    """The time of an entry, in UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
@@ -66,10 +74,14 @@ class Entry:
 
 
 class Chain:
-    """The end of a data set's chain: its length, its last hash, and entries not yet written."""
+    """The end of a data set's chain: its length, its last hash, how many of its entries are
+    reservations, and entries not yet written."""
 
-    def __init__(self, dataset: str, length: int = 0, head: str = GENESIS) -> None:
+    def __init__(
+        self, dataset: str, length: int = 0, head: str = GENESIS, reservations: int = 0
+    ) -> None:
         self.dataset, self.length, self.head = dataset, length, head
+        self.reservations = reservations
         self.added: list[Entry] = []
 
     def append(
@@ -96,7 +108,7 @@ class Chain:
         )
         entry = Entry(**(vars(open_entry) | {"hash": open_entry.digest()}))
         self.added.append(entry)
-        self.length, self.head = entry.seq + 1, entry.hash
+        self._step(entry)
         return entry
 
     def faults(self, entry: Entry) -> Iterator[str]:
@@ -108,4 +120,8 @@ class Chain:
             yield f"{where}: it does not follow the entry before it"
         if entry.hash != entry.digest():
             yield f"{where}: its content does not have its hash"
+        self._step(entry)
+
+    def _step(self, entry: Entry) -> None:
         self.length, self.head = entry.seq + 1, entry.hash
+        self.reservations += entry.kind == "reserve"

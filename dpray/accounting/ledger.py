@@ -11,7 +11,6 @@ a `publish` does not grow with them (beyond the index's logarithm).
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import json
 import re
@@ -23,10 +22,21 @@ import sqlalchemy as sa
 from dpray.accounting import ledger_audit
 from dpray.accounting.composition import Charge
 from dpray.accounting.events import Event
-from dpray.accounting.hash_chain import Chain, Entry, canonical_json
+from dpray.accounting.hash_chain import Chain, Entry, canonical_json, now
 from dpray.accounting.ledger_account import Account, Reservation, check_price, read_account
-from dpray.accounting.ledger_batches import PAGE, BatchListings, Listing, Place, count, read_page
-from dpray.accounting.ledger_store import LedgerError, Store, broken_chain, datasets, entries
+from dpray.accounting.ledger_batches import (
+    PAGE,
+    BatchListings,
+    Listing,
+    Place,
+    count,
+    find,
+    find_units,
+    read_page,
+)
+from dpray.accounting.ledger_names import bind, new_name, stored_name
+from dpray.accounting.ledger_schema import datasets, entries, lock
+from dpray.accounting.ledger_store import LedgerError, Store, broken_chain
 from dpray.types import Budget, InputError
 
 CHUNK = 500
@@ -57,7 +67,7 @@ class Ledger(BatchListings):
 
     @classmethod
     def open(cls, url: str) -> Ledger:
-        """An existing ledger; a missing one is an `InputError`, never made anew."""
+        """An existing ledger; a missing one is a `MissingLedger`, never made anew."""
         return cls(Store(url, create=False))
 
     @classmethod
@@ -83,31 +93,40 @@ class Ledger(BatchListings):
     ) -> None:
         """Give a data set its budget, once and for all.
 
-        `composition` says how the runs' costs add up (see `accountant`): "basic", or "renyi" at the
-        Renyi `order`. Raises `InputError`, and `LedgerConflict` for a data set that has another
-        budget.
+        A name that differs in case or blanks alone means the same data set. `composition` says how
+        the runs' costs add up (see `accountant`): "basic", or "renyi" at the Renyi `order`. Raises
+        `InputError`, and `LedgerConflict` for a data set that has another budget.
         """
         account = Account.new(name, budget, privacy_unit, neighboring_relation, composition, order)
-        for what, text in (("data set", name), ("privacy unit", privacy_unit)):
-            _check_public(what, text)
+        _check_public("privacy unit", privacy_unit)
         terms = _plain(account.terms())
 
         def work(connection: sa.Connection) -> None:
-            chain, found = self._chain(connection, name), _find(connection, "create", name)
-            if chain is None or found is None:
-                connection.execute(sa.insert(datasets).values(name=name, length=0, head=""))
-                chain = Chain(name)
-                chain.append("create", name, terms, at=_now())
-                self._store.append(connection, chain)
-            elif found.values() != terms:
-                raise LedgerConflict(f"data set '{name}' has another budget in the ledger already")
+            lock(connection)
+            if (chain := self._chain(connection, name)) is None:
+                self._new_dataset(connection, name, terms)
+                return
+            found = find(connection, "create", chain.dataset)
+            if found is None:
+                raise broken_chain(chain.dataset)
+            if found.values() != terms:
+                raise LedgerConflict(
+                    f"data set '{chain.dataset}' has another budget in the ledger already"
+                )
 
         self._store.write(work)
 
     def account(self, dataset: str) -> Account | None:
         """A data set's budget and charges, or None where it has no budget."""
         with self._store.read() as connection:
-            return read_account(connection, dataset)
+            name = stored_name(connection, dataset)
+            return None if name is None else read_account(connection, name)
+
+    def names(self) -> list[str]:
+        """The data sets that the ledger has."""
+        with self._store.read() as connection:
+            query = sa.select(datasets.c.name).order_by(datasets.c.name)
+            return list(connection.execute(query).scalars())
 
     def reserve(
         self,
@@ -117,15 +136,18 @@ class Ledger(BatchListings):
         budget_asked: Budget,
         privacy_unit: str,
         neighboring_relation: str,
+        files: Iterable[bytes] = (),
     ) -> Reservation:
         """Charge a whole run, durably, before it touches the data. It is never given back.
 
         `budget_asked` is what the run's report will claim; it has to cover the event's own cost at
-        that delta. Raises `BudgetRefused` (nothing is charged), `LedgerConflict`, and `InputError`
-        for an unknown data set, or a privacy unit or relation other than the budget's.
+        that delta. `files` are the digests of the data's files: the ledger binds each to the first
+        data set that it is charged to. Raises `BudgetRefused` (nothing is charged),
+        `LedgerConflict`, and `InputError` for an unknown data set, a privacy unit or relation other
+        than the budget's, or a file that is bound to another data set.
         """
         charges = {key: (event, budget_asked)}
-        [made] = self.reserve_all(dataset, charges, privacy_unit, neighboring_relation)
+        [made] = self.reserve_all(dataset, charges, privacy_unit, neighboring_relation, files)
         return made
 
     def reserve_all(
@@ -134,8 +156,10 @@ class Ledger(BatchListings):
         charges: Mapping[str, tuple[Event, Budget]],
         privacy_unit: str,
         neighboring_relation: str,
+        files: Iterable[bytes] = (),
     ) -> list[Reservation]:
         """`reserve` of several charges by their keys, all or none."""
+        files = list(dict.fromkeys(files))
         requests = {}
         for key, (event, budget_asked) in charges.items():
             _check("a reservation's key", key, _KEY)
@@ -151,26 +175,30 @@ class Ledger(BatchListings):
             )
 
         def work(connection: sa.Connection) -> list[Entry]:
-            chain, entries = self._chain(connection, dataset), []
+            chain = self._chain(connection, dataset)
+            account = None if chain is None else read_account(connection, chain.dataset)
+            if chain is None or account is None:
+                raise InputError(f"the ledger has no data set {dataset!r}")
+            made = []
             for key, request in requests.items():
-                if (entry := _find(connection, "reserve", key)) is None:
-                    account = read_account(connection, dataset)
-                    if chain is None or account is None:
-                        raise InputError(f"the ledger has no data set '{dataset}'")
-                    account.admit(Charge(*charges[key]), privacy_unit, neighboring_relation)
-                    entry = chain.append("reserve", key, request, at=_now())
-                    self._store.append(connection, chain)
-                elif entry.dataset != dataset or entry.values() != request:
+                if (entry := find(connection, "reserve", key)) is None:
+                    charge = Charge(*charges[key])
+                    account = account.admit(charge, privacy_unit, neighboring_relation)
+                    entry = chain.append("reserve", key, request, at=now())
+                elif entry.dataset != chain.dataset or entry.values() != request:
                     raise LedgerConflict(f"the key '{key}' was reserved for another charge")
-                entries.append(entry)
-            return entries
+                made.append(entry)
+            for chunk in _chunks(self._store.digests(connection, files)):
+                bind(connection, chain, chunk)
+            self._store.append(connection, chain)
+            return made
 
         return [Reservation.of(entry) for entry in self._store.write(work)]
 
     def is_reserved(self, key: str) -> bool:
         """Whether this ledger holds the reservation of a run."""
         with self._store.read() as connection:
-            return _find(connection, "reserve", key) is not None
+            return find(connection, "reserve", key) is not None
 
     def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None:
         """Note, durably and before their data is touched, that an attempt starts these batches.
@@ -187,7 +215,7 @@ class Ledger(BatchListings):
             for chunk in _chunks(units):
                 _refuse_published(connection, key, chunk)
                 _refuse_failed(connection, key, chunk)
-                known = _find_units(connection, "begin", key, chunk, attempt_id)
+                known = find_units(connection, "begin", key, chunk, attempt_id)
                 for unit in chunk:
                     if unit not in known:
                         chain.append("begin", key, {}, unit=unit, attempt=attempt_id)
@@ -219,7 +247,7 @@ class Ledger(BatchListings):
             chain = self._open_run(connection, key)
             length = chain.length
             for chunk in _chunks(files):
-                known = _find_units(connection, "publish", key, chunk)
+                known = find_units(connection, "publish", key, chunk)
                 _refuse_failed(connection, key, chunk)
                 for unit in chunk:
                     release = {"attempt": attempt_id, "sha256": files[unit]}
@@ -246,7 +274,7 @@ class Ledger(BatchListings):
 
         def work(connection: sa.Connection) -> bool:
             chain = self._open_run(connection, key)
-            if _find_units(connection, "fail", key, [unit]):
+            if find_units(connection, "fail", key, [unit]):
                 return False
             _refuse_published(connection, key, [unit])
             failure = {"attempt": attempt_id, "reason": reason_class_name}
@@ -261,13 +289,31 @@ class Ledger(BatchListings):
 
         def work(connection: sa.Connection) -> bool:
             chain = self._run(connection, key)
-            if _find(connection, "commit", key):
+            if find(connection, "commit", key):
                 return False
-            chain.append("commit", key, {}, at=_now())
+            chain.append("commit", key, {}, at=now())
             self._store.append(connection, chain)
             return True
 
         return self._store.write(work)
+
+    def last_commit(self, keys: Iterable[str]) -> Entry:
+        """The last of the entries that closed these runs, after which none of theirs comes. Raises
+        `LedgerConflict` where none is closed."""
+        query = sa.select(entries).where(entries.c.kind == "commit", entries.c.key.in_(list(keys)))
+        with self._store.read() as connection:
+            row = connection.execute(query.order_by(entries.c.seq.desc())).first()
+        if row is None:
+            raise LedgerConflict("the run is not committed")
+        return Entry(**row._mapping)
+
+    def holds(self, dataset: str, sequence: int, head: str) -> bool:
+        """Whether an entry with this hash has this place in the data set's chain: not so in another
+        ledger, or in one that was put back to an earlier state."""
+        with self._store.read() as connection:
+            place = (entries.c.dataset == dataset, entries.c.seq == sequence)
+            row = connection.execute(sa.select(entries).where(*place)).first()
+        return row is not None and row.hash == Entry(**row._mapping).digest() == head
 
     def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
         with self._store.read() as connection:
@@ -296,18 +342,22 @@ class Ledger(BatchListings):
 
     def _chain(self, connection: sa.Connection, dataset: str) -> Chain | None:
         """Lock a data set that is whole; None where nothing of it is there."""
-        chain = self._store.chain(connection, dataset)
-        created = _find(connection, "create", dataset)
-        if chain is None and created is not None:
-            # Somebody else may have made it between the two looks.
-            chain = self._store.chain(connection, dataset)
-        if (chain is None) != (created is None):
-            raise broken_chain(dataset)
+        if (name := stored_name(connection, dataset)) is None:
+            return None
+        if (chain := self._store.chain(connection, name)) is None:
+            raise broken_chain(name)
         return chain
+
+    def _new_dataset(self, connection: sa.Connection, name: str, terms: dict[str, Any]) -> None:
+        chain = Chain(new_name(name))
+        chain.append("create", chain.dataset, terms, at=now())
+        empty = {"name": chain.dataset, "length": 0, "head": "", "reservations": 0}
+        connection.execute(sa.insert(datasets).values(empty))
+        self._store.append(connection, chain)
 
     def _run(self, connection: sa.Connection, key: str) -> Chain:
         """Lock the data set that a reservation was made on."""
-        reservation = _find(connection, "reserve", key)
+        reservation = find(connection, "reserve", key)
         if reservation is None:
             raise LedgerConflict(f"the ledger has no reservation '{key}'")
         chain = self._store.chain(connection, reservation.dataset)
@@ -317,37 +367,18 @@ class Ledger(BatchListings):
 
     def _open_run(self, connection: sa.Connection, key: str) -> Chain:
         chain = self._run(connection, key)
-        if _find(connection, "commit", key):
+        if find(connection, "commit", key):
             raise LedgerConflict(f"the run '{key}' is committed: nothing more happens under it")
         return chain
 
 
-def _find(connection: sa.Connection, kind: str, key: str) -> Entry | None:
-    query = sa.select(entries).where(entries.c.kind == kind, entries.c.key == key)
-    row = connection.execute(query).first()
-    return None if row is None else Entry(**row._mapping)
-
-
-def _find_units(
-    connection: sa.Connection, kind: str, key: str, units: list[str], attempt: str = ""
-) -> dict[str, dict[str, Any]]:
-    """The payloads of those units that have an entry of this kind."""
-    query = sa.select(entries.c.unit, entries.c.payload).where(
-        entries.c.kind == kind,
-        entries.c.key == key,
-        entries.c.unit.in_(units),
-        entries.c.attempt == attempt,
-    )
-    return {unit: json.loads(payload) for unit, payload in connection.execute(query)}
-
-
 def _refuse_published(connection: sa.Connection, key: str, units: list[str]) -> None:
-    for unit in _find_units(connection, "publish", key, units):
+    for unit in find_units(connection, "publish", key, units):
         raise AlreadyPublished(f"batch '{unit}' is published already")
 
 
 def _refuse_failed(connection: sa.Connection, key: str, units: list[str]) -> None:
-    for unit in _find_units(connection, "fail", key, units):
+    for unit in find_units(connection, "fail", key, units):
         raise LedgerConflict(f"batch '{unit}' has failed: its own code raised, it is not repeated")
 
 
@@ -377,7 +408,3 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """The values as they come back out of the ledger."""
     plain: dict[str, Any] = json.loads(canonical_json(values))
     return plain
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,7 +15,8 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.composition import Charge, Composition, RenyiComposition, composition
 from dpray.accounting.events import Event, event_from_json
 from dpray.accounting.hash_chain import Entry
-from dpray.accounting.ledger_store import broken_chain, entries
+from dpray.accounting.ledger_schema import ACCOUNT, account_index, datasets, entries
+from dpray.accounting.ledger_store import broken_chain
 from dpray.types import Budget, BudgetRefused, InputError
 
 RELATIVE_ROUNDING = 1e-9
@@ -78,11 +81,7 @@ class Account:
             terms["composition"],
             terms["order"],
         )
-        charges = tuple(
-            Charge(event_from_json(entry.values()["event"]), Reservation.of(entry).asked)
-            for entry in reservations
-        )
-        return cls(**(vars(account) | {"charges": charges}))
+        return replace(account, charges=tuple(_charge(entry.payload) for entry in reservations))
 
     def terms(self) -> dict[str, Any]:
         """What the first entry of the data set holds."""
@@ -113,9 +112,9 @@ class Account:
             self.charges[:-1], self.charges[-1]
         )
 
-    def admit(self, charge: Charge, privacy_unit: str, neighboring_relation: str) -> None:
-        """Return if the run fits. Raises `BudgetRefused`, and `InputError` for another privacy unit
-        or relation."""
+    def admit(self, charge: Charge, privacy_unit: str, neighboring_relation: str) -> Account:
+        """The account with this charge. Raises `BudgetRefused` where it does not fit, and
+        `InputError` for another privacy unit or relation."""
         ours = (self.privacy_unit, self.neighboring_relation)
         if (privacy_unit, neighboring_relation) != ours:
             raise InputError(
@@ -129,29 +128,47 @@ class Account:
                 weight = self.composition.spent([charge])
                 detail = f"by renyi at order {self.composition.order:g} it weighs {weight}"
             raise BudgetRefused(self.dataset, charge.reserved, self.spent, self.left, detail)
+        return replace(self, charges=(*self.charges, charge))
+
+
+@lru_cache(maxsize=20_000)
+def _charge(payload: str) -> Charge:
+    """The charge that a reservation's payload states; kept, because every admission reads all of
+    its data set's."""
+    values = json.loads(payload)
+    return Charge(event_from_json(values["event"]), Budget(values["epsilon"], values["delta"]))
 
 
 def read_account(connection: sa.Connection, dataset: str) -> Account | None:
-    """The account of a data set, or None where it has none.
+    """The account of a data set, by its name in the ledger, or None where it has none.
 
-    Work grows with the number of runs, not of batches. Raises `LedgerError` where an entry that
-    counts was altered.
+    Work grows with the number of its runs, not of batches, nor of other data sets. Raises
+    `LedgerError` where an entry that counts was altered or is missing.
     """
     rows = counted_entries(connection, dataset)
-    if not rows:
+    query = sa.select(datasets.c.reservations).where(datasets.c.name == dataset)
+    reservations = connection.execute(query).scalar()
+    if not rows and reservations is None:
         return None
-    if rows[0].kind != "create" or any(entry.hash != entry.digest() for entry in rows):
+    if (
+        reservations != len(rows) - 1
+        or rows[0].kind != "create"
+        or any(entry.hash != entry.digest() for entry in rows)
+    ):
         raise broken_chain(dataset)
     return Account.replay(rows)
 
 
 def counted_entries(connection: sa.Connection, dataset: str) -> list[Entry]:
     """The create entry and the reserve entries of a data set, in their order."""
-    # Asked for by kind alone, which an index answers: a data set may have a million other rows, and
-    # a query by data set could be answered by walking over them.
-    query = sa.select(entries).where(entries.c.kind.in_(["create", "reserve"]))
-    rows = [Entry(**row._mapping) for row in connection.execute(query) if row.dataset == dataset]
-    return sorted(rows, key=lambda entry: entry.seq)
+    # A data set may have a million other rows, and SQLite would rather walk over them by their key.
+    by_index = f"INDEXED BY {account_index.name}" if connection.dialect.name == "sqlite" else ""
+    query = sa.text(
+        f"SELECT {', '.join(entries.c.keys())} FROM {entries.name} {by_index} "
+        f"WHERE dataset = :dataset AND {ACCOUNT} ORDER BY seq"
+    )
+    rows = connection.execute(query, {"dataset": dataset})
+    return [Entry(*row) for row in rows]
 
 
 def check_price(event: Event, asked: Budget) -> None:

@@ -18,7 +18,7 @@ from dpray.accounting.ledger_account import (
     read_account,
 )
 from dpray.accounting.ledger_batches import count
-from dpray.accounting.ledger_store import datasets, entries
+from dpray.accounting.ledger_schema import datasets, entries
 from dpray.types import DprayError
 
 ROWS_AT_A_TIME = 2_000
@@ -44,10 +44,15 @@ def problems(connection: sa.Connection) -> Iterator[str]:
         yield from _dataset_problems(chain, rows)
         if end is None:
             yield f"data set '{name}': its own row is missing"
-        elif (end.length, end.head) != (chain.length, chain.head):
+        elif (end.length, end.head, end.reservations) != (
+            chain.length,
+            chain.head,
+            chain.reservations,
+        ):
             yield (
-                f"data set '{name}': its chain has {chain.length} entries of {end.length}, or ends "
-                "in another one than was written"
+                f"data set '{name}': its chain has {chain.length} entries of {end.length}, "
+                f"{chain.reservations} reservations of {end.reservations}, or ends in another "
+                "entry than was written"
             )
     for name in ends:
         yield f"data set '{name}': all of its entries are missing"
@@ -91,7 +96,7 @@ def _dataset_problems(chain: Chain, rows: Iterator[Entry]) -> Iterator[str]:
         yield from chain.faults(entry)
         if entry.kind in ("create", "reserve"):
             counted.append(entry)
-        elif entry.key not in open_runs:
+        elif entry.kind != "data" and entry.key not in open_runs:
             yield (
                 f"data set '{chain.dataset}', entry {entry.seq}: '{entry.kind}' without an open "
                 "reservation"

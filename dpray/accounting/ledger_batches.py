@@ -6,14 +6,15 @@ client alike.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from dpray.accounting.hash_chain import Entry
-from dpray.accounting.ledger_store import entries
+from dpray.accounting.ledger_schema import entries
 
 Listing = Literal["started", "unfinished", "published", "failed"]
 Place = tuple[str, str]
@@ -97,6 +98,26 @@ def count(connection: sa.Connection, key: str) -> dict[str, int]:
         "failed": number("fail", sa.func.count()),
         "committed": number("commit", sa.func.count()),
     }
+
+
+def find(connection: sa.Connection, kind: str, key: str) -> Entry | None:
+    """The one entry of this kind and key."""
+    query = sa.select(entries).where(entries.c.kind == kind, entries.c.key == key)
+    row = connection.execute(query).first()
+    return None if row is None else Entry(**row._mapping)
+
+
+def find_units(
+    connection: sa.Connection, kind: str, key: str, units: list[str], attempt: str = ""
+) -> dict[str, dict[str, Any]]:
+    """The payloads of those units that have an entry of this kind."""
+    query = sa.select(entries.c.unit, entries.c.payload).where(
+        entries.c.kind == kind,
+        entries.c.key == key,
+        entries.c.unit.in_(units),
+        entries.c.attempt == attempt,
+    )
+    return {unit: json.loads(payload) for unit, payload in connection.execute(query)}
 
 
 def _outcome(kind: str) -> sa.Exists:

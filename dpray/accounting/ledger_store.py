@@ -1,4 +1,4 @@
-"""Where the ledger lies: two tables in SQLite (one machine) or PostgreSQL (a cluster).
+"""The ledger's transactions, in SQLite (one machine) or PostgreSQL (a cluster).
 
 A write is one transaction that is on disk before it returns, and no two writes to one data set run
 side by side: in SQLite `BEGIN IMMEDIATE` lets one writer in, in PostgreSQL the data set's row is
@@ -7,47 +7,28 @@ locked (`Store.chain`).
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
+from dpray.accounting import ledger_schema
 from dpray.accounting.hash_chain import Chain, Entry
+from dpray.accounting.ledger_schema import datasets, entries, secret
+from dpray.accounting.ledger_url import parse_url
 from dpray.types import DprayError, InputError
 
 SECONDS_TO_WAIT = 60
 """How long a writer waits for the others before it gives up."""
-
-metadata = sa.MetaData()
-
-datasets = sa.Table(
-    "dpray_datasets",
-    metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    # Length and last hash of the chain: entries cut off its end leave no other trace.
-    sa.Column("length", sa.BigInteger, nullable=False),
-    sa.Column("head", sa.Text, nullable=False),
-)
-
-entries = sa.Table(
-    "dpray_entries",
-    metadata,
-    sa.Column("dataset", sa.Text, primary_key=True),
-    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
-    *(
-        sa.Column(name, sa.Text, nullable=False)
-        for name in ("kind", "key", "unit", "attempt", "at", "payload", "prev_hash", "hash")
-    ),
-    sa.Index("dpray_entries_identity", "kind", "key", "unit", "attempt", unique=True),
-    sqlite_with_rowid=False,
-)
 
 T = TypeVar("T")
 
@@ -56,14 +37,18 @@ class LedgerError(DprayError):
     """The ledger cannot be read or written now; whatever may have been charged stays charged."""
 
 
+class MissingLedger(InputError):
+    """There is no ledger at the URL."""
+
+
 class Store:
     """The ledger's database. `create` makes the tables where they are missing; without it a missing
-    ledger is an `InputError`."""
+    ledger is a `MissingLedger`. An older version's tables are brought up to date."""
 
     def __init__(self, url: str, *, create: bool) -> None:
         self._url = parse_url(url)
         if create:
-            self._create()
+            self._make()
         engine = _engine(self._url, create=False)
         self._writer = engine.execution_options(dpray_write=True)
         self._reader = (
@@ -72,7 +57,7 @@ class Store:
             else engine.execution_options(isolation_level="REPEATABLE READ")
         )
         if not create:
-            self._refuse_missing()
+            self._check_tables()
 
     def __str__(self) -> str:
         return self._url.render_as_string(hide_password=True)
@@ -103,7 +88,7 @@ class Store:
         """Lock a data set until the transaction ends and hand out the end of its chain; None where
         there is no such data set. Raises `LedgerError` where the chain's end is not what was
         written."""
-        query = sa.select(datasets.c.length, datasets.c.head).where(datasets.c.name == dataset)
+        query = sa.select(datasets).where(datasets.c.name == dataset)
         row = connection.execute(query.with_for_update()).first()
         if row is None:
             return None
@@ -114,9 +99,13 @@ class Store:
             .limit(1)
         ).first()
         entry = None if last is None else Entry(**last._mapping)
-        if entry is None or (entry.seq + 1, entry.hash, entry.digest()) != (*row, row.head):
+        if entry is None or (entry.seq + 1, entry.hash, entry.digest()) != (
+            row.length,
+            row.head,
+            row.head,
+        ):
             raise broken_chain(dataset)
-        return Chain(dataset, row.length, row.head)
+        return Chain(dataset, row.length, row.head, row.reservations)
 
     def append(self, connection: sa.Connection, chain: Chain) -> None:
         """Write the chain's new entries and its new end."""
@@ -126,10 +115,19 @@ class Store:
             connection.execute(
                 sa.update(datasets)
                 .where(datasets.c.name == chain.dataset)
-                .values(length=chain.length, head=chain.head)
+                .values(length=chain.length, head=chain.head, reservations=chain.reservations)
             )
 
-    def _create(self) -> None:
+    def digests(self, connection: sa.Connection, contents: Iterable[bytes]) -> list[str]:
+        """HMAC-SHA256 of each content under the ledger's own key, in hexadecimal. The key leaves
+        the database for this alone: who has an export cannot confirm a guess by the digests."""
+        key = connection.execute(sa.select(secret.c.data_key)).scalar()
+        if key is None:
+            raise LedgerError(f"the ledger {self} has lost its key: nothing more is charged to it")
+        own = bytes.fromhex(key)
+        return [hmac.new(own, content, hashlib.sha256).hexdigest() for content in contents]
+
+    def _make(self) -> None:
         if self._url.get_backend_name() == "sqlite":
             # For its owner alone; SQLite gives its journals the same rights. What is wrong with the
             # path, SQLite says below.
@@ -137,17 +135,16 @@ class Store:
                 os.close(os.open(str(self._url.database), os.O_CREAT | os.O_RDONLY, 0o600))
         engine = _engine(self._url, create=True).execution_options(dpray_write=True)
         with self._errors(), engine.begin() as connection:
-            if engine.dialect.name == "postgresql":
-                # CREATE TABLE IF NOT EXISTS by two sessions at once fails in one of them.
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x6470726179)))
-            metadata.create_all(connection)
+            ledger_schema.make(connection)
         engine.dispose()
 
-    def _refuse_missing(self) -> None:
+    def _check_tables(self) -> None:
         with self.read() as connection:
             present = set(sa.inspect(connection).get_table_names())
-        if not set(metadata.tables) <= present:
+        if not present >= ledger_schema.OLDEST:
             raise missing(self)
+        if secret.name not in present:
+            self._make()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -162,26 +159,8 @@ class Store:
             raise LedgerError(f"the ledger {self} failed: {_reason(error)}") from error
 
 
-def parse_url(url: str) -> sa.URL:
-    """A checked URL with its driver named and an SQLite path made absolute (the accountant actor
-    has another working directory). Raises `InputError`."""
-    try:
-        parsed = sa.make_url(url)
-    except ArgumentError:
-        raise InputError(
-            "the ledger's URL has to look like sqlite:///ledger.db or postgresql://host/name"
-        ) from None
-    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
-        if not parsed.database or parsed.database == ":memory:" or parsed.query:
-            raise InputError("an SQLite ledger is a plain file: sqlite:///path/to/ledger.db")
-        return parsed.set(drivername="sqlite", database=os.path.abspath(parsed.database))
-    if parsed.drivername in ("postgresql", "postgresql+psycopg"):
-        return parsed.set(drivername="postgresql+psycopg")
-    raise InputError(f"a ledger is SQLite or PostgreSQL, not {parsed.drivername}")
-
-
-def missing(store: object) -> InputError:
-    return InputError(
+def missing(store: object) -> MissingLedger:
+    return MissingLedger(
         f"there is no ledger at {store}: a missing ledger is refused, not made anew, because what "
         "was spent would be forgotten (`dpray ledger create` makes one)"
     )

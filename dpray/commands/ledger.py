@@ -12,6 +12,7 @@ from rich.table import Table
 
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
+from dpray.commands.report import read_json
 from dpray.commands.terminal import Terminal, printable
 from dpray.io.release import refuse_cloud
 from dpray.orchestration.plan import privacy_unit
@@ -72,11 +73,29 @@ def show(ledger: Url, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def verify(ledger: Url, as_json: AsJson = False) -> None:
+def verify(
+    ledger: Url,
+    contains: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN_DIR",
+            help="A run's folder; the ledger has to hold the entry that its report names, which a "
+            "ledger that was put back to an earlier state does not. May be given several times.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Recompute every hash, cost and total. Exit code 2 where something does not fit."""
-    problems = Ledger.open(ledger).verify()
+    book, runs = Ledger.open(ledger), contains or []
+    found = {str(run): book.holds(*_last_entry(run)) for run in runs}
+    problems = book.verify() + [
+        f"{run}: the ledger does not hold the entry that the run's report names as its last one: "
+        "it is another ledger, or was put back to an earlier state"
+        for run, held in found.items()
+        if not held
+    ]
     if as_json:
-        typer.echo(json.dumps({"problems": problems}))
+        typer.echo(json.dumps({"problems": problems} | ({"contains": found} if runs else {})))
     else:
         typer.echo(
             printable("\n".join(problems)) or "the ledger is as it was written; every total fits"
@@ -109,6 +128,18 @@ def export(
     except OSError as error:
         raise InputError(f"--out {out}: {error.strerror}") from error
     typer.echo(json.dumps({"entries": number, "out": str(out)}) if as_json else f"{number} entries")
+
+
+def _last_entry(run_dir: Path) -> tuple[str, int, str]:
+    """Data set, sequence number and hash of a run's last entry in its ledger, from its report."""
+    place = read_json(run_dir / "privacy_report.json").get("ledger") or {}
+    match place:
+        case {"dataset": str(dataset), "sequence": int(sequence), "head": str(head)}:
+            return dataset, sequence, head
+    raise InputError(
+        f"{run_dir}: its report does not name the run's last entry in a ledger: nothing was "
+        "charged for it, or an older version of dpray made it"
+    )
 
 
 def _overview(datasets: list[dict[str, Any]]) -> Table:

@@ -52,9 +52,9 @@ def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
     """
     if not run_dir.is_dir():
         raise InputError(f"{run_dir}: no such folder")
-    privacy_report = _read_json(run_dir / "privacy_report.json")
+    privacy_report = read_json(run_dir / "privacy_report.json")
     samples = _samples(run_dir / "synthetic.jsonl")
-    run = _read_json(run_dir / "run.json")
+    run = read_json(run_dir / "run.json")
 
     path = run_dir / PAGE
     page = render_report(privacy_report, samples, None, run, public=True)
@@ -63,14 +63,15 @@ def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
     evaluation_path = run_dir / "private" / "evaluation.json"
     if public or not evaluation_path.exists():
         return path, None
-    evaluation = _read_json(evaluation_path)
+    evaluation = read_json(evaluation_path)
     page = render_report(privacy_report, samples, evaluation, run, public=False)
     private_path = evaluation_path.with_name(PAGE)
     write_durably(private_path, valid_unicode(page), private=True)
     return path, private_path
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of a run's folder. Raises InputError where it is not there, or no JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError:

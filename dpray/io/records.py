@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -111,22 +111,26 @@ def text_of(row: dict[str, Any], column: str, where: Where) -> str:
     return valid_unicode(value)
 
 
-def fingerprint(path: str) -> str:
-    """SHA-256 over the contents of the files that `path` means, in their order: tells whether they
-    changed. As private as they are: whoever can guess all records could confirm the guess. Of
-    `hf://` the name alone."""
-    whole = hashlib.sha256()
-    for file in list_files(path):
-        if file.startswith("hf://"):
-            whole.update(file.encode())
-            continue
-        filesystem, name = pyarrow.fs.FileSystem.from_uri(file) if "://" in file else _local(file)
-        try:
-            with filesystem.open_input_stream(name) as stream:
-                whole.update(hashlib.file_digest(stream, "sha256").digest())
-        except OSError as error:
-            raise InputError(f"{file}: cannot be read ({type(error).__name__})") from None
-    return whole.hexdigest()
+def file_digests(path: str) -> list[bytes]:
+    """SHA-256 of each file that `path` means, in their order; `hf://` gives its name alone. As
+    private as the files: whoever can guess all records could confirm the guess."""
+    return [_file_digest(file) for file in list_files(path)]
+
+
+def _file_digest(file: str) -> bytes:
+    if file.startswith("hf://"):
+        return file.encode()
+    filesystem, name = pyarrow.fs.FileSystem.from_uri(file) if "://" in file else _local(file)
+    try:
+        with filesystem.open_input_stream(name) as stream:
+            return hashlib.file_digest(stream, "sha256").digest()
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({type(error).__name__})") from None
+
+
+def fingerprint(digests: Iterable[bytes]) -> str:
+    """SHA-256 over the digests of all files: tells whether one of them changed."""
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def _decoded(name: str, lines: io.BufferedReader) -> Iterator[tuple[int, str]]:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dpray.accounting.places import in_ray_package
 from dpray.types import InputError
 
 PRIVATE_NOTICE = (
@@ -94,6 +95,11 @@ class ReleaseFolder:
     """One run's output folder, held by one process at a time."""
 
     def __init__(self, path: str) -> None:
+        if in_ray_package(path):
+            raise InputError(
+                f"output.path: {path} lies in a copy of a job's working directory, which Ray "
+                "deletes, and the paid release with it: give an absolute path outside"
+            )
         self.root = Path(path)
         self.private = self.root / "private"
         self.staging = self.private / "staging"

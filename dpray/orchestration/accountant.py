@@ -24,7 +24,7 @@ from dpray.accounting.hash_chain import Entry
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_account import Account, Reservation
 from dpray.accounting.ledger_batches import PAGE, BatchListings, Listing, Place
-from dpray.accounting.ledger_store import parse_url
+from dpray.accounting.ledger_url import parse_url
 from dpray.types import Budget, DprayError
 
 NAMESPACE = "dpray"
@@ -101,8 +101,9 @@ class AccountantClient(BatchListings):
         budget_asked: Budget,
         privacy_unit: str,
         neighboring_relation: str,
+        files: Iterable[bytes] = (),
     ) -> Reservation:
-        charge = (event, budget_asked, privacy_unit, neighboring_relation)
+        charge = (event, budget_asked, privacy_unit, neighboring_relation, list(files))
         reservation: Reservation = self._call("reserve", dataset, key, *charge)
         return reservation
 
@@ -120,6 +121,10 @@ class AccountantClient(BatchListings):
 
     def commit(self, key: str) -> bool:
         return bool(self._call("commit", key))
+
+    def last_commit(self, keys: Iterable[str]) -> Entry:
+        entry: Entry = self._call("last_commit", list(keys))
+        return entry
 
     def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
         entries: list[Entry] = self._call("page", listing, key, after, limit)

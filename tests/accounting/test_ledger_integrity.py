@@ -16,7 +16,8 @@ from dpray.accounting.events import NEIGHBORING_RELATION, Gaussian, Laplace, eve
 from dpray.accounting.hash_chain import Entry, canonical_json
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_account import Account
-from dpray.accounting.ledger_store import LedgerError, parse_url
+from dpray.accounting.ledger_store import LedgerError
+from dpray.accounting.ledger_url import parse_url
 from dpray.types import Budget, InputError
 
 TENTH = Laplace(10.0)

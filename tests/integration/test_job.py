@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dpray.accounting.ledger import Ledger
+from dpray.types import Budget
 from tests.integration.processes import TIMEOUT, Cluster, Ended, Runs, environment
 
 pytestmark = pytest.mark.slow
@@ -21,17 +23,50 @@ def test_a_submitted_job_runs_to_its_release(
     job = tmp_path / "job"
     job.mkdir()
     run.config.rename(job / "config.yaml")
-    submit = ["ray", "job", "submit", "--address", cluster.dashboard, "--working-dir", str(job)]
-    submitted = subprocess.run(
-        [*submit, "--", "python", "-m", "dpray", "run", "config.yaml", "--json"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    submitted = submit(cluster, job, "run", "config.yaml", "--json")
     assert submitted.returncode == 0, submitted.stdout[-2000:] + submitted.stderr[-2000:]
     assert "succeeded" in submitted.stdout + submitted.stderr
     [report] = [json.loads(line) for line in submitted.stdout.splitlines() if line[:2] == '{"']
     assert report["batches"]["published"] == 12
     run.assert_whole(report)
     run.assert_nothing_private(Ended(0, submitted.stdout, submitted.stderr))
+
+
+def test_a_job_charges_no_copy_of_a_ledger_that_ray_deletes(
+    runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
+):
+    """A relative path is one in the unpacked working directory, whether a ledger came along or
+    not; so is a relative output."""
+    job = tmp_path / "job"
+    job.mkdir()
+    run = runs(method__max_records=12)
+    run.config.rename(job / "config.yaml")
+    Ledger.create_or_open(f"sqlite:///{job}/brought.db").create_dataset(
+        "notes", Budget(100, 1e-3), "record", "add_or_remove_one"
+    )
+    create = ["--dataset", "notes", "--epsilon", "4", "--delta", "1e-6"]
+    for said, arguments in {
+        "brought.db lies in a copy": ["run", "config.yaml", "privacy.ledger=sqlite:///brought.db"],
+        "new.db lies in a copy": ["run", "config.yaml", "privacy.ledger=sqlite:///new.db"],
+        "output.path: out lies in a copy": ["run", "config.yaml", "output.path=out"],
+        "ledger.db lies in a copy": ["ledger", "create", "--ledger=sqlite:///ledger.db", *create],
+    }.items():
+        submitted = submit(cluster, job, *arguments)
+        printed = submitted.stdout + submitted.stderr
+        assert submitted.returncode == 1 and "exit code 2" in printed, printed[-2000:]
+        assert said in printed and "which Ray deletes" in printed
+    assert [row["kind"] for row in Ledger.open(f"sqlite:///{job}/brought.db").export()] == [
+        "create"
+    ]
+    assert not (run.output / "synthetic.jsonl").exists()
+
+
+def submit(cluster: Cluster, job: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["ray", "job", "submit", "--address", cluster.dashboard, "--working-dir", str(job)]
+    return subprocess.run(
+        [*command, "--", "python", "-m", "dpray", *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )

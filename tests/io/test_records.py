@@ -7,7 +7,15 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from dpray.io.records import PASSWORD, Where, fingerprint, list_files, read_rows, text_of
+from dpray.io.records import (
+    PASSWORD,
+    Where,
+    file_digests,
+    fingerprint,
+    list_files,
+    read_rows,
+    text_of,
+)
 from dpray.types import InputError
 
 ROWS = [{"text": "eins, zwei", "label": "a"}, {"text": 'drei "vier"\nfünf', "label": "b"}]
@@ -105,9 +113,11 @@ def test_a_fingerprint_is_of_all_contents_in_order(tmp_path: Path) -> None:
         folder.mkdir()
         for name, text in files.items():
             (folder / f"{name}.jsonl").write_text(text)
-        return fingerprint(str(folder))
+        return fingerprint(file_digests(str(folder)))
 
     assert len({of(a="1", b="2"), of(a="2", b="1"), of(a="12", b="")}) == 3
     (tmp_path / "copy.jsonl").write_text("1")
     (tmp_path / "1-2" / "b.jsonl").unlink()
-    assert fingerprint(str(tmp_path / "copy.jsonl")) == fingerprint(str(tmp_path / "1-2"))
+    [copy] = file_digests(str(tmp_path / "copy.jsonl"))
+    assert [copy] == file_digests(str(tmp_path / "1-2"))
+    assert file_digests("hf://owner/name") == [b"hf://owner/name"]

@@ -6,16 +6,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpray.accounting.ledger import Ledger
+from dpray.accounting.ledger_store import MissingLedger
 from dpray.config import Config, parse_config
-from dpray.orchestration import cluster, methods, runner
+from dpray.orchestration import cluster, methods
 from dpray.orchestration.dp_kps import run as dp_kps_run
-from dpray.types import DprayError, InputError, Resumable
+from dpray.types import Budget, DprayError, InputError, Resumable
 
 
 @pytest.fixture
@@ -95,13 +97,16 @@ def test_a_folder_without_its_run_is_charged_nothing_and_released_nothing(
 def test_a_run_that_stopped_after_its_charges_goes_on(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(path: str) -> str:
-        raise DprayError("data.path: cannot be read")
+    reserve_all = Ledger.reserve_all
+
+    def cut_off_afterwards(*arguments: Any) -> None:
+        reserve_all(*arguments)
+        raise DprayError("cut off")
 
     run = config()
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "fingerprint", unreadable)
-        with pytest.raises(DprayError, match="cannot be read"):
+        patch.setattr(Ledger, "reserve_all", cut_off_afterwards)
+        with pytest.raises(DprayError, match="cut off"):
             methods.run(run)
     assert json.loads((Path(run.output.path) / "run.json").read_text())["state"] == "planned"
     before = spent(run)
@@ -128,15 +133,22 @@ def test_output_whose_commit_was_answered_by_nobody_is_kept(
 
 
 def test_a_new_ledger_is_told_of_and_only_a_file_is_made(
-    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    config: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    records_file: Path,
 ) -> None:
-    first = methods.run(config())
+    run = config()
+    first = methods.run(run)
     assert first["ledger"]["made_by_this_run"] is True
+    with closing(Ledger.open(run.privacy.ledger)) as ledger:
+        ledger.create_dataset("more", Budget(8.0, 1e-5), "record", "add_or_remove_one")
+    records_file.write_text(records_file.read_text().replace("Marlowe 7", "Marlowe seven"))
     other = {"output__path": str(tmp_path / "other"), "privacy__dataset": "more"}
     assert methods.run(config(**other))["ledger"]["made_by_this_run"] is False
 
     def gone(url: str) -> Ledger:
-        raise InputError("there is no ledger")
+        raise MissingLedger("there is no ledger")
 
     monkeypatch.setattr(Ledger, "open", gone)
     monkeypatch.setattr(Ledger, "create_or_open", None)

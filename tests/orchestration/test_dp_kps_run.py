@@ -221,8 +221,9 @@ def test_the_progress_says_nothing_of_how_many_records_there_are(
     for name, number in (("few", CHUNK), ("more", CHUNK + 1)):
         data.write_text(f"{row}\n" * number)
         steps: list[Any] = []
+        ledger = f"sqlite:///{data.parent}/{name}.db"
         methods.run(
-            config(output__path=str(data.parent / name), privacy__dataset=name), steps.append
+            config(output__path=str(data.parent / name), privacy__ledger=ledger), steps.append
         )
         shown.append(steps)
     assert shown[0] == shown[1]

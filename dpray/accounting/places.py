@@ -1,0 +1,60 @@
+"""Places that cannot keep what was spent: folders that Ray deletes, and disks on a network.
+
+A place is judged by its resolved path: links are followed, environment variables are not asked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import pairwise
+from pathlib import Path
+
+MOUNTS = Path("/proc/self/mountinfo")
+"""Linux's table of mounted file systems; other systems have none, and nothing is refused there."""
+
+RAY_RESOURCES = "runtime_resources"
+RAY_PACKAGES = ("working_dir_files", "py_modules_files")
+"""Below its session's folder, Ray unpacks what a job brings along into
+`runtime_resources/working_dir_files/_ray_pkg_HASH` (a package from elsewhere has another last
+name), and deletes it once no job uses it: see `DEFAULT_RUNTIME_ENV_DIR_NAME` in
+`ray._private.ray_constants`, and `working_dir` and `py_modules` in `ray._private.runtime_env`."""
+
+NETWORK = {
+    "9p", "afs", "beegfs", "blobfuse", "blobfuse2", "ceph", "ceph-fuse", "cifs", "davfs", "davfs2",
+    "fuse", "gcsfuse", "gfs2", "glusterfs", "goofys", "gpfs", "juicefs", "lustre", "mount-s3",
+    "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "rclone", "s3fs", "seaweedfs", "smb3",
+    "smbfs", "sshfs",
+}  # fmt: skip
+"""Types of file systems that several machines may mount. `fuse` alone is a program that gives no
+name, as those for buckets do."""
+
+
+def in_ray_package(path: str) -> bool:
+    """Whether a path lies in a folder that Ray unpacked for a job and will delete."""
+    parts = Path(os.path.realpath(path)).parts
+    return any(
+        folder == RAY_RESOURCES and kind in RAY_PACKAGES for folder, kind in pairwise(parts[:-1])
+    )
+
+
+def network_file_system(path: str, mounts: Path = MOUNTS) -> str | None:
+    """The type of the network file system that holds a path; None for a local or an unknown one."""
+    try:
+        table = mounts.read_text(errors="surrogateescape")
+    except OSError:
+        return None
+    kind = _file_system(os.path.realpath(path), table).removeprefix("fuse.")
+    return kind if kind in NETWORK else None
+
+
+def _file_system(path: str, table: str) -> str:
+    """The type of the longest mount point above `path`; of two at one place the later one."""
+    longest, found = 0, ""
+    for line in table.splitlines():
+        mount, _, source = line.partition(" - ")
+        # Blanks and line ends in a path are written in octal.
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount.split(" ")[4])
+        if os.path.commonpath([point, path]) == point and len(point) >= longest:
+            longest, found = len(point), source.split(" ")[0]
+    return found

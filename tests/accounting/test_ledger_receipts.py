@@ -1,0 +1,230 @@
+"""Deleted reservations, ledgers put back to an earlier state, and ledgers of an older version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
+from dpray.accounting.ledger import Ledger, LedgerConflict
+from dpray.accounting.ledger_schema import entries
+from dpray.accounting.ledger_store import LedgerError
+from dpray.accounting.ledger_url import parse_url
+from dpray.cli import run_command
+from dpray.types import Budget
+
+BUDGET = Budget(1.0, 1e-6)
+ASKED = Budget(0.1, 1e-7)
+STATED_FOR = ("record", NEIGHBORING_RELATION)
+
+
+def reserve(ledger: Ledger, key: str, dataset: str = "notes") -> None:
+    ledger.reserve(dataset, key, Laplace(10.0), ASKED, *STATED_FOR)
+
+
+@pytest.fixture
+def ledger(url: str) -> Ledger:
+    """A data set with two runs, both committed: entries 0 create, 1 reserve, 2 commit, 3, 4."""
+    ledger = Ledger.create_or_open(url)
+    ledger.create_dataset("notes", BUDGET, *STATED_FOR)
+    for run in ("run-1", "run-2"):
+        reserve(ledger, run)
+        ledger.commit(run)
+    return ledger
+
+
+@pytest.fixture
+def connection(url: str, ledger: Ledger) -> Iterator[Callable[[], sa.Connection]]:
+    """Transactions behind the ledger's back."""
+    engine = sa.create_engine(parse_url(url), poolclass=sa.NullPool)
+    yield engine.begin
+    engine.dispose()
+
+
+def edit(connection: Callable[[], sa.Connection], *statements: str) -> None:
+    with connection() as open_connection:
+        for statement in statements:
+            open_connection.exec_driver_sql(statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM dpray_entries WHERE kind = 'reserve' AND key = 'run-1'",
+        "DELETE FROM dpray_entries WHERE kind = 'create'",
+        "DELETE FROM dpray_entries WHERE seq > 2",
+        "UPDATE dpray_datasets SET reservations = 1",
+        "UPDATE dpray_datasets SET head = 'x'",
+    ],
+)
+def test_nothing_is_admitted_where_something_was_deleted(
+    ledger: Ledger, connection: Callable[[], sa.Connection], statement: str
+):
+    edit(connection, statement)
+    with pytest.raises(LedgerError, match="not as they were written"):
+        reserve(ledger, "run-3")
+    assert ledger.verify()
+
+
+def test_a_deleted_reservation_is_no_budget_to_look_at(
+    ledger: Ledger, connection: Callable[[], sa.Connection]
+):
+    edit(connection, "DELETE FROM dpray_entries WHERE kind = 'reserve' AND key = 'run-1'")
+    for look in (lambda: ledger.account("notes"), ledger.show):
+        with pytest.raises(LedgerError, match="not as they were written"):
+            look()
+
+
+def report_of(ledger: Ledger, key: str, folder: Path) -> Path:
+    """A run's folder, as far as `--contains` reads it."""
+    last = ledger.last_commit([key])
+    folder.mkdir()
+    place = {"dataset": last.dataset, "sequence": last.seq, "head": last.hash}
+    (folder / "privacy_report.json").write_text(json.dumps({"ledger": place}))
+    return folder
+
+
+def put_back(connection: Callable[[], sa.Connection], length: int) -> None:
+    """The ledger as it was when the data set had so many entries, whole in itself."""
+    edit(
+        connection,
+        f"DELETE FROM dpray_entries WHERE seq >= {length}",
+        f"UPDATE dpray_datasets SET length = {length}, reservations = (SELECT count(*) FROM "
+        "dpray_entries WHERE kind = 'reserve'), head = (SELECT hash FROM dpray_entries "
+        f"WHERE seq = {length - 1})",
+    )
+
+
+def verify(url: str, *runs: Path) -> int:
+    contains = [option for run in runs for option in ("--contains", str(run))]
+    return run_command(["ledger", "verify", "--ledger", url, "--json", *contains])
+
+
+def test_a_backup_that_was_put_back_does_not_contain_the_run(
+    ledger: Ledger,
+    url: str,
+    connection: Callable[[], sa.Connection],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+):
+    first, second = (report_of(ledger, run, tmp_path / run) for run in ("run-1", "run-2"))
+    assert verify(url, first, second) == 0
+    both = {str(first): True, str(second): True}
+    assert json.loads(capfd.readouterr().out) == {"problems": [], "contains": both}
+
+    put_back(connection, 3)
+    assert ledger.verify() == [], "nothing in the ledger itself tells"
+    assert ledger.account("notes").spent == ASKED
+    assert verify(url, first) == 0
+    capfd.readouterr()
+    assert verify(url, first, second) == 2
+    said = json.loads(capfd.readouterr().out)
+    assert said["contains"] == both | {str(second): False}
+    [problem] = said["problems"]
+    assert problem.startswith(f"{second}: ") and "earlier state" in problem
+
+    # Another run in the place of the lost one is another entry.
+    reserve(ledger, "run-3")
+    ledger.commit("run-3")
+    assert verify(url, second) == 2
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"ledger": {"dataset": "notes", "reservation": "run-1"}},
+        {"ledger": {"dataset": "notes", "sequence": "2", "head": "x"}},
+        {"not_private": True},
+    ],
+)
+def test_a_report_without_its_place_is_named(
+    ledger: Ledger, url: str, tmp_path: Path, report: object, capfd: pytest.CaptureFixture[str]
+):
+    (tmp_path / "privacy_report.json").write_text(json.dumps(report))
+    assert verify(url, tmp_path) == 2
+    assert "does not name the run's last entry" in capfd.readouterr().err
+
+
+def test_a_folder_that_is_no_runs_is_named(ledger: Ledger, url: str, tmp_path: Path, capfd):
+    assert verify(url, tmp_path / "none") == 2
+    assert "is it a run's folder?" in capfd.readouterr().err
+
+
+def test_the_last_commit_is_a_runs_last_entry(ledger: Ledger):
+    assert ledger.last_commit(["run-1"]).seq == 2
+    assert ledger.last_commit(["run-1", "run-2"]).seq == 4
+    with pytest.raises(LedgerConflict, match="not committed"):
+        ledger.last_commit(["run-3"])
+
+
+AS_0_1_0 = (
+    "DROP INDEX dpray_entries_account",
+    "DROP TABLE dpray_secret",
+    "ALTER TABLE dpray_datasets DROP COLUMN reservations",
+)
+
+
+def test_an_older_ledger_is_brought_up_to_date(
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection]
+):
+    rows, spent = list(ledger.export()), ledger.account("notes").spent
+    edit(connection, *AS_0_1_0)
+    opened = Ledger.open(url)
+    assert list(opened.export()) == rows
+    now = opened.account("notes").spent
+    assert (now.epsilon.hex(), now.delta.hex()) == (spent.epsilon.hex(), spent.delta.hex())
+    opened.reserve("notes", "run-3", Laplace(10.0), ASKED, *STATED_FOR, [b"file"])
+    opened.create_dataset("other", BUDGET, *STATED_FOR)
+    assert Ledger.open(url).verify() == []
+
+
+def test_an_older_ledger_that_lost_entries_admits_nothing_more(
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection]
+):
+    ledger.create_dataset("other", BUDGET, *STATED_FOR)
+    lost = "DELETE FROM dpray_entries WHERE kind = 'reserve' AND key = 'run-1'"
+    edit(connection, *AS_0_1_0, lost)
+    opened = Ledger.open(url)
+    with pytest.raises(LedgerError, match="not as they were written"):
+        reserve(opened, "run-3")
+    reserve(opened, "run-3", "other")
+    assert opened.verify()
+
+
+def test_an_admission_reads_its_own_data_sets_charges_alone(
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection]
+):
+    """By the database's own plan, with many entries of other kinds and of other data sets."""
+    ledger.create_dataset("other", Budget(1e6, 1e-2), *STATED_FOR)
+    charges = {f"other-{n}": (Laplace(10.0), ASKED) for n in range(300)}
+    ledger.reserve_all("other", charges, *STATED_FOR)
+    reserve(ledger, "open")
+    ledger.begin("open", "attempt-1", [f"a/{n}" for n in range(2000)])
+    statements: list[str] = []
+
+    def note(_connection, _cursor, statement, *_rest) -> None:
+        if "WHERE dataset = " in statement:
+            statements.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    try:
+        reserve(ledger, "run-3")
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)
+    [statement] = statements
+    with connection() as open_connection:
+        assert open_connection.scalar(sa.select(sa.func.count()).select_from(entries)) > 2300
+        if url.startswith("sqlite"):
+            question = f"EXPLAIN QUERY PLAN {statement}"
+            arguments: object = ("notes",)
+        else:
+            open_connection.exec_driver_sql("ANALYZE dpray_entries")
+            question = f"EXPLAIN (ANALYZE) {statement}"
+            arguments = {"dataset": "notes"}
+        plan = "\n".join(map(str, open_connection.exec_driver_sql(question, arguments)))
+    assert "dpray_entries_account" in plan
+    assert "Removed by Filter" not in plan
