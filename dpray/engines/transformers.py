@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -23,7 +24,10 @@ from dpray.engines.base import (
     Prompt,
     Sampling,
     TokenSelector,
+    engine_error,
+    failure_name,
     sampling_of_each,
+    selector_error,
 )
 from dpray.engines.model_path import check_model_path
 from dpray.engines.text import TextCodec, cut_at_stop
@@ -184,15 +188,24 @@ class TransformersEngine:
             for first in groups:
                 group: LockstepGroup | None = first
                 while group is not None:
-                    group = then(self._decode(group))
+                    group = then(self._decoded(group))
         finally:
             self._prefilled = None
+
+    def _decoded(self, group: LockstepGroup) -> LockstepResult:
+        try:
+            return self._decode(group)
+        except EngineError:
+            raise
+        except Exception as error:  # its message may quote a prompt
+            raise engine_error("the model failed in a step", error) from None
 
     @torch.inference_mode()
     def _decode(self, group: LockstepGroup) -> LockstepResult:
         prompts = (*group.private_prompts, group.public_prompt)
         self._codec.check_length(max(map(len, prompts)), group.max_tokens)
-        selector = group.selector.build()
+        with _selecting():
+            selector = group.selector.build()
         rows = self._prefill(prompts)
         logits = torch.cat([part.logits for part in rows])
         tokens: list[int] = []
@@ -215,10 +228,8 @@ class TransformersEngine:
 
     @staticmethod
     def _select(selector: TokenSelector, logits: torch.Tensor) -> int | None:
-        try:
+        with _selecting():
             return selector.select(logits[:-1], logits[-1])
-        except Exception as error:
-            raise EngineError(f"the token selector failed ({type(error).__name__})") from error
 
     def _prefill(self, prompts: tuple[tuple[int, ...], ...]) -> list[_Rows]:
         """The rows after their prompts; kept for the batch's next text, which has the same."""
@@ -260,6 +271,14 @@ class TransformersEngine:
         )
         logits: torch.Tensor = output.logits[:, -1].float()
         return logits
+
+
+@contextmanager
+def _selecting() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise selector_error(failure_name(error)) from error
 
 
 class _StopStrings(StoppingCriteria):
