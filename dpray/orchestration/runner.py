@@ -153,7 +153,6 @@ class Run(ABC, Generic[P]):
 
     def _check_models(self) -> None:
         """Raises InputError, before anything is charged, where a model cannot be loaded."""
-        self.on_progress(Progress("loading the model"))
         self._engine_ready = check_engine(self.config, self.load_engine)
 
     def _check_same_plan(self) -> None:
