@@ -157,7 +157,7 @@ def test_the_engine_is_built_in_float32_or_the_report_says_so(
 
 
 def test_every_batch_runs_though_most_are_empty(config: Callable[..., Config]) -> None:
-    run = config(data__public_size=400)
+    run = config(data__public_size=400, method__max_records=80)
     report = release(run)
     assert report["batches"]["published"] == report["batches"]["total"] == 80 > 60
 
