@@ -194,7 +194,7 @@ vLLM repeats them in an error of its own."""
 
 
 def failure_name(error: BaseException) -> str:
-    """The name of an error's class, or `OutOfMemory` where it, or what caused it, says so."""
+    """Return the name of an error's class, or `OutOfMemory` where it, or its cause, says so."""
     cause: BaseException | None = error
     while cause is not None:
         out = isinstance(cause, MemoryError | torch.OutOfMemoryError | OutOfMemory)
@@ -205,15 +205,15 @@ def failure_name(error: BaseException) -> str:
 
 
 def engine_error(doing: str, error: BaseException) -> EngineError:
-    """The error to raise for one of a model's library, whose message may quote a prompt."""
+    """Make the error to raise for one of a model's library, whose message may quote a prompt."""
     name = failure_name(error)
     kind = OutOfMemory if name == OutOfMemory.__name__ else EngineError
     return kind(f"{doing} ({name})")
 
 
 def selector_error(name: str) -> EngineError:
-    """The error to raise for a `failure_name` that a selector met with: on a GPU, errors of the
-    model's own kernels come up in the selector, which is the first to wait for them."""
+    """Make the error to raise for a `failure_name` that a selector met with. On a GPU, errors of
+    the model's own kernels come up in the selector, which is the first to wait for them."""
     if name in (OutOfMemory.__name__, "AcceleratorError"):
         kind = OutOfMemory if name == OutOfMemory.__name__ else EngineError
         return kind(f"the device failed ({name})")
@@ -221,6 +221,6 @@ def selector_error(name: str) -> EngineError:
 
 
 def may_be_repeated(error: BaseException | None) -> bool:
-    """Whether an engine failed in a way that says nothing of what was drawn, nor of how much memory
-    the prompts need."""
+    """Say whether an engine failed in a way that tells nothing of what was drawn, nor of how much
+    memory the prompts need."""
     return isinstance(error, EngineError) and not isinstance(error, SelectorFailed | OutOfMemory)

@@ -210,7 +210,7 @@ class VllmEngine:
         return outputs
 
     def ask_workers(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
-        """What each rank answers, the first one's first."""
+        """Return what each rank answers, the first one's first."""
         try:
             answers: list[dict[str, Any]] = self.llm.collective_rpc(method, args=arguments)
         except Exception as error:

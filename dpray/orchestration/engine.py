@@ -39,8 +39,8 @@ def build_engine(config: EngineConfig) -> Engine:
 
 @dataclass(frozen=True)
 class LoadError:
-    """Why something could not be loaded. It travels from an actor as a value: Ray ends an actor
-    whose constructor raises, and says no more of it than that it was lost."""
+    """The reason why something could not be loaded travels from an actor as a value: Ray ends an
+    actor whose constructor raises, and says no more of it than that it was lost."""
 
     reason: str
     bad_input: bool
@@ -59,7 +59,7 @@ class LoadError:
 
 
 def try_to_load(load: Callable[[], T]) -> T | LoadError:
-    """What `load` returns, or why it raised."""
+    """Return what `load` returns, or the reason why it raised."""
     try:
         return load()
     except Exception as error:
@@ -67,7 +67,7 @@ def try_to_load(load: Callable[[], T]) -> T | LoadError:
 
 
 def check_engine(config: Config, load: Callable[[], Engine]) -> Engine | None:
-    """A run's engine as `check_loads` loads it, None where no model is loaded at all."""
+    """Load a run's engine as `check_loads` does; returns None where no model is loaded at all."""
     return None if config.engine.kind in ("openai", "none") else check_loads(config, load)
 
 
@@ -107,7 +107,7 @@ def _try_on_ray(config: Config, load: Callable[[], Any]) -> LoadError | None:
 
 
 class _Probe:
-    """The actor: all it does is load what it is given."""
+    """The actor loads what it is given, and does nothing else."""
 
     def load(self, load: Callable[[], Any]) -> LoadError | None:
         loaded = try_to_load(load)

@@ -1,4 +1,4 @@
-"""What a run does about an error that ended an attempt: repeat it, or stop."""
+"""The decision about an error that ended an attempt: the run repeats what was lost, or stops."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dpray.types import DprayError
 
 
 def reason_to_repeat(error: Exception) -> str | None:
-    """Why what was under way may run again, at no cost: a machine was lost or a model failed, and
-    nobody saw anything. None where it may not, because our own code raised or the memory did not
-    suffice."""
+    """Say why the units under way may run again at no cost: a machine was lost or a model failed,
+    and nobody saw anything. Returns None where they may not, because our own code raised or the
+    memory did not suffice."""
     if may_be_repeated(error):
         return str(error)
     return "actors were lost" if cluster.was_lost(error) else None
 
 
 def may_run_again(error: Exception) -> bool:
-    """Whether a mechanism that raised this has not failed by itself. An error of ours is one of
+    """Say whether a mechanism that raised this has not failed by itself. A DprayError is one of
     input, or says itself that the run can go on."""
     return isinstance(error, DprayError) or reason_to_repeat(error) is not None
 
@@ -29,9 +29,9 @@ def may_run_again(error: Exception) -> bool:
 def fail_under_way(
     ledger: Ledger | AccountantClient, keys: Iterable[str], attempt_id: str
 ) -> list[str]:
-    """Note as failed what this attempt began and did not publish, where Ray ended a process of it
-    for want of memory: how much there is to hold depends on the private rows. All units of these
-    charges that failed."""
+    """Note as failed the units that this attempt began and did not publish, because Ray ended one of
+    its processes for want of memory, and how much there is to hold depends on the private rows.
+    Returns all units of these charges that failed."""
     failed: list[str] = []
     for key in keys:
         for unit, attempt in list(ledger.unfinished(key)):

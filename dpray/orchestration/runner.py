@@ -142,11 +142,11 @@ class Run(ABC, Generic[P]):
 
     @property
     def load_engine(self) -> Callable[[], Engine]:
-        """Builds the run's engine; can be sent to an actor."""
+        """The function that builds the run's engine can be sent to an actor."""
         return partial(self._build, self.config.engine)
 
     def take_engine(self) -> Engine:
-        """The engine that was loaded before the charge, to whom asks first; after that, new ones.
+        """Return the engine that was loaded before the charge; from the second call on, a new one.
         The caller closes it."""
         engine, self._engine_ready = self._engine_ready, None
         return self.load_engine() if engine is None else engine
@@ -291,7 +291,7 @@ class Run(ABC, Generic[P]):
         raise self.unfinished(f"{why} ({attempts} times)")
 
     def _ended_for_memory(self) -> DprayError:
-        """The error to stop with where Ray ended a process for want of memory."""
+        """Make the error that the run stops with when Ray ended a process for want of memory."""
         what = "Ray ended a process of the run because its machine was low on memory"
         keys = map(self.key, self.plan.charges)
         failed = [] if self.ledger is None else fail_under_way(self.ledger, keys, self.attempt_id)

@@ -1,4 +1,4 @@
-"""What an actor that cannot load its model says, and what a run makes of it."""
+"""An actor that cannot load its model says why, and so does the run."""
 
 from __future__ import annotations
 

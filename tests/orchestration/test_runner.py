@@ -33,7 +33,7 @@ KEPT: list[Any] = []
 
 
 class Kept:
-    """It, for a run that closes it."""
+    """The kept engine stands behind this one, which a run may close."""
 
     def __init__(self, section: EngineConfig) -> None:
         self.section = section

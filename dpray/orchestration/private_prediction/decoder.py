@@ -72,7 +72,7 @@ class BatchDecoder:
         yield from self._left(texts, stopped)
 
     def _left(self, batches: Iterable[str], stopped: Exception | None) -> Iterator[dict[str, Any]]:
-        """What becomes of the batches that were under way."""
+        """Say what becomes of the batches that were under way."""
         if isinstance(stopped, DprayError):
             raise stopped
         for batch_id in batches:
@@ -114,7 +114,7 @@ class BatchDecoder:
 
 
 def bound_copies(rows: Iterable[Row], most: int) -> Iterator[Row]:
-    """At most `most` rows of each record, place-holders apart; needs a record's copies together.
+    """Yield at most `most` rows of each record, and all place-holders.
 
     One more copy adds at most one row and takes none away, so a record still moves a batch by one
     row. Without this bound the copies of a frequent text, which all have one batch, fill it beyond
