@@ -13,6 +13,10 @@ NOT_COVERED = (
     "the public inputs: the model, the templates, the label set, the public size, all parameters",
     "what the model's own training data reveals",
     "running time, memory use and network traffic of the run",
+    "that a run stopped, and how many batches were repeated, dropped or failed: a lost machine is "
+    "taken to say nothing of the data",
+    "a process that the operating system's kernel ends for want of memory: nobody can tell it from "
+    "a lost machine, and it is repeated like one",
     "other releases of the same data that were not charged to this ledger",
     "facts that hold for many units: a unit's part in them is hidden, the facts are not",
     "everything in the folder private/, which is not for release",

@@ -46,7 +46,7 @@ def run_with_progress(config: Config, console: Terminal) -> dict[str, Any]:
         disable=not console.is_terminal,
     )
     with bar:
-        task = bar.add_task("", total=None, stage="charging, starting", detail="")
+        task = bar.add_task("", total=None, stage="loading, charging, starting", detail="")
 
         def show(progress: Progress) -> None:
             bar.tasks[task].total = progress.total  # `update` takes None for no change

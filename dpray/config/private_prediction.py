@@ -31,6 +31,13 @@ class PrivatePredictionConfig(Section):
     public_temperature: Positive = Field(1.5, description="tau of public tokens")
     max_tokens: Count = Field(128, description="the longest text")
     max_records: Count | None = Field(
-        None, description="at most so many records, shared equally over the batches; null: by r"
+        None,
+        description="at most so many records, shared equally over the batches; only as many "
+        "batches are decoded as give them; null: by r",
+    )
+    max_copies: Count = Field(
+        4,
+        description="where data.unit is null, further copies of a text and its label are left out: "
+        "they all fall into one batch, which has to fit the engine",
     )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")

@@ -176,5 +176,51 @@ class EngineError(RuntimeError):
     """A model that cannot be loaded or run. The message never holds a prompt."""
 
 
+class SelectorFailed(EngineError):
+    """A token selector raised. It may have drawn before, so its text must not be drawn anew."""
+
+
+class OutOfMemory(EngineError):
+    """The model's work does not fit the memory; how much it needs depends on the prompts."""
+
+
 class Unsupported(EngineError):
     """The backend cannot do this at all (an API has no logits to aggregate)."""
+
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+"""In the messages of CUDA, of torch's CPU allocator and of cuBLAS; also where a worker process of
+vLLM repeats them in an error of its own."""
+
+
+def failure_name(error: BaseException) -> str:
+    """Return the name of an error's class, or `OutOfMemory` where it, or its cause, says so."""
+    cause: BaseException | None = error
+    while cause is not None:
+        out = isinstance(cause, MemoryError | torch.OutOfMemoryError | OutOfMemory)
+        if out or any(words in str(cause) for words in _NO_MEMORY):
+            return OutOfMemory.__name__
+        cause = cause.__cause__ or cause.__context__
+    return type(error).__name__
+
+
+def engine_error(doing: str, error: BaseException) -> EngineError:
+    """Make the error to raise for one of a model's library, whose message may quote a prompt."""
+    name = failure_name(error)
+    kind = OutOfMemory if name == OutOfMemory.__name__ else EngineError
+    return kind(f"{doing} ({name})")
+
+
+def selector_error(name: str) -> EngineError:
+    """Make the error to raise for a `failure_name` that a selector met with. On a GPU, errors of
+    the model's own kernels come up in the selector, which is the first to wait for them."""
+    if name in (OutOfMemory.__name__, "AcceleratorError"):
+        kind = OutOfMemory if name == OutOfMemory.__name__ else EngineError
+        return kind(f"the device failed ({name})")
+    return SelectorFailed(f"the token selector failed ({name})")
+
+
+def may_be_repeated(error: BaseException | None) -> bool:
+    """Say whether an engine failed in a way that tells nothing of what was drawn, nor of how much
+    memory the prompts need."""
+    return isinstance(error, EngineError) and not isinstance(error, SelectorFailed | OutOfMemory)

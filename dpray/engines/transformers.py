@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -21,7 +22,10 @@ from dpray.engines.base import (
     Prompt,
     Sampling,
     TokenSelector,
+    engine_error,
+    failure_name,
     sampling_of_each,
+    selector_error,
 )
 from dpray.engines.model_path import check_model_path
 from dpray.engines.rows import Rows, advance, left_padded, load_model, prefill
@@ -157,15 +161,24 @@ class TransformersEngine:
             for first in groups:
                 group: LockstepGroup | None = first
                 while group is not None:
-                    group = then(self._decode(group))
+                    group = then(self._decoded(group))
         finally:
             self._prefilled = None
+
+    def _decoded(self, group: LockstepGroup) -> LockstepResult:
+        try:
+            return self._decode(group)
+        except EngineError:
+            raise
+        except Exception as error:  # its message may quote a prompt
+            raise engine_error("the model failed in a step", error) from None
 
     @torch.inference_mode()
     def _decode(self, group: LockstepGroup) -> LockstepResult:
         prompts = (*group.private_prompts, group.public_prompt)
         self._codec.check_length(max(map(len, prompts)), group.max_tokens)
-        selector = group.selector.build()
+        with _selecting():
+            selector = group.selector.build()
         rows = self._prefill(group)
         logits = torch.cat([part.logits for part in rows])
         tokens: list[int] = []
@@ -188,10 +201,8 @@ class TransformersEngine:
 
     @staticmethod
     def _select(selector: TokenSelector, logits: torch.Tensor) -> int | None:
-        try:
+        with _selecting():
             return selector.select(logits[:-1], logits[-1])
-        except Exception as error:
-            raise EngineError(f"the token selector failed ({type(error).__name__})") from error
 
     def _prefill(self, group: LockstepGroup) -> list[Rows]:
         """The private rows after their prompts, then the public one by itself; kept for the batch's
@@ -210,6 +221,14 @@ class TransformersEngine:
         if all(part.can_rewind for part in rows):
             self._prefilled = (prompts, rows)
         return rows
+
+
+@contextmanager
+def _selecting() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise selector_error(failure_name(error)) from error
 
 
 class _StopStrings(StoppingCriteria):

@@ -24,6 +24,7 @@ from dpray.engines.base import (
     OnCompletion,
     Prompt,
     Sampling,
+    engine_error,
     sampling_of_each,
 )
 from dpray.engines.model_path import check_model_path
@@ -237,11 +238,19 @@ class VllmEngine:
         try:
             self.core.add_request(request, {"prompt_token_ids": list(ids)}, params)
         except Exception as error:  # its message may quote the prompt
-            raise EngineError(f"vLLM refused a request ({type(error).__name__})") from None
+            raise engine_error("vLLM refused a request", error) from None
 
     def step(self) -> list[Any]:
         try:
             outputs: list[Any] = self.core.step()
         except Exception as error:  # its message may quote a request
-            raise EngineError(f"vLLM failed in a step ({type(error).__name__})") from None
+            raise engine_error("vLLM failed in a step", error) from None
         return outputs
+
+    def ask_workers(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+        """Return what each rank answers, the first one's first."""
+        try:
+            answers: list[dict[str, Any]] = self.llm.collective_rpc(method, args=arguments)
+        except Exception as error:
+            raise engine_error("a worker of vLLM failed", error) from None
+        return answers

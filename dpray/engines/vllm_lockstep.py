@@ -24,7 +24,7 @@ import torch
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from dpray.engines.base import SelectorSpec, TokenSelector
+from dpray.engines.base import SelectorSpec, TokenSelector, failure_name
 from dpray.engines.rows import PublicPass, PublicRow, load_model
 
 Fate = Literal["running", "exhausted", "broken", "failed"]
@@ -133,7 +133,7 @@ class LockstepProcessor(LogitsProcessor):
         try:
             token = self._draw(group, logits)
         except Exception as error:  # would leave vLLM's scheduler in pieces; the engine raises it
-            group.fate, group.error = "failed", type(error).__name__
+            group.fate, group.error = "failed", failure_name(error)
             return group.eos
         if token is None:
             group.fate = "exhausted"

@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dpray.engines.base import EngineError, FinishReason, LockstepGroup, LockstepResult
+from dpray.engines.base import (
+    EngineError,
+    FinishReason,
+    LockstepGroup,
+    LockstepResult,
+    selector_error,
+)
 
 if TYPE_CHECKING:
     from dpray.engines.vllm import VllmEngine
@@ -118,7 +124,7 @@ class LockstepRun:
         engine.codec.check_length(max(map(len, prompts)), group.max_tokens)
         if len(prompts) > engine.max_rows:
             raise EngineError(
-                f"a group has more rows than engine.max_num_seqs, {engine.max_rows}: raise it or "
+                f"a group has more rows than engine.max_num_seqs, {engine.max_rows}: raise it, or "
                 "lower method.batch_size"
             )
         blocks = sum(
@@ -128,9 +134,9 @@ class LockstepRun:
         )
         if blocks > engine.blocks:
             raise EngineError(
-                f"a group needs more than all {engine.blocks} KV cache blocks: raise "
-                "engine.kv_cache_gib (CPU) or engine.gpu_memory_utilization (GPU), or shorten its "
-                "prompts"
+                f"a group does not fit the KV cache of {engine.blocks} blocks: raise "
+                "engine.kv_cache_gib (CPU) or engine.gpu_memory_utilization (GPU), or lower "
+                "engine.max_model_len"
             )
         return _Running(group, blocks)
 
@@ -215,7 +221,7 @@ class LockstepRun:
         return bool(stopped) or len(running.outputs) == running.rows
 
     def _finish(self, running: _Running) -> None:
-        reports = self.engine.llm.collective_rpc("lockstep_finish", args=(running.name,))
+        reports = self.engine.ask_workers("lockstep_finish", running.name)
         report = reports[0]
         left = [request for request in running.requests if request in self.by_request]
         self.engine.core.abort_request(left)
@@ -233,7 +239,7 @@ class LockstepRun:
     def _check(self, running: _Running, reports: list[dict[str, Any]]) -> None:
         report = reports[0]
         if report["fate"] == "failed":
-            raise EngineError(f"the token selector failed ({report['error']})")
+            raise selector_error(report["error"])
         if report["fate"] == "broken":
             raise EngineError(
                 f"a group was not whole at token {len(report['tokens'])}: nothing was drawn from "

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
@@ -142,7 +142,7 @@ class AccountantClient(BatchListings):
         answer: Any
         try:
             answer = ray.get(self._actor.call.remote(operation, *arguments))
-        except RayActorError:
+        except (RayActorError, OutOfMemoryError):
             # It may have written before it died. Asking again is safe: the ledger knows the key.
             self._actor = _start_actor(self._url, self._node_id)
             answer = ray.get(self._actor.call.remote(operation, *arguments))

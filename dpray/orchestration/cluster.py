@@ -72,14 +72,28 @@ LOST = (
     ray.exceptions.WorkerCrashedError,
     ray.exceptions.NodeDiedError,
     ray.exceptions.ObjectLostError,
-    ray.exceptions.OutOfMemoryError,
     ray.exceptions.LocalRayletDiedError,
 )
 
+LOW_ON_MEMORY = "low on memory"
+"""Ray's memory monitor says so of each process that it ends, also to who calls the actor later."""
+
 
 def was_lost(error: BaseException) -> bool:
-    """Whether a machine or a process was lost, rather than that some code raised."""
-    return any(find_error(error, kind) is not None for kind in LOST)
+    """Whether a machine or a process was lost, rather than that some code raised or that Ray ended
+    the process for want of memory: how much it needs depends on the private rows.
+
+    What the kernel's own out-of-memory killer ends looks like any lost process.
+    """
+    return not ended_for_memory(error) and any(find_error(error, kind) for kind in LOST)
+
+
+def ended_for_memory(error: BaseException) -> bool:
+    """Whether Ray says that it ended a process because its node was low on memory."""
+    died = find_error(error, ray.exceptions.RayActorError)
+    return find_error(error, ray.exceptions.OutOfMemoryError) is not None or LOW_ON_MEMORY in str(
+        died or ""
+    )
 
 
 def find_error(error: BaseException | None, kind: type[E]) -> E | None:

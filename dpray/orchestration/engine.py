@@ -1,10 +1,22 @@
-"""The engine of a configuration."""
+"""The engine of a configuration: built, and tried before a run is charged."""
 
 from __future__ import annotations
 
-from dpray.config import EngineConfig
-from dpray.engines.base import Engine
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+
+from dpray.config import Config, EngineConfig
+from dpray.engines.base import Engine, EngineError
 from dpray.engines.factory import make_engine
+from dpray.orchestration.cluster import uses_ray
+from dpray.types import DprayError, InputError
+
+T = TypeVar("T")
+BuildEngine = Callable[..., Engine]
+"""`build_engine`, or what stands in for it."""
 
 OPTIONS = {
     "vllm": {
@@ -29,3 +41,80 @@ def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> E
     if config.kind == "vllm" and public_alone is not None:
         options |= {"private_rows": True, "public_alone": public_alone}
     return make_engine(config.kind, config.model, **options)
+
+
+@dataclass(frozen=True)
+class LoadError:
+    """The reason why something could not be loaded travels from an actor as a value: Ray ends an
+    actor whose constructor raises, and says no more of it than that it was lost."""
+
+    reason: str
+    bad_input: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> LoadError:
+        """Messages of ours hold no text; of another error only its class is told."""
+        ours = isinstance(error, DprayError | EngineError)
+        return cls(
+            str(error) if ours else f"it cannot be loaded ({type(error).__name__})",
+            isinstance(error, InputError),
+        )
+
+    def error(self) -> InputError | EngineError:
+        return InputError(self.reason) if self.bad_input else EngineError(self.reason)
+
+
+def try_to_load(load: Callable[[], T]) -> T | LoadError:
+    """Return what `load` returns, or the reason why it raised."""
+    try:
+        return load()
+    except Exception as error:
+        return LoadError.of(error)
+
+
+def check_engine(config: Config, load: Callable[[], Engine]) -> Engine | None:
+    """Load a run's engine as `check_loads` does; returns None where no model is loaded at all."""
+    return None if config.engine.kind in ("openai", "none") else check_loads(config, load)
+
+
+def check_loads(config: Config, load: Callable[[], T]) -> T | None:
+    """Load a model once, where the run will use it: one that cannot be loaded should cost nothing.
+
+    Returns what was loaded in a run of this process, which can use it. On Ray an actor with the
+    resources of the run's loads it and is ended, and None is returned. Raises InputError that says
+    why it cannot be loaded.
+    """
+    loaded = _try_on_ray(config, load) if uses_ray(config) else try_to_load(load)
+    if isinstance(loaded, LoadError):
+        reason = loaded.reason if loaded.bad_input else f"engine: {loaded.reason}"
+        raise InputError(f"{reason}; nothing was charged")
+    return loaded
+
+
+def _try_on_ray(config: Config, load: Callable[[], Any]) -> LoadError | None:
+    runtime = config.runtime
+    probe: Any = (
+        ray.remote(_Probe)
+        .options(
+            num_cpus=runtime.cpus_per_actor,
+            num_gpus=runtime.gpus_per_actor or None,
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        .remote()
+    )
+    try:
+        failed: LoadError | None = ray.get(probe.load.remote(load))
+    except ray.exceptions.RayError as error:
+        return LoadError(f"the actor that loaded it was lost ({type(error).__name__})", False)
+    finally:
+        ray.kill(probe)
+    return failed
+
+
+class _Probe:
+    """The actor loads what it is given, and does nothing else."""
+
+    def load(self, load: Callable[[], Any]) -> LoadError | None:
+        loaded = try_to_load(load)
+        return loaded if isinstance(loaded, LoadError) else None

@@ -16,6 +16,7 @@ from dpray.orchestration.dp_kps.plan import make_dp_kps_plan
 from dpray.orchestration.dp_kps.run import DpKpsRun
 from dpray.orchestration.dp_sgd.plan import make_dp_sgd_plan
 from dpray.orchestration.dp_sgd.run import DpSgdRun
+from dpray.orchestration.engine import BuildEngine, build_engine
 from dpray.orchestration.plan import Plan
 from dpray.orchestration.private_prediction.plan import make_private_prediction_plan
 from dpray.orchestration.private_prediction.run import PrivatePredictionRun
@@ -27,7 +28,7 @@ PLANS: dict[str, Callable[[Config], Plan]] = {
     "dp_kps": make_dp_kps_plan,
     "dp_sgd": make_dp_sgd_plan,
 }
-RUNS: dict[str, Callable[[Any, ReleaseFolder, OnProgress], Run[Any]]] = {
+RUNS: dict[str, Callable[[Any, ReleaseFolder, OnProgress, BuildEngine], Run[Any]]] = {
     "private_prediction": PrivatePredictionRun,
     "aug_pe": AugPeRun,
     "dp_kps": DpKpsRun,
@@ -41,8 +42,13 @@ def make_plan(config: Config) -> Plan:
     return PLANS[config.method.name](config)
 
 
-def run(config: Config, on_progress: OnProgress = lambda progress: None) -> dict[str, Any]:
-    """Run or resume `config`; returns the privacy report that it wrote.
+def run(
+    config: Config,
+    on_progress: OnProgress = lambda progress: None,
+    build: BuildEngine = build_engine,
+) -> dict[str, Any]:
+    """Run or resume `config`; returns the privacy report that it wrote. `build` makes the engine of
+    a section of the configuration, here or on an actor.
 
     Raises InputError (2), BudgetRefused (3: the data was not opened), Resumable (4).
     """
@@ -51,4 +57,4 @@ def run(config: Config, on_progress: OnProgress = lambda progress: None) -> dict
         check_model_path(config.engine.model)
     plan = make_plan(config)
     with ReleaseFolder(config.output.path) as folder:
-        return RUNS[config.method.name](plan, folder, on_progress).execute()
+        return RUNS[config.method.name](plan, folder, on_progress, build).execute()

@@ -2,8 +2,9 @@
 mechanism, run it, stage its output, commit that in the ledger, publish it.
 
 What runs again after a crash is decided here and in the methods' own runs, and nowhere else: what
-is published is kept; what was lost with its machine is repeated or dropped as
-`privacy.lost_batches` says; a mechanism whose own code raised is never run again.
+is published is kept; what was lost with its machine, or because a model failed, is repeated or
+dropped as `privacy.lost_batches` says; a mechanism that raised itself, or for which the memory did
+not suffice, is never run again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +26,7 @@ from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
 from dpray.accounting.report import NOT_COVERED
+from dpray.engines.base import Engine
 from dpray.io.call_cache import CALLS, forget_calls
 from dpray.io.records import file_digests, fingerprint
 from dpray.io.release import ReleaseFolder, write_durably
@@ -31,6 +34,8 @@ from dpray.mechanisms.partition import new_salt
 from dpray.orchestration import cluster, labels
 from dpray.orchestration.accountant import AccountantClient
 from dpray.orchestration.admission import account_to_charge, check_budget
+from dpray.orchestration.engine import BuildEngine, build_engine, check_engine
+from dpray.orchestration.faults import fail_under_way, may_run_again, reason_to_repeat
 from dpray.orchestration.plan import Plan
 from dpray.orchestration.shards import Shards
 from dpray.types import DprayError, InputError, Resumable
@@ -65,8 +70,16 @@ OnProgress = Callable[[Progress], None]
 class Run(ABC, Generic[P]):
     """One run's states: planned (nothing charged), reserved (charged), finished."""
 
-    def __init__(self, plan: P, folder: ReleaseFolder, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        plan: P,
+        folder: ReleaseFolder,
+        on_progress: OnProgress,
+        build: BuildEngine = build_engine,
+    ) -> None:
         self.folder, self.on_progress = folder, on_progress
+        self._build = build
+        self._engine_ready: Engine | None = None
         self.plan, self.config = plan, plan.config
         self.run = folder.read_run() or self._new_run()
         self.id: str = self.run["run_id"]
@@ -113,16 +126,37 @@ class Run(ABC, Generic[P]):
             report: dict[str, Any] = self.folder.read_json("privacy_report.json")
             return report
         self._write_run(self.run["state"])
-        if self.plan.not_private:
-            self._check_same_data()
-        else:
-            self._reserve()
-        self._write_run("reserved")
         if not self.in_process:
             cluster.start_ray(self.config.runtime.ray_address)
-        self.ledger = self._open_ledger()
-        self._perform_until_done()
+        try:
+            if self.run["state"] == "planned":
+                self._check_models()
+            if self.plan.not_private:
+                self._check_same_data()
+            else:
+                self._reserve()
+            self._write_run("reserved")
+            self.ledger = self._open_ledger()
+            self._perform_until_done()
+        finally:
+            if self._engine_ready is not None:
+                self._engine_ready.close()
         return self._finish()
+
+    @property
+    def load_engine(self) -> Callable[[], Engine]:
+        """The function that builds the run's engine can be sent to an actor."""
+        return partial(self._build, self.config.engine)
+
+    def take_engine(self) -> Engine:
+        """Return the engine that was loaded before the charge; from the second call on, a new one.
+        The caller closes it."""
+        engine, self._engine_ready = self._engine_ready, None
+        return self.load_engine() if engine is None else engine
+
+    def _check_models(self) -> None:
+        """Raises InputError, before anything is charged, where a model cannot be loaded."""
+        self._engine_ready = check_engine(self.config, self.load_engine)
 
     def _check_same_plan(self) -> None:
         """A folder holds one run: what is charged may not change, nor, once a mechanism began,
@@ -250,8 +284,11 @@ class Run(ABC, Generic[P]):
         return shas.__contains__
 
     def _perform_until_done(self) -> None:
-        """Lost machines are no reason to stop, a few times; what raised is."""
-        for _ in range(self.config.runtime.max_attempts):
+        """Lost machines, and engines that failed, are no reason to stop, a few times; other code
+        that raised is."""
+        attempts = self.config.runtime.max_attempts
+        why: str | None = None
+        for _ in range(attempts):
             self.attempt_id = uuid.uuid4().hex
             try:
                 self.folder.recover(self._committed())
@@ -262,12 +299,26 @@ class Run(ABC, Generic[P]):
             except DprayError:
                 raise
             except Exception as error:
-                if not cluster.was_lost(error):
+                if cluster.ended_for_memory(error):
+                    raise self._ended_for_memory() from error
+                if (why := reason_to_repeat(error)) is None:
                     raise DprayError(
                         f"the run stopped: {type(error).__name__}; nothing that was not finished "
                         f"was released"
                     ) from error
-        raise self.unfinished(f"actors were lost {self.config.runtime.max_attempts} times")
+        raise self.unfinished(f"{why} ({attempts} times)")
+
+    def _ended_for_memory(self) -> DprayError:
+        """Make the error that the run stops with when Ray ended a process for want of memory."""
+        what = "Ray ended a process of the run because its machine was low on memory"
+        keys = map(self.key, self.plan.charges)
+        failed = [] if self.ledger is None else fail_under_way(self.ledger, keys, self.attempt_id)
+        if not failed:
+            return self.unfinished(f"{what}, and nothing was being drawn")
+        return DprayError(
+            f"{what}: {failed[0]} (and {len(failed) - 1} more) failed with it and cannot be "
+            f"repeated, so this run cannot be finished; its charge stays spent"
+        )
 
     def _measure_labels(self) -> None:
         """Put the measured label proportions in the place of those that were assumed."""
@@ -307,7 +358,7 @@ class Run(ABC, Generic[P]):
             try:
                 output = mechanism()
             except Exception as error:
-                if not cluster.was_lost(error) and not isinstance(error, DprayError):
+                if not may_run_again(error):
                     self.ledger.fail(key, unit, self.attempt_id, type(error).__name__)
                 raise
             sha = self.folder.stage(name, [output])

@@ -17,6 +17,7 @@ import ray.data
 from dpray.config import Config
 from dpray.io.records import list_files
 from dpray.orchestration.cluster import find_error, uses_ray
+from dpray.orchestration.engine import LoadError, try_to_load
 from dpray.orchestration.records import (
     Row,
     bound_contributions,
@@ -42,7 +43,8 @@ class Worker(Protocol):
 class Shards:
     """`make_worker(config)` once a shard, then every record given to one of them.
 
-    Raises InputError for bad rows, Ray's error where an actor is lost.
+    Raises InputError for bad rows, Ray's error where an actor is lost, InputError or EngineError
+    for a worker that cannot be made.
     """
 
     def __init__(self, config: Config, make_worker: Callable[[Config], Worker]) -> None:
@@ -93,15 +95,20 @@ class Shards:
 
 
 class ShardActor:
-    """The actor: all it knows is its worker."""
+    """The actor: all it knows is its worker. One that cannot be made is answered for every call."""
 
     def __init__(self, config: Config, make_worker: Callable[[Config], Worker]) -> None:
-        self.worker: Any = make_worker(config)
+        self.worker: Any = try_to_load(lambda: make_worker(config))
 
-    def load(self, table: pa.Table) -> None:
+    def load(self, table: pa.Table) -> LoadError | None:
+        if isinstance(self.worker, LoadError):
+            return self.worker
         self.worker.load(table.to_pylist())
+        return None
 
     def call(self, method: str, *arguments: Any) -> Any:
+        if isinstance(self.worker, LoadError):
+            return self.worker
         return getattr(self.worker, method)(*arguments)
 
 
@@ -161,10 +168,15 @@ def _bound(table: pa.Table, most: int) -> pa.Table:
 
 
 def _get(references: list[Any]) -> list[Any]:
-    """The answers; an error of ours as itself."""
+    """The answers; an error of ours as itself, and InputError or EngineError for a worker that an
+    actor could not make."""
     try:
-        return list(ray.get(references))
+        answers = list(ray.get(references))
     except Exception as error:
         if (ours := find_error(error, DprayError)) is not None:
             raise ours from None
         raise
+    for answer in answers:
+        if isinstance(answer, LoadError):
+            raise answer.error()
+    return answers

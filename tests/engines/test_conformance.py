@@ -16,6 +16,7 @@ from dpray.engines.base import (
     LockstepResult,
     Prompt,
     Sampling,
+    SelectorFailed,
     SelectorSpec,
 )
 from dpray.engines.transformers import TransformersEngine
@@ -193,7 +194,7 @@ def test_the_same_text_again_from_the_cache(engine: Engine) -> None:
 
 
 def test_a_failing_selector_is_an_engine_error_without_its_message(engine: Engine) -> None:
-    with pytest.raises(EngineError, match="ArithmeticError") as caught:
+    with pytest.raises(SelectorFailed, match="ArithmeticError") as caught:
         decode(engine, make_group(engine, "a", 5, fail_at=3))
     assert "42" not in str(caught.value)
     assert len(decode(engine, make_group(engine, "b", 5))["b"].token_ids) == MAX_TOKENS

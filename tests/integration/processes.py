@@ -202,6 +202,7 @@ class Runs:
         self.tree, self.cluster = tree, cluster
         self.output = Path(tree["output"]["path"])
         self.url: str = tree["privacy"]["ledger"]
+        self.program = ["-m", "dpray", "run"]
         self.config = folder / f"{self.output.name}.yaml"
         self.config.write_text(yaml.safe_dump(tree))
 
@@ -209,7 +210,7 @@ class Runs:
         """On the cluster, unless `variables` of the environment say otherwise."""
         variables = {"RAY_ADDRESS": self.cluster.address} | variables
         return subprocess.Popen(
-            [sys.executable, "-m", "dpray", "run", str(self.config), "--json"],
+            [sys.executable, *self.program, str(self.config), "--json"],
             env=environment(**variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -20,6 +20,7 @@ from dpray.cli import run_command
 from dpray.config import parse_config
 from dpray.orchestration.methods import make_plan
 from dpray.types import Budget
+from tests.integration import fault_driver
 from tests.integration.processes import Cluster, Runs, wait_for
 
 pytestmark = pytest.mark.slow
@@ -172,4 +173,61 @@ def test_disk_full(slow_runs: MakeRuns, small_disk: Path):
     subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
     report = run.run().report
     assert report["batches"]["repeated"] >= 1
+    run.assert_whole(report)
+
+
+def with_fault(run: Runs, fault: str, tmp_path: Path) -> Runs:
+    run.program = [fault_driver.__file__, fault, str(tmp_path / "marker")]
+    return run
+
+
+def test_engine_that_raises_once(runs: MakeRuns, tmp_path: Path):
+    """Its task's finished batches are published, the others decoded again, by another actor."""
+    run = runs(method__max_records=12, runtime__batches_per_task=4)
+    report = with_fault(run, "fails_once", tmp_path).run().report
+    assert (tmp_path / "marker").exists() and 1 <= report["batches"]["repeated"] <= 10
+    run.assert_whole(report)
+
+
+def test_engine_that_cannot_be_loaded_costs_nothing(runs: MakeRuns, tmp_path: Path):
+    ended = with_fault(runs(), "cannot_load", tmp_path).run()
+    assert ended.code == 2 and ended.err.count("\n") == 1
+    assert ended.err.startswith("dpray: engine: there is no GPU here; nothing was charged")
+    assert not (tmp_path / "ledger.db").exists()
+
+
+def test_engine_that_the_pool_cannot_load_says_why_and_the_run_goes_on(
+    runs: MakeRuns, tmp_path: Path
+):
+    run = with_fault(runs(method__max_records=12), "loads_once", tmp_path)
+    ended = run.run()
+    assert ended.code == 4 and ended.err.startswith(
+        "dpray: there is no GPU here (3 times): 0 of 12"
+    )
+    run.program = ["-m", "dpray", "run"]
+    report = run.run().report
+    assert report["batches"]["repeated"] == 0
+    run.assert_whole(report)
+
+
+def test_model_folder_that_no_node_has(runs: MakeRuns, tmp_path: Path):
+    """Named like a folder of the cluster's machines, and there on none."""
+    run = runs(engine__model=str(tmp_path / "nowhere"), runtime__ray_address="auto")
+    ended = run.run()
+    assert ended.code == 2 and "engine.model: no such folder" in ended.err
+    assert not (tmp_path / "ledger.db").exists()
+
+
+def test_2000_copies_of_a_text(runs: MakeRuns, records_file: Path):
+    """They all belong into one batch, 25 times as many as vLLM may decode at once."""
+    with open(records_file, "a") as file:
+        file.writelines(['{"text": "thanks Marlowe", "label": "a"}\n'] * 2000)
+    run = runs(
+        engine__kind="vllm",
+        engine__kv_cache_gib=0.1,
+        engine__max_num_seqs=80,
+        method__max_records=12,
+    )
+    report = run.run().report
+    assert report["batches"]["repeated"] == 0
     run.assert_whole(report)

@@ -47,11 +47,12 @@ def test_the_vllm_engine_in_an_actor(runs: Callable[..., Runs]):
     run.assert_whole(report)
 
 
-def test_a_cluster_that_does_not_know_us_is_bad_input(runs: Callable[..., Runs]):
+def test_a_cluster_that_does_not_know_us_is_bad_input(runs: Callable[..., Runs], tmp_path: Path):
     run = runs()
     ended = run.finish(run.start(RAY_AUTH_TOKEN="0" * 32))
     assert ended.code == 2
     assert ended.err.splitlines()[-1].startswith("dpray: runtime.ray_address: no connection")
+    assert not (tmp_path / "ledger.db").exists(), "nothing is charged"
 
 
 ERROR_OF_A_TASK = """

@@ -52,6 +52,9 @@ class Asked:
 
     def close(self) -> None: ...
 
+    def run(self, config: Config, on_progress: Any = lambda progress: None) -> dict[str, Any]:
+        return methods.run(config, on_progress, build=lambda section: self)
+
 
 @pytest.fixture(scope="module")
 def engine(model_folder: str) -> Iterator[Any]:
@@ -63,7 +66,6 @@ def engine(model_folder: str) -> Iterator[Any]:
 @pytest.fixture
 def asked(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Asked:
     asked = Asked(engine)
-    monkeypatch.setattr(aug_pe_run, "build_engine", lambda config: asked)
     monkeypatch.setattr(voters, "SentenceTransformerEmbedder", BagOfWords)
     return asked
 
@@ -79,7 +81,7 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
 
 def test_a_run_from_data_to_release(config: Callable[..., Config], asked: Asked) -> None:
     run = config()
-    report = methods.run(run)
+    report = asked.run(run)
     assert report["epsilon"] <= run.privacy.epsilon
     assert report["epsilon"] > 0.99 * run.privacy.epsilon  # calibrated, not merely valid
     assert [m["name"] for m in report["mechanisms"]] == ["discrete_gaussian"]
@@ -101,7 +103,7 @@ def test_a_run_from_data_to_release(config: Callable[..., Config], asked: Asked)
 def test_private_text_reaches_neither_the_model_nor_a_file(
     config: Callable[..., Config], asked: Asked, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    methods.run(config())
+    asked.run(config())
     assert not any("Marlowe" in prompt for prompt in asked.prompts)
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.name != "records.jsonl":
@@ -126,13 +128,13 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(
 
     monkeypatch.setattr(aug_pe_run, "total_votes", cut_off)
     with pytest.raises(Resumable):
-        methods.run(run)
+        asked.run(run)
     made = json.loads((Path(run.output.path) / "run.json").read_text())
     asked.left = 4
     with pytest.raises(Resumable, match=r"status 500 \(2 of 3 iterations are done\)"):
-        methods.run(run)
+        asked.run(run)
     asked.left = 10**9
-    report = methods.run(run)
+    report = asked.run(run)
     # Interrupted, second, third: the first vote was not counted again.
     assert len(counted) == 4
     assert len(asked.prompts) + 4 == report["calls"]["calls"], "a call was paid for twice"
@@ -152,14 +154,14 @@ def test_the_resumed_run_releases_what_the_uninterrupted_would(
     monkeypatch.setattr(runner, "new_salt", lambda: "ab" * 16)
     changes = {"privacy__epsilon": float("inf")}
     whole = config(**changes, output__path=str(tmp_path / "whole"))
-    methods.run(whole)
+    asked.run(whole)
     cut = config(**changes, output__path=str(tmp_path / "cut"))
     asked.left = 30
     with pytest.raises(Resumable):
-        methods.run(cut)
+        asked.run(cut)
     asked.left = 10**9
     answers = {row["text"] for row in lines(whole)}
-    methods.run(cut)
+    asked.run(cut)
     assert len(lines(cut)) == len(lines(whole)) == 7
     assert answers
 
@@ -170,9 +172,9 @@ def test_what_another_model_wrote_is_no_answer_of_this_one(
     """Cut off before the first vote, when the configuration may change yet."""
     asked.left = 4
     with pytest.raises(Resumable, match="0 of 1 iterations"):
-        methods.run(config(method__iterations=1))
+        asked.run(config(method__iterations=1))
     before, asked.left = len(asked.prompts), 10**9
-    report = methods.run(config(method__iterations=1, method__temperature=0.5))
+    report = asked.run(config(method__iterations=1, method__temperature=0.5))
     assert report["calls"]["calls"] == len(asked.prompts) - before >= 7 * 3
 
 
@@ -180,7 +182,7 @@ def test_the_progress_says_nothing_of_how_many_records_there_are(
     config: Callable[..., Config], asked: Asked
 ) -> None:
     shown: list[Any] = []
-    methods.run(config(method__iterations=1), shown.append)
+    asked.run(config(method__iterations=1), shown.append)
     [loading] = [step for step in shown if step.stage == "private embeddings"]
     assert (loading.completed, loading.total) == (0, None)
 
@@ -189,7 +191,7 @@ def test_a_run_without_noise_is_stamped_and_charges_nothing(
     config: Callable[..., Config], asked: Asked
 ) -> None:
     run = config(privacy__epsilon=float("inf"))
-    report = methods.run(run)
+    report = asked.run(run)
     assert report["not_private"] is True and report["epsilon"] is None
     assert report["sampling"]["votes"].endswith("all counts get no noise")
     assert all(record["not_private"] is True for record in lines(run))
@@ -210,10 +212,10 @@ def test_a_vote_whose_code_raised_is_never_repeated(
     with monkeypatch.context() as patch:
         patch.setattr(aug_pe_run, "total_votes", broken)
         with pytest.raises(DprayError, match="the run stopped: LookupError") as caught:
-            methods.run(run)
+            asked.run(run)
         assert "Marlowe" not in str(caught.value)
     with pytest.raises(DprayError, match="votes-0001 failed with LookupError"):
-        methods.run(run)
+        asked.run(run)
 
 
 def test_noise_that_costs_too_much_is_refused_before_anything_is_charged(
@@ -239,7 +241,7 @@ def test_the_label_mix_is_measured_and_charged(
     few = [row for row in rows if '"b"' in row][:3]
     records_file.write_text("\n".join([row for row in rows if '"a"' in row] + few) + "\n")
     run = config(data__label_proportions="measured", privacy__epsilon_labels=8.0)
-    report = methods.run(run)
+    report = asked.run(run)
     assert {m["name"] for m in report["mechanisms"]} == {"discrete_gaussian", "discrete_laplace"}
     assert report["epsilon"] <= run.privacy.epsilon
     made = [record["label"] for record in lines(run)]

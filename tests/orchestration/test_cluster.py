@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.data._internal import stats
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
 
 from dpray.orchestration.cluster import (
     COUNTED_BY,
+    ended_for_memory,
     find_error,
     keep_counts_here,
     start_ray,
@@ -31,9 +33,37 @@ def test_an_error_of_ours_is_found_without_rays_wrapper() -> None:
     assert find_error(wrapped(ValueError("private")), DprayError) is None
 
 
-@pytest.mark.parametrize(("error", "lost"), [(ActorDiedError(), True), (ValueError("x"), False)])
-def test_what_is_lost_is_told_from_what_raised(error: Exception, lost: bool) -> None:
-    assert was_lost(error) is was_lost(wrapped(error)) is lost
+# What Ray 2.60 says of a process that its memory monitor ended.
+ENDED = "1 worker(s) were killed due to the node running low on memory. Memory on the node was 9GB"
+# What it says of one that the kernel may have ended, or anybody else.
+KILLED = "Some common causes include: (1) the process was killed by the OOM killer"
+
+
+def actor_died(message: str) -> ActorDiedError:
+    return ActorDiedError(ActorDiedErrorContext(error_message=message, actor_id=b"0" * 16))
+
+
+@pytest.mark.parametrize(
+    ("error", "lost", "for_memory"),
+    [
+        (ActorDiedError(), True, False),
+        (WorkerCrashedError(), True, False),
+        (ValueError("x"), False, False),
+        (OutOfMemoryError(ENDED), False, True),
+        (actor_died(ENDED), False, True),
+        (actor_died(KILLED), True, False),
+    ],
+)
+def test_what_is_lost_is_told_from_what_raised_and_from_want_of_memory(
+    error: Exception, lost: bool, for_memory: bool
+) -> None:
+    outer = RuntimeError("Ray Data's")
+    outer.__context__ = error
+    each_way = [error, outer]
+    if not str(error).startswith("The actor died unexpectedly before finishing this task.\n"):
+        each_way.append(wrapped(error))  # Ray cannot send the others, with their context, at all
+    for each in each_way:
+        assert was_lost(each) is lost and ended_for_memory(each) is for_memory
 
 
 def test_exact_numbers_of_rows_stay_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,12 +124,11 @@ def test_a_class_without_records_has_sequences_of_pure_noise(
 
 
 def test_texts_are_asked_for_once_and_empty_ones_again(
-    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    config: Callable[..., Config], tmp_path: Path
 ) -> None:
     model = Echo()
-    monkeypatch.setattr(dp_kps_run, "build_engine", lambda config: model)
     run = config(engine__kind="openai", engine__model="m", method__document_type="note")
-    report = methods.run(run)
+    report = methods.run(run, build=lambda section: model)
     records = lines(run)
     assert len(records) == 40 and all(r["text"] == ", ".join(r["terms"]) for r in records)
     assert all(prompt.startswith("Write a note that contains") for prompt in model.prompts)
@@ -195,21 +194,20 @@ def test_an_embedder_that_is_not_there_is_found_before_a_pass_begins(
 
 
 def test_how_the_model_is_reached_may_change_and_what_it_writes_may_not(
-    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., Config],
 ) -> None:
     class Down(Echo):
         def generate(self, *_: Any) -> list[Completion]:
             raise EngineError("no connection")
 
     texts = {"engine__kind": "openai", "engine__model": "m", "method__document_type": "note"}
-    monkeypatch.setattr(dp_kps_run, "build_engine", lambda config: Down())
     with pytest.raises(Resumable, match="no connection"):
-        methods.run(config(**texts))
-    monkeypatch.setattr(dp_kps_run, "build_engine", lambda config: Echo())
+        methods.run(config(**texts), build=lambda section: Down())
     with pytest.raises(InputError, match="another configuration"):
         methods.run(config(**texts, method__generation_temperature=0.5))
     other = {"engine__base_url": "http://localhost:8001/v1", "engine__max_in_flight": 2}
-    assert methods.run(config(**texts, **other))["records"] == 40
+    report = methods.run(config(**texts, **other), build=lambda section: Echo())
+    assert report["records"] == 40
 
 
 def test_the_progress_says_nothing_of_how_many_records_there_are(

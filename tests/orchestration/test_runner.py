@@ -14,7 +14,7 @@ import pytest
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import LedgerError
 from dpray.accounting.report import NOT_COVERED
-from dpray.config import Config, parse_config
+from dpray.config import Config, EngineConfig, parse_config
 from dpray.engines.factory import make_engine
 from dpray.orchestration import cluster, methods, runner
 from dpray.orchestration.private_prediction import decoder, local
@@ -28,14 +28,31 @@ class MachineLost(Exception):
     """Stands for Ray's errors of lost machines."""
 
 
+KEPT: list[Any] = []
+"""The real engine, loaded once for all runs of this file."""
+
+
+class Kept:
+    """The kept engine stands behind this one, which a run may close."""
+
+    def __init__(self, section: EngineConfig, **_: Any) -> None:
+        self.section = section
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(KEPT[0], name)
+
+    def close(self) -> None: ...
+
+
+def release(run: Config, build: Any = Kept) -> dict[str, Any]:
+    return methods.run(run, build=build)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_engine(model_folder: str) -> Iterator[None]:
-    """The real engine, loaded once; every run would load it anew."""
-    engine = make_engine("transformers", model_folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(engine), "close", lambda self: None)
-        patch.setattr(local, "build_engine", lambda config, **_: engine)
-        yield
+    KEPT.append(make_engine("transformers", model_folder))
+    yield
+    KEPT.pop().close()
 
 
 @pytest.fixture
@@ -50,10 +67,8 @@ def lose_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def arm(tasks: int, times: int = 1) -> None:
         left = [times]
 
-        def losing(plan: Any, journal: Any, attempt: Any, batches: Any) -> Iterator[Any]:
-            for number, outcomes in enumerate(
-                local.decode_locally(plan, journal, attempt, batches)
-            ):
+        def losing(*arguments: Any) -> Iterator[Any]:
+            for number, outcomes in enumerate(local.decode_locally(*arguments)):
                 if number == tasks and left[0] > 0:
                     left[0] -= 1
                     raise MachineLost
@@ -86,7 +101,7 @@ def assert_once(config: Config, report: dict[str, Any]) -> None:
 
 def test_a_run_from_data_to_release(config: Callable[..., Config]) -> None:
     run = config()
-    report = methods.run(run)
+    report = release(run)
     folder = Path(run.output.path)
     assert report["batches"] == {
         "total": 12,
@@ -109,12 +124,12 @@ def test_the_release_is_in_the_partitions_order_and_no_longer_than_max_records(
 ) -> None:
     """Batches are decoded last to first, and the release does not show it."""
 
-    def backwards(plan: Any, journal: Any, attempt: Any, batches: list[str]) -> Iterator[Any]:
-        return local.decode_locally(plan, journal, attempt, batches[::-1])
+    def backwards(plan: Any, journal: Any, attempt: Any, batches: list[str], load: Any) -> Any:
+        return local.decode_locally(plan, journal, attempt, batches[::-1], load)
 
     monkeypatch.setattr(run_module, "decode_locally", backwards)
     run = config(method__max_records=13)
-    report = methods.run(run)
+    report = release(run)
     assert report["batches"]["published"] == 12 and report["records"] == 13
     places, seen = [], Counter[str]()
     for record in lines(Path(run.output.path) / "synthetic.jsonl"):
@@ -126,16 +141,15 @@ def test_the_release_is_in_the_partitions_order_and_no_longer_than_max_records(
 
 @pytest.mark.parametrize(("asked", "used"), [("auto", "float32"), ("bfloat16", "bfloat16")])
 def test_the_engine_is_built_in_float32_or_the_report_says_so(
-    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, asked: str, used: str
+    config: Callable[..., Config], asked: str, used: str
 ) -> None:
-    build, built = local.build_engine, []
+    built = []
 
-    def building(engine: Any, **options: Any) -> Any:
-        built.append(engine.dtype)
-        return build(engine, **options)
+    def building(section: EngineConfig, **_: Any) -> Kept:
+        built.append(section.dtype)
+        return Kept(section)
 
-    monkeypatch.setattr(local, "build_engine", building)
-    report = methods.run(config(engine__dtype=asked, method__max_records=12))
+    report = release(config(engine__dtype=asked, method__max_records=12), building)
     assert built == [used] == [report["method"]["model_dtype"]]
     assert set(NOT_COVERED) <= set(report["not_covered"])
     said = [line for line in report["not_covered"] if line not in NOT_COVERED]
@@ -148,8 +162,8 @@ def test_the_engine_is_built_in_float32_or_the_report_says_so(
 
 
 def test_every_batch_runs_though_most_are_empty(config: Callable[..., Config]) -> None:
-    run = config(data__public_size=400)
-    report = methods.run(run)
+    run = config(data__public_size=400, method__max_records=80)
+    report = release(run)
     assert report["batches"]["published"] == report["batches"]["total"] == 80 > 60
 
 
@@ -157,7 +171,7 @@ def test_private_text_is_nowhere_but_in_the_data(
     config: Callable[..., Config], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = config()
-    methods.run(run)
+    release(run)
     for path in [*tmp_path.rglob("*")]:
         if path.is_file() and path.name != "records.jsonl":
             assert b"Marlowe" not in path.read_bytes(), path.name
@@ -167,9 +181,9 @@ def test_private_text_is_nowhere_but_in_the_data(
 
 def test_a_finished_run_is_not_run_again(config: Callable[..., Config]) -> None:
     run = config()
-    first = methods.run(run)
+    first = release(run)
     before = (Path(run.output.path) / "synthetic.jsonl").read_bytes()
-    assert methods.run(run) == first
+    assert release(run) == first
     assert (Path(run.output.path) / "synthetic.jsonl").read_bytes() == before
 
 
@@ -178,7 +192,7 @@ def test_lost_batches_are_repeated_at_no_further_cost(
 ) -> None:
     run = config()
     lose_after(1)
-    report = methods.run(run)
+    report = release(run)
     assert report["batches"]["published"] == 12 and report["batches"]["repeated"] == 4
     assert_once(run, report)
     account = ledger_of(run).account("notes")
@@ -190,7 +204,7 @@ def test_lost_batches_are_dropped_where_the_rule_says_so(
 ) -> None:
     run = config(privacy__lost_batches="drop")
     lose_after(1)
-    report = methods.run(run)
+    report = release(run)
     assert report["batches"]["published"] == 8 and report["batches"]["dropped"] == 4
     assert report["batches"]["repeated"] == 0
     assert_once(run, report)
@@ -202,14 +216,14 @@ def test_a_run_that_keeps_losing_can_be_resumed_with_the_same_records(
     run = config()
     lose_after(0, times=3)
     with pytest.raises(Resumable, match="of 12 batches are published"):
-        methods.run(run)
+        release(run)
     before = records_file.read_text()
     records_file.write_text(before.replace("Marlowe 7", "Marlowe seven", 1))
     with pytest.raises(InputError, match=r"data\.path: the records have changed") as stopped:
-        methods.run(run)
+        release(run)
     assert "Marlowe" not in str(stopped.value)
     records_file.write_text(before)
-    report = methods.run(run)
+    report = release(run)
     assert report["batches"]["published"] == 12
     assert_once(run, report)
 
@@ -222,11 +236,11 @@ def test_a_batch_whose_code_raised_is_never_repeated(
 
     monkeypatch.setattr(decoder.BatchDecoder, "_encode_private", broken)
     with pytest.raises(DprayError, match="failed with RuntimeError") as stopped:
-        methods.run(config())
+        release(config())
     assert "Marlowe" not in str(stopped.value) and stopped.value.exit_code == 1
     monkeypatch.undo()
     with pytest.raises(DprayError, match="never repeated"):
-        methods.run(config())
+        release(config())
 
 
 def test_staged_output_that_was_not_committed_is_destroyed(
@@ -240,10 +254,10 @@ def test_staged_output_that_was_not_committed_is_destroyed(
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "publish_many", crash)
         with pytest.raises(Resumable):
-            methods.run(run)
+            release(run)
     staged = list((Path(run.output.path) / "private/staging").iterdir())
     assert len(staged) == 1
-    report = methods.run(run)
+    report = release(run)
     assert not staged[0].exists() and report["batches"]["repeated"] == 4
     assert_once(run, report)
 
@@ -259,10 +273,10 @@ def test_output_that_was_committed_but_not_moved_is_kept(
     with monkeypatch.context() as patch:
         patch.setattr(runner.ReleaseFolder, "publish", crash)
         with pytest.raises(Resumable):
-            methods.run(run)
+            release(run)
     staged = next((Path(run.output.path) / "private/staging").iterdir())
     texts = {e[0] for line in lines(staged) for e in line["examples"] if e[0].strip()}
-    report = methods.run(run)
+    report = release(run)
     assert report["batches"]["repeated"] == 0 and report["batches"]["missing"] == 0
     released = {r["text"] for r in lines(Path(run.output.path) / "synthetic.jsonl")}
     assert {text.strip() for text in texts} <= released
@@ -277,7 +291,7 @@ def test_refused_budget_leaves_the_data_closed(config: Callable[..., Config]) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "batch_rows", lambda *a: opened.append("data") or [])
         with pytest.raises(BudgetRefused) as refused:
-            methods.run(run)
+            release(run)
     assert not opened and refused.value.exit_code == 3
     for word in ("asked", "spent", "left"):
         assert word in str(refused.value)
@@ -286,9 +300,9 @@ def test_refused_budget_leaves_the_data_closed(config: Callable[..., Config]) ->
 def test_a_second_run_of_the_same_data_is_refused_by_the_first_ones_budget(
     config: Callable[..., Config], tmp_path: Path
 ) -> None:
-    methods.run(config())
+    release(config())
     with pytest.raises(BudgetRefused):
-        methods.run(config(output__path=str(tmp_path / "second")))
+        release(config(output__path=str(tmp_path / "second")))
 
 
 def test_a_deleted_ledger_is_refused_not_made_anew(
@@ -297,30 +311,30 @@ def test_a_deleted_ledger_is_refused_not_made_anew(
     run = config(runtime__max_attempts=1)
     lose_after(1)
     with pytest.raises(Resumable):
-        methods.run(run)
+        release(run)
     for path in tmp_path.glob("ledger.db*"):
         path.unlink()
     with pytest.raises((InputError, LedgerError)) as refused:
-        methods.run(run)
+        release(run)
     assert "ledger" in str(refused.value)
     other = Ledger.create_or_open(run.privacy.ledger)
     other.create_dataset("notes", Budget(1000.0, 1e-3), "record", "add_or_remove_one")
     with pytest.raises(InputError, match="does not hold this run's charge"):
-        methods.run(run)
+        release(run)
 
 
 def test_a_folder_holds_one_plan(config: Callable[..., Config]) -> None:
-    methods.run(config())
+    release(config())
     with pytest.raises(InputError, match="another plan"):
-        methods.run(config(method__clip_bound=0.5))
+        release(config(method__clip_bound=0.5))
     with pytest.raises(InputError, match="another configuration"):
-        methods.run(config(method__max_tokens=4, method__public_temperature=1.1))
+        release(config(method__max_tokens=4, method__public_temperature=1.1))
 
 
 def test_two_runs_of_one_folder_do_not_mix(config: Callable[..., Config]) -> None:
     run = config()
     with runner.ReleaseFolder(run.output.path), pytest.raises(InputError, match="another run"):
-        methods.run(run)
+        release(run)
 
 
 def test_bad_data_is_found_before_anything_is_decoded_and_can_be_mended(
@@ -330,10 +344,10 @@ def test_bad_data_is_found_before_anything_is_decoded_and_can_be_mended(
     good = records_file.read_text()
     records_file.write_text(good + '{"text": "Marlowe", "label": "c"}\n')
     with pytest.raises(InputError, match=r"records.jsonl, row 61: the label") as stopped:
-        methods.run(run)
+        release(run)
     assert "Marlowe" not in str(stopped.value)
     records_file.write_text(good)
-    report = methods.run(run)
+    report = release(run)
     assert report["batches"]["published"] == 12
     assert_once(run, report)
 
@@ -349,7 +363,7 @@ def test_a_units_records_are_bounded(config: Callable[..., Config], records_file
         c.summary()["mechanisms"][0]["cost"]["zcdp_rho"] for c in map(methods.make_plan, (one, two))
     ]
     assert rho[1] == pytest.approx(4 * rho[0])
-    report = methods.run(two)
+    report = release(two)
     assert report["privacy_unit"] == "all records with the same 'who'"
     assert report["contribution_bound"] == 2
 
@@ -360,7 +374,7 @@ def test_an_overlong_text_is_cut_by_a_rule_on_itself(
     with open(records_file, "a") as file:
         file.write(json.dumps({"text": "Marlowe went on and on " * 8000, "label": "a"}) + "\n")
     run = config()
-    report = methods.run(run)
+    report = release(run)
     assert report["batches"]["published"] == 12
     assert_once(run, report)
 
@@ -376,10 +390,10 @@ def test_disk_full_leaves_the_charge_spent_and_the_run_resumable(
     with monkeypatch.context() as patch:
         patch.setattr(runner.ReleaseFolder, "stage", full)
         with pytest.raises(DprayError):
-            methods.run(run)
+            release(run)
     account = ledger_of(run).account("notes")
     assert account is not None and account.spent.epsilon > 0
-    report = methods.run(run)
+    report = release(run)
     assert report["batches"]["repeated"] == 4
     assert_once(run, report)
 
@@ -388,7 +402,7 @@ def test_run_json_names_no_secret(settings: Settings) -> None:
     tree = settings()
     tree["engine"]["api_key"] = "sk-secret"
     run = parse_config(tree)
-    methods.run(run)
+    release(run)
     text = (Path(run.output.path) / "run.json").read_text()
     assert "sk-secret" not in text and "sqlite" not in text
     shutil.rmtree(run.output.path)
@@ -401,7 +415,7 @@ def test_measured_label_proportions_are_charged_and_used_once(
     other = [line for line in records_file.read_text().splitlines() if '"b"' in line]
     records_file.write_text("\n".join([*kept, *other[:6]]) + "\n")
     run = config(data__label_proportions="measured", privacy__epsilon_labels=5.0)
-    report = methods.run(run)
+    report = release(run)
     names = [mechanism["name"] for mechanism in report["mechanisms"]]
     assert "discrete_laplace" in names and report["epsilon"] <= run.privacy.epsilon
     shares = report["sampling"]["label_mix"]
@@ -432,7 +446,7 @@ def test_a_measured_label_histogram_is_not_drawn_twice(
     monkeypatch.setattr(runner.labels, "measure", counting)
     lose_after(1)
     run = config(data__label_proportions="measured", privacy__epsilon_labels=5.0)
-    report = methods.run(run)
+    report = release(run)
     assert len(drawn) == 1
     assert report["sampling"]["label_mix"] == drawn[0]["proportions"]
     assert report["batches"]["repeated"] > 0

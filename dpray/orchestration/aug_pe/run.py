@@ -22,7 +22,6 @@ from dpray.methods.aug_pe import Checkpoint, Population, Progress
 from dpray.orchestration.aug_pe.history import iteration_history
 from dpray.orchestration.aug_pe.plan import AugPePlan
 from dpray.orchestration.aug_pe.voters import Embeddings, Voters, total_votes
-from dpray.orchestration.engine import build_engine
 from dpray.orchestration.llm_calls import ask_cached
 from dpray.orchestration.runner import Progress as Shown
 from dpray.orchestration.runner import Run
@@ -70,7 +69,7 @@ class AugPeRun(Run[AugPePlan]):
 
     def _ask(self, requests: Sequence[Request]) -> list[str]:
         if self._engine is None:
-            self._engine = build_engine(self.config.engine)
+            self._engine = self.take_engine()
         done = 0
 
         def on_completion() -> None:

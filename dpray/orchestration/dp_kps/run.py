@@ -32,7 +32,6 @@ from dpray.orchestration.dp_kps.passes import (
     total_sums,
 )
 from dpray.orchestration.dp_kps.plan import DpKpsPlan
-from dpray.orchestration.engine import build_engine
 from dpray.orchestration.llm_calls import ask_cached
 from dpray.orchestration.runner import Progress, Run
 from dpray.orchestration.shards import Shards, Worker
@@ -112,7 +111,7 @@ class DpKpsRun(Run[DpKpsPlan]):
             named = label if settings.label_in_prompt else ""
             return Request(f"text-{number}/{attempt}", prompts.prompt(terms, named), sampling)
 
-        engine = build_engine(self.config.engine)
+        engine = self.take_engine()
         try:
             texts = answered(
                 self._ask(engine), request, len(sequences), settings.max_retries, prompts.refused

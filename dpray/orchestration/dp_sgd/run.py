@@ -26,7 +26,7 @@ from dpray.orchestration.dp_sgd.data import check_rows, load_units, with_absolut
 from dpray.orchestration.dp_sgd.generation import to_record, write_texts
 from dpray.orchestration.dp_sgd.plan import DpSgdPlan, check_lengths
 from dpray.orchestration.dp_sgd.progress import Watched
-from dpray.orchestration.engine import build_engine
+from dpray.orchestration.engine import check_loads
 from dpray.orchestration.llm_calls import ask_cached
 from dpray.orchestration.runner import Progress, Run
 from dpray.orchestration.training.journal import Journal, lost_blocks, nothing, sha256_of
@@ -41,11 +41,10 @@ MODEL = "model"
 class DpSgdRun(Run[DpSgdPlan]):
     _records: list[dict[str, Any]]
 
-    def execute(self) -> dict[str, Any]:
-        # A model that cannot be tuned should cost nothing.
-        if self.run["state"] == "planned" and cluster.is_local(self.config):
-            load_loss(self._tuning)
-        return super().execute()
+    def _check_models(self) -> None:
+        """A model that cannot be tuned should cost nothing. An engine that cannot load the tuned
+        one costs nothing either: the tuned model is kept, and its texts are free."""
+        check_loads(self.config, partial(load_loss, self._tuning))
 
     def perform(self) -> None:
         if self.published(MODEL) is None:
@@ -121,13 +120,19 @@ class DpSgdRun(Run[DpSgdPlan]):
 
         runtime = self.config.runtime
         with Watched(self.ledger, self.id, self._show):
-            train_on_ray(
-                self._training(nothing),
-                workers=runtime.actors,
-                scratch=str(self._scratch),
-                gpus_per_worker=runtime.gpus_per_actor,
-                cpus_per_worker=runtime.cpus_per_actor,
-            )
+            try:
+                train_on_ray(
+                    self._training(nothing),
+                    workers=runtime.actors,
+                    scratch=str(self._scratch),
+                    gpus_per_worker=runtime.gpus_per_actor,
+                    cpus_per_worker=runtime.cpus_per_actor,
+                )
+            except Exception as error:
+                # Unlike what else is repeated, steps are paid for again: nothing has to fail.
+                if cluster.ended_for_memory(error):
+                    raise self.unfinished("Ray ended a rank for want of memory") from error
+                raise
 
     def _show(self, t: int) -> None:
         epsilon = "not private" if self.plan.not_private else f"eps {self.plan.cost.epsilon:.3f}"
@@ -158,7 +163,7 @@ class DpSgdRun(Run[DpSgdPlan]):
             done += 1
             self.on_progress(Progress("texts", done, len(wanted)))
 
-        engine = build_engine(self.config.engine.model_copy(update={"model": str(self._work)}))
+        engine = self._build(self.config.engine.model_copy(update={"model": str(self._work)}))
         try:
             ask = ask_cached(engine, self.cache, on_completion)
             return write_texts(engine, ask, self.plan.settings, self.plan.codes, wanted)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from dpray.engines.base import Engine, Prompt
+from dpray.engines.base import Engine, Prompt, failure_name, may_be_repeated
 from dpray.engines.row_variation import row_variation
 from dpray.methods.private_prediction import Batch, BatchOutput
 from dpray.orchestration.private_prediction.plan import PrivatePredictionPlan
 from dpray.orchestration.records import Row
+from dpray.types import DprayError, InputError
 
 
 class Journal(Protocol):
@@ -31,7 +33,8 @@ class Attempt:
 
 class BatchDecoder:
     """Decodes the batches of one task: notes in the ledger that they begin, runs them, and notes as
-    failed those that were under way when the code raised (they are never repeated)."""
+    failed those that were under way when the mechanism or our own code raised, or the memory did
+    not suffice (they are never repeated)."""
 
     def __init__(
         self, plan: PrivatePredictionPlan, journal: Journal, attempt: Attempt, engine: Engine
@@ -42,19 +45,24 @@ class BatchDecoder:
         self._room = engine.context_length - plan.method.max_tokens
 
     def decode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        """One outcome a batch: `{batch, examples, private_tokens, tokens, row_variation}`, or
-        `{batch, failed}` with the name of the error's class (the error's text could hold private
-        text)."""
+        """One outcome a batch, those that were whole when something raised first:
+        `{batch, examples, private_tokens, tokens, row_variation}`; or `{batch, failed}` with the
+        name of the error's class (its text could hold private text); or `{batch, lost}` with the
+        engine's message, where the engine failed and the batch may be run again.
+
+        Raises InputError for a template that does not fit the model, after what is whole."""
+        if self.plan.config.data.unit is None:
+            rows = bound_copies(rows, self.plan.settings.max_copies)
         texts = group_rows(rows)
         if not texts:
             return
         self.journal.begin(self.attempt.run_id, self.attempt.attempt_id, list(texts))
         outputs: SimpleQueue[BatchOutput] = SimpleQueue()
-        reason: str | None = None
+        stopped: Exception | None = None
         try:
             self.plan.method.decode(self.engine, self._batches(texts), outputs.put)
         except Exception as error:
-            reason = type(error).__name__
+            stopped = error
         while not outputs.empty():
             output = outputs.get()
             del texts[output.batch_id]
@@ -65,8 +73,17 @@ class BatchDecoder:
                 "tokens": output.tokens,
                 "row_variation": self._row_variation,
             }
-        for batch_id in texts:
-            reason = reason or "BatchNotDecoded"
+        yield from self._left(texts, stopped)
+
+    def _left(self, batches: Iterable[str], stopped: Exception | None) -> Iterator[dict[str, Any]]:
+        """Say what becomes of the batches that were under way."""
+        if isinstance(stopped, DprayError):
+            raise stopped
+        for batch_id in batches:
+            if may_be_repeated(stopped):
+                yield {"batch": batch_id, "lost": str(stopped)}
+                continue
+            reason = "BatchNotDecoded" if stopped is None else failure_name(stopped)
             self.journal.fail(self.attempt.run_id, batch_id, self.attempt.attempt_id, reason)
             yield {"batch": batch_id, "failed": reason}
 
@@ -93,8 +110,27 @@ class BatchDecoder:
             if len(tokens) <= self._room:
                 return tokens
             if most == 0:
-                raise ValueError("the prompt template alone does not fit the model's context")
+                raise InputError(
+                    "method.template: the prompt leaves no room in the model's context for a text "
+                    "of method.max_tokens"
+                )
             most -= min(most, max(len(tokens) - self._room, 8))
+
+
+def bound_copies(rows: Iterable[Row], most: int) -> Iterator[Row]:
+    """Yield at most `most` rows of each record, and all place-holders.
+
+    One more copy adds at most one row and takes none away, so a record still moves a batch by one
+    row. Without this bound the copies of a frequent text, which all have one batch, fill it beyond
+    what an engine holds.
+    """
+    seen: Counter[str] = Counter()
+    for row in rows:
+        if row["text"] is not None:
+            seen[row["unit"]] += 1
+            if seen[row["unit"]] > most:
+                continue
+        yield row
 
 
 def group_rows(rows: Iterable[Row]) -> dict[str, list[str]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import islice
 from typing import Any
 
+from dpray.engines.base import Engine
 from dpray.io.records import list_files
-from dpray.orchestration.engine import build_engine
 from dpray.orchestration.private_prediction.decoder import Attempt, BatchDecoder, Journal
 from dpray.orchestration.private_prediction.plan import PrivatePredictionPlan
 from dpray.orchestration.private_prediction.rows import batch_rows, placeholder
@@ -15,8 +15,12 @@ from dpray.orchestration.records import Row, bound_contributions
 
 
 def decode_locally(
-    plan: PrivatePredictionPlan, journal: Journal, attempt: Attempt, batches: Sequence[str]
-) -> Iterator[list[dict[str, Any]]]:
+    plan: PrivatePredictionPlan,
+    journal: Journal,
+    attempt: Attempt,
+    batches: Sequence[str],
+    load: Callable[[], Engine],
+) -> Generator[list[dict[str, Any]]]:
     """Outcomes, a task's at a time. Holds the whole data set in memory: for small ones."""
     data, runtime = plan.config.data, plan.config.runtime
     rows: list[Row] = []
@@ -28,7 +32,7 @@ def decode_locally(
     for row in rows:
         if row["batch"] in by_batch:
             by_batch[row["batch"]].append(row)
-    engine = build_engine(plan.config.engine, public_alone=plan.cuts_candidates)
+    engine = load()
     try:
         decoder = BatchDecoder(plan, journal, attempt, engine)
         waiting = iter(batches)
@@ -39,6 +43,7 @@ def decode_locally(
 
 
 Decode = Callable[
-    [PrivatePredictionPlan, Journal, Attempt, Sequence[str]], Iterator[list[dict[str, Any]]]
+    [PrivatePredictionPlan, Journal, Attempt, Sequence[str], Callable[[], Engine]],
+    Generator[list[dict[str, Any]]],
 ]
-"""How a run's missing batches are decoded: here, or on Ray."""
+"""How a run's missing batches are decoded: here, or on Ray. The last argument loads the engine."""

@@ -25,6 +25,9 @@ from dpray.types import InputError
 
 MOST_PRIVATE_TOKENS = 10_000_000
 
+TOO_LARGE = 1e-9
+"""The probability that a batch has more rows than are asked for in `engine.max_num_seqs`."""
+
 
 @dataclass(frozen=True)
 class PrivatePredictionPlan(Plan):
@@ -59,11 +62,18 @@ class PrivatePredictionPlan(Plan):
         return replace(self, salt=salt)
 
     @property
+    def batches_decoded(self) -> int:
+        """The fewest batches that are decoded: all, or, for fewer records than batches, one for
+        each record. More of them where a batch gives none."""
+        most, batches = self.settings.max_records, self.partition.num_batches
+        return batches if most is None else min(most, batches)
+
+    @property
     def expected_texts(self) -> int:
         """Texts that are decoded if each were as long as it may be: usually there are more."""
         a_batch = self.private_tokens // self.settings.max_tokens
         texts = self.method.examples_per_batch
-        return self.partition.num_batches * min(texts, max(1, a_batch))
+        return self.batches_decoded * min(texts, max(1, a_batch))
 
     @property
     def expected_records(self) -> int:
@@ -98,21 +108,24 @@ class PrivatePredictionPlan(Plan):
                 "sparse_vector": settings.sparse_vector and settings.sparse_vector.model_dump(),
                 "max_tokens": settings.max_tokens,
                 "max_records_per_batch": self.method.examples_per_batch,
+                "max_copies": settings.max_copies,
                 "model_dtype": self.config.engine.dtype,
             },
             "records": self.expected_records,
             "batches": self.partition.num_batches,
+            "batches_decoded": self.batches_decoded,
             "batches_per_label": dict(self.partition.batches_per_label),
-            "private_tokens": self.partition.num_batches * mechanism.private_tokens,
+            "private_tokens": self.batches_decoded * mechanism.private_tokens,
             "llm_calls": self.expected_texts * prompts,
             "warnings": self._warnings(),
         }
 
     def lines(self) -> dict[str, str]:
-        batches, r = self.partition.num_batches, self.private_tokens
+        batches, r, decoded = self.partition.num_batches, self.private_tokens, self.batches_decoded
+        part = "" if decoded == batches else f"{decoded} of them decoded (more if some give none); "
         return {
-            "batches": f"{batches}, {self.settings.batch_size} records expected in each",
-            "private tokens": f"{r} a batch, {batches * r} in all",
+            "batches": f"{batches}; {part}{self.settings.batch_size} records expected in each",
+            "private tokens": f"{r} a batch, {decoded * r} in all",
             "records": self._records(),
             "prompts decoded": f"about {self.expected_texts * (self.settings.batch_size + 1)}",
             "model": f"{self.config.engine.model}, in {self.config.engine.dtype}",
@@ -174,8 +187,14 @@ def _with_dtype(config: Config) -> Config:
 
 
 def check_rows(config: Config) -> None:
-    """Raises InputError where a batch may have more rows than vLLM decodes at once: such a batch
-    fails, for good, when its charge is spent. Six standard deviations are left above the mean."""
+    """Raises InputError where a batch may have more rows than vLLM decodes at once.
+
+    A batch's size is a sum over units, each of which is in it or not, with at most w rows: its
+    number of records, or of copies of one record. By Bernstein's inequality such a sum of mean m is
+    above m + wL/3 + sqrt((wL/3)^2 + 2mwL) with a probability below e^-L, here `TOO_LARGE`, if
+    `public_size` is right. A batch that is larger all the same is refused by the engine before
+    anything is drawn from it, and the run stops until `engine.max_num_seqs` is raised.
+    """
     method, engine, data = config.method, config.engine, config.data
     assert isinstance(method, PrivatePredictionConfig)
     if engine.kind != "vllm":
@@ -187,7 +206,9 @@ def check_rows(config: Config) -> None:
         for label, count in counts.batches_per_label.items()
     )
     mean = max(method.batch_size, *means)
-    needed = math.ceil(mean + 1 + 6 * math.sqrt(mean * data.max_records_per_unit))
+    most = method.max_copies if data.unit is None else data.max_records_per_unit
+    jump = -math.log(TOO_LARGE) * most
+    needed = math.ceil(mean + 1 + jump / 3 + math.sqrt((jump / 3) ** 2 + 2 * mean * jump))
     if engine.max_num_seqs < needed:
         raise InputError(
             f"engine.max_num_seqs: {engine.max_num_seqs} is too few for batches of {mean:.0f} "

@@ -8,7 +8,8 @@ runner decides what is run again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,10 @@ import ray
 import ray.data
 
 from dpray.config import Config
+from dpray.engines.base import Engine
 from dpray.io.records import list_files
 from dpray.orchestration.cluster import find_error
-from dpray.orchestration.engine import build_engine
+from dpray.orchestration.engine import LoadError, try_to_load
 from dpray.orchestration.private_prediction.decoder import Attempt, BatchDecoder, Journal
 from dpray.orchestration.private_prediction.plan import PrivatePredictionPlan
 from dpray.orchestration.private_prediction.rows import batch_rows, placeholder
@@ -33,18 +35,28 @@ CHUNK = 1024
 
 
 def decode_on_ray(
-    plan: PrivatePredictionPlan, journal: Journal, attempt: Attempt, batches: Sequence[str]
-) -> Iterator[list[dict[str, Any]]]:
+    plan: PrivatePredictionPlan,
+    journal: Journal,
+    attempt: Attempt,
+    batches: Sequence[str],
+    load: Callable[[], Engine],
+) -> Generator[list[dict[str, Any]]]:
     """Outcomes, a task's at a time; the driver holds one task's outcomes and the batches' names.
 
-    Raises what ended the execution: a DprayError of a task as itself, anything else as Ray's error.
+    Raises what ended the execution: a DprayError of a task as itself, InputError or EngineError for
+    an engine that an actor cannot load, anything else as Ray's error.
     """
     runtime = plan.config.runtime
-    outcomes = _gathered(plan, batches).map_batches(
+    decoded = _gathered(plan, batches).map_batches(
         DecodingActor,
         batch_size=None,
         batch_format="pyarrow",
-        fn_constructor_kwargs={"plan": plan, "journal": journal, "attempt": attempt},
+        fn_constructor_kwargs={
+            "plan": plan,
+            "journal": journal,
+            "attempt": attempt,
+            "load": load,
+        },
         compute=ray.data.ActorPoolStrategy(min_size=runtime.min_actors, max_size=_most(plan)),
         num_cpus=runtime.cpus_per_actor,
         num_gpus=runtime.gpus_per_actor or None,
@@ -52,11 +64,15 @@ def decode_on_ray(
         max_task_retries=0,
     )
     try:
-        tables: Iterable[Any] = outcomes.iter_batches(
+        tables: Iterable[Any] = decoded.iter_batches(
             batch_size=None, batch_format="pyarrow", prefetch_batches=0
         )
         for table in tables:
-            yield [json.loads(outcome) for outcome in table.column("outcome").to_pylist()]
+            outcomes = [json.loads(outcome) for outcome in table.column("outcome").to_pylist()]
+            yield [outcome for outcome in outcomes if "unloaded" not in outcome]
+            for outcome in outcomes:
+                if "unloaded" in outcome:
+                    raise LoadError(**outcome["unloaded"]).error()
     except Exception as error:
         if (ours := find_error(error, DprayError)) is not None:
             raise ours from None
@@ -116,13 +132,22 @@ def _only(table: pa.Table, wanted: frozenset[str]) -> pa.Table:
 
 
 class DecodingActor:
-    """The actor of the pool; all it knows is in `BatchDecoder`."""
+    """The actor of the pool; all it knows is in `BatchDecoder`. Where the engine cannot be loaded,
+    it answers with the reason, and begins no batch."""
 
-    def __init__(self, plan: PrivatePredictionPlan, journal: Journal, attempt: Attempt) -> None:
-        engine = build_engine(plan.config.engine, public_alone=plan.cuts_candidates)
-        self.decoder = BatchDecoder(plan, journal, attempt, engine)
+    def __init__(
+        self,
+        plan: PrivatePredictionPlan,
+        journal: Journal,
+        attempt: Attempt,
+        load: Callable[[], Engine],
+    ) -> None:
+        self.decoder = try_to_load(lambda: BatchDecoder(plan, journal, attempt, load()))
 
     def __call__(self, table: pa.Table) -> Iterator[pa.Table]:
+        if isinstance(self.decoder, LoadError):
+            yield pa.table({"outcome": [json.dumps({"unloaded": asdict(self.decoder)})]})
+            return
         for outcome in self.decoder.decode(table.to_pylist()):
             yield pa.table({"outcome": [json.dumps(outcome)]})
 

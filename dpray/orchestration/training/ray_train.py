@@ -18,7 +18,7 @@ from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError, Wo
 
 from dpray.mechanisms.randomness import generator
 from dpray.methods.clipped_loss import PerExampleLoss
-from dpray.orchestration.cluster import find_error, was_lost
+from dpray.orchestration.cluster import ended_for_memory, find_error, was_lost
 from dpray.orchestration.training.training import Training, train
 from dpray.orchestration.training.zero import ZeroTrainer, shared_key
 from dpray.types import DprayError
@@ -64,15 +64,16 @@ def train_on_ray(
 
 
 def _reason(error: TrainingFailedError) -> BaseException:
-    """What began it: ours where a rank raised one; a lost worker rather than what the others then
-    raise because it no longer answers."""
+    """What began it: ours where a rank raised one; a worker that Ray ended for want of memory or
+    that was lost, rather than what the others then raise because it no longer answers."""
     if isinstance(error, PreemptionError):
         return WorkerCrashedError()
     failures = list(_failures(error))
     for failure in failures:
         if (ours := find_error(failure, DprayError)) is not None:
             return ours
-    return next((f for f in failures if was_lost(f)), failures[0])
+    lost = [f for f in failures if ended_for_memory(f)] or [f for f in failures if was_lost(f)]
+    return (lost or failures)[0]
 
 
 def _failures(error: TrainingFailedError) -> Iterator[BaseException]:

@@ -21,6 +21,7 @@ from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd import DpSgd, fine_tune
 from dpray.orchestration import methods
 from dpray.orchestration.dp_sgd import run as dp_sgd_run
+from dpray.orchestration.engine import build_engine
 from dpray.orchestration.training.journal import Journal
 from dpray.orchestration.training.model import Tuning, load_loss
 from dpray.orchestration.training.reference import ReferenceTrainer
@@ -168,7 +169,6 @@ def test_texts_that_were_written_are_kept_when_the_engine_stops(
 ) -> None:
     run = config(method__epochs=0.2)
     asked: list[PlainPrompt] = []
-    build = dp_sgd_run.build_engine
 
     class Stops:
         def __init__(self, engine: Any, left: int) -> None:
@@ -184,13 +184,10 @@ def test_texts_that_were_written_are_kept_when_the_engine_stops(
         def close(self) -> None:
             self.engine.close()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(dp_sgd_run, "build_engine", lambda config: Stops(build(config), 4))
-        with pytest.raises(Resumable, match="at no further cost"):
-            methods.run(run)
-        patch.setattr(dp_sgd_run, "train_here", None)  # nothing is trained again
-        patch.setattr(dp_sgd_run, "build_engine", lambda config: Stops(build(config), 99))
-        report = methods.run(run)
+    with pytest.raises(Resumable, match="at no further cost"):
+        methods.run(run, build=lambda section: Stops(build_engine(section), 4))
+    monkeypatch.setattr(dp_sgd_run, "train_here", None)  # nothing is trained again
+    report = methods.run(run, build=lambda section: Stops(build_engine(section), 99))
     assert len(asked) == report["calls"]["calls"] >= 6
     assert {prompt.user for prompt in asked} == {"label: a\n", "label: b\n"}
 

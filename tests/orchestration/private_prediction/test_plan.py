@@ -55,10 +55,13 @@ def test_sixteen_bits_are_warned_of(plan: Callable[..., PrivatePredictionPlan], 
 @pytest.mark.parametrize(
     ("changes", "needed"),
     [
-        ({"data__public_size": 8000, "method__batch_size": 400}, 521),  # 401 + 6 * 20
-        # Two labels of 149 records, a batch each: 150 + 6 * 12.2
-        ({"data__public_size": 298, "method__batch_size": 100}, 224),
-        # 101 + 6 * sqrt(400)
+        # By Bernstein's inequality, L = ln 1e9 = 20.72: 401 + 4 L / 3 + 258.9
+        ({"data__public_size": 8000, "method__batch_size": 400}, 688),
+        # Copies apart: 401 + L / 3 + 128.9
+        ({"data__public_size": 8000, "method__batch_size": 400, "method__max_copies": 1}, 537),
+        # Two labels of 149 records, a batch each: 150 + 4 L / 3 + 159.6
+        ({"data__public_size": 298, "method__batch_size": 100}, 338),
+        # 101 + 4 L / 3 + 131.7
         (
             {
                 "data__public_size": 8000,
@@ -66,7 +69,7 @@ def test_sixteen_bits_are_warned_of(plan: Callable[..., PrivatePredictionPlan], 
                 "data__unit": "who",
                 "data__max_records_per_unit": 4,
             },
-            221,
+            261,
         ),
     ],
 )
@@ -121,7 +124,7 @@ def test_a_model_that_is_not_here_is_not_measured(
     assert plan(engine=ELSEWHERE, method__max_tokens=1000).config.engine.model == "owner/name"
 
 
-@pytest.mark.parametrize(("most", "records", "texts"), [(5, 5, 12), (12, 12, 12), (13, 13, 24)])
+@pytest.mark.parametrize(("most", "records", "texts"), [(5, 5, 5), (12, 12, 12), (13, 13, 24)])
 def test_max_records_is_the_most(
     plan: Callable[..., PrivatePredictionPlan], most: int, records: int, texts: int
 ) -> None:
