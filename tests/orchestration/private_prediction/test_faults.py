@@ -269,7 +269,7 @@ def test_batches_that_give_no_record_are_made_up_for_by_the_next_ones(
     class Mute(Faulty):
         def decode_lockstep(self, groups: Iterable[LockstepGroup], then: Then) -> None:
             def emptied(result: LockstepResult) -> LockstepGroup | None:
-                number = int(result.group_id.split("/")[1])
+                number = int(result.group_id.split("/")[-1])
                 text = "" if number % 2 else f"text of {result.group_id}"
                 changed = {"text": text, "finish_reason": "stop"}
                 return then(LockstepResult(**(vars(result) | changed)))
