@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpray.engines.base import Prompt
+from dpray.engines.base import EngineError, Prompt
 from dpray.engines.text import TextCodec, cut_at_stop
 from dpray.types import InputError
 from tests.engines.tiny_model import WORDS
@@ -31,6 +31,12 @@ def codec(model_folder: str) -> TextCodec:
 
 def tokens(codec: TextCodec, text: str) -> int:
     return len(codec.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def test_a_prompts_length_is_in_no_error(codec: TextCodec) -> None:
+    with pytest.raises(EngineError, match="do not fit the context") as refused:
+        codec.check_length(98_765, 4)
+    assert "98765" not in str(refused.value)
 
 
 def test_without_a_chat_template(codec: TextCodec) -> None:

@@ -33,7 +33,10 @@ def rows(path: Path, lines: list[Any], data: DataConfig = DATA) -> list[dict[str
         ({"text": 7, "label": "a"}, "row 1: column 'text' is not a text"),
         ({"text": "Marlowe"}, "row 1: no column 'label'"),
         ({"text": "Marlowe", "label": "c"}, "row 1: the label is not one of data.labels"),
-        ({"text": "Marlowe" * 1000, "label": "a"}, "row 1: the text has 7000 characters"),
+        (
+            {"text": "Marlowe" * 1000, "label": "a"},
+            "row 1: the text is longer than data.max_characters, 1000",
+        ),
     ],
 )
 def test_bad_rows_are_named_without_their_text(
