@@ -47,7 +47,7 @@ class Store:
     def __init__(self, url: str, *, create: bool) -> None:
         self._url = parse_url(url)
         if create:
-            self._make()
+            self._make_tables(_engine(self._url, create=True))
         engine = _engine(self._url, create=False)
         self._writer = engine.execution_options(dpray_write=True)
         self._reader = (
@@ -126,8 +126,8 @@ class Store:
         own = bytes.fromhex(key)
         return [hmac.new(own, content, hashlib.sha256).hexdigest() for content in contents]
 
-    def _make(self) -> None:
-        engine = _engine(self._url, create=True).execution_options(dpray_write=True)
+    def _make_tables(self, engine: sa.Engine) -> None:
+        engine = engine.execution_options(dpray_write=True)
         with self._errors(), engine.begin() as connection:
             ledger_schema.make(connection)
         engine.dispose()
@@ -138,7 +138,7 @@ class Store:
         if not present >= ledger_schema.OLDEST:
             raise missing(self)
         if secret.name not in present:
-            self._make()
+            self._make_tables(self._writer)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
