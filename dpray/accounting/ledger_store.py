@@ -48,7 +48,12 @@ class Store:
     def __init__(self, url: str, *, create: bool) -> None:
         self._url = parse_url(url)
         if create:
-            self._make()
+            if self._url.get_backend_name() == "sqlite":
+                # For its owner alone; SQLite gives its journals the same rights. What is wrong with
+                # the path, SQLite says below.
+                with suppress(OSError):
+                    os.close(os.open(str(self._url.database), os.O_CREAT | os.O_RDONLY, 0o600))
+            self._make_tables(_engine(self._url, create=True))
         engine = _engine(self._url, create=False)
         self._writer = engine.execution_options(dpray_write=True)
         self._reader = (
@@ -127,13 +132,8 @@ class Store:
         own = bytes.fromhex(key)
         return [hmac.new(own, content, hashlib.sha256).hexdigest() for content in contents]
 
-    def _make(self) -> None:
-        if self._url.get_backend_name() == "sqlite":
-            # For its owner alone; SQLite gives its journals the same rights. What is wrong with the
-            # path, SQLite says below.
-            with suppress(OSError):
-                os.close(os.open(str(self._url.database), os.O_CREAT | os.O_RDONLY, 0o600))
-        engine = _engine(self._url, create=True).execution_options(dpray_write=True)
+    def _make_tables(self, engine: sa.Engine) -> None:
+        engine = engine.execution_options(dpray_write=True)
         with self._errors(), engine.begin() as connection:
             ledger_schema.make(connection)
         engine.dispose()
@@ -144,7 +144,7 @@ class Store:
         if not present >= ledger_schema.OLDEST:
             raise missing(self)
         if secret.name not in present:
-            self._make()
+            self._make_tables(self._writer)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
