@@ -29,9 +29,11 @@ def may_run_again(error: Exception) -> bool:
 def fail_under_way(
     ledger: Ledger | AccountantClient, keys: Iterable[str], attempt_id: str
 ) -> list[str]:
-    """Note as failed the units that this attempt began and did not publish: Ray ended one of its
-    processes for want of memory, and how much there is to hold depends on the private rows. Returns
-    all units of these charges that failed."""
+    """Note as failed the units that this attempt began and did not publish.
+
+    Ray ended one of its processes for want of memory, and how much there is to hold depends on the
+    private rows. Returns all units of these charges that failed.
+    """
     failed: list[str] = []
     for key in keys:
         for unit, attempt in list(ledger.unfinished(key)):
