@@ -13,7 +13,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Generic, TypeVar
@@ -29,6 +29,7 @@ from dpray.io.release import ReleaseFolder, write_durably
 from dpray.mechanisms.partition import new_salt
 from dpray.orchestration import cluster, labels
 from dpray.orchestration.accountant import AccountantClient
+from dpray.orchestration.placement import gpus_of_cluster, resolve_gpus
 from dpray.orchestration.plan import Plan
 from dpray.orchestration.shards import Shards
 from dpray.types import Budget, DprayError, InputError, Resumable
@@ -111,15 +112,23 @@ class Run(ABC, Generic[P]):
             report: dict[str, Any] = self.folder.read_json("privacy_report.json")
             return report
         self._write_run(self.run["state"])
+        if not self.in_process:
+            cluster.start_ray(self.config.runtime.ray_address)
+            self._choose_gpus()
         if not self.plan.not_private:
             self._reserve()
         self._check_same_data()
         self._write_run("reserved")
-        if not self.in_process:
-            cluster.start_ray(self.config.runtime.ray_address)
         self.ledger = self._open_ledger()
         self._perform_until_done()
         return self._finish()
+
+    def _choose_gpus(self) -> None:
+        """From here on `runtime.gpus_per_actor` is a number."""
+        gpus = resolve_gpus(self.config, gpus_of_cluster())
+        runtime = self.config.runtime.model_copy(update={"gpus_per_actor": gpus})
+        self.config = self.config.model_copy(update={"runtime": runtime})
+        self.plan = replace(self.plan, config=self.config)
 
     def _check_same_plan(self) -> None:
         """A folder holds one run: what is charged may not change, nor, once a mechanism began,

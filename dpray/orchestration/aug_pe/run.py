@@ -106,7 +106,8 @@ class AugPeRun(Run[AugPePlan]):
     def _shards(self) -> Shards:
         if self._voters is None:
             self.on_progress(Shown("private embeddings"))
-            self._voters = Shards(self.config, Voters)
+            gpus = self.config.runtime.gpus_per_actor or 0.0
+            self._voters = Shards(self.config, Voters, gpus)
         return self._voters
 
     def _show(self, progress: Progress) -> None:

@@ -28,6 +28,7 @@ from dpray.orchestration.dp_sgd.plan import DpSgdPlan, check_lengths
 from dpray.orchestration.dp_sgd.progress import Watched
 from dpray.orchestration.engine import build_engine
 from dpray.orchestration.llm_calls import ask_cached
+from dpray.orchestration.placement import gpus_of_rank
 from dpray.orchestration.runner import Progress, Run
 from dpray.orchestration.training.journal import Journal, lost_blocks, nothing, sha256_of
 from dpray.orchestration.training.model import ADAPTER, Tuning, load_loss
@@ -125,7 +126,7 @@ class DpSgdRun(Run[DpSgdPlan]):
                 self._training(nothing),
                 workers=runtime.actors,
                 scratch=str(self._scratch),
-                gpus_per_worker=runtime.gpus_per_actor,
+                gpus_per_worker=gpus_of_rank(runtime.gpus_per_actor or 0.0),
                 cpus_per_worker=runtime.cpus_per_actor,
             )
 

@@ -20,6 +20,7 @@ from dpray.config import Config
 from dpray.io.records import list_files
 from dpray.orchestration.cluster import find_error
 from dpray.orchestration.engine import build_engine
+from dpray.orchestration.placement import hide_other_gpus
 from dpray.orchestration.private_prediction.decoder import Attempt, BatchDecoder, Journal
 from dpray.orchestration.private_prediction.plan import PrivatePredictionPlan
 from dpray.orchestration.private_prediction.rows import batch_rows, placeholder
@@ -119,6 +120,7 @@ class DecodingActor:
     """The actor of the pool; all it knows is in `BatchDecoder`."""
 
     def __init__(self, plan: PrivatePredictionPlan, journal: Journal, attempt: Attempt) -> None:
+        hide_other_gpus()
         self.decoder = BatchDecoder(plan, journal, attempt, build_engine(plan.config.engine))
 
     def __call__(self, table: pa.Table) -> Iterator[pa.Table]:
