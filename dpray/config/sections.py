@@ -115,7 +115,7 @@ class EngineConfig(Section):
 
     @property
     def gpus(self) -> int:
-        """The GPUs that one copy of the model is split over; transformers knows no such split."""
+        """One copy of the model uses so many GPUs; transformers does not split it."""
         return self.tensor_parallel_size if self.kind == "vllm" else 1
 
     @field_validator("base_url")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dpray.config import EngineConfig
 from dpray.engines.base import Engine
 from dpray.engines.factory import make_engine
@@ -20,6 +22,15 @@ OPTIONS = {
     "openai": {"base_url", "api_key", "api", "max_in_flight", "attempts", "timeout"},
 }
 """The keys of `engine` that each backend has a use for."""
+
+
+def with_absolute_model(config: EngineConfig) -> EngineConfig:
+    """Make the model's folder absolute, for actors with another working directory. One that is not
+    here is left as it is: it may be on their nodes."""
+    model = Path(config.model).expanduser()
+    if not model.is_dir():
+        return config
+    return config.model_copy(update={"model": str(model.absolute())})
 
 
 def build_engine(config: EngineConfig) -> Engine:

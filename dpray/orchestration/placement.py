@@ -1,4 +1,4 @@
-"""Where a run's model works: the GPUs of its actors, chosen and checked before anything is charged.
+"""The GPUs of a run's actors are chosen and checked here, before anything is charged.
 
 Ray leaves CUDA_VISIBLE_DEVICES alone where an actor asks for no GPU, so two such actors would share
 the node's first one. Here an actor sees the GPUs that it asked for and no others: 0 is the CPU.
@@ -19,29 +19,30 @@ from dpray.orchestration.cluster import uses_ray
 from dpray.types import InputError
 
 NODE_GROUP = "ray.io/node-group"
-"""The label of nodes that an autoscaler or KubeRay started: which of its groups they belong to."""
+"""A node that an autoscaler or KubeRay started has this label, which names its group."""
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
-"""The environment of a process that is to see no GPU."""
+"""A process with this environment sees no GPU."""
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs of each living node of a cluster. One that `may_grow` can have more of them later:
+    """A cluster's living nodes have these GPUs. One that `may_grow` can have more of them later:
     groups of nodes of which none runs are not seen."""
 
     of_nodes: Sequence[float]
     may_grow: bool
 
     def room(self, gpus: float) -> int:
-        """The number of actors of so many GPUs each that fit. Several may share a GPU, and none
-        has GPUs of two nodes."""
+        """Count the actors of so many GPUs each that fit. Several may share a GPU, and none has
+        GPUs of two nodes."""
         if gpus < 1:
             return sum(int(node) * math.floor(1 / gpus + 1e-9) for node in self.of_nodes)
         return sum(int(node // gpus) for node in self.of_nodes)
 
 
 def gpus_of_cluster() -> Gpus:
+    """Ask the cluster that this process is connected to."""
     nodes: list[Mapping[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
     return Gpus(
         [node["Resources"].get("GPU", 0.0) for node in nodes],
@@ -50,7 +51,8 @@ def gpus_of_cluster() -> Gpus:
 
 
 def resolve_gpus(config: Config, cluster: Gpus) -> float:
-    """The GPUs of each actor of a run on Ray: `runtime.gpus_per_actor`, or chosen where it is null.
+    """Return the GPUs of each actor of a run on Ray: `runtime.gpus_per_actor`, or chosen where that
+    is null.
 
     Raises InputError where a cluster that stays as it is has no room for the run's actors, and
     where null leaves open what is meant: a cluster that may grow has no GPU yet.
@@ -78,12 +80,12 @@ def resolve_gpus(config: Config, cluster: Gpus) -> float:
 
 
 def gpus_of_rank(gpus: float) -> float:
-    """The GPUs of a rank of a training, which uses one, where its engine has `gpus`."""
+    """A rank of a training uses one GPU at most, where an engine has `gpus`."""
     return min(1.0, gpus)
 
 
 def _needed(config: Config, gpus: float) -> list[tuple[int, float]]:
-    """Numbers of actors without which the run does not go on, and the GPUs of each."""
+    """List the numbers of actors without which the run does not go on, and the GPUs of each."""
     runtime = config.runtime
     if config.method.name == "private_prediction":
         return [(runtime.min_actors, gpus)]
@@ -102,8 +104,9 @@ def hide_other_gpus() -> None:
 
 
 def placement(config: Config) -> dict[str, Any]:
-    """Where the model will run, as far as it is known without a cluster: `where` is "nowhere",
-    "endpoint", "process" or "actors"; `gpus_per_actor` null: chosen when the run begins."""
+    """Say where the model will run, as far as that is known without a cluster: `where` is
+    "nowhere", "endpoint", "process" or "actors"; a `gpus_per_actor` of null is chosen when the run
+    begins."""
     where = "actors" if uses_ray(config) else "process"
     if not config.engine.is_local:
         where = "nowhere" if config.engine.kind == "none" else "endpoint"
@@ -118,7 +121,7 @@ def placement(config: Config) -> dict[str, Any]:
 
 
 def in_words(config: Config) -> str:
-    """`placement` for people."""
+    """Say `placement` in words."""
     found = placement(config)
     if found["where"] != "actors":
         return {

@@ -63,7 +63,7 @@ def engine(model_folder: str) -> Iterator[Any]:
 @pytest.fixture
 def asked(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Asked:
     asked = Asked(engine)
-    monkeypatch.setattr(aug_pe_run, "build_engine", lambda config: asked)
+    monkeypatch.setattr(aug_pe_run, "open_generator", lambda config: asked)
     monkeypatch.setattr(voters, "SentenceTransformerEmbedder", BagOfWords)
     return asked
 

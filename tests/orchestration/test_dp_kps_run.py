@@ -127,7 +127,7 @@ def test_texts_are_asked_for_once_and_empty_ones_again(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model = Echo()
-    monkeypatch.setattr(dp_kps_run, "build_engine", lambda config: model)
+    monkeypatch.setattr(dp_kps_run, "open_generator", lambda config: model)
     run = config(engine__kind="openai", engine__model="m", method__document_type="note")
     report = methods.run(run)
     records = lines(run)
@@ -202,10 +202,10 @@ def test_how_the_model_is_reached_may_change_and_what_it_writes_may_not(
             raise EngineError("no connection")
 
     texts = {"engine__kind": "openai", "engine__model": "m", "method__document_type": "note"}
-    monkeypatch.setattr(dp_kps_run, "build_engine", lambda config: Down())
+    monkeypatch.setattr(dp_kps_run, "open_generator", lambda config: Down())
     with pytest.raises(Resumable, match="no connection"):
         methods.run(config(**texts))
-    monkeypatch.setattr(dp_kps_run, "build_engine", lambda config: Echo())
+    monkeypatch.setattr(dp_kps_run, "open_generator", lambda config: Echo())
     with pytest.raises(InputError, match="another configuration"):
         methods.run(config(**texts, method__generation_temperature=0.5))
     other = {"engine__base_url": "http://localhost:8001/v1", "engine__max_in_flight": 2}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.engines.base import EngineError
+from dpray.engines.text import TextCodec
 from dpray.io.call_cache import CALLS, CallCache
 from dpray.mechanisms.randomness import NOISE_SOURCE, generator, named_key
 from dpray.orchestration import cluster
@@ -26,7 +27,7 @@ from dpray.orchestration.dp_sgd.data import check_rows, load_units, with_absolut
 from dpray.orchestration.dp_sgd.generation import to_record, write_texts
 from dpray.orchestration.dp_sgd.plan import DpSgdPlan, check_lengths
 from dpray.orchestration.dp_sgd.progress import Watched
-from dpray.orchestration.engine import build_engine
+from dpray.orchestration.engine_pool import open_generator
 from dpray.orchestration.llm_calls import ask_cached
 from dpray.orchestration.placement import gpus_of_rank
 from dpray.orchestration.runner import Progress, Run
@@ -159,10 +160,12 @@ class DpSgdRun(Run[DpSgdPlan]):
             done += 1
             self.on_progress(Progress("texts", done, len(wanted)))
 
-        engine = build_engine(self.config.engine.model_copy(update={"model": str(self._work)}))
+        tuned = self.config.engine.model_copy(update={"model": str(self._work)})
+        encode = TextCodec(tuned.model, tuned.max_model_len).encode
+        engine = open_generator(self.config.model_copy(update={"engine": tuned}))
         try:
             ask = ask_cached(engine, self.cache, on_completion)
-            return write_texts(engine, ask, self.plan.settings, self.plan.codes, wanted)
+            return write_texts(encode, ask, self.plan.settings, self.plan.codes, wanted)
         except EngineError as error:
             raise self.unfinished(str(error)) from None
         finally:

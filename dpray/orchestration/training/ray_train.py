@@ -62,7 +62,8 @@ def train_on_ray(
 
 
 def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
-    """The ranks' machines. With GPUs, Ray Train sums over ranks by NCCL, without by Gloo."""
+    """Each rank gets so much. Ray Train sums over ranks by NCCL where they have GPUs, else by
+    Gloo."""
     resources = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
     return ray.train.ScalingConfig(
         num_workers=workers, use_gpu=gpus > 0, resources_per_worker=resources

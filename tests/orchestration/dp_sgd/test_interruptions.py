@@ -168,11 +168,11 @@ def test_texts_that_were_written_are_kept_when_the_engine_stops(
 ) -> None:
     run = config(method__epochs=0.2)
     asked: list[PlainPrompt] = []
-    build = dp_sgd_run.build_engine
+    build = dp_sgd_run.open_generator
 
     class Stops:
         def __init__(self, engine: Any, left: int) -> None:
-            self.engine, self.left, self.encode = engine, left, engine.encode
+            self.engine, self.left = engine, left
 
         def generate(self, prompts: Any, sampling: Any, on_completion: Any) -> None:
             asked.extend(prompts[: self.left])
@@ -185,11 +185,11 @@ def test_texts_that_were_written_are_kept_when_the_engine_stops(
             self.engine.close()
 
     with monkeypatch.context() as patch:
-        patch.setattr(dp_sgd_run, "build_engine", lambda config: Stops(build(config), 4))
+        patch.setattr(dp_sgd_run, "open_generator", lambda config: Stops(build(config), 4))
         with pytest.raises(Resumable, match="at no further cost"):
             methods.run(run)
         patch.setattr(dp_sgd_run, "train_here", None)  # nothing is trained again
-        patch.setattr(dp_sgd_run, "build_engine", lambda config: Stops(build(config), 99))
+        patch.setattr(dp_sgd_run, "open_generator", lambda config: Stops(build(config), 99))
         report = methods.run(run)
     assert len(asked) == report["calls"]["calls"] >= 6
     assert {prompt.user for prompt in asked} == {"label: a\n", "label: b\n"}
