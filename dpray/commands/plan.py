@@ -22,6 +22,7 @@ def plan(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = Fals
     """Epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
     # Imported late: a mistyped key should not have to wait for torch.
     from dpray.orchestration.methods import make_plan
+    from dpray.orchestration.placement import in_words
 
     made = make_plan(load_config(config, overrides or []))
     summary = made.summary()
@@ -34,6 +35,7 @@ def plan(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = Fals
     table.add_row("method", summary["method"]["name"])
     for name, value in made.lines().items():
         table.add_row(name, value)
+    table.add_row("model runs", in_words(made.config))
     console.print(table)
     for mechanism in summary["mechanisms"]:
         alone = mechanism["cost"]["epsilon_alone"]

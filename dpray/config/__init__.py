@@ -65,6 +65,30 @@ class Config(Section):
             raise ValueError("engine.model: a folder, or a model's name")
         return self
 
+    @model_validator(mode="after")
+    def _gpus_fit(self) -> Config:
+        """A stated number of GPUs fits the engine; none at all is the CPU, and fits any."""
+        gpus, engine = self.runtime.gpus_per_actor, self.engine
+        if not gpus or not engine.is_local:
+            return self
+        if gpus < 1 == engine.gpus:
+            if engine.kind == "vllm" and engine.gpu_memory_utilization > gpus:
+                raise ValueError(
+                    f"runtime.gpus_per_actor: {gpus:g} of a GPU is less than vLLM takes of its "
+                    f"memory, engine.gpu_memory_utilization {engine.gpu_memory_utilization:g}"
+                )
+            if self.method.name == "dp_sgd" and self.runtime.actors > 1:
+                raise ValueError(
+                    f"runtime.gpus_per_actor: {gpus:g}: the ranks of a training cannot share a GPU"
+                )
+        elif gpus != engine.gpus:
+            wanted = "engine.tensor_parallel_size" if engine.kind == "vllm" else "transformers"
+            raise ValueError(
+                f"runtime.gpus_per_actor: {gpus:g} is not the number of GPUs that the engine uses, "
+                f"{engine.gpus} ({wanted})"
+            )
+        return self
+
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
     """The configuration of a YAML file with `key.sub=value` overrides.

@@ -97,7 +97,7 @@ class EngineConfig(Section):
     max_num_batched_tokens: Count | None = Field(
         None, description="most tokens in one step of vLLM; null: chosen by the engine"
     )
-    tensor_parallel_size: Count = 1
+    tensor_parallel_size: Count = Field(1, description="GPUs that vLLM splits the model over")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     kv_cache_gib: Positive = Field(2.0, description="KV cache of the vLLM engine on a CPU")
     base_url: str | None = Field(None, description="of an OpenAI-compatible endpoint")
@@ -108,6 +108,16 @@ class EngineConfig(Section):
     max_in_flight: Count = Field(64, description="concurrent requests to that endpoint")
     attempts: Count = Field(6, description="tries of a request before the run stops for now")
     timeout: Positive = Field(120.0, description="seconds to wait for an answer of that endpoint")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the model runs in dpray's own processes."""
+        return self.kind in ("vllm", "transformers")
+
+    @property
+    def gpus(self) -> int:
+        """One copy of the model uses so many GPUs; transformers does not split it."""
+        return self.tensor_parallel_size if self.kind == "vllm" else 1
 
     @field_validator("base_url")
     @classmethod
@@ -131,9 +141,22 @@ class RuntimeConfig(Section):
     actors: Count = Field(1, description="the most engine actors")
     min_actors: Count = Field(1, description="the fewest; the pool scales between the two")
     cpus_per_actor: float = Field(1.0, ge=0)
-    gpus_per_actor: float = Field(0.0, ge=0)
+    gpus_per_actor: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="null: engine.tensor_parallel_size for vllm and transformers where the Ray "
+        "cluster has GPUs, else 0; 0: on the CPU, though the machine may have GPUs",
+    )
     batches_per_task: Count = Field(8, description="batches an actor is handed at once")
     max_attempts: Count = Field(3, description="resubmissions after lost actors in one command")
+
+    @field_validator("gpus_per_actor")
+    @classmethod
+    def _whole_gpus(cls, gpus: float | None) -> float | None:
+        if gpus is not None and gpus > 1 and gpus != int(gpus):
+            raise ValueError("more than one GPU is a whole number of them")
+        return gpus
 
 
 class OutputConfig(Section):

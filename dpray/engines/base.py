@@ -122,8 +122,26 @@ class LockstepResult:
     state: Mapping[str, Any] = field(repr=False)
 
 
+class TextGenerator(Protocol):
+    """Writes texts, wherever its model is."""
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling],
+        on_completion: OnCompletion | None = None,
+    ) -> list[Completion]:
+        """Texts in the order of the prompts; `sampling` is one for all or one for each.
+
+        What `on_completion` raises ends the call. Raises `EngineError` where any prompt has no
+        answer; what was finished by then has been handed to `on_completion`."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @runtime_checkable
-class Engine(Protocol):
+class Engine(TextGenerator, Protocol):
     """A language model. Backends: vllm, transformers, openai (which only generates)."""
 
     @property
@@ -141,18 +159,6 @@ class Engine(Protocol):
         `text` alone, in time bounded by `max_tokens` however long the text is."""
         ...
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling],
-        on_completion: OnCompletion | None = None,
-    ) -> list[Completion]:
-        """Texts in the order of the prompts; `sampling` is one for all or one for each.
-
-        What `on_completion` raises ends the call. Raises `EngineError` where any prompt has no
-        answer; what was finished by then has been handed to `on_completion`."""
-        ...
-
     def decode_lockstep(
         self,
         groups: Iterable[LockstepGroup],
@@ -162,8 +168,6 @@ class Engine(Protocol):
         decode next (the batch's next text) or None. Groups may be run side by side in any number;
         `groups` is consumed lazily. Raises `EngineError` when a group cannot be kept whole."""
         ...
-
-    def close(self) -> None: ...
 
 
 class Embedder(Protocol):

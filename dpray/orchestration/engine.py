@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -12,6 +13,7 @@ from dpray.config import Config, EngineConfig
 from dpray.engines.base import Engine, EngineError
 from dpray.engines.factory import make_engine
 from dpray.orchestration.cluster import uses_ray
+from dpray.orchestration.placement import hide_other_gpus
 from dpray.types import DprayError, InputError
 
 T = TypeVar("T")
@@ -32,6 +34,15 @@ OPTIONS = {
     "openai": {"base_url", "api_key", "api", "max_in_flight", "attempts", "timeout"},
 }
 """The keys of `engine` that each backend has a use for."""
+
+
+def with_absolute_model(config: EngineConfig) -> EngineConfig:
+    """Make the model's folder absolute, for actors with another working directory. One that is not
+    here is left as it is: it may be on their nodes."""
+    model = Path(config.model).expanduser()
+    if not model.is_dir():
+        return config
+    return config.model_copy(update={"model": str(model.absolute())})
 
 
 def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> Engine:
@@ -114,6 +125,9 @@ def _try_on_ray(config: Config, load: Callable[[], Any]) -> LoadError | None:
 
 class _Probe:
     """The actor loads what it is given, and does nothing else."""
+
+    def __init__(self) -> None:
+        hide_other_gpus()
 
     def load(self, load: Callable[[], Any]) -> LoadError | None:
         loaded = try_to_load(load)

@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 
-from dpray.engines.base import Completion, Engine
+from dpray.engines.base import Completion, TextGenerator
 from dpray.engines.requests import Ask, Request
 from dpray.io.call_cache import CallCache
 
 
 def ask_cached(
-    engine: Engine, cache: CallCache, on_completion: Callable[[], None] = lambda: None
+    engine: TextGenerator, cache: CallCache, on_completion: Callable[[], None] = lambda: None
 ) -> Ask:
     """An `Ask` that generates only what the cache does not hold and keeps every text as it is
     finished, so that neither an error nor a killed process loses one that was paid for.

@@ -14,6 +14,7 @@ from dpray.accounting.events import Composed, Event
 from dpray.accounting.report import guarantee, no_guarantee
 from dpray.config import Config
 from dpray.mechanisms.label_histogram import LabelHistogram
+from dpray.orchestration.placement import placement
 from dpray.types import Budget, InputError
 
 
@@ -95,7 +96,7 @@ class Plan(ABC):
 
     def summary(self) -> dict[str, Any]:
         """What `dpray plan --json` prints."""
-        summary = self.guarantee() | self.method_summary()
+        summary = self.guarantee() | self.method_summary() | {"placement": placement(self.config)}
         if not self.not_private and self.config.privacy.delta > 1.0 / self.config.data.public_size:
             summary["warnings"].append(
                 "privacy.delta is above 1 / data.public_size: one record may be laid open"

@@ -14,7 +14,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -26,7 +26,8 @@ from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
 from dpray.accounting.report import NOT_COVERED
-from dpray.engines.base import Engine
+from dpray.config import Config
+from dpray.engines.base import Engine, TextGenerator
 from dpray.io.call_cache import CALLS, forget_calls
 from dpray.io.records import file_digests, fingerprint
 from dpray.io.release import ReleaseFolder, write_durably
@@ -34,8 +35,15 @@ from dpray.mechanisms.partition import new_salt
 from dpray.orchestration import cluster, labels
 from dpray.orchestration.accountant import AccountantClient
 from dpray.orchestration.admission import account_to_charge, check_budget
-from dpray.orchestration.engine import BuildEngine, build_engine, check_engine
+from dpray.orchestration.engine import (
+    BuildEngine,
+    build_engine,
+    check_engine,
+    with_absolute_model,
+)
+from dpray.orchestration.engine_pool import EnginePool, on_pool
 from dpray.orchestration.faults import fail_under_way, may_run_again, reason_to_repeat
+from dpray.orchestration.placement import gpus_of_cluster, resolve_gpus
 from dpray.orchestration.plan import Plan
 from dpray.orchestration.shards import Shards
 from dpray.types import DprayError, InputError, Resumable
@@ -128,6 +136,7 @@ class Run(ABC, Generic[P]):
         self._write_run(self.run["state"])
         if not self.in_process:
             cluster.start_ray(self.config.runtime.ray_address)
+            self._choose_gpus()
         try:
             if self.run["state"] == "planned":
                 self._check_models()
@@ -146,7 +155,7 @@ class Run(ABC, Generic[P]):
     @property
     def load_engine(self) -> Callable[[], Engine]:
         """The function that builds the run's engine can be sent to an actor."""
-        return partial(self._build, self.config.engine)
+        return partial(self._build, with_absolute_model(self.config.engine))
 
     def take_engine(self) -> Engine:
         """Return the engine that was loaded before the charge; from the second call on, a new one.
@@ -154,9 +163,26 @@ class Run(ABC, Generic[P]):
         engine, self._engine_ready = self._engine_ready, None
         return self.load_engine() if engine is None else engine
 
+    def open_generator(self, config: Config | None = None) -> TextGenerator:
+        """Open what writes the run's texts, with the engine of `config` where one is given: actors
+        where the model is ours and the run on Ray, else an engine in this process, which is all
+        that an endpoint needs. The caller closes it."""
+        config = config or self.config
+        if on_pool(config):
+            return EnginePool(config, self._build)
+        own = config.engine == self.config.engine
+        return self.take_engine() if own else self._build(config.engine)
+
     def _check_models(self) -> None:
         """Raises InputError, before anything is charged, where a model cannot be loaded."""
         self._engine_ready = check_engine(self.config, self.load_engine)
+
+    def _choose_gpus(self) -> None:
+        """From here on `runtime.gpus_per_actor` is a number."""
+        gpus = resolve_gpus(self.config, gpus_of_cluster())
+        runtime = self.config.runtime.model_copy(update={"gpus_per_actor": gpus})
+        self.config = self.config.model_copy(update={"runtime": runtime})
+        self.plan = replace(self.plan, config=self.config)
 
     def _check_same_plan(self) -> None:
         """A folder holds one run: what is charged may not change, nor, once a mechanism began,

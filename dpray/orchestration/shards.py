@@ -18,6 +18,7 @@ from dpray.config import Config
 from dpray.io.records import list_files
 from dpray.orchestration.cluster import find_error, uses_ray
 from dpray.orchestration.engine import LoadError, try_to_load
+from dpray.orchestration.placement import hide_other_gpus
 from dpray.orchestration.records import (
     Row,
     bound_contributions,
@@ -41,18 +42,21 @@ class Worker(Protocol):
 
 
 class Shards:
-    """`make_worker(config)` once a shard, then every record given to one of them.
+    """`make_worker(config)` once a shard, then every record given to one of them. On Ray a shard is
+    an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
 
     Raises InputError for bad rows, Ray's error where an actor is lost, InputError or EngineError
     for a worker that cannot be made.
     """
 
-    def __init__(self, config: Config, make_worker: Callable[[Config], Worker]) -> None:
+    def __init__(
+        self, config: Config, make_worker: Callable[[Config], Worker], gpus: float = 0.0
+    ) -> None:
         self._actors: list[Any] = []
         self._local: Any = None
         if uses_ray(config):
             blocks = _blocks_on_ray(config)
-            self._actors = _actors(config, make_worker)
+            self._actors = _actors(config, make_worker, gpus)
             _get(
                 [
                     self._actors[number % len(self._actors)].load.remote(block)
@@ -98,6 +102,7 @@ class ShardActor:
     """The actor: all it knows is its worker. One that cannot be made is answered for every call."""
 
     def __init__(self, config: Config, make_worker: Callable[[Config], Worker]) -> None:
+        hide_other_gpus()
         self.worker: Any = try_to_load(lambda: make_worker(config))
 
     def load(self, table: pa.Table) -> LoadError | None:
@@ -112,13 +117,13 @@ class ShardActor:
         return getattr(self.worker, method)(*arguments)
 
 
-def _actors(config: Config, make_worker: Callable[[Config], Worker]) -> list[Any]:
+def _actors(config: Config, make_worker: Callable[[Config], Worker], gpus: float) -> list[Any]:
     """As many as configured, though there be no block for some of them: how public work is cut into
     their batches may not depend on how many records there are."""
     runtime = config.runtime
     actor: Any = ray.remote(ShardActor).options(
         num_cpus=runtime.cpus_per_actor,
-        num_gpus=runtime.gpus_per_actor or None,
+        num_gpus=gpus,
         max_restarts=0,
         max_task_retries=0,
     )

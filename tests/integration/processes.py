@@ -93,14 +93,15 @@ def short() -> Iterator[Path]:
 
 
 @contextmanager
-def ray_cluster(temp_dir: Path) -> Iterator[Cluster]:
-    """Of one node with four CPUs."""
+def ray_cluster(temp_dir: Path, gpus: int = 0) -> Iterator[Cluster]:
+    """Of one node with four CPUs, and so many GPUs that Ray is told of and nobody has."""
     port, dashboard, client = free_ports(3)
     options = {
         "port": port,
         "dashboard-port": dashboard,
         "ray-client-server-port": client,
         "num-cpus": 4,
+        "num-gpus": gpus,
         "temp-dir": temp_dir,
     }
     with ray_node(temp_dir / "ray-start.out", options, "--head") as head:

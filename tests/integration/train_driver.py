@@ -5,6 +5,7 @@ Every unit is in every batch and there is almost no noise, so that the outcome i
 
 from __future__ import annotations
 
+import os
 import sys
 
 from transformers import AutoTokenizer
@@ -35,13 +36,19 @@ def units(model: str) -> Units:
     return [[encoder.training_text(code, f"cough and fever, Marlowe {n}")] for n in range(5)]
 
 
+def units_of_a_rank(model: str) -> Units:
+    """Without GPUs a rank is shown none, though its machine may have some."""
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    return units(model)
+
+
 def main(model: str, out: str, scratch: str) -> None:
     start_ray(None)
     training = Training(
         plan=plan(),
         tuning=Tuning(model, "lora", lora_rank=4),
         zero_stage=2,
-        load_units=lambda: units(model),
+        load_units=lambda: units_of_a_rank(model),
         folder=out,
     )
     train_on_ray(training, workers=2, scratch=scratch, cpus_per_worker=1)

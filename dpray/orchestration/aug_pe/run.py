@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dpray.engines.base import Engine, EngineError
+from dpray.config import Config
+from dpray.engines.base import EngineError, TextGenerator
 from dpray.engines.requests import Request
 from dpray.io.call_cache import CALLS, CallCache
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
@@ -22,6 +23,7 @@ from dpray.methods.aug_pe import Checkpoint, Population, Progress
 from dpray.orchestration.aug_pe.history import iteration_history
 from dpray.orchestration.aug_pe.plan import AugPePlan
 from dpray.orchestration.aug_pe.voters import Embeddings, Voters, total_votes
+from dpray.orchestration.engine_pool import on_pool
 from dpray.orchestration.llm_calls import ask_cached
 from dpray.orchestration.runner import Progress as Shown
 from dpray.orchestration.runner import Run
@@ -30,7 +32,7 @@ from dpray.orchestration.shards import Shards
 
 class AugPeRun(Run[AugPePlan]):
     _voters: Shards | None = None
-    _engine: Engine | None = None
+    _engine: TextGenerator | None = None
     _iteration = "starting"
 
     def perform(self) -> None:
@@ -69,7 +71,9 @@ class AugPeRun(Run[AugPePlan]):
 
     def _ask(self, requests: Sequence[Request]) -> list[str]:
         if self._engine is None:
-            self._engine = self.take_engine()
+            if on_pool(self.config):
+                self._shards()  # before the engines hold the machines that read the records
+            self._engine = self.open_generator(self._side_by_side)
         done = 0
 
         def on_completion() -> None:
@@ -105,8 +109,20 @@ class AugPeRun(Run[AugPePlan]):
     def _shards(self) -> Shards:
         if self._voters is None:
             self.on_progress(Shown("private embeddings"))
-            self._voters = Shards(self.config, Voters)
+            # Where there are engines, the GPUs are theirs: they have more to do.
+            gpus = 0.0 if on_pool(self.config) else self.config.runtime.gpus_per_actor
+            self._voters = Shards(self._side_by_side, Voters, gpus or 0.0)
         return self._voters
+
+    @property
+    def _side_by_side(self) -> Config:
+        """On Ray, engines and voters are there all the time and take turns, so that each gets half
+        of an actor's CPUs by this configuration."""
+        if not on_pool(self.config):
+            return self.config
+        runtime = self.config.runtime
+        runtime = runtime.model_copy(update={"cpus_per_actor": runtime.cpus_per_actor / 2})
+        return self.config.model_copy(update={"runtime": runtime})
 
     def _show(self, progress: Progress) -> None:
         self._iteration = f"iteration {progress.iteration} of {progress.iterations}"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dpray.config import Config
-from dpray.engines.base import Engine, EngineError, Sampling
+from dpray.engines.base import EngineError, Sampling, TextGenerator
 from dpray.engines.requests import Ask, Request, answered
 from dpray.io.call_cache import CALLS, CallCache
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
@@ -111,7 +111,7 @@ class DpKpsRun(Run[DpKpsPlan]):
             named = label if settings.label_in_prompt else ""
             return Request(f"text-{number}/{attempt}", prompts.prompt(terms, named), sampling)
 
-        engine = self.take_engine()
+        engine = self.open_generator()
         try:
             texts = answered(
                 self._ask(engine), request, len(sequences), settings.max_retries, prompts.refused
@@ -123,7 +123,7 @@ class DpKpsRun(Run[DpKpsPlan]):
         pairs = zip(sequences, texts, strict=True)
         return [_record(text, label, terms) for (label, terms), text in pairs if text]
 
-    def _ask(self, engine: Engine) -> Ask:
+    def _ask(self, engine: TextGenerator) -> Ask:
         total, done = self.plan.settings.records, 0
 
         def on_completion() -> None:

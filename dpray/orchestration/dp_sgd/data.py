@@ -13,20 +13,18 @@ from dpray.engines.text import TextCodec
 from dpray.methods.clipped_loss import TrainingText
 from dpray.methods.dp_sgd import TextEncoder, Units
 from dpray.orchestration.dp_sgd.codes import ControlCodes
+from dpray.orchestration.engine import with_absolute_model
 from dpray.orchestration.records import checked_rows, local_rows
 
 
 def with_absolute_paths(config: Config) -> Config:
     """For ranks, which have another working directory. What is not here is left as it is: it may be
     on their nodes."""
-    data, engine = config.data, config.engine
-    model = Path(engine.model).expanduser()
+    data = config.data
     if "://" not in data.path:
         path = str(Path(data.path).expanduser().absolute())
         data = data.model_copy(update={"path": path})
-    if model.is_dir():
-        engine = engine.model_copy(update={"model": str(model.absolute())})
-    return config.model_copy(update={"data": data, "engine": engine})
+    return config.model_copy(update={"data": data, "engine": with_absolute_model(config.engine)})
 
 
 def check_rows(config: Config, codes: ControlCodes) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dpray.config.dp_sgd import DpSgdConfig
-from dpray.engines.base import Engine, PlainPrompt, Sampling
+from dpray.engines.base import PlainPrompt, Prompt, Sampling
 from dpray.engines.requests import Ask, Request, answered
 from dpray.orchestration.dp_sgd.codes import ControlCodes
 
 
 def write_texts(
-    engine: Engine,
+    encode: Callable[[Prompt], Sequence[int]],
     ask: Ask,
     settings: DpSgdConfig,
     codes: ControlCodes,
@@ -24,7 +24,7 @@ def write_texts(
     text together have at most `max_length` tokens.
     """
     prompts = {code: PlainPrompt(code) for code in map(codes.code, wanted)}
-    room = {code: settings.max_length - len(engine.encode(p)) for code, p in prompts.items()}
+    room = {code: settings.max_length - len(encode(p)) for code, p in prompts.items()}
 
     def request(number: int, attempt: int) -> Request:
         code = codes.code(wanted[number])

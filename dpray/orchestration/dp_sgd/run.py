@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.engines.base import EngineError
+from dpray.engines.text import TextCodec
 from dpray.io.call_cache import CALLS, CallCache
 from dpray.mechanisms.randomness import NOISE_SOURCE, generator, named_key
 from dpray.orchestration import cluster
@@ -28,6 +29,7 @@ from dpray.orchestration.dp_sgd.plan import DpSgdPlan, check_lengths
 from dpray.orchestration.dp_sgd.progress import Watched
 from dpray.orchestration.engine import check_loads
 from dpray.orchestration.llm_calls import ask_cached
+from dpray.orchestration.placement import gpus_of_rank
 from dpray.orchestration.runner import Progress, Run
 from dpray.orchestration.training.journal import Journal, lost_blocks, nothing, sha256_of
 from dpray.orchestration.training.model import ADAPTER, Tuning, load_loss
@@ -125,7 +127,7 @@ class DpSgdRun(Run[DpSgdPlan]):
                     self._training(nothing),
                     workers=runtime.actors,
                     scratch=str(self._scratch),
-                    gpus_per_worker=runtime.gpus_per_actor,
+                    gpus_per_worker=gpus_of_rank(runtime.gpus_per_actor or 0.0),
                     cpus_per_worker=runtime.cpus_per_actor,
                 )
             except Exception as error:
@@ -163,10 +165,12 @@ class DpSgdRun(Run[DpSgdPlan]):
             done += 1
             self.on_progress(Progress("texts", done, len(wanted)))
 
-        engine = self._build(self.config.engine.model_copy(update={"model": str(self._work)}))
+        tuned = self.config.engine.model_copy(update={"model": str(self._work)})
+        encode = TextCodec(tuned.model, tuned.max_model_len).encode
+        engine = self.open_generator(self.config.model_copy(update={"engine": tuned}))
         try:
             ask = ask_cached(engine, self.cache, on_completion)
-            return write_texts(engine, ask, self.plan.settings, self.plan.codes, wanted)
+            return write_texts(encode, ask, self.plan.settings, self.plan.codes, wanted)
         except EngineError as error:
             raise self.unfinished(str(error)) from None
         finally:

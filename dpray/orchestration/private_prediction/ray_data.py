@@ -22,6 +22,7 @@ from dpray.engines.base import Engine
 from dpray.io.records import list_files
 from dpray.orchestration.cluster import find_error
 from dpray.orchestration.engine import LoadError, try_to_load
+from dpray.orchestration.placement import hide_other_gpus
 from dpray.orchestration.private_prediction.decoder import Attempt, BatchDecoder, Journal
 from dpray.orchestration.private_prediction.plan import PrivatePredictionPlan
 from dpray.orchestration.private_prediction.rows import batch_rows, placeholder
@@ -142,6 +143,7 @@ class DecodingActor:
         attempt: Attempt,
         load: Callable[[], Engine],
     ) -> None:
+        hide_other_gpus()
         self.decoder = try_to_load(lambda: BatchDecoder(plan, journal, attempt, load()))
 
     def __call__(self, table: pa.Table) -> Iterator[pa.Table]:

@@ -18,7 +18,7 @@ from dpray.engines.base import Engine, EngineError
 from dpray.io.release import ReleaseFolder
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.orchestration.accountant import AccountantClient
-from dpray.orchestration.engine import BuildEngine, build_engine
+from dpray.orchestration.engine import BuildEngine, build_engine, with_absolute_model
 from dpray.orchestration.private_prediction.decoder import Attempt
 from dpray.orchestration.private_prediction.local import Decode, decode_locally
 from dpray.orchestration.private_prediction.plan import PrivatePredictionPlan
@@ -67,7 +67,7 @@ class PrivatePredictionRun(Run[PrivatePredictionPlan]):
     @property
     def load_engine(self) -> Callable[[], Engine]:
         alone = self.plan.cuts_candidates
-        return partial(self._build, self.config.engine, public_alone=alone)
+        return partial(self._build, with_absolute_model(self.config.engine), public_alone=alone)
 
     @property
     def journal(self) -> Ledger | AccountantClient:

@@ -19,6 +19,7 @@ from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError, Wo
 from dpray.mechanisms.randomness import generator
 from dpray.methods.clipped_loss import PerExampleLoss
 from dpray.orchestration.cluster import ended_for_memory, find_error, was_lost
+from dpray.orchestration.placement import HIDDEN
 from dpray.orchestration.training.training import Training, train
 from dpray.orchestration.training.zero import ZeroTrainer, shared_key
 from dpray.types import DprayError
@@ -43,24 +44,30 @@ def train_on_ray(
     `scratch` is a folder for Ray Train's own files, on storage that all nodes share where there is
     more than one. Raises what a rank raised, or Ray's error where a worker was lost.
     """
-    resources = {"CPU": cpus_per_worker}
-    if gpus_per_worker:
-        resources["GPU"] = gpus_per_worker
     trainer: Any = TorchTrainer(
         _rank,
         train_loop_config={"training": training},
-        scaling_config=ray.train.ScalingConfig(
-            num_workers=workers, use_gpu=gpus_per_worker > 0, resources_per_worker=resources
-        ),
+        scaling_config=scaling(workers, gpus_per_worker, cpus_per_worker),
         run_config=ray.train.RunConfig(
             storage_path=str(Path(scratch).resolve()),
             failure_config=_NO_RETRIES,
+            # Ray Train looks at the GPUs before `_rank` begins, so they are hidden before.
+            worker_runtime_env={} if gpus_per_worker else {"env_vars": HIDDEN},  # type: ignore[call-arg]
         ),
     )
     try:
         trainer.fit()
     except TrainingFailedError as error:
         raise _reason(error) from error
+
+
+def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
+    """Each rank gets so much. Ray Train sums over ranks by NCCL where they have GPUs, else by
+    Gloo."""
+    resources = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+    return ray.train.ScalingConfig(
+        num_workers=workers, use_gpu=gpus > 0, resources_per_worker=resources
+    )
 
 
 def _reason(error: TrainingFailedError) -> BaseException:

@@ -172,7 +172,7 @@ def test_texts_that_were_written_are_kept_when_the_engine_stops(
 
     class Stops:
         def __init__(self, engine: Any, left: int) -> None:
-            self.engine, self.left, self.encode = engine, left, engine.encode
+            self.engine, self.left = engine, left
 
         def generate(self, prompts: Any, sampling: Any, on_completion: Any) -> None:
             asked.extend(prompts[: self.left])

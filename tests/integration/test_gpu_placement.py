@@ -1,0 +1,111 @@
+"""Runs on a cluster that believes to have two GPUs: who gets them, who generates, what is refused.
+
+Nothing computes on a GPU here; what Ray hands out and hides is the same.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray.accounting.ledger import Ledger
+from tests.integration.processes import Cluster, Runs, ray_cluster, short, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with short() as folder, ray_cluster(folder, gpus=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def dp_kps(runs: Callable[..., Runs], tmp_path: Path) -> Callable[..., Runs]:
+    """Texts of 100 tokens from the terms of a few words, written by two actors."""
+
+    def make(**changes: Any) -> Runs:
+        words = tmp_path / "words.txt"
+        words.write_text("\n".join(f"word{i}" for i in range(30)) + "\npatient\nnumber\n")
+        run = runs(**({"runtime__actors": 2, "privacy__epsilon": 8.0} | changes))
+        run.tree["method"] = {
+            "name": "dp_kps", "vocabulary": str(words), "vocabulary_size": 20, "records": 1200,
+            "max_tokens": 100, "max_retries": 0,
+        }  # fmt: skip
+        return Runs(run.tree, run.cluster, tmp_path)
+
+    return make
+
+
+def calls(run: Runs) -> int:
+    path = run.output / "private" / "calls.db"
+    if not path.exists():
+        return 0
+    with closing(sqlite3.connect(path)) as database:
+        try:
+            return int(database.execute("SELECT COUNT(*) FROM calls").fetchone()[0])
+        except sqlite3.OperationalError:  # no table yet
+            return 0
+
+
+def test_texts_are_written_by_actors_and_one_is_killed(
+    dp_kps: Callable[..., Runs], cluster: Cluster
+) -> None:
+    run = dp_kps()
+    process = run.start()
+    wait_for(lambda: 0 < calls(run) < 1200, process)
+    workers = cluster.workers("EngineActor")
+    assert workers
+    workers[0].kill()
+    report = run.finish(process).report
+    assert report["calls"]["calls"] == 1200
+    # The random model writes no text now and then.
+    assert 1100 < report["records"] <= 1200 and len(run.synthetic()) == report["records"]
+    with closing(Ledger.open(run.url)) as ledger:
+        account = ledger.account("notes")
+    assert account is not None
+    assert sum(charge.reserved.epsilon for charge in account.charges) == pytest.approx(8.0)
+
+
+def test_aug_pe_votes_on_cpus_and_writes_on_gpus(
+    runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
+) -> None:
+    """Both kinds of actors are there at a time: were the voters given the GPUs, or each kind all
+    the CPUs, nothing would be written."""
+    run = runs(runtime__actors=2, runtime__cpus_per_actor=2)
+    run.tree["method"] = {
+        "name": "aug_pe", "records": 6, "iterations": 2, "variations": 2, "max_tokens": 8,
+        "word_var": None, "max_retries": 6,
+    }  # fmt: skip
+    run = Runs(run.tree, run.cluster, tmp_path)
+    process = run.start()
+    wait_for(lambda: cluster.workers("EngineActor") and cluster.workers("ShardActor"), process)
+    report = run.finish(process).report
+    assert len(run.synthetic()) == report["records"] == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"runtime__actors": 3, "runtime__min_actors": 3}, "3 actor(s) of 1 GPU(s)"),
+        (
+            {"method": {"name": "dp_sgd", "batch_size": 20, "max_length": 32}}
+            | {"runtime__actors": 3, "runtime__gpus_per_actor": 1},
+            "3 actor(s) of 1 GPU(s)",
+        ),
+    ],
+)
+def test_what_has_no_room_costs_nothing(
+    runs: Callable[..., Runs], changes: dict[str, Any], why: str
+) -> None:
+    run = runs(**changes)
+    ended = run.run()
+    assert ended.code == 2, ended.err
+    assert "runtime.gpus_per_actor" in ended.err and why in ended.err
+    assert "room for 2" in ended.err
+    assert not Path(run.url.removeprefix("sqlite:///")).exists()
