@@ -92,7 +92,7 @@ def to_record(
             raise InputError(f"{where}: the label is not one of data.labels")
     unit = content_id(text, label)
     if data.unit is not None:
-        unit = _word(where, row, data.unit)
+        unit = _unit(where, row, data.unit)
         if unit != valid_unicode(unit):
             raise InputError(f"{where}: column '{data.unit}' is not valid Unicode")
     return Record(text, label, unit)
@@ -129,12 +129,19 @@ def _columns(
 
 
 def _word(where: Where, row: Mapping[str, Any], name: str) -> str:
-    """A column's value as a name. 1 and 1.0 are one number, so one name; an object's parts have no
-    order, so an object has none, nor has a list; and not-a-number is no value."""
+    """A column's value as a name. An object's parts have no order, so an object has no name, nor has
+    a list; and not-a-number is no value."""
     value = _column(where, row, name)
     if isinstance(value, Mapping | list | tuple) or value != value:
         raise InputError(f"{where}: column '{name}' holds no text and no number")
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    return str(value)
+
+
+def _unit(where: Where, row: Mapping[str, Any], name: str) -> str:
+    """The name of a unit: 1 and 1.0 are one number, so one unit."""
+    value = row.get(name)
+    whole = isinstance(value, float) and value.is_integer()
+    return str(int(value)) if whole else _word(where, row, name)
 
 
 def _column(where: Where, row: Mapping[str, Any], name: str) -> Any:

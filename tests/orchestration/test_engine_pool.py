@@ -14,7 +14,7 @@ import ray
 from dpray.config import Config, parse_config
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.orchestration import engine_pool
-from dpray.orchestration.engine_pool import EnginePool, open_generator
+from dpray.orchestration.engine_pool import EnginePool
 from dpray.types import DprayError, InputError
 
 pytestmark = pytest.mark.slow
@@ -159,7 +159,7 @@ def test_what_a_caller_raises_ends_the_call(config: Callable[..., Config], tmp_p
 def test_a_model_that_is_not_there_is_bad_input(
     config: Callable[..., Config], tmp_path: Path
 ) -> None:
-    pool = open_generator(config(engine__model=str(tmp_path / "none")))
+    pool = EnginePool(config(engine__model=str(tmp_path / "none")))
     with pytest.raises(InputError, match=r"engine\.model: no such folder"):
         pool.generate(prompts(2), Sampling(1))
 
@@ -173,7 +173,7 @@ def test_a_real_model_writes_in_an_actor(
     # Actors have another working directory than this process.
     monkeypatch.chdir(Path(model_folder).parent)
     engine = {"kind": kind, "model": os.path.basename(model_folder), "kv_cache_gib": 0.1}
-    pool = open_generator(config(engine=engine, runtime__gpus_per_actor=0))
+    pool = EnginePool(config(engine=engine, runtime__gpus_per_actor=0))
     made = pool.generate(prompts(3), Sampling(5))
     pool.close()
     assert len(made) == 3 and all(0 < c.completion_tokens <= 5 for c in made)
