@@ -129,8 +129,8 @@ def _columns(
 
 
 def _word(where: Where, row: Mapping[str, Any], name: str) -> str:
-    """A column's value as a name. An object's parts have no order, so an object has no name, nor has
-    a list; and not-a-number is no value."""
+    """A column's value as a name. An object's parts have no order, so an object has no name, nor
+    has a list; and not-a-number is no value."""
     value = _column(where, row, name)
     if isinstance(value, Mapping | list | tuple) or value != value:
         raise InputError(f"{where}: column '{name}' holds no text and no number")
@@ -140,8 +140,9 @@ def _word(where: Where, row: Mapping[str, Any], name: str) -> str:
 def _unit(where: Where, row: Mapping[str, Any], name: str) -> str:
     """The name of a unit: 1 and 1.0 are one number, so one unit."""
     value = row.get(name)
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value)) if whole else _word(where, row, name)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return _word(where, row, name)
 
 
 def _column(where: Where, row: Mapping[str, Any], name: str) -> Any:
