@@ -50,6 +50,9 @@ __all__ = [
 
 NEIGHBORING_RELATION = "add_or_remove_one"
 
+PLD_MOST_SHIFTS = 2**16
+"""Above this a discrete Laplace mechanism's privacy loss distribution is made on a coarser grid."""
+
 
 @dataclass(frozen=True)
 class Gaussian(Event):
@@ -107,7 +110,13 @@ class Laplace(Event):
 @dataclass(frozen=True)
 class DiscreteLaplace(Event):
     """Integer noise with mass proportional to exp(-|x| / scale) on integer values that one unit
-    changes by at most `sensitivity` in L1."""
+    changes by at most `sensitivity` in L1.
+
+    The privacy loss distribution is that of one coordinate that changes by all of it. A change of
+    several coordinates is a chain of shifts, one after the other, and never worse than the chain of
+    the same shifts in one coordinate, whose trade-off function is just the chain's bound: discrete
+    Laplace noise is log-concave (group privacy; Dong, Roth and Su 2022, Theorem 2.14).
+    """
 
     scale: float
     sensitivity: int
@@ -127,12 +136,27 @@ class DiscreteLaplace(Event):
         return zcdp_and_pure_rdp(self, orders)
 
     def pld(self, interval: float, count: int) -> Pld:
+        coarse = self._coarse()
         return plds.from_discrete_laplace_mechanism(
-            1.0 / self.scale,
-            sensitivity=self.sensitivity,
+            1.0 / coarse.scale,
+            sensitivity=coarse.sensitivity,
             value_discretization_interval=interval,
             use_connect_dots=True,
         ).self_compose(count)
+
+    def _coarse(self) -> DiscreteLaplace:
+        """An event that is at least as bad, on a grid `step` times as coarse, whose distribution
+        has few enough points.
+
+        A shift by `step` is step/scale-DP, so no worse than a shift by 1 under noise of scale
+        scale/step, which is randomised response; and so is the chain of such shifts.
+        """
+        step = -(-self.sensitivity // PLD_MOST_SHIFTS)
+        if step == 1:
+            return self
+        # One rounding of the quotient would be on the wrong side by half a unit in the last place.
+        scale = math.nextafter(self.scale / step, 0.0)
+        return DiscreteLaplace(scale, -(-self.sensitivity // step))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,13 @@ from dpray.mechanisms.randomness import generator
 BLOCK = 1 << 20
 """Normals held at once: 8 MiB."""
 
+SUM_ROUNDING = (
+    "the rounding of float32 sums over a batch: whether one text is there moves the sum of all "
+    "others' clipped gradients a little, beside its own part within the clip norm C (by 1e-5 C "
+    "and less for up to 512 texts on a CPU; it grows with the batch, and was not measured on a GPU)"
+)
+"""What the report says of DP-SGD beside the limits of every run; docs/benchmarks.md has figures."""
+
 ROUNDING_SLACK = {"float32": 1e-4, "bfloat16": 3e-2}
 """How much longer than it should be a gradient that was clipped in this precision may come out: the
 norm is of one backward pass, the clipped gradient of another, whose values are scaled and rounded

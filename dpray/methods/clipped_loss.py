@@ -33,24 +33,30 @@ class TrainingText:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Token ids, attention mask and labels, (B, T) each, padded on the right; padding changes no
-    example's loss but in the last bits."""
+    """Token ids, attention mask and labels, (B, T) each, padded on the right.
+
+    Padding changes an example's loss in the last bits, in bfloat16 in the third digit: kernels are
+    chosen by shape, and by whether anything is padded. Where one example may not move another's
+    gradient, micro-batches have a fixed shape (`dpray.methods.dp_sgd.share`).
+    """
 
     ids: torch.Tensor = field(repr=False)
     mask: torch.Tensor = field(repr=False)
     labels: torch.Tensor = field(repr=False)
 
     @staticmethod
-    def of(texts: Sequence[TrainingText]) -> MicroBatch:
-        """A dummy of weight zero where there are no texts: the model still runs."""
-        longest = max((len(text.ids) for text in texts), default=2)
-        ids_BT = torch.zeros(max(1, len(texts)), max(2, longest), dtype=torch.long)
-        mask_BT = torch.ones_like(ids_BT)
+    def of(texts: Sequence[TrainingText], rows: int = 1, positions: int = 2) -> MicroBatch:
+        """At least so many rows and positions. A row without a text is a dummy of weight zero, one
+        token that no label is given to: the model runs where there are no texts, too."""
+        longest = max((len(text.ids) for text in texts), default=0)
+        ids_BT = torch.zeros(max(rows, len(texts)), max(positions, longest), dtype=torch.long)
+        mask_BT = torch.zeros_like(ids_BT)
+        mask_BT[:, 0] = 1
         labels_BT = torch.full_like(ids_BT, IGNORED)
         for row, text in enumerate(texts):
             length = len(text.ids)
             ids_BT[row, :length] = torch.tensor(text.ids)
-            mask_BT[row, max(1, length) :] = 0
+            mask_BT[row, :length] = 1
             labels_BT[row, text.given : length] = ids_BT[row, text.given : length]
         return MicroBatch(ids_BT, mask_BT, labels_BT)
 
@@ -58,11 +64,11 @@ class MicroBatch:
         return MicroBatch(self.ids.to(device), self.mask.to(device), self.labels.to(device))
 
     def with_dummies(self, dummy_B: torch.Tensor) -> MicroBatch:
-        """The rows where `dummy_B` is true replaced by dummies."""
+        """The rows where `dummy_B` is true replaced by dummies, padded as they were."""
         dummy_B1 = dummy_B.unsqueeze(1)
         return MicroBatch(
             self.ids.masked_fill(dummy_B1, 0),
-            self.mask.masked_fill(dummy_B1, 1),
+            self.mask,
             self.labels.masked_fill(dummy_B1, IGNORED),
         )
 
@@ -104,7 +110,8 @@ class PerExampleLoss(nn.Module):
         self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, labels_BT: torch.Tensor
     ) -> torch.Tensor:
         # One row of positions an example: a lookup that all examples share has no gradient apart.
-        positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
+        # Padding has position 0, so that there may be more of it than the model has positions.
+        positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device) * mask_BT
         low = self.precision == "bfloat16"
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=low):
             logits_BTV = self.model(

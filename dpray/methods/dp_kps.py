@@ -34,7 +34,8 @@ from dpray.mechanisms.vocabulary import TermMatcher, VocabularyHistogram
 
 Ids = npt.NDArray[np.int64]
 Sums = npt.NDArray[Any]
-"""Counts, int64 of shape (1, N), or feature sums, float64 of shape (estimators, I)."""
+"""Counts, int64 of shape (1, N), or feature sums of shape (estimators, I): int64 in steps of the
+grid while they are private, float64 in the features' unit once they are noisy."""
 
 AT_ONCE = 1024
 
@@ -161,12 +162,12 @@ class DpKps:
         """Release 1: the ids of the private vocabulary's N terms."""
         return self.vocabulary.top(self.vocabulary.noisy(counts_V), self.vocabulary_size, rng)
 
-    def noisy_sums(self, sums: Sums, rng: np.random.Generator) -> Sums:
+    def noisy_sums(self, sums: Sums) -> Sums:
         """Release 2: one class's sums over all records; every class has one, hit or not."""
         if isinstance(self.kde, VocabularyHistogram):
             return self.kde.noisy(sums[0])[None]
         kde = self.kde
-        return np.stack([kde.noisy(total_I, rng) for total_I in sums])
+        return np.stack([kde.noisy(total_I) for total_I in sums])
 
     @property
     def density_noise(self) -> float:

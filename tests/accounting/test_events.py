@@ -7,8 +7,9 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution as plds
 
-from dpray.accounting.accountant import bounds, cost
+from dpray.accounting.accountant import bounds, cost, delta_for
 from dpray.accounting.events import (
     AboveThreshold,
     Composed,
@@ -124,6 +125,53 @@ def test_all_sensitivity_on_one_coordinate_is_the_worst_case(sigma: float) -> No
         assert (
             cost(split, DELTA).epsilon < cost(DiscreteGaussian(sigma, sum(splits)), DELTA).epsilon
         )
+
+
+def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
+    return float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum())
+
+
+@pytest.mark.parametrize("shifts", [(1, 2), (3, 3), (1, 5)])
+def test_discrete_laplace_in_two_coordinates_is_no_worse_than_in_one(
+    shifts: tuple[int, int],
+) -> None:
+    scale, total = 2.5, sum(shifts)
+    x = np.arange(-120, 121)
+
+    def law(shift: int) -> np.ndarray:
+        mass = np.exp(-np.abs(x - shift) / scale)
+        return mass / mass.sum()
+
+    both = np.outer(law(0), law(0)), np.outer(law(shifts[0]), law(shifts[1]))
+    for epsilon in np.linspace(0, total / scale, 12):
+        delta = delta_for(DiscreteLaplace(scale, total), float(epsilon))
+        assert hockey_stick(*both, epsilon) <= hockey_stick(law(0), law(total), epsilon) + 1e-12
+        assert hockey_stick(*both, epsilon) <= delta + 1e-12
+
+
+@pytest.mark.parametrize("sensitivity", [65_537, 200_001])
+def test_discrete_laplace_on_a_fine_grid_costs_at_least_its_own_privacy_loss(
+    sensitivity: int,
+) -> None:
+    event = DiscreteLaplace(sensitivity / 2.0, sensitivity)
+    exact = plds.from_discrete_laplace_mechanism(
+        1.0 / event.scale,
+        sensitivity=sensitivity,
+        value_discretization_interval=2.0**-13,
+        use_connect_dots=True,
+    )
+    found = event.pld(2.0**-13, 1)
+    for delta in (1e-6, 1e-3, 0.1):
+        own = exact.get_epsilon_for_delta(delta)
+        assert own <= found.get_epsilon_for_delta(delta) <= own + 2.0**-12
+
+
+def test_discrete_laplace_on_a_grid_of_billions_of_steps_costs_what_laplace_does() -> None:
+    event = DiscreteLaplace(0.7 * 23_726_566_000, 23_726_566_000)
+    assert event.pure_epsilon() == pytest.approx(1 / 0.7, rel=1e-15)
+    for delta in (1e-6, 1e-2):
+        epsilon, real = cost(event, delta).epsilon, cost(Laplace(0.7), delta).epsilon
+        assert real <= epsilon <= min(real * 1.00001, event.pure_epsilon())
 
 
 def test_parallel_is_the_maximum_under_every_bound() -> None:

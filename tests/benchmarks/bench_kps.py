@@ -136,6 +136,19 @@ def bench_vocabulary(records: int) -> Iterator[str]:
     yield ""
     noise = seconds(lambda: local.histogram.noisy(total))
     yield f"Exact noise on all {len(local.matcher):,} counts: {noise:.1f} s."
+    yield exact_noise()
+
+
+def exact_noise() -> str:
+    """The time of the noise of one class and estimator, by its kind."""
+    took, zeros_I = [], np.zeros(I, dtype=np.int64)
+    for kind in ("laplace", "gaussian"):
+        mechanism = FeatureSum(I, kind, 0.8)
+        one = seconds(lambda mechanism=mechanism: [mechanism.noisy(zeros_I) for _ in range(20)])
+        took.append(f"{kind} {1000 * one / 20:.0f} ms")
+    return (
+        f"Exact noise on I = {I:,} features: {', '.join(took)}, once for each class and estimator."
+    )
 
 
 def main(phrases: int = 1_000_000, records: int = 1_000_000) -> None:

@@ -22,7 +22,9 @@ import yaml
 
 from dpray.accounting.ledger import Ledger
 
-TIMEOUT = 180
+TIMEOUT = 900
+"""Seconds. Ten times what the slowest step of a test takes where the cores have nothing else to do:
+a replica of vLLM that starts anew, under a minute and a half."""
 TOKEN = uuid.uuid4().hex
 """Of our clusters alone: they are not open to everybody, and need no token of this account."""
 MARKER = b"Marlowe"

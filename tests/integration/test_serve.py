@@ -40,6 +40,8 @@ KEY, OTHER = "dpray-integration-key-one", "dpray-integration-key-two"
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 LLM = "tiny"
 IN_FLIGHT = 12
+RETRIES = TIMEOUT // 8
+"""Of a client that waits for a replica: it waits eight seconds before each but the first few."""
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 JSON = {"Content-Type": "application/json"}
 
@@ -65,11 +67,11 @@ class Served:
 
     def post(self, path: str, **more: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {KEY}"} | more.pop("headers", {})
-        return httpx.post(self.url + path, headers=headers, timeout=60, **more)
+        return httpx.post(self.url + path, headers=headers, timeout=TIMEOUT, **more)
 
     def get(self, path: str, key: str | None = KEY) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.get(self.url + path, headers=headers, timeout=60)
+        return httpx.get(self.url + path, headers=headers, timeout=TIMEOUT)
 
     def count(self, route: str, status: int) -> float:
         """Of the metrics page."""
@@ -97,7 +99,7 @@ def served(
         "serve": {
             "port": free_ports(1)[0],
             "keys": [hashed(OTHER), hashed(KEY)],
-            "start_timeout_seconds": 280,
+            "start_timeout_seconds": TIMEOUT,
             "limits": {"max_request_bytes": 20_000, "max_in_flight_per_key": IN_FLIGHT},
             "embedder": {"max_batch_size": 8},
         },
@@ -288,13 +290,13 @@ def test_lost_replicas_cost_a_retry_and_no_request(served: Served) -> None:
     done: list[str] = []
 
     def embeds(n: int) -> None:
-        client = served.client(retries=6)
+        client = served.client(retries=RETRIES)
         answer = client.embeddings.create(model=EMBEDDER, input=f"{WORD} {n % 40}")
         np.testing.assert_allclose(answer.data[0].embedding, expected[n % 40], atol=2e-6)
         done.append("embedding")
 
     def chats(_: int) -> None:
-        assert chat(served.client(retries=6), tokens=100).choices[0].message.content == text
+        assert chat(served.client(retries=RETRIES), tokens=100).choices[0].message.content == text
         done.append("chat")
 
     before = {
@@ -358,7 +360,7 @@ def test_metrics_count_by_route_and_status(served: Served) -> None:
 
 def test_it_ends_when_told_to_and_nothing_sent_was_logged(served: Served) -> None:
     served.process.send_signal(signal.SIGTERM)
-    out, _ = served.process.communicate(timeout=60)
+    out, _ = served.process.communicate(timeout=TIMEOUT)
 
     assert served.process.returncode == 0
     assert served.cluster.workers("ServeReplica") == []

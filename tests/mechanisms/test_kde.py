@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpray.accounting.events import Gaussian, Laplace
+from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.mechanisms.kde import (
+    GRID,
+    LARGEST,
     FeatureSum,
     FourierFeatures,
     density,
@@ -80,11 +84,11 @@ def moves(
     """Whether the records `new` of one unit move the sums by no more than `FeatureSum` claims."""
     mechanism = FeatureSum(I, "laplace", 1.0, records_per_unit=len(new))
     moved = sums([*records, *new]) - sums(records)
-    l1, l2 = np.abs(moved).sum(), np.linalg.norm(moved)
+    l1, l2_squared = int(np.abs(moved).sum()), sum(int(step) ** 2 for step in moved)
     return bool(
         l1 <= mechanism.l1_sensitivity
-        and l2 <= mechanism.l2_sensitivity
-        and np.abs(moved).max() <= math.sqrt(2) * len(new)
+        and l2_squared <= I * (LARGEST * len(new)) ** 2 <= mechanism.l2_sensitivity**2
+        and np.abs(moved).max() <= LARGEST * len(new)
     )
 
 
@@ -103,7 +107,8 @@ def test_the_same_check_catches_vectors_that_are_not_averaged() -> None:
     table = FEATURES(TERMS)
 
     def added(records: list[list[int]]) -> np.ndarray:
-        return sum((table[terms].sum(axis=0) for terms in records), np.zeros(I))
+        whole = sum((table[terms].sum(axis=0) for terms in records), np.zeros(I))
+        return np.trunc(whole * GRID).astype(np.int64)
 
     assert moves(added, [], [[1]])
     assert not moves(added, [], [[1, 1, 1]])
@@ -112,8 +117,8 @@ def test_the_same_check_catches_vectors_that_are_not_averaged() -> None:
 
 def test_a_row_that_is_too_large_is_cut_to_what_a_record_may_give() -> None:
     total = SUM.sum([np.full((1, I), 7.0), np.full((1, I), -7.0), np.full((1, I), 7.0)])
-    assert total == pytest.approx(np.full(I, math.sqrt(2)), abs=1e-6)
-    assert (total <= math.sqrt(2)).all()
+    assert total.tolist() == [LARGEST] * I
+    assert math.isqrt(2 << 48) == LARGEST
 
 
 def test_the_sensitivity_is_nearly_reached() -> None:
@@ -143,28 +148,80 @@ def test_more_records_than_a_block() -> None:
     records = [[i % N, (i * i) % N] for i in range(9000)]
     halves = averaged(records[:4500]) + averaged(records[4500:])
     assert (averaged(records) == halves).all()
-    assert averaged([]).tolist() == [0.0] * I
+    assert averaged([]).tolist() == [0] * I
+
+
+def test_the_sums_of_more_records_than_a_float_can_count() -> None:
+    """2^30 records, as shards of 2^20: a sum of 2^54.5 steps, and one record more."""
+    shard = SUM.sum([np.full((1, I), 7.0)]) * 2**20
+    most = sum([shard] * 2**10)
+    one_more = most + SUM.sum([np.full((1, I), 3 / GRID)])
+    assert (one_more - most).tolist() == [3] * I
+    assert most[0] == LARGEST * 2**30 > 2**53
 
 
 def test_events_and_scales() -> None:
     laplace = FeatureSum(1000, "laplace", 0.2, records_per_unit=2)
-    assert laplace.dp_event == Laplace(0.2)
-    assert laplace.dp_event.pure_epsilon() == pytest.approx(5.0)
+    assert laplace.dp_event == DiscreteLaplace(laplace.grid_scale, 2 * 1000 * LARGEST)
+    assert laplace.dp_event.pure_epsilon() == pytest.approx(5.0, rel=1e-15)
     assert laplace.scale == pytest.approx(2 * math.sqrt(2) * 1000 / 5.0)
     gaussian = FeatureSum(1000, "gaussian", 0.9, records_per_unit=2)
     assert gaussian.dp_event == Gaussian(0.9)
     assert gaussian.scale == pytest.approx(0.9 * 2 * math.sqrt(2000))
 
 
+@given(
+    number=st.integers(1, 10**5),
+    k=st.integers(1, 100),
+    multiplier=st.floats(0.01, 0.1) | st.floats(0.1, 20.0),
+)
+def test_no_rounding_makes_the_noise_cost_more_than_the_multiplier_says(
+    number: int, k: int, multiplier: float
+) -> None:
+    laplace = FeatureSum(number, "laplace", multiplier, k)
+    assert laplace.dp_event.pure_epsilon() <= 1 / multiplier
+    gaussian = FeatureSum(number, "gaussian", multiplier, k)
+    least = Fraction(multiplier) ** 2 * number * (LARGEST * k) ** 2 + 9
+    assert least <= Fraction(gaussian.grid_scale) ** 2 <= least * (1 + Fraction(1, 10**13))
+
+
+@pytest.mark.parametrize(("s", "t"), [(0.3, 0.5), (1.0, 0.5), (2.0, 0.6)])
+def test_gaussian_noise_rounded_at_random_is_discrete_gaussian_noise(s: float, t: float) -> None:
+    """The docstring of `FeatureSum` says how nearly, and of which variance."""
+    n = np.arange(-60, 61)
+    x = np.linspace(-60, 60, 120_001)
+    rounding_XN = np.exp(-((n - x[:, None]) ** 2) / (2 * t**2))
+    rounding_XN /= rounding_XN.sum(axis=1, keepdims=True)
+    found = np.exp(-(x**2) / (2 * s**2)) @ rounding_XN
+
+    def error(variance: float) -> float:
+        exact = np.exp(-(n**2) / (2 * variance))
+        ratio = (found / found.sum()) / (exact / exact.sum())
+        return float(np.abs(ratio[np.abs(n) <= 4 * s] - 1).max())
+
+    factor = 5 * math.exp(-2 * math.pi**2 * t**2)
+    assert error(s**2 + t**2) < factor < error(s**2)
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_noise_that_no_integer_holds_is_refused(noise: Any) -> None:
+    largest = FeatureSum(1, noise, 1e8)
+    assert np.isfinite(largest.noisy(np.zeros(1, dtype=np.int64))).all()
+    with pytest.raises(ValueError, match="too large for integer noise"):
+        FeatureSum(1, noise, 1e9)
+    with pytest.raises(ValueError, match="must be positive"):
+        FeatureSum(1, noise, 0.0)
+
+
 def test_sums_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="shape"):
-        SUM.noisy(np.zeros(I + 1), np.random.default_rng(0))
+        SUM.noisy(np.zeros(I + 1, dtype=np.int64))
 
 
 def test_the_density_is_not_divided_by_the_number_of_records() -> None:
     features = FourierFeatures(D, 20_000, 1.0, seed=6)
     table = features(TERMS)
-    sums = FeatureSum(20_000, "laplace", 1.0).sum(record_averages(table, [[2]] * 50))
+    sums = FeatureSum(20_000, "laplace", 1.0).sum(record_averages(table, [[2]] * 50)) / GRID
     assert density(sums, table)[2] == pytest.approx(50, rel=0.05)
 
 

@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import Composed, DiscreteLaplace, Gaussian, Laplace, SelfComposed
+from dpray.accounting.events import Composed, DiscreteLaplace, Gaussian, SelfComposed
 from dpray.config.dp_kps import DpKpsConfig
-from dpray.mechanisms.kde import FeatureSum, density, record_prefixes
+from dpray.mechanisms.kde import GRID, LARGEST, FeatureSum, density, record_prefixes
 from dpray.mechanisms.vocabulary import TermMatcher
 from dpray.methods.dp_kps import DensityPass, DpKps, Sequences
 
@@ -50,6 +50,11 @@ def drawn(plan: DpKps, noisy: dict[str, Any], label: str, number: int = 40) -> l
 
 
 def without_noise(plan: DpKps, **texts: list[str]) -> dict[str, Any]:
+    unit = GRID if plan.estimator == "rff" else 1
+    return {label: sums / unit for label, sums in exact_sums(plan, **texts).items()}
+
+
+def exact_sums(plan: DpKps, **texts: list[str]) -> dict[str, Any]:
     density_pass = DensityPass(plan, WORDS, VECTORS)
     return {label: density_pass.sums(found) for label, found in texts.items()}
 
@@ -74,7 +79,7 @@ def test_the_two_events_of_the_exact_estimator() -> None:
 def test_an_ensemble_s_estimators_share_eps_kde(plan: DpKps, estimators: int) -> None:
     assert plan.dp_event.pure_epsilon() == pytest.approx(6.0)
     assert isinstance(plan.kde, FeatureSum)
-    assert plan.kde.dp_event == Laplace(estimators / 5.0)
+    assert plan.kde.dp_event == DiscreteLaplace(plan.kde.grid_scale, 400 * LARGEST)
     assert plan.kde.scale == pytest.approx(math.sqrt(2) * 400 * estimators / 5.0)
 
 
@@ -187,16 +192,17 @@ def test_temperature_top_m_threshold_and_contrast() -> None:
 
 @pytest.mark.parametrize("plan", [RFF, replace(RFF, noise="gaussian", delta=1e-6), ITERATIVE])
 def test_the_noise_of_a_density(plan: DpKps) -> None:
-    """`density_noise` against densities of noise alone; a fixed generator."""
-    K, generator = plan.estimators[0], rng()
-    draws = [plan.noisy_sums(np.zeros((1, plan.features)), generator)[0] for _ in range(1000)]
+    """`density_noise` against densities of noise alone. A right one is outside one time in 10^6:
+    the ten terms' densities of a draw are ten numbers with the same noise in them."""
+    K, zeros = plan.estimators[0], np.zeros((1, plan.features), dtype=np.int64)
+    draws = [plan.noisy_sums(zeros)[0] for _ in range(1000)]
     found = np.std([density(noise, K(VECTORS)) for noise in draws])
     assert found == pytest.approx(plan.density_noise, rel=0.1)
 
 
 def test_the_threshold_of_a_padded_prefix_grows_with_its_factor() -> None:
     plan = replace(ITERATIVE, threshold=0.3)
-    noisy = {"a": plan.noisy_sums(without_noise(plan, a=SPORT)["a"], rng())}
+    noisy = {"a": plan.noisy_sums(exact_sums(plan, a=SPORT)["a"])}
     sequences, P = Sequences(plan, VECTORS, noisy), np.zeros((1, 0), dtype=np.int64)
     floor = 0.3 * plan.density_noise * plan.estimators[0].padding_factor(1)
     left = np.maximum(sequences.extensions(noisy["a"], P)[0] - floor, 0)
@@ -225,8 +231,8 @@ def test_where_nothing_is_above_zero_all_terms_are_alike() -> None:
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_a_class_without_records_still_gives_sequences(plan: DpKps) -> None:
     noisy = {
-        label: plan.noisy_sums(sums, rng())
-        for label, sums in without_noise(plan, sport=[], money=["no hit at all"]).items()
+        label: plan.noisy_sums(sums)
+        for label, sums in exact_sums(plan, sport=[], money=["no hit at all"]).items()
     }
     assert all(np.abs(sums).max() > 0 for sums in noisy.values())
     assert len(drawn(plan, noisy, "sport")) == len(drawn(plan, noisy, "money")) == 40
@@ -242,7 +248,7 @@ def test_more_terms_wanted_than_there_are(plan: DpKps) -> None:
     plan = replace(plan, phrases_per_record=50, vocabulary_size=99, sequence_length=12)
     counts = plan.vocabulary_counts(TermMatcher(WORDS), SPORT)
     assert sorted(plan.noisy_vocabulary(counts, rng())) == list(range(len(WORDS)))
-    noisy = {"sport": plan.noisy_sums(without_noise(plan, sport=SPORT)["sport"], rng())}
+    noisy = {"sport": plan.noisy_sums(exact_sums(plan, sport=SPORT)["sport"])}
     assert len(drawn(plan, noisy, "sport")) == 40
 
 
@@ -290,7 +296,7 @@ def test_a_record_has_no_part_in_estimators_of_longer_prefixes(plan: DpKps) -> N
 @pytest.mark.parametrize("plan", [ITERATIVE, LINEAR], ids=["logarithmic", "linear"])
 def test_the_terms_of_an_iterative_sequence_are_distinct(plan: DpKps) -> None:
     plan = replace(plan, sequence_length=len(WORDS) + 2, features=20)
-    noisy = {"sport": plan.noisy_sums(without_noise(plan, sport=SPORT)["sport"], rng())}
+    noisy = {"sport": plan.noisy_sums(exact_sums(plan, sport=SPORT)["sport"])}
     for row in drawn(plan, noisy, "sport"):
         assert sorted(row[: len(WORDS)]) == sorted(WORDS)
 

@@ -17,7 +17,15 @@ from dpray.mechanisms.gradient_noise import DpSgdStep
 from dpray.mechanisms.poisson import poisson_batch
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.clipped_loss import MicroBatch, PerExampleLoss, TrainingText, check_norm_rules
-from dpray.methods.dp_sgd import DpSgd, TextEncoder, control_code, fine_tune, share
+from dpray.methods.dp_sgd import (
+    DpSgd,
+    TextEncoder,
+    control_code,
+    fine_tune,
+    padded_length,
+    share,
+)
+from dpray.methods.ghost_norms import weighted_sum
 from dpray.orchestration.training.reference import ReferenceTrainer
 from tests.methods.tiny_gradients import clipped_sum, gpt2, llama, lora, plain_gradient, texts
 
@@ -281,18 +289,67 @@ def test_texts_of_a_length_go_together() -> None:
     trainer = Listening()
     units = [[TrainingText((1,) * length, 0)] for length in lengths]
     fine_tune(everybody, units, trainer, generator(new_key()))
-    assert [m.ids.shape for m in trainer.steps[0]] == [(2, 2), (2, 3), (2, 8), (2, 9)]
+    assert [m.ids.shape for m in trainer.steps[0]] == [(2, 5), (2, 5), (2, 9), (2, 13)]
+
+
+def test_a_text_is_padded_by_its_own_length_alone() -> None:
+    assert [padded_length(n) for n in (0, 1, 4, 5, 6, 7, 8, 9, 12, 13)] == [
+        5, 5, 5, 7, 7, 9, 9, 13, 13, 17,
+    ]  # fmt: skip
+    assert [padded_length(n) for n in (64, 65, 96, 97, 128, 1024)] == [65, 97, 97, 129, 129, 1025]
+    assert all(n < padded_length(n) <= max(5, 3 * n // 2 + 1) for n in range(1, 3000))
+
+
+SHAPES = {"bfloat16": 1e-5, "float32": 1e-5}
+
+
+@pytest.mark.parametrize("precision", SHAPES)
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_text_does_not_move_the_gradients_of_others(precision: Any, tuning: str) -> None:
+    """Their sum moves by the rounding of float32 sums at most, whichever text joins: short or long,
+    at the end of a micro-batch or with one of its own, without any padding or with much."""
+    model = llama() if tuning == "full" else lora(llama())
+    loss = PerExampleLoss(model, precision).eval()
+    full = [TrainingText((n,) * 16, 1) for n in range(2, 8)]
+    batch, size, c = [*full, *texts(40)], 4, 0.05  # all are clipped
+    others = sum_of_others(loss, batch, None, size, c)
+    new_texts = [TrainingText((3,) * length, 1) for length in (3, 14, 16, 40)]
+    for new in [*new_texts, *texts(4, seed=9)]:
+        moved = (sum_of_others(loss, [new, *batch], new, size, c) - others).norm()
+        assert moved <= SHAPES[precision] * c
+
+
+def sum_of_others(
+    loss: PerExampleLoss, batch: list[TrainingText], but: TrainingText | None, size: int, c: float
+) -> torch.Tensor:
+    """The sum of the clipped gradients of all texts but one, which goes through the model too."""
+    total = torch.zeros(sum(p.numel() for p in trainable(loss.model)))
+    for part, positions in share(batch, size, 0, 1):
+        norms_B, seen = loss.norms(MicroBatch.of(part, size, positions), loss)
+        weight_B = (c / norms_B).clamp(max=1.0).float()
+        for row, text in enumerate(part):
+            if text is but:
+                weight_B[row] = 0.0
+        sums = [weighted_sum(seen.parts[p], weight_B, p.detach()) for p in trainable(loss.model)]
+        total += torch.cat([each.flatten() for each in sums])
+    return total
 
 
 @given(size=st.integers(1, 5), ranks=st.integers(1, 5), count=st.integers(0, 40))
 def test_shares_are_equally_many_and_hold_every_text_once(
     size: int, ranks: int, count: int
 ) -> None:
-    batch = [TrainingText((i,), 0) for i in range(count)]
+    batch = [TrainingText((i,) * (i % 11 + 1), 0) for i in range(count)]
     shares = [share(batch, size, rank, ranks) for rank in range(ranks)]
     assert len({len(of_rank) for of_rank in shares}) == 1 and len(shares[0]) >= 1
-    assert all(len(micro) <= size for of_rank in shares for micro in of_rank)
-    held = [text.ids[0] for of_rank in shares for micro in of_rank for text in micro]
+    assert all(len(micro) <= size for of_rank in shares for micro, _ in of_rank)
+    assert all(
+        positions == padded_length(len(text.ids))
+        for of_rank in shares
+        for micro, positions in of_rank
+        for text in micro
+    )
+    held = [text.ids[0] for of_rank in shares for micro, _ in of_rank for text in micro]
     assert sorted(held) == list(range(count))
 
 

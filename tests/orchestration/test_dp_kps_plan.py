@@ -144,3 +144,12 @@ def test_measured_labels_are_taken_off_before_the_rest_is_shared(
     too_much = config(Decimal(2), "measured", epsilon_vocabulary=1.0, epsilon_kde=1.0)
     with pytest.raises(InputError, match=r"privacy\.epsilon 2 less privacy\.epsilon_labels 0\.1"):
         make_dp_kps_plan(too_much)
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_noise_that_is_too_large_is_refused_before_it_is_charged(
+    config: Callable[..., Config], noise: str
+) -> None:
+    method = {"estimator": "rff", "noise": noise, "features": 10**8, "epsilon_kde": 1e-9}
+    with pytest.raises(InputError, match=r"method\.features: .*too large for integer noise"):
+        make_dp_kps_plan(config(Decimal(1), None, **method))

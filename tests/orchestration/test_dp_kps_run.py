@@ -13,6 +13,8 @@ import pytest
 from dpray.accounting.ledger import Ledger
 from dpray.config import Config, parse_config
 from dpray.engines.base import Completion, EngineError
+from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
+from dpray.mechanisms.kde import GRID
 from dpray.orchestration import methods
 from dpray.orchestration.dp_kps import run as dp_kps_run
 from dpray.orchestration.shards import CHUNK
@@ -112,6 +114,14 @@ def test_every_estimator_runs(
     gaussian = changes.get("noise") == "gaussian"
     assert report["delta"] == (run.privacy.delta if gaussian else 0.0)
     assert 9.99 < report["epsilon"] <= 10.0
+    assert report["noise_source"] == INTEGER_NOISE_SOURCE
+    if changes.get("estimator") == "rff":
+        kind = "gaussian" if gaussian else "discrete_laplace"
+        assert [m["name"] for m in report["mechanisms"]].count(kind) == (1 if gaussian else 2)
+        density = Path(run.output.path, "private", "parts", "density.json")
+        published = json.loads(density.read_text())["sums"]["a"]
+        steps = np.array(published) * GRID
+        assert (steps == np.rint(steps)).all() and np.abs(steps).max() > 0
     assert len(lines(run)) == 40
 
 

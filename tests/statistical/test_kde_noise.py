@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from dpray.mechanisms.kde import (
+    GRID,
     FeatureSum,
     FourierFeatures,
     density,
@@ -17,8 +18,7 @@ from dpray.mechanisms.kde import (
     record_averages,
     record_prefixes,
 )
-from dpray.mechanisms.randomness import generator, new_key
-from tests.statistical.two_sided import WRONG_SCALES, fits_distribution
+from tests.statistical.two_sided import WRONG_SCALES, fits_distribution, fits_probabilities
 
 D = 16
 
@@ -42,7 +42,7 @@ def test_without_noise_the_error_falls_as_one_over_the_root_of_i(bandwidth: floa
         squares = []
         for seed in range(12):
             table = FourierFeatures(D, number, bandwidth, seed)(terms)
-            sums = FeatureSum(number, "laplace", 1.0).sum(record_averages(table, records))
+            sums = FeatureSum(number, "laplace", 1.0).sum(record_averages(table, records)) / GRID
             squares.append(((density(sums, table) - true) ** 2).mean())
         errors.append(math.sqrt(np.mean(squares)))
     slope = np.polyfit(np.log(numbers), np.log(errors), 1)[0]
@@ -58,7 +58,8 @@ def test_zero_padding_is_undone_by_its_factor(length: int) -> None:
     terms = unit_vectors(12, 2)
     angles = [features.angles(terms, block) for block in range(blocks)]
     records = [[i % 12, (5 * i + 1) % 12, (i * i) % 12, (7 * i) % 12] for i in range(30)]
-    sums = FeatureSum(number, "laplace", 1.0).sum(record_prefixes(features, angles, records, 4))
+    mechanism = FeatureSum(number, "laplace", 1.0)
+    sums = mechanism.sum(record_prefixes(features, angles, records, 4)) / GRID
     query = [1, 6, 1, 7][:length]
     (padded,) = record_prefixes(features, angles, [query], 1)
     estimate = density(sums, padded)[0] * features.padding_factor(length)
@@ -75,9 +76,8 @@ def test_zero_padding_is_undone_by_its_factor(length: int) -> None:
 
 
 def noise(mechanism: FeatureSum, rounds: int) -> np.ndarray:
-    rng = generator(new_key())
-    zeros = np.zeros(mechanism.number)
-    return np.concatenate([mechanism.noisy(zeros, rng) for _ in range(rounds)])
+    zeros = np.zeros(mechanism.number, dtype=np.int64)
+    return np.concatenate([mechanism.noisy(zeros) for _ in range(rounds)])
 
 
 @pytest.mark.parametrize("kind", ["laplace", "gaussian"])
@@ -96,3 +96,14 @@ def test_the_noise_of_the_sums(kind: str, factor: float) -> None:
 def test_two_releases_have_noise_of_their_own() -> None:
     draws = noise(FeatureSum(50, "laplace", 1.0), 40)
     assert len(np.unique(draws)) == len(draws)
+
+
+@pytest.mark.parametrize("kind", ["laplace", "gaussian"])
+def test_the_noise_is_made_of_whole_steps_of_the_grid(kind: str) -> None:
+    """The last bits of each coordinate are as likely to be one thing as another: nothing is left of
+    a float's own grid, which is wider far from 0."""
+    steps = noise(FeatureSum(500, kind, 3.0), 20) * GRID  # type: ignore[arg-type]
+    assert (steps == np.rint(steps)).all()
+    lowest = np.bincount(steps.astype(np.int64) & 7, minlength=8)
+    assert fits_probabilities(lowest.tolist(), [1 / 8] * 8)
+    assert not (steps % 2 == 0).all()

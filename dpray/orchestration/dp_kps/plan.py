@@ -127,6 +127,10 @@ def make_dp_kps_plan(config: Config) -> DpKpsPlan:
     )
     prompts = load_keyphrase_prompts(settings.template, settings.document_type, _examples(settings))
     plan = DpKpsPlan(config, config.data.proportions, method, prompts)
+    try:
+        _ = method.kde
+    except ValueError as error:
+        raise InputError(f"method.features: {error}") from None
     while plan.cost.epsilon > privacy.epsilon:  # by the last digits of what was rounded
         method = replace(method, epsilon_kde=math.nextafter(method.epsilon_kde, 0.0))
         plan = replace(plan, method=method)

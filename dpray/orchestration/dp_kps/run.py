@@ -20,7 +20,7 @@ from dpray.engines.base import EngineError, Sampling, TextGenerator
 from dpray.engines.requests import Ask, Request, answered
 from dpray.io.call_cache import CALLS, CallCache
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
-from dpray.mechanisms.randomness import NOISE_SOURCE, generator, named_key, new_key
+from dpray.mechanisms.randomness import generator, named_key
 from dpray.methods.dp_kps import DpKps, Sequences, Sums
 from dpray.methods.shares import largest_remainder
 from dpray.orchestration.dp_kps.passes import (
@@ -68,8 +68,8 @@ class DpKpsRun(Run[DpKpsPlan]):
         make = partial(DensityShard, plan=method, terms=terms, vectors_ND=vectors_ND)
 
         def mechanism() -> dict[str, Any]:
-            exact, rng = total_sums(shards), generator(new_key())
-            noisy = {label: method.noisy_sums(sums, rng) for label, sums in exact.items()}
+            exact = total_sums(shards)
+            noisy = {label: method.noisy_sums(sums) for label, sums in exact.items()}
             return {"sums": {label: sums.tolist() for label, sums in noisy.items()}}
 
         with self._loaded("densities", make) as shards:
@@ -151,7 +151,6 @@ class DpKpsRun(Run[DpKpsPlan]):
 
     def method_report(self) -> dict[str, Any]:
         calls = {"calls": asdict(self.cache.totals())} if self.plan.makes_texts else {}
-        exact = self.plan.method.estimator == "exact"
         return calls | {
             "llm_calls": self.plan.summary()["llm_calls"],
             "sampling": {
@@ -166,9 +165,7 @@ class DpKpsRun(Run[DpKpsPlan]):
                 "vocabulary": self.plan.settings.vocabulary,
                 "embedder": self.config.embedder.model,
             },
-            "noise_source": INTEGER_NOISE_SOURCE
-            if exact
-            else f"vocabulary: {INTEGER_NOISE_SOURCE}; densities: {NOISE_SOURCE}",
+            "noise_source": INTEGER_NOISE_SOURCE,
         }
 
 

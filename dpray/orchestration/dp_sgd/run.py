@@ -19,6 +19,7 @@ from typing import Any
 from dpray.engines.base import EngineError
 from dpray.engines.text import TextCodec
 from dpray.io.call_cache import CALLS, CallCache
+from dpray.mechanisms.gradient_noise import SUM_ROUNDING
 from dpray.mechanisms.randomness import NOISE_SOURCE, generator, named_key
 from dpray.orchestration import cluster
 from dpray.orchestration.dp_sgd.again import charge_again, with_repeats
@@ -196,6 +197,8 @@ class DpSgdRun(Run[DpSgdPlan]):
         if self.ledger is not None:
             self.plan = with_repeats(self.plan, lost_blocks(self.ledger, self.id))
         report = super()._report(records)
+        if not self.plan.not_private:
+            report["not_covered"].append(SUM_ROUNDING)
         self._release_model(report)
         return report
 

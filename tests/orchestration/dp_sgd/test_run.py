@@ -14,6 +14,7 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.events import PoissonSubsampledGaussian, SelfComposed
 from dpray.accounting.ledger import Ledger
 from dpray.config import Config
+from dpray.mechanisms.gradient_noise import SUM_ROUNDING
 from dpray.orchestration import methods
 from dpray.orchestration.training.reference import ReferenceTrainer
 from dpray.types import InputError
@@ -31,6 +32,7 @@ def test_a_run_from_data_to_release(
     step = PoissonSubsampledGaussian(1 / 6, 0.8)
     assert report["epsilon"] == cost(SelfComposed(step, 6), 1e-5).epsilon
     assert report["steps"] == {"planned": 6, "repeated": 0, "charged": 6}
+    assert report["not_covered"].count(SUM_ROUNDING) == 1
     assert [p.completed for p in shown if p.stage == "training steps"] == list(range(6))
     records = lines(run)
     assert len(records) == report["records"] <= 6
@@ -128,6 +130,7 @@ def test_a_run_without_noise_is_stamped_and_charges_nothing(config: Callable[...
     report = methods.run(run)
     assert report["not_private"] is True and report["epsilon"] is None
     assert report["noise_multiplier"] == 0 and "none" in report["noise_source"]
+    assert SUM_ROUNDING not in report["not_covered"]
     assert all(record["not_private"] is True for record in lines(run))
     assert not (Path(run.output.path).parent / "ledger.db").exists()
     given = {"privacy__epsilon": float("inf")}

@@ -176,9 +176,10 @@ def test_lone_surrogates_become_text_wherever_they_stand_and_pairs_stay() -> Non
 
 def test_so_many_at_once_of_a_key_and_of_all_and_places_come_back() -> None:
     async def scenario() -> list[int]:
-        go = asyncio.Event()
+        go, begun = asyncio.Event(), asyncio.Semaphore(0)
 
         async def wait(body: dict[str, Any], salt: str) -> Response:
+            begun.release()
             await go.wait()
             if body:
                 raise ValueError(WORD)
@@ -187,10 +188,11 @@ def test_so_many_at_once_of_a_key_and_of_all_and_places_come_back() -> None:
         app = gateway(wait, limits={"max_in_flight": 3, "max_in_flight_per_key": 2})
         async with http(app) as one, http(app, OTHER) as two:
             held = [asyncio.create_task(one.post(CHAT, json={})) for _ in range(2)]
-            await asyncio.sleep(0.05)
+            for _ in held:
+                await begun.acquire()
             of_a_key = await one.post(CHAT, json={})
             held.append(asyncio.create_task(two.post(CHAT, json={"fails": 1})))
-            await asyncio.sleep(0.05)
+            await begun.acquire()
             of_all = await two.post(CHAT, json={})
             for answer in (of_a_key, of_all):
                 assert_openais(answer, 429, "rate_limit_exceeded")
@@ -199,9 +201,9 @@ def test_so_many_at_once_of_a_key_and_of_all_and_places_come_back() -> None:
             assert "dpray_requests_in_flight 3.0" in (await one.get("/metrics")).text
             # Nor does a caller who goes away keep one.
             held[0].cancel()
-            await asyncio.sleep(0.05)
+            await asyncio.wait(held[:1])
             held[0] = asyncio.create_task(one.post(CHAT, json={}))
-            await asyncio.sleep(0.05)
+            await begun.acquire()
             go.set()
             codes = [(await each).status_code for each in held]
             assert "dpray_requests_in_flight 0.0" in (await one.get("/metrics")).text
