@@ -13,7 +13,7 @@ import ray
 
 from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
 from dpray.accounting.ledger import AlreadyPublished, Ledger, LedgerConflict
-from dpray.accounting.ledger_store import LedgerError
+from dpray.accounting.ledger_store import LedgerError, MissingLedger
 from dpray.orchestration.accountant import (
     NAMESPACE,
     Accountant,
@@ -49,7 +49,7 @@ def test_the_actors_class_only_delegates(tmp_path: Path):
     accountant = Accountant(url)
     missing = accountant.call("account", "notes")
     assert isinstance(missing, Refusal)
-    assert missing.kind is InputError
+    assert missing.kind is MissingLedger
     Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
     assert accountant.call("reserve", "notes", "run", *CHARGE).seq == 1
     with pytest.raises(TypeError):

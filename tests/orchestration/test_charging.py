@@ -144,7 +144,7 @@ def cut_off(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_a_run_that_began_and_lost_its_datas_fingerprint_does_not_go_on(
-    config: Callable[..., Config], cut_off: Callable[..., None], records_file: Path
+    config: Callable[..., Config], cut_off: Callable[..., None], ledger: Ledger, records_file: Path
 ):
     run = config()
     cut_off(run, "total_sums")
@@ -163,7 +163,7 @@ def test_a_run_that_began_and_lost_its_datas_fingerprint_does_not_go_on(
 
 
 def test_a_run_that_has_not_begun_writes_the_fingerprint_anew(
-    config: Callable[..., Config], cut_off: Callable[..., None]
+    config: Callable[..., Config], cut_off: Callable[..., None], ledger: Ledger
 ):
     run = config()
     cut_off(run, "Shards")
