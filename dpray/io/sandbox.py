@@ -3,8 +3,9 @@
 Jinja's immutable sandbox keeps a template away from Python's internals. It does not keep it from
 `'a' * 10**10` or from loops within loops, so templates get a part of the language: output, `if`,
 `for` and `set`; the filters and methods named here; values of at most `MOST` characters, and
-`MOST_IN_ALL` of them together; and `SECONDS` for a rendering. In this part of the language a value grows by an operator, a filter, a
-method or a list only, and each of them is looked at before or when its result is used.
+`MOST_IN_ALL` of them together; and `SECONDS` for a rendering. In this part of the language a value
+grows by an operator, a filter, a method or a list only, and each of them is looked at before or
+when its result is used.
 """
 
 from __future__ import annotations
