@@ -192,9 +192,9 @@ class Unsupported(EngineError):
     """The backend cannot do this at all (an API has no logits to aggregate)."""
 
 
-_NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
-"""In the messages of CUDA, of torch's CPU allocator and of cuBLAS; also where a worker process of
-vLLM repeats them in an error of its own."""
+_NO_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "ALLOC_FAILED")
+"""In the messages of CUDA, of torch's CPU allocator, of the system and of cuBLAS; also where a
+worker process of vLLM repeats them in an error of its own."""
 
 
 def failure_name(error: BaseException) -> str:
@@ -202,7 +202,10 @@ def failure_name(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         out = isinstance(cause, MemoryError | torch.OutOfMemoryError | OutOfMemory)
-        if out or any(words in str(cause) for words in _NO_MEMORY):
+        # These alone come from a device or the system. Other messages may quote a prompt, and what
+        # a text says must not decide whether its batch is repeated.
+        system = isinstance(cause, RuntimeError | OSError)
+        if out or (system and any(words in str(cause) for words in _NO_MEMORY)):
             return OutOfMemory.__name__
         cause = cause.__cause__ or cause.__context__
     return type(error).__name__

@@ -15,6 +15,7 @@ import torch
 
 from dpray.engines.base import (
     Engine,
+    EngineError,
     LockstepGroup,
     LockstepResult,
     Prompt,
@@ -44,7 +45,8 @@ class RowProbe:
 
 def row_variation(engine: Engine, rows: int) -> float:
     """The largest change of a row's logits, in nats, when up to `rows - 1` other rows of other
-    lengths share its forward passes: 0.0 where no bit changed."""
+    lengths share its forward passes: 0.0 where no bit changed. Raises EngineError for a model whose
+    logits are no numbers."""
     found: dict[str, list[list[float]]] = {}
 
     def then(result: LockstepResult) -> None:
@@ -53,9 +55,14 @@ def row_variation(engine: Engine, rows: int) -> float:
     for group in _groups(engine, rows):
         engine.decode_lockstep([group], then)
     alone = np.array(found.pop("1"))
-    return max(
-        (float(np.abs(np.array(other) - alone).max()) for other in found.values()), default=0
-    )
+    with np.errstate(invalid="ignore"):  # of two equal infinities, which mask a token
+        changes = [
+            float(np.where(other == alone, 0.0, np.abs(other - alone)).max())
+            for other in map(np.array, found.values())
+        ]
+    if not np.isfinite(changes).all():
+        raise EngineError("the model's logits are no numbers; engine.dtype may be too narrow")
+    return max(changes, default=0.0)
 
 
 def _groups(engine: Engine, rows: int) -> Iterator[LockstepGroup]:

@@ -2,9 +2,10 @@
 
 Jinja's immutable sandbox keeps a template away from Python's internals. It does not keep it from
 `'a' * 10**10` or from loops within loops, so templates get a part of the language: output, `if`,
-`for` and `set`; the filters and methods named here; values of at most `MOST` characters; and
-`SECONDS` for a rendering. In this part of the language a value grows by an operator, a filter, a
-method or a list only, and each of them is looked at before or when its result is used.
+`for` and `set`; the filters and methods named here; values of at most `MOST` characters, and
+`MOST_IN_ALL` of them together; and `SECONDS` for a rendering. In this part of the language a value
+grows by an operator, a filter, a method or a list only, and each of them is looked at before or
+when its result is used.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import time
 from collections.abc import (
     Callable,
+    Generator,
     ItemsView,
     Iterable,
     Iterator,
@@ -21,6 +23,9 @@ from collections.abc import (
     Sized,
     ValuesView,
 )
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache, wraps
 from types import BuiltinMethodType
 from typing import Any
@@ -34,6 +39,9 @@ from jinja2.visitor import NodeTransformer
 MOST = 10_000_000
 """Characters of a text that a template makes, whatever is on the way to it."""
 
+MOST_IN_ALL = 20 * MOST
+"""Characters and entries that a rendering looks at or makes, the same ones as often as it does."""
+
 MOST_VALUES = 1_000_000
 """Entries of a list or mapping, with all below it."""
 
@@ -41,6 +49,8 @@ MOST_SOURCE = 100_000
 SECONDS = 10.0
 MOST_BITS = 64
 MOST_INDENT = 16
+MOST_DIGITS = 1_000
+"""Of a number in another base than ten, for which Python has no bound of its own."""
 
 STATEMENTS = (nodes.Output, nodes.If, nodes.For, nodes.Assign)
 
@@ -52,7 +62,7 @@ FILTERS = (
 )  # fmt: skip
 
 LOOPS = ("map", "reject", "rejectattr", "select", "selectattr")
-"""Filters that are handed the context and ask something of each value: `select('in', values)`."""
+"""Filters that ask something of each value: `select('in', values)`."""
 
 METHODS = frozenset({
     "capitalize", "casefold", "count", "endswith", "find", "get", "index", "isalnum", "isalpha",
@@ -62,8 +72,32 @@ METHODS = frozenset({
     "startswith", "strip", "swapcase", "title", "upper", "values",
 })  # fmt: skip
 
-_DEADLINE = " deadline"
-"""A variable whose name no template can write."""
+
+@dataclass
+class _Left:
+    """What is left to a rendering."""
+
+    deadline: float
+    size: int = MOST_IN_ALL
+
+    def spend(self, size: int = 0) -> None:
+        self.size -= size
+        if self.size < 0:
+            raise TooMuch(f"looks at more than {MOST_IN_ALL} characters and values")
+        if time.monotonic() > self.deadline:
+            raise TooMuch("takes too long")
+
+
+_left: ContextVar[_Left] = ContextVar("left to the rendering")
+
+
+@contextmanager
+def _bounds(seconds: float) -> Generator[None]:
+    token = _left.set(_Left(time.monotonic() + seconds))
+    try:
+        yield
+    finally:
+        _left.reset(token)
 
 
 class TooMuch(SecurityError):
@@ -73,14 +107,15 @@ class TooMuch(SecurityError):
 def rendered(source: str, variables: Mapping[str, Any], seconds: float = SECONDS) -> str:
     """A template's text. May raise any exception, as templates do; SecurityError where it reaches
     for what it must not have, or for too much. A message may quote a variable."""
-    known = {**variables, _DEADLINE: time.monotonic() + seconds}
+    template = compiled(source)
     pieces: list[str] = []
     length = 0
-    for piece in compiled(source).generate(known):
-        length += len(piece)
-        if length > MOST:
-            raise _too_much()
-        pieces.append(piece)
+    with _bounds(seconds):
+        for piece in template.generate(variables):
+            length += len(piece)
+            if length > MOST:
+                raise _too_much()
+            pieces.append(piece)
     return "".join(pieces)
 
 
@@ -94,7 +129,8 @@ def compiled(source: str) -> jinja2.Template:
     tree = environment.parse(source)
     for node in tree.find_all((nodes.Stmt, nodes.Getattr, nodes.Getitem, nodes.NSRef)):
         _refuse(node)
-    return environment.from_string(_Looked().visit(tree))
+    with _bounds(SECONDS):  # Jinja computes here what has no variables
+        return environment.from_string(_Looked().visit(tree))
 
 
 def _refuse(node: nodes.Node) -> None:
@@ -166,8 +202,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             raise _too_much()
         if operator == "*" and numbers and left.bit_length() + right.bit_length() > MOST_BITS:
             raise _too_much()
-        if operator == "*" and not numbers and _factor(left) * _factor(right) > MOST:
-            raise _too_much()
+        if operator == "*" and not numbers:
+            if (made := _factor(left) * _factor(right)) > MOST:
+                raise _too_much()
+            _left.get().spend(made)
         if operator == "+" and not numbers and _size(left) + _size(right) > MOST:
             raise _too_much()
         return super().call_binop(context, operator, left, right)
@@ -185,7 +223,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             raise SecurityError("a template's `map` takes attribute= alone")
         _check_growth(name, *values, *kwargs.values())
         if name in LOOPS:
-            values[0] = _timed(args[0], values[0])
+            values[0] = _timed(values[0])
         return function(*args[:passed], *values, **kwargs)
 
     return bounded
@@ -194,6 +232,8 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _check_growth(name: str, value: Any, *args: Any) -> None:
     """Raises TooMuch where the filter or method would make too much of the value."""
     size, grown = sum(map(_size, (value, *args))), 0
+    if name == "int" and args and size > MOST_DIGITS:
+        raise _too_much()
     if name == "replace" and len(args) >= 2:
         old, new = str(args[0]), str(args[1])
         grown = str(value).count(old) * len(new)
@@ -207,6 +247,7 @@ def _check_growth(name: str, value: Any, *args: Any) -> None:
         grown = size * MOST_INDENT if args and name != "round" else 0
     if size + grown > MOST:
         raise _too_much()
+    _left.get().spend(grown)
 
 
 def _listed(value: Any) -> Any:
@@ -240,6 +281,7 @@ def _size(value: Any) -> int:
             waiting += each
         else:
             size += 1
+    _left.get().spend(size + entries)
     return size
 
 
@@ -249,13 +291,11 @@ def _checked(value: Any) -> Any:
     return value
 
 
-@jinja2.pass_context
-def _timed(context: Context, values: Iterable[Any]) -> Iterator[Any]:
+def _timed(values: Iterable[Any]) -> Iterator[Any]:
     """What is looped over, as long as there is time."""
-    deadline = context[_DEADLINE]
+    left = _left.get()
     for value in values:
-        if time.monotonic() > deadline:
-            raise TooMuch("takes too long")
+        left.spend()
         yield value
 
 

@@ -83,6 +83,8 @@ def _grid_sum(
     most = _grid_bound(clip_bound)
     for rows_SV, count in row_blocks(logits_SV):
         steps_SK = torch.trunc(value(rows_SV)[:count] * GRID).clamp_(-most, most)
+        # A row may overflow in 16 bits; not a number, it would take the others' sum with it.
+        steps_SK.nan_to_num_(nan=0.0)
         total_K += steps_SK.sum(dim=0, dtype=torch.float64)
     return total_K / GRID
 

@@ -48,12 +48,12 @@ def distribution_distance(
 
     The mean of the softmaxes, of sensitivity 1/s; the softmax of the mean logits has no such bound.
     A row's probabilities are rounded down to multiples of 2^-40 and added up in float64: their sum
-    is exact, whatever the order of the rows.
+    is exact, whatever the order of the rows. A row whose logits are no distribution adds nothing.
     """
     total_V = logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64)
     for rows_SV, count in row_blocks(logits_SV):
         steps_SV = torch.softmax(rows_SV.double(), dim=-1).mul_(PROBABILITY_GRID).floor_()
-        total_V += steps_SV[:count].sum(dim=0)
+        total_V += steps_SV[:count].nan_to_num_(nan=0.0).sum(dim=0)
     mean_V = total_V / (PROBABILITY_GRID * batch_size)
     public_V = torch.softmax(logits_public_V.double(), dim=-1)
     return float((mean_V - public_V).abs().sum())

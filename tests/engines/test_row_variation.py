@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpray.engines.base import Engine, LockstepGroup, LockstepResult
+from dpray.engines.base import Engine, EngineError, LockstepGroup, LockstepResult
 from dpray.engines.row_variation import row_variation
 
 
@@ -18,8 +18,8 @@ class Rounding:
 
     context_length = 64
 
-    def __init__(self, step: float) -> None:
-        self.step = step
+    def __init__(self, step: float, first_token: float = 0.0) -> None:
+        self.step, self.first_token = step, first_token
         self.sizes: list[int] = []
 
     def encode(self, prompt: Any) -> tuple[int, ...]:
@@ -35,6 +35,7 @@ class Rounding:
             first = float(group.private_prompts[0][-1])
             for _ in range(group.max_tokens):
                 logits = torch.full((rows, 5000), first) + self.step * (rows - 1)
+                logits[:, 0] += self.first_token
                 selector.select(logits, logits[0])
             then(LockstepResult(group.group_id, "", (), "length", selector.state()))
 
@@ -49,6 +50,15 @@ def test_rows_that_do_not_move_are_0() -> None:
 def test_the_largest_move_is_found(rows: int) -> None:
     device: Any = Rounding(0.25)
     assert row_variation(device, rows) == pytest.approx(0.25 * (rows - 1))
+
+
+def test_a_masked_token_does_not_move_and_what_is_no_number_is_refused() -> None:
+    """A report is JSON, which has no infinities: it could not be written after the charge."""
+    device: Any = Rounding(0.25, first_token=-torch.inf)
+    assert row_variation(device, 2) == pytest.approx(0.25)
+    overflowed: Any = Rounding(0.0, first_token=torch.nan)
+    with pytest.raises(EngineError, match="no numbers"):
+        row_variation(overflowed, 2)
 
 
 def test_one_row_has_no_other_beside_it() -> None:

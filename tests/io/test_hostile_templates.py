@@ -66,6 +66,10 @@ TOO_MUCH = [
     "{% for a in text %}" * 30 + "{% endfor %}" * 30,
     "{{ " + "(" * 20_000 + ")" * 20_000 + " }}",
     "{{ text }}" * 20_000,
+    "{% set a = 'x' * 9999990 %}" * 3_000,
+    "{{ [" + ", ".join(["'x' * 9999990"] * 3_000) + "]|length }}",
+    "{% set a = 'x' * 9999990 %}" + "{% set b = a|upper %}" * 4_000,
+    "{% set a = '1' * 9999990 %}{{ a|int(0, 2) // (a[:5000000]|int(0, 2)) > 1 }}",
 ]
 
 
@@ -99,6 +103,11 @@ def test_what_never_ends_is_refused_at_once(tmp_path: Path, source: str) -> None
         load_template(own(tmp_path, prefix=source))
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
     assert time.monotonic() - began < 60
+
+
+def test_a_text_computed_in_many_steps_stops_at_the_deadline() -> None:
+    with pytest.raises(TooMuch, match="takes too long"):
+        rendered("{{ text|upper }}" * 4_000, {"text": "x"}, seconds=0.0)
 
 
 def test_loops_within_loops_stop_at_the_deadline() -> None:

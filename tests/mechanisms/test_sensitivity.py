@@ -76,6 +76,31 @@ def test_a_row_gives_the_same_bits_whatever_rows_are_beside_it() -> None:
     assert torch.equal(steps.sum(0), torch.round(together * 2.0**24))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("places", [slice(2, 3), slice(None)])
+def test_a_row_that_overflowed_moves_no_more_than_another(bad: float, places: slice) -> None:
+    """Not a number in one row would end the whole batch, or always say "near": a loss without
+    bound, for which a model in 16 bits and one long text suffice."""
+    z, c, s = torch.randn(5, V), 3.0, 4
+    public, others = torch.randn(V), z[1:]
+    z[0, places] = bad
+    for with_row, without in (
+        (recentred_mean(z, None, c, s), recentred_mean(others, None, c, s)),
+        (dclip_mean(z, public, None, c, s), dclip_mean(others, public, None, c, s)),
+    ):
+        assert ((with_row - without) * s).abs().max() <= c * (1 + 1e-12)
+    moved = distribution_distance(z, public, s) - distribution_distance(others, public, s)
+    assert abs(moved) <= 1 / s + 1e-12
+
+
+def test_a_token_that_no_prompt_allows_is_never_drawn() -> None:
+    z, public = torch.randn(5, V), torch.randn(V)
+    z[:, 1] = public[1] = -torch.inf
+    mean = dclip_mean(z, public, None, 3.0, 4)
+    assert mean[1] == -torch.inf
+    assert mean[[0, *range(2, V)]].isfinite().all()
+
+
 @given(new=row, constant=st.floats(-100, 100, width=32), c=bound)
 def test_a_constant_on_a_row_changes_nothing(new, constant, c) -> None:  # type: ignore[no-untyped-def]
     z, shifted = matrix([new]), matrix([new + np.float32(constant)])

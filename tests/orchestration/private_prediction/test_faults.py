@@ -21,6 +21,7 @@ from dpray.engines.base import (
     LockstepResult,
     OutOfMemory,
     SelectorFailed,
+    failure_name,
 )
 from dpray.engines.factory import make_engine
 from dpray.orchestration import methods
@@ -143,6 +144,20 @@ def test_a_mechanism_that_raised_and_want_of_memory_are_final(
     with pytest.raises(DprayError, match="never repeated"):
         run(config(), faulty)
     assert not (Path(config().output.path) / "synthetic.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (RuntimeError("CUDA error: out of memory"), "OutOfMemory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "OutOfMemory"),
+        (OSError(12, "Cannot allocate memory"), "OutOfMemory"),
+        (ValueError("cannot encode 'the ward ran out of memory aids'"), "ValueError"),
+    ],
+)
+def test_what_a_text_says_is_no_want_of_memory(error: Exception, name: str) -> None:
+    """An error may quote a prompt, whose words must not decide whether its batch is repeated."""
+    assert failure_name(error) == name
 
 
 @pytest.mark.parametrize("begun", [True, False])
