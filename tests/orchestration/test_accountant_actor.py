@@ -90,7 +90,7 @@ def process_of(url: str) -> int:
 
 @pytest.mark.slow
 def test_a_run_through_the_actor(accountant: AccountantClient, url: str):
-    assert accountant.reserve("notes", "run", *CHARGE).seq == 1
+    assert accountant.reserve(" NOTES", "run", *CHARGE, [b"a file's digest"]).seq == 1
     accountant.begin("run", "attempt-1", (f"a/{n}" for n in range(3)))
     assert accountant.publish("run", "a/0", "attempt-1", SHA)
     assert not accountant.publish("run", "a/0", "attempt-1", SHA)
@@ -100,6 +100,8 @@ def test_a_run_through_the_actor(accountant: AccountantClient, url: str):
     assert [unit for unit, _ in accountant.failed("run")] == ["a/2"]
     assert list(accountant.unfinished("run")) == []
     assert accountant.commit("run")
+    last = accountant.last_commit(["run"])
+    assert Ledger.open(url).holds("notes", last.seq, last.hash)
     assert accountant.counts("run") == Ledger.open(url).counts("run")
     account = accountant.account("notes")
     assert account is not None
@@ -112,6 +114,10 @@ def test_errors_come_out_as_themselves(accountant: AccountantClient, url: str):
     with pytest.raises(BudgetRefused) as refused:
         accountant.reserve("small", "run", *CHARGE)
     assert refused.value.left == Budget(0.4, 1e-6)
+    accountant.reserve("notes", "first", *CHARGE, [b"a file's digest"])
+    with pytest.raises(InputError, match="as 'notes'"):
+        other = (Laplace(10.0), Budget(0.1, 1e-7), *STATED_FOR)
+        accountant.reserve("small", "other", *other, [b"a file's digest"])
     assert refused.value.exit_code == 3
     with pytest.raises(LedgerConflict, match="no reservation"):
         accountant.begin("run", "attempt-1", ["a/0"])
