@@ -71,8 +71,8 @@ class TooMuch(SecurityError):
 
 
 def rendered(source: str, variables: Mapping[str, Any], seconds: float = SECONDS) -> str:
-    """A template's text. May raise any exception, as templates do; SecurityError where it reaches
-    for what it must not have, or for too much. A message may quote a variable."""
+    """Render a template. It may raise any exception, as templates do, and SecurityError where it
+    reaches for what it must not have, or for too much. A message may quote a variable."""
     known = {**variables, _DEADLINE: time.monotonic() + seconds}
     pieces: list[str] = []
     length = 0
@@ -86,8 +86,8 @@ def rendered(source: str, variables: Mapping[str, Any], seconds: float = SECONDS
 
 @lru_cache(maxsize=64)
 def compiled(source: str) -> jinja2.Template:
-    """Kept apart from the templates, which travel to workers: a compiled one cannot. Raises
-    TemplateError for a source that is not in the language."""
+    """Compile a template. It is kept here, because templates travel to workers and compiled ones
+    cannot. Raises TemplateError for a source that is not in the language."""
     if len(source) > MOST_SOURCE:
         raise TooMuch(f"longer than {MOST_SOURCE} characters")
     environment = _Sandbox()
@@ -110,8 +110,8 @@ def _refuse(node: nodes.Node) -> None:
 
 
 class _Looked(NodeTransformer):
-    """Puts a filter around what is looped over, what is set and what `~` joins: there Jinja asks
-    its environment nothing."""
+    """A transformer that puts a filter around what is looped over, what is set and what `~` joins:
+    there Jinja asks its environment nothing."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -174,7 +174,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja's that refuses what it could grow too much from."""
+    """Make a filter of Jinja's refuse arguments that it would make too much of."""
 
     passed = 1 if hasattr(function, "jinja_pass_arg") else 0
 
@@ -210,7 +210,7 @@ def _check_growth(name: str, value: Any, *args: Any) -> None:
 
 
 def _listed(value: Any) -> Any:
-    """A list of what is made one at a time, or has no size that `_size` sees."""
+    """Return a list in place of an iterator or view, whose size `_size` does not see."""
     return (
         list(value)
         if isinstance(value, Iterator | range | KeysView | ValuesView | ItemsView)
@@ -223,7 +223,7 @@ def _factor(value: Any) -> int:
 
 
 def _size(value: Any) -> int:
-    """The characters and entries of a value with all below it, counted as often as they would be
+    """Count the characters and entries of a value with all below it, as often as they would be
     written out. Raises TooMuch where there are too many entries to count."""
     size = entries = 0
     waiting = [value]
@@ -251,7 +251,7 @@ def _checked(value: Any) -> Any:
 
 @jinja2.pass_context
 def _timed(context: Context, values: Iterable[Any]) -> Iterator[Any]:
-    """What is looped over, as long as there is time."""
+    """Yield the values of a loop as long as there is time."""
     deadline = context[_DEADLINE]
     for value in values:
         if time.monotonic() > deadline:

@@ -129,8 +129,8 @@ def _columns(
 
 
 def _word(where: Where, row: Mapping[str, Any], name: str) -> str:
-    """A column's value as a name. 1 and 1.0 are one number, so one name; an object's parts have no
-    order, so an object has none, nor has a list; and not-a-number is no value."""
+    """Return a column's value as a name. 1 and 1.0 are one number, so one name; an object's parts
+    have no order, so an object has none, nor has a list; and not-a-number is no value."""
     value = _column(where, row, name)
     if isinstance(value, Mapping | list | tuple) or value != value:
         raise InputError(f"{where}: column '{name}' holds no text and no number")

@@ -41,7 +41,7 @@ class Worker(Protocol):
 
 
 class Shards:
-    """`make_worker(config)` once a shard, then every record given to one of them.
+    """Workers, `make_worker(config)` one per shard, each of which is given a part of the records.
 
     Raises InputError for bad rows, Ray's error where an actor is lost, InputError or EngineError
     for a worker that cannot be made.
@@ -168,8 +168,8 @@ def _bound(table: pa.Table, most: int) -> pa.Table:
 
 
 def _get(references: list[Any]) -> list[Any]:
-    """The answers; an error of ours as itself, and InputError or EngineError for a worker that an
-    actor could not make."""
+    """Return the answers. Raises an error of ours as itself, and InputError or EngineError for a
+    worker that an actor could not make."""
     try:
         answers = list(ray.get(references))
     except Exception as error:

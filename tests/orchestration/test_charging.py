@@ -1,4 +1,4 @@
-"""What a run asks of its ledger: the data set's name, its files, and where the run stands in it. By
+"""A run and its ledger: the data set's name, its files, and the run's place in the chain. By
 DP-KPS, which has two charges and needs no model."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_a_name_in_another_spelling_is_the_same_budget(
 def test_a_run_that_made_its_ledger_and_was_cut_off_goes_on(
     config: Callable[..., Config], url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Between the file and the data set, and between the data set and the charge."""
+    """It is cut off before it makes the data set, and before it is charged."""
 
     def stop(*_: Any) -> None:
         raise DprayError("cut off")
