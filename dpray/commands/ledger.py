@@ -103,7 +103,7 @@ def verify(
             printable("\n".join(problems)) or "the ledger is as it was written; every total fits"
         )
     if problems:
-        raise InputError(f"the ledger does not fit together: {len(problems)} problems")
+        raise InputError(f"problems found in the ledger: {len(problems)}")
 
 
 @app.command()

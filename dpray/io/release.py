@@ -49,9 +49,8 @@ def names_cloud(path: str | Path) -> bool:
 def refuse_cloud(path: Path, key: str) -> None:
     """Raises InputError, which names the key, for a path that begins like a URI."""
     if names_cloud(path):
-        raise InputError(
-            f"{key}: {path}: no cloud path; copy what is written to a cloud afterwards"
-        )
+        # Without the path, which has lost a slash of its URI.
+        raise InputError(f"{key}: no cloud path; copy what is written to a cloud afterwards")
 
 
 def make_private(folder: Path) -> None:
