@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import settings as hypothesis_settings
 
 # The same examples in every run: a failure in CI is one that anybody can repeat.
@@ -101,3 +102,15 @@ def settings(tmp_path: Path, records_file: Path, model_folder: str) -> Callable[
         return tree
 
     return make
+
+
+@pytest.fixture
+def config_file(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., str]:
+    """A file of `settings`, for the command line."""
+
+    def write(**changes: Any) -> str:
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(settings(**changes)))
+        return str(path)
+
+    return write

@@ -69,7 +69,7 @@ def postgresql_url(postgresql_socket: str) -> str:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a ledger may be made; nothing is there yet."""
+    """The URL of a ledger that may be made; nothing is there yet."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/ledger.db"
     found: str = request.getfixturevalue("postgresql_url")

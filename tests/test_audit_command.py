@@ -9,7 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import yaml
 
 from dpray.accounting.ledger import Ledger
 from dpray.audit import canaries
@@ -34,19 +33,6 @@ WORDS = {
     "name": "dp_kps", "vocabulary": "words.txt", "epsilon_vocabulary": 20.0,
     "epsilon_kde": 20.0, "records": 10, "sequence_length": 3,
 }  # fmt: skip
-
-
-@pytest.fixture
-def config_file(settings: Settings, tmp_path: Path) -> Callable[..., str]:
-    def write(method: dict[str, Any] | None = None, **changes: Any) -> str:
-        tree = settings(**changes)
-        if method is not None:
-            tree["method"] = method
-        path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump(tree))
-        return str(path)
-
-    return write
 
 
 MEASURED = {"data__label_proportions": "measured", "privacy__epsilon_labels": 2.0}
@@ -206,7 +192,7 @@ def test_bad_options_end_with_one_line(
 def test_without_noise_there_is_no_claim(
     config_file: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = config_file({k: v for k, v in SGD.items() if k != "noise_multiplier"})
+    config = config_file(method={k: v for k, v in SGD.items() if k != "noise_multiplier"})
     assert run_command(["audit", config, "privacy.epsilon=.inf"]) == 2
     assert "privacy.epsilon: is infinite, so nothing is claimed" in capsys.readouterr().err
     arguments = ["--canaries", "--candidates", "0", "--confidence", "1.5"]
@@ -224,7 +210,7 @@ def test_canaries_of_a_fine_tuned_model_are_ranked_and_cost_nothing(
     ledger = Ledger.create_or_open(privacy["ledger"])
     ledger.create_dataset("notes", Budget(100, 1e-3), "record", "add_or_remove_one")
     before = {path.name for path in tmp_path.iterdir()}
-    config = config_file(SGD | {"records": 2, "epochs": 0.4})
+    config = config_file(method=SGD | {"records": 2, "epochs": 0.4})
     with patch.object(canaries, "REPETITIONS", (1, 3)):
         arguments = ["--canaries", "--candidates", "20", "--trials", "200", "--json"]
         assert run_command(["audit", config, *arguments]) == 0
@@ -240,7 +226,7 @@ def test_canaries_of_a_fine_tuned_model_are_ranked_and_cost_nothing(
 def test_canaries_of_a_run_that_does_not_finish_start_anew(
     config_file: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = config_file({k: v for k, v in SGD.items() if k != "noise_multiplier"})
+    config = config_file(method={k: v for k, v in SGD.items() if k != "noise_multiplier"})
     unfinished = Resumable("interrupted; the same command goes on from there")
     with patch("dpray.orchestration.methods.run", side_effect=unfinished):
         assert run_command(["audit", config, "privacy.epsilon=.inf", "--canaries"]) == 1
@@ -261,7 +247,7 @@ def test_a_secret_that_the_release_keeps_is_found(
 
     (tmp_path / "words.txt").write_text("cough\nfever\n")
     method = WORDS | {"vocabulary": str(tmp_path / "words.txt")}
-    config = config_file(method, engine__kind="none")
+    config = config_file(method=method, engine__kind="none")
     with patch("dpray.orchestration.canaries.make_canaries", known):
         assert run_command(["audit", config, "--canaries", "--trials", "200", "--json"]) == 0
     (secret,) = json.loads(capsys.readouterr().out)["canaries"]["secrets"]

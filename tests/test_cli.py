@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 
 import dpray
 from dpray.accounting.ledger import Ledger
@@ -38,16 +37,6 @@ COMMANDS = {
     "dpray serve": "--dry-run --json config overrides",
 }
 """Other programs call these. What changes here is named in CHANGELOG.md."""
-
-
-@pytest.fixture
-def config_file(settings: Settings, tmp_path: Path) -> Callable[..., str]:
-    def write(**changes: Any) -> str:
-        path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump(settings(**changes)))
-        return str(path)
-
-    return write
 
 
 @pytest.fixture

@@ -43,16 +43,6 @@ def refuse(capfd: pytest.CaptureFixture[str]) -> Refuse:
     return run
 
 
-@pytest.fixture
-def config_file(settings: Settings, tmp_path: Path) -> Callable[..., str]:
-    def write(**changes: Any) -> str:
-        path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump(settings(**changes)))
-        return str(path)
-
-    return write
-
-
 INTERPOLATIONS = [
     "${oc.env:DPRAY_SECRET}",
     "a ${oc.env:DPRAY_SECRET} b",

@@ -32,7 +32,7 @@ Settings = Callable[..., dict[str, Any]]
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> str:
-    """What was printed; rich breaks lines, so without them."""
+    """Return what was printed, without line ends: rich breaks lines."""
     return capsys.readouterr().out.replace("\n", "")
 
 

@@ -34,7 +34,7 @@ def run(*command, **options):
 
 
 def copied_by_dockerfile(folder):
-    """What the image is built of, in `folder`."""
+    """Copy what the image is built of into `folder`."""
     for line in DOCKERFILE:
         if line.startswith("COPY"):
             *sources, target = (word for word in line.split()[1:] if not word.startswith("--"))
@@ -207,8 +207,8 @@ def registry():
 
 
 def resolve(tmp_path, *arguments):
-    """What `pip install ARGUMENTS` would choose on Linux with Python 3.11, from metadata alone: no
-    wheel is fetched."""
+    """Return what `pip install ARGUMENTS` would choose on Linux with Python 3.11, from metadata
+    alone: no wheel is fetched."""
     path = tmp_path / "resolved.txt"
     done = subprocess.run(
         [

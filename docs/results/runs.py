@@ -49,8 +49,8 @@ def audit_canaries(file: str, out: Path, epsilon: float, changes: Sequence[str])
 
 
 def make(file: str, out: Path, epsilon: float, changes: Sequence[str] = ()) -> None:
-    """`dpray run docs/results/FILE.yaml` into the folder `out`, with a ledger of its own: the texts
-    are public, and every figure is of one run alone."""
+    """Do `dpray run docs/results/FILE.yaml` into the folder `out`, with a ledger of its own: the
+    texts are public, and every figure is of one run alone."""
     settings = [
         f"output.path={out}",
         f"privacy.ledger=sqlite:///{out}/private/ledger.db",

@@ -30,7 +30,7 @@ def canonical_json(value: Any) -> str:
 
 
 def now() -> str:
-    """The time of an entry, in UTC."""
+    """Return the time of an entry, in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 

@@ -67,7 +67,7 @@ class Ledger(BatchListings):
 
     @classmethod
     def open(cls, url: str) -> Ledger:
-        """An existing ledger; a missing one is a `MissingLedger`, never made anew."""
+        """Open a ledger that is there. Raises `MissingLedger`; none is made."""
         return cls(Store(url, create=False))
 
     @classmethod
@@ -123,7 +123,7 @@ class Ledger(BatchListings):
             return None if name is None else read_account(connection, name)
 
     def names(self) -> list[str]:
-        """The data sets that the ledger has."""
+        """Return the names of the data sets that the ledger has."""
         with self._store.read() as connection:
             query = sa.select(datasets.c.name).order_by(datasets.c.name)
             return list(connection.execute(query).scalars())
@@ -263,7 +263,8 @@ class Ledger(BatchListings):
         return self._store.write(work)
 
     def fail(self, key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool:
-        """Note that a batch's own code raised: it is never repeated. Only the class's name is kept.
+        """Note that a batch failed: it is never repeated. Only the name of the error's class is
+        kept.
 
         True the first time; the first failure of a batch stands, and later ones answer False.
         Raises `AlreadyPublished`, and `LedgerConflict` for a committed run.
@@ -298,8 +299,8 @@ class Ledger(BatchListings):
         return self._store.write(work)
 
     def last_commit(self, keys: Iterable[str]) -> Entry:
-        """The last of the entries that closed these runs, after which none of theirs comes. Raises
-        `LedgerConflict` where none is closed."""
+        """Return the last of the entries that closed these runs, after which none of theirs comes.
+        Raises `LedgerConflict` where none is closed."""
         query = sa.select(entries).where(entries.c.kind == "commit", entries.c.key.in_(list(keys)))
         with self._store.read() as connection:
             row = connection.execute(query.order_by(entries.c.seq.desc())).first()
@@ -308,8 +309,8 @@ class Ledger(BatchListings):
         return Entry(**row._mapping)
 
     def holds(self, dataset: str, sequence: int, head: str) -> bool:
-        """Whether an entry with this hash has this place in the data set's chain: not so in another
-        ledger, or in one that was put back to an earlier state."""
+        """Return whether an entry with this hash has this place in the data set's chain. In another
+        ledger, and in one that was put back to an earlier state, it has not."""
         with self._store.read() as connection:
             place = (entries.c.dataset == dataset, entries.c.seq == sequence)
             row = connection.execute(sa.select(entries).where(*place)).first()
@@ -379,7 +380,7 @@ def _refuse_published(connection: sa.Connection, key: str, units: list[str]) -> 
 
 def _refuse_failed(connection: sa.Connection, key: str, units: list[str]) -> None:
     for unit in find_units(connection, "fail", key, units):
-        raise LedgerConflict(f"batch '{unit}' has failed: its own code raised, it is not repeated")
+        raise LedgerConflict(f"batch '{unit}' has failed: it is never repeated")
 
 
 def _chunks(units: Iterable[str]) -> Iterator[list[str]]:

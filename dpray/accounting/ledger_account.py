@@ -113,7 +113,7 @@ class Account:
         )
 
     def admit(self, charge: Charge, privacy_unit: str, neighboring_relation: str) -> Account:
-        """The account with this charge. Raises `BudgetRefused` where it does not fit, and
+        """Return the account with this charge. Raises `BudgetRefused` where it does not fit, and
         `InputError` for another privacy unit or relation."""
         ours = (self.privacy_unit, self.neighboring_relation)
         if (privacy_unit, neighboring_relation) != ours:
@@ -133,14 +133,14 @@ class Account:
 
 @lru_cache(maxsize=20_000)
 def _charge(payload: str) -> Charge:
-    """The charge that a reservation's payload states; kept, because every admission reads all of
-    its data set's."""
+    """Return the charge that a reservation's payload states. It is kept, because every admission
+    reads all charges of its data set."""
     values = json.loads(payload)
     return Charge(event_from_json(values["event"]), Budget(values["epsilon"], values["delta"]))
 
 
 def read_account(connection: sa.Connection, dataset: str) -> Account | None:
-    """The account of a data set, by its name in the ledger, or None where it has none.
+    """Return the account of a data set, by its name in the ledger; None where it has no account.
 
     Work grows with the number of its runs, not of batches, nor of other data sets. Raises
     `LedgerError` where an entry that counts was altered or is missing.

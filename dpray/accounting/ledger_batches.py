@@ -44,7 +44,7 @@ class BatchListings(ABC):
             yield entry.unit, (release["attempt"], release["sha256"])
 
     def failed(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Each unit whose own code raised, with (attempt, name of the error's class)."""
+        """Yield each unit that failed, with (attempt, name of the error's class)."""
         for entry in self._entries("failed", key):
             failure = entry.values()
             yield entry.unit, (failure["attempt"], failure["reason"])
@@ -101,7 +101,7 @@ def count(connection: sa.Connection, key: str) -> dict[str, int]:
 
 
 def find(connection: sa.Connection, kind: str, key: str) -> Entry | None:
-    """The one entry of this kind and key."""
+    """Return the one entry of this kind and key, or None."""
     query = sa.select(entries).where(entries.c.kind == kind, entries.c.key == key)
     row = connection.execute(query).first()
     return None if row is None else Entry(**row._mapping)
@@ -110,7 +110,7 @@ def find(connection: sa.Connection, kind: str, key: str) -> Entry | None:
 def find_units(
     connection: sa.Connection, kind: str, key: str, units: list[str], attempt: str = ""
 ) -> dict[str, dict[str, Any]]:
-    """The payloads of those units that have an entry of this kind."""
+    """Return the payloads of those units that have an entry of this kind."""
     query = sa.select(entries.c.unit, entries.c.payload).where(
         entries.c.kind == kind,
         entries.c.key == key,

@@ -21,10 +21,10 @@ _NAME = re.compile(r"[A-Za-z0-9._ -]{1,200}")
 
 
 def stored_name(connection: sa.Connection, name: str) -> str | None:
-    """The name in the ledger of the data set that `name` means: case and the number of blanks make
-    no other data set. None where there is none.
+    """Return the name in the ledger of the data set that `name` means: case and the number of
+    blanks make no other data set. None where the ledger has no such data set.
 
-    Raises `InputError` where an older ledger has several such names, and none is just `name`.
+    Raises `InputError` where an older ledger has several such names, and none equals `name`.
     """
     made = sa.select(entries.c.dataset).where(entries.c.kind == "create")
     known = set(connection.execute(sa.union(sa.select(datasets.c.name), made)).scalars())
@@ -37,8 +37,8 @@ def stored_name(connection: sa.Connection, name: str) -> str | None:
 
 
 def new_name(name: str) -> str:
-    """The name as the ledger will have it, without needless blanks. Raises `InputError` for one
-    that is no plain name."""
+    """Return the name as the ledger will have it, without needless blanks. Raises `InputError` for
+    one that is no plain name."""
     if not (_NAME.fullmatch(name) and name.strip()):
         raise InputError(
             "the name of a data set has 1 to 200 letters (A to Z), digits, blanks, dots, hyphens "
@@ -48,8 +48,9 @@ def new_name(name: str) -> str:
 
 
 def bind(connection: sa.Connection, chain: Chain, digests: Iterable[str]) -> None:
-    """Note that the files with these digests, some hundreds at most, are the chain's data set's.
-    Raises `InputError` for one that is another's: no second budget pays for the same records."""
+    """Note that the files with these digests, some hundreds at most, belong to the chain's data
+    set. Raises `InputError` for a file of another data set: no second budget pays for its
+    records."""
     query = sa.select(entries.c.key, entries.c.dataset).where(
         entries.c.kind == "data", entries.c.key.in_(digests := list(digests))
     )

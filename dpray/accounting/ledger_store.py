@@ -124,8 +124,8 @@ class Store:
             )
 
     def digests(self, connection: sa.Connection, contents: Iterable[bytes]) -> list[str]:
-        """HMAC-SHA256 of each content under the ledger's own key, in hexadecimal. The key leaves
-        the database for this alone: who has an export cannot confirm a guess by the digests."""
+        """Return HMAC-SHA256 of each content under the ledger's own key, in hexadecimal. The key
+        leaves the database for this alone: an export confirms no guess of a file."""
         key = connection.execute(sa.select(secret.c.data_key)).scalar()
         if key is None:
             raise LedgerError(f"the ledger {self} has lost its key: nothing more is charged to it")
@@ -134,7 +134,7 @@ class Store:
 
     def _make_tables(self, engine: sa.Engine) -> None:
         engine = engine.execution_options(dpray_write=True)
-        with self._errors(), engine.begin() as connection:
+        with self._errors(making=True), engine.begin() as connection:
             ledger_schema.make(connection)
         engine.dispose()
 
@@ -147,16 +147,19 @@ class Store:
             self._make_tables(self._writer)
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, *, making: bool = False) -> Iterator[None]:
         try:
             yield
         except SQLAlchemyError as error:
-            if (
-                self._url.get_backend_name() == "sqlite"
-                and not Path(self._url.database or "").is_file()
-            ):
-                raise missing(self) from error
+            path = Path(self._url.database or "")
+            if self._url.get_backend_name() == "sqlite" and not path.is_file():
+                raise (self._not_made(path, error) if making else missing(self)) from error
             raise LedgerError(f"the ledger {self} failed: {_reason(error)}") from error
+
+    def _not_made(self, path: Path, error: SQLAlchemyError) -> MissingLedger:
+        folder = path.parent
+        why = _reason(error) if folder.is_dir() else f"there is no folder {folder}"
+        return MissingLedger(f"the ledger {self} cannot be made: {why}")
 
 
 def missing(store: object) -> MissingLedger:

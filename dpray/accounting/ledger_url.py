@@ -15,8 +15,8 @@ from dpray.types import InputError
 
 
 def parse_url(url: str, mounts: Path = MOUNTS) -> sa.URL:
-    """A checked URL with its driver named, an SQLite path made absolute (the accountant actor has
-    another working directory), and TLS asked for where PostgreSQL is on another machine.
+    """Return the URL, checked, with its driver named, an SQLite path made absolute (the accountant
+    actor has another working directory), and TLS asked for where PostgreSQL is elsewhere.
 
     Raises `InputError`, also for an SQLite file in a place that would lose it or its locks.
     """
@@ -53,8 +53,8 @@ def _check_place(path: str, mounts: Path) -> None:
 
 
 def _with_tls(url: sa.URL) -> sa.URL:
-    """The URL with `sslmode=require` where it leads to another machine. A mode that is stated, in
-    the URL or where libpq looks for one, is kept: it may ask for more."""
+    """Return the URL with `sslmode=require` where it leads to another machine. A mode that is
+    stated, in the URL or where libpq looks for one, is kept: it may ask for more."""
     stated = {"sslmode", "service"} & set(url.query) or any(
         os.environ.get(name) for name in ("PGSSLMODE", "PGSERVICE")
     )
@@ -64,7 +64,8 @@ def _with_tls(url: sa.URL) -> sa.URL:
 
 
 def _hosts(url: sa.URL) -> Iterable[str]:
-    """The hosts that libpq will try, in the URL or, where it names none, in the environment."""
+    """Return the hosts that libpq will try, in the URL or, where it names none, in the
+    environment."""
     named = [url.host] if url.host else []
     for key in ("host", "hostaddr"):
         values = url.query.get(key, ())
@@ -74,7 +75,8 @@ def _hosts(url: sa.URL) -> Iterable[str]:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a host is a socket's folder or this machine; SQLAlchemy's form may carry a port."""
+    """Return whether a host is a socket's folder or this machine; it may carry a port, as
+    SQLAlchemy writes it."""
     if host.startswith(("/", "@")) or host.rsplit(":", 1)[0] == "localhost":
         return True
     for form in (host, host.rsplit(":", 1)[0].strip("[]")):

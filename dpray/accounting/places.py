@@ -31,7 +31,7 @@ name, as those for buckets do."""
 
 
 def in_ray_package(path: str) -> bool:
-    """Whether a path lies in a folder that Ray unpacked for a job and will delete."""
+    """Return whether a path lies in a folder that Ray unpacked for a job and will delete."""
     parts = Path(os.path.realpath(path)).parts
     return any(
         folder == RAY_RESOURCES and kind in RAY_PACKAGES for folder, kind in pairwise(parts[:-1])
@@ -39,7 +39,8 @@ def in_ray_package(path: str) -> bool:
 
 
 def network_file_system(path: str, mounts: Path = MOUNTS) -> str | None:
-    """The type of the network file system that holds a path; None for a local or an unknown one."""
+    """Return the type of the network file system that holds a path; None for a local or an unknown
+    one."""
     try:
         table = mounts.read_text(errors="surrogateescape")
     except OSError:
@@ -49,7 +50,8 @@ def network_file_system(path: str, mounts: Path = MOUNTS) -> str | None:
 
 
 def _file_system(path: str, table: str) -> str:
-    """The type of the longest mount point above `path`; of two at one place the later one."""
+    """Return the type of the longest mount point above `path`; the later one of two at one
+    place."""
     longest, found = 0, ""
     for line in table.splitlines():
         mount, _, source = line.partition(" - ")

@@ -52,10 +52,12 @@ def create(
     stated_for = (privacy_unit(unit), NEIGHBORING_RELATION)
     book.create_dataset(dataset, budget, *stated_for, composition, order)
     account = book.account(dataset)
+    assert account is not None
     if as_json:
-        typer.echo(json.dumps({"dataset": dataset, **(account.terms() if account else {})}))
+        typer.echo(json.dumps({"dataset": account.dataset, **account.terms()}))
     else:
-        typer.echo(printable(f"data set '{dataset}' has the budget {budget} in {book}"))
+        # By the ledger's own spelling, which an earlier call may have set.
+        typer.echo(printable(f"data set '{account.dataset}' has the budget {budget} in {book}"))
 
 
 @app.command()
@@ -101,7 +103,7 @@ def verify(
             printable("\n".join(problems)) or "the ledger is as it was written; every total fits"
         )
     if problems:
-        raise InputError(f"the ledger does not fit together: {len(problems)} problems")
+        raise InputError(f"problems found in the ledger: {len(problems)}")
 
 
 @app.command()
@@ -131,7 +133,7 @@ def export(
 
 
 def _last_entry(run_dir: Path) -> tuple[str, int, str]:
-    """Data set, sequence number and hash of a run's last entry in its ledger, from its report."""
+    """Return data set, sequence number and hash of a run's last ledger entry, from its report."""
     place = read_json(run_dir / "privacy_report.json").get("ledger") or {}
     match place:
         case {"dataset": str(dataset), "sequence": int(sequence), "head": str(head)}:

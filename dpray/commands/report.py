@@ -71,7 +71,7 @@ def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file of a run's folder. Raises InputError where it is not there, or no JSON object."""
+    """Read a file of a run's folder. Raises InputError where it is missing or no JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError:

@@ -17,13 +17,13 @@ _CONTROL = re.compile(
 
 
 def printable(text: str) -> str:
-    """The text for a terminal: control characters, which could move the cursor or rewrite what is
-    above, marks that turn the direction of writing, and lone surrogates made U+FFFD."""
+    """Return the text for a terminal. Control characters, which could move the cursor or rewrite
+    what is above, marks that turn the direction of writing, and lone surrogates become U+FFFD."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def one_line(text: str) -> str:
-    """The same in one line."""
+    """Return the text for a terminal, in one line."""
     return " ".join(printable(text).split("\n"))
 
 
@@ -38,12 +38,12 @@ class Terminal(Console):
         return super().render_str(printable(text), **options)
 
     def note(self, word: str, style: str, text: str) -> None:
-        """A line that begins with a word in a style."""
+        """Print a line that begins with a word in a style."""
         self.print(Text(word, style), text, sep=": ", soft_wrap=True)
 
 
 def titled_table(title: str, *columns: str) -> Table:
-    """A table whose first column is words and whose others are numbers."""
+    """Make a table whose first column holds words and whose others hold numbers."""
     table = Table(title=title, title_justify="left")
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place else "left")

@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def read_tree(path: str | Path, overrides: list[str]) -> Any:
-    """The plain tree of a YAML file with `key.sub=value` overrides; raises InputError.
+    """Read the plain tree of a YAML file with `key.sub=value` overrides; raises InputError.
 
     Nothing in it is resolved: OmegaConf's `${oc.env:NAME}` would put an environment variable into
     the files of a release, so `${` is refused before OmegaConf sees it.
@@ -46,7 +46,7 @@ def read_tree(path: str | Path, overrides: list[str]) -> Any:
 
 
 def _override(setting: str) -> Any:
-    """One `key.sub=value` setting as a tree."""
+    """Parse one `key.sub=value` setting into a tree."""
     key, sign, value = setting.partition("=")
     if not sign or key.endswith("\\"):  # OmegaConf would read on to the next sign
         raise InputError(f"{setting}: settings after the file are written key.sub=value")
@@ -58,14 +58,14 @@ def _override(setting: str) -> Any:
 
 
 def _refuse_interpolation(tree: Any) -> None:
-    """Raises InputError that names the key."""
+    """Raises InputError, which names the key, where a text holds `${`."""
     for key, text in _texts(tree):
         if "${" in text:
             raise InputError(f"{key}: `${{` has no meaning in a configuration; write the value")
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text of a plain tree, the mappings' keys too, with the key it stands under."""
+    """Yield every text of a plain tree, the mappings' keys too, with the key that it is under."""
     if isinstance(value, Mapping):
         for name, below in value.items():
             place = f"{key}.{name}" if key else str(name)
@@ -83,7 +83,7 @@ def _reason(error: Exception) -> str:
 
 
 def parse(model: type[M], values: Any) -> M:
-    """A configuration from a plain tree; raises InputError that names the first wrong key.
+    """Make a configuration of a plain tree; raises InputError that names the first wrong key.
 
     A text has no control characters but tabs and line feeds: they stand in paths, names and error
     messages, and no file system, database or terminal takes them for what they are.

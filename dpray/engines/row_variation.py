@@ -1,8 +1,9 @@
 """A test of the device: whether a row's logits depend on the rows that share its forward pass.
 
 Private prediction's sensitivity c / s is that of rows whose logits are functions of their own
-prompt. Kernels keep to that up to their rounding, which goes with the shape of the whole pass. How
-far, is measured here with public prompts, on the device and in the precision that decode.
+prompt. Kernels keep to that up to their rounding, which depends on the shape of the whole pass.
+This module measures the rounding with public prompts, on the device and in the precision that
+decode.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class RowProbe:
 
 
 def row_variation(engine: Engine, rows: int) -> float:
-    """The largest change of a row's logits, in nats, when up to `rows - 1` other rows of other
-    lengths share its forward passes: 0.0 where no bit changed. Raises EngineError for a model whose
-    logits are no numbers."""
+    """Measure the largest change of a row's logits, in nats, when up to `rows - 1` other rows of
+    other lengths share its forward passes: 0.0 where no bit changed. Raises EngineError for a model
+    whose logits are no numbers."""
     found: dict[str, list[list[float]]] = {}
 
     def then(result: LockstepResult) -> None:
@@ -66,7 +67,7 @@ def row_variation(engine: Engine, rows: int) -> float:
 
 
 def _groups(engine: Engine, rows: int) -> Iterator[LockstepGroup]:
-    """The same first row alone and in groups of growing size."""
+    """Yield the same first row alone and in groups of growing size."""
     words = min(32, (engine.context_length - POSITIONS) // 8)
     lengths = [words // 2, *(1 + 7 * row % words for row in range(1, rows))]
     prompts = tuple(engine.encode(Prompt(" ".join(["a"] * length))) for length in lengths)

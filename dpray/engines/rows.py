@@ -18,7 +18,7 @@ PROMPTS_KEPT = 64
 
 
 def load_model(folder: str, dtype: str, device: torch.device) -> Any:
-    """The model in evaluation mode. Raises EngineError where it cannot be loaded."""
+    """Load the model in evaluation mode. Raises EngineError where it cannot be loaded."""
     disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -30,7 +30,7 @@ def load_model(folder: str, dtype: str, device: torch.device) -> Any:
 def left_padded(
     prompts: Sequence[tuple[int, ...]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, both (rows, longest prompt)."""
+    """Return token ids and attention mask, both of shape (rows, longest prompt)."""
     longest = max(map(len, prompts))
     ids = torch.zeros(len(prompts), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -50,7 +50,7 @@ class Rows:
     logits: torch.Tensor
 
     def rewind(self) -> None:
-        """Forgets the tokens after the prompts."""
+        """Forget the tokens after the prompts."""
         self.cache.crop(-(self.cache.get_seq_length() - self.mask.shape[1]))
 
     @property
@@ -60,7 +60,7 @@ class Rows:
 
 @torch.inference_mode()
 def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device) -> Rows:
-    """The prompts' rows, computed in one forward pass."""
+    """Compute the prompts' rows in one forward pass."""
     ids, mask = left_padded(prompts, device)
     cache = DynamicCache(config=model.config)
     output = model(
@@ -75,7 +75,7 @@ def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device
 
 @torch.inference_mode()
 def advance(model: Any, rows: Rows, tokens: Sequence[int]) -> torch.Tensor:
-    """The rows' logits after `tokens`, the same for all rows, of which only the last is new."""
+    """Compute the rows' logits after `tokens`, the same for all; only the last token is new."""
     count = rows.mask.shape[0]
     grown = rows.mask.new_ones(count, len(tokens))
     output = model(
@@ -102,7 +102,7 @@ class PublicPass:
         self._prompts: dict[tuple[int, ...], Rows] = {}
 
     def start(self, prompt: tuple[int, ...]) -> PublicRow:
-        """The prompt's row; its prefill is kept for the next text."""
+        """Return the prompt's row; its prefill is kept for the next text."""
         if prompt not in self._prompts:
             if len(self._prompts) == PROMPTS_KEPT:
                 del self._prompts[next(iter(self._prompts))]
@@ -117,7 +117,8 @@ class PublicRow:
         self._model, self._rows = model, rows
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        """The next token's logits, float32, shape (V,); called once at every position, in order."""
+        """Return the next token's logits, float32, shape (V,). It is called once at every position,
+        in order."""
         if not tokens:
             return self._rows.logits[0]
         return advance(self._model, self._rows, tokens)[0]

@@ -205,8 +205,8 @@ class TransformersEngine:
             return selector.select(logits[:-1], logits[-1])
 
     def _prefill(self, group: LockstepGroup) -> list[Rows]:
-        """The private rows after their prompts, then the public one by itself; kept for the batch's
-        next text, which has the same prompts."""
+        """Compute the private rows after their prompts, then the public one by itself; both are
+        kept for the batch's next text, which has the same prompts."""
         prompts = (*group.private_prompts, group.public_prompt)
         if self._prefilled is not None and self._prefilled[0] == prompts:
             for part in self._prefilled[1]:

@@ -59,7 +59,7 @@ def _import_vllm() -> Any:
 
 
 def take_invariant_kernels(vllm: Any) -> bool:
-    """Sets vLLM's batch-invariant mode where the device has it; whether it is in force."""
+    """Set vLLM's batch-invariant mode where the device has it; return whether it is in force."""
     platform = vllm.platforms.current_platform
     if not (platform.is_cuda() and platform.has_device_capability(80)):
         return False

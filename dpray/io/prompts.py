@@ -35,8 +35,8 @@ class PromptTemplate:
     name: str = field(default="", compare=False)
 
     def private_prompt(self, text: str, label: str) -> Prompt:
-        """The prompt with a private text. Raises InputError that, unlike the template's own error,
-        quotes no word of it."""
+        """Make the prompt with a private text. Raises InputError that, unlike the template's own
+        error, quotes no word of it."""
         try:
             return self._prompt(text, label)
         except Exception as error:
@@ -70,8 +70,8 @@ class PromptTemplate:
         return rendered(getattr(self, part), variables)
 
     def try_out(self) -> None:
-        """Render what public words can be put into. What is made from rows, or from completions of
-        a certain form, is compiled, which finds what is not in the language."""
+        """Render the parts that public words can be put into, and compile the others, which take a
+        row or a completion: that finds what is not in the language."""
         self.public_prompt("label")
         compiled(self.private or "")
         compiled(self.output)

@@ -112,8 +112,8 @@ def text_of(row: dict[str, Any], column: str, where: Where) -> str:
 
 
 def file_digests(path: str) -> list[bytes]:
-    """SHA-256 of each file that `path` means, in their order; `hf://` gives its name alone. As
-    private as the files: whoever can guess all records could confirm the guess."""
+    """Return SHA-256 of each file that `path` means, in their order; for `hf://` the name itself.
+    They are as private as the files: whoever can guess all records could confirm the guess."""
     return [_file_digest(file) for file in list_files(path)]
 
 
@@ -129,7 +129,7 @@ def _file_digest(file: str) -> bytes:
 
 
 def fingerprint(digests: Iterable[bytes]) -> str:
-    """SHA-256 over the digests of all files: tells whether one of them changed."""
+    """Return SHA-256 over the digests of all files, which tells whether one of them changed."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 ```
 synthetic.jsonl, privacy_report.json, privacy_report.html, run.json     may be released
-private/                                           never; its owner alone can open it
+private/                                           never, and its owner alone can open it
   lock, staging/ (not yet committed), parts/ (committed)
 ```
 A part is the output of some batches by one attempt (`*.jsonl`), or of one mechanism (`*.json`). It
@@ -37,7 +37,8 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def names_cloud(path: str | Path) -> bool:
-    """Whether a path begins like a URI: as a local path, `s3://bucket/run` would be a folder `s3:`.
+    """Return whether a path begins like a URI: as a local path, `s3://bucket/run` would be a folder
+    `s3:`.
 
     What dpray writes needs a local file system: the lock and the renames that make a release whole
     have no counterpart in an object store.
@@ -46,22 +47,22 @@ def names_cloud(path: str | Path) -> bool:
 
 
 def refuse_cloud(path: Path, key: str) -> None:
-    """Raises InputError that names the key for what is no local path."""
+    """Raises InputError, which names the key, for a path that begins like a URI."""
     if names_cloud(path):
-        raise InputError(
-            f"{key}: {path}: no cloud path; copy what is written to a cloud afterwards"
-        )
+        # Without the path, which has lost a slash of its URI.
+        raise InputError(f"{key}: no cloud path; copy what is written to a cloud afterwards")
 
 
 def make_private(folder: Path) -> None:
-    """The folder, for its owner alone; one that was there is closed to others. Raises OSError."""
+    """Make the folder for its owner alone; one that was there is closed to others. Raises
+    OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
 
 
 def owners_only(path: str, flags: int) -> int:
-    """An `opener` that makes files for their owner alone."""
+    """Open a file as `open` asks its `opener` to, and make it for its owner alone."""
     return os.open(path, flags, 0o600)
 
 

@@ -105,8 +105,8 @@ class TooMuch(SecurityError):
 
 
 def rendered(source: str, variables: Mapping[str, Any], seconds: float = SECONDS) -> str:
-    """A template's text. May raise any exception, as templates do; SecurityError where it reaches
-    for what it must not have, or for too much. A message may quote a variable."""
+    """Render a template. It may raise any exception, as templates do, and SecurityError where it
+    reaches for what it must not have, or for too much. A message may quote a variable."""
     template = compiled(source)
     pieces: list[str] = []
     length = 0
@@ -121,8 +121,8 @@ def rendered(source: str, variables: Mapping[str, Any], seconds: float = SECONDS
 
 @lru_cache(maxsize=64)
 def compiled(source: str) -> jinja2.Template:
-    """Kept apart from the templates, which travel to workers: a compiled one cannot. Raises
-    TemplateError for a source that is not in the language."""
+    """Compile a template. It is kept here, because templates travel to workers and compiled ones
+    cannot. Raises TemplateError for a source that is not in the language."""
     if len(source) > MOST_SOURCE:
         raise TooMuch(f"longer than {MOST_SOURCE} characters")
     environment = _Sandbox()
@@ -146,8 +146,8 @@ def _refuse(node: nodes.Node) -> None:
 
 
 class _Looked(NodeTransformer):
-    """Puts a filter around what is looped over, what is set and what `~` joins: there Jinja asks
-    its environment nothing."""
+    """A transformer that puts a filter around what is looped over, what is set and what `~` joins:
+    there Jinja asks its environment nothing."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -212,7 +212,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja's that refuses what it could grow too much from."""
+    """Make a filter of Jinja's refuse arguments that it would make too much of."""
 
     passed = 1 if hasattr(function, "jinja_pass_arg") else 0
 
@@ -251,7 +251,7 @@ def _check_growth(name: str, value: Any, *args: Any) -> None:
 
 
 def _listed(value: Any) -> Any:
-    """A list of what is made one at a time, or has no size that `_size` sees."""
+    """Return a list in place of an iterator or view, whose size `_size` does not see."""
     return (
         list(value)
         if isinstance(value, Iterator | range | KeysView | ValuesView | ItemsView)
@@ -264,7 +264,7 @@ def _factor(value: Any) -> int:
 
 
 def _size(value: Any) -> int:
-    """The characters and entries of a value with all below it, counted as often as they would be
+    """Count the characters and entries of a value with all below it, as often as they would be
     written out. Raises TooMuch where there are too many entries to count."""
     size = entries = 0
     waiting = [value]
@@ -292,7 +292,7 @@ def _checked(value: Any) -> Any:
 
 
 def _timed(values: Iterable[Any]) -> Iterator[Any]:
-    """What is looped over, as long as there is time."""
+    """Yield the values of a loop as long as there is time."""
     left = _left.get()
     for value in values:
         left.spend()

@@ -33,8 +33,8 @@ KNOWN_FAULTS = (Fault, jinja2.TemplateError, yaml.YAMLError)
 
 @contextmanager
 def faults_named(name_or_path: str) -> Iterator[None]:
-    """Whatever is found wrong with this template, as an InputError of one line. For renderings
-    with public words only: the line may quote them."""
+    """Raise whatever is wrong with this template as an InputError of one line. The line may quote
+    what was rendered, which therefore has to be public."""
     try:
         yield
     except InputError:
@@ -109,8 +109,8 @@ class TemplateFile:
         return words
 
     def _lines(self, key: str, name: str) -> list[str]:
-        """The lines of a file in the template's folder; a template that came from elsewhere reads
-        no other file into prompts."""
+        """Read the lines of a file in the template's folder; a template that came from elsewhere
+        reads no other file into prompts."""
         try:
             path = (self.folder / name).resolve()
             if not path.is_relative_to(self.folder.resolve()):

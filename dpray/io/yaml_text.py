@@ -21,7 +21,7 @@ class YamlRefused(yaml.YAMLError):
 
 
 def read_yaml_text(path: str | Path) -> str:
-    """A file's text. Raises OSError, UnicodeDecodeError, YamlRefused for one that is too long."""
+    """Read a file's text. Raises OSError, UnicodeDecodeError, YamlRefused where it is too long."""
     with open(path, "rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -30,7 +30,7 @@ def read_yaml_text(path: str | Path) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """The plain value of a text that `check_yaml` lets through."""
+    """Parse a text that `check_yaml` lets through into a plain value."""
     check_yaml(text)
     return yaml.safe_load(text)
 

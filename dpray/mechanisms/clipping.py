@@ -64,8 +64,8 @@ def dclip_mean(
 
 
 def row_blocks(logits_SV: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
-    """The rows in float32 in blocks of shape (BLOCK, V), the last filled up with zeros, each with
-    the number of its true rows; nothing where there are no rows."""
+    """Yield the rows in float32 in blocks of shape (BLOCK, V), the last filled up with zeros, each
+    with the number of its true rows; nothing where there are no rows."""
     for start in range(0, len(logits_SV), BLOCK):
         rows_SV = logits_SV[start : start + BLOCK].float()
         count = len(rows_SV)
@@ -78,7 +78,7 @@ def _grid_sum(
     clip_bound: float,
     value: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """The sum over rows of `value` clamped to [-c, c] on the grid, float64, shape (K,)."""
+    """Compute the sum over rows of `value` clamped to [-c, c] on the grid, float64, shape (K,)."""
     total_K = _chosen(logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64), candidates_K)
     most = _grid_bound(clip_bound)
     for rows_SV, count in row_blocks(logits_SV):
@@ -90,7 +90,7 @@ def _grid_sum(
 
 
 def _grid_bound(clip_bound: float) -> float:
-    """The largest float32 that is a whole number of steps and at most c of them."""
+    """Return the largest whole number of steps, exact in float32, that make at most c nats."""
     steps = math.floor(clip_bound * GRID)
     most = np.float32(steps)
     # As Python numbers: numpy would compare in float32, where the two are equal.

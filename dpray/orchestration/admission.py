@@ -1,4 +1,4 @@
-"""What is asked of a ledger before a run is charged, while its data is still closed."""
+"""The checks of a ledger before a run is charged, while its data is still closed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from dpray.types import Budget, InputError
 
 
 def account_to_charge(ledger: Ledger, plan: Plan, made_by_this_run: bool) -> Account:
-    """The account of the plan's data set. A ledger that this run made gets one with just the plan's
-    cost; in any other, InputError: a name that is not there is more likely mistyped than new."""
+    """Return the account of the plan's data set. A ledger that this run made gets one with just the
+    plan's cost. In any other, raises InputError: an unknown name is more likely mistyped than new.
+    """
     name = plan.config.privacy.dataset
     if (account := ledger.account(name)) is not None:
         return account

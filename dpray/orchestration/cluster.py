@@ -80,8 +80,8 @@ LOW_ON_MEMORY = "low on memory"
 
 
 def was_lost(error: BaseException) -> bool:
-    """Whether a machine or a process was lost, rather than that some code raised or that Ray ended
-    the process for want of memory: how much it needs depends on the private rows.
+    """Return whether a machine or a process was lost. It was not where some code raised, or where
+    Ray ended the process for want of memory: how much it needs depends on the private rows.
 
     What the kernel's own out-of-memory killer ends looks like any lost process.
     """
@@ -89,7 +89,7 @@ def was_lost(error: BaseException) -> bool:
 
 
 def ended_for_memory(error: BaseException) -> bool:
-    """Whether Ray says that it ended a process because its node was low on memory."""
+    """Return whether Ray says that it ended a process because its node was low on memory."""
     died = find_error(error, ray.exceptions.RayActorError)
     return find_error(error, ray.exceptions.OutOfMemoryError) is not None or LOW_ON_MEMORY in str(
         died or ""

@@ -46,8 +46,8 @@ def with_absolute_model(config: EngineConfig) -> EngineConfig:
 
 
 def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> Engine:
-    """The engine of this section. `public_alone` is given where it decodes groups of private rows:
-    whether tokens are cut out by a public row's logits (see `VllmEngine`)."""
+    """Build the engine of this section. `public_alone` is given where it decodes groups of private
+    rows: whether tokens are cut out by a public row's logits (see `VllmEngine`)."""
     options = config.model_dump(include=OPTIONS[config.kind])
     if config.kind == "vllm" and public_alone is not None:
         options |= {"private_rows": True, "public_alone": public_alone}
@@ -64,7 +64,8 @@ class LoadError:
 
     @classmethod
     def of(cls, error: Exception) -> LoadError:
-        """Messages of ours hold no text; of another error only its class is told."""
+        """Keep the message of an error of ours, which holds no text, and any other error's
+        class."""
         ours = isinstance(error, DprayError | EngineError)
         return cls(
             str(error) if ours else f"it cannot be loaded ({type(error).__name__})",

@@ -129,8 +129,8 @@ def _columns(
 
 
 def _word(where: Where, row: Mapping[str, Any], name: str) -> str:
-    """A column's value as a name. An object's parts have no order, so an object has no name, nor
-    has a list; and not-a-number is no value."""
+    """Return a column's value as a name. An object's parts have no order, so an object has no name,
+    nor has a list; and not-a-number is no value."""
     value = _column(where, row, name)
     if isinstance(value, Mapping | list | tuple) or value != value:
         raise InputError(f"{where}: column '{name}' holds no text and no number")

@@ -154,7 +154,7 @@ class Run(ABC, Generic[P]):
 
     @property
     def load_engine(self) -> Callable[[], Engine]:
-        """The function that builds the run's engine can be sent to an actor."""
+        """Return the function that builds the run's engine; it can be sent to an actor."""
         return partial(self._build, with_absolute_model(self.config.engine))
 
     def take_engine(self) -> Engine:
@@ -206,9 +206,10 @@ class Run(ABC, Generic[P]):
             forget_calls(self.folder.private / CALLS)
 
     def _check_same_data(self) -> list[bytes]:
-        """The digests of the data's files. Once a mechanism began, the records may not change: what
-        is released of the old ones and of the new ones would be paid for once, and a person could
-        be in two disjoint parts."""
+        """Return the digests of the data's files. Once a mechanism began, the records may not
+        change: what is released of the old ones and of the new ones would be paid for once, and a
+        person could be in two disjoint parts. Raises InputError where they did, or nobody can
+        tell."""
         kept = self.folder.private / DATA_FINGERPRINT
         digests = file_digests(self.config.data.path)
         found = fingerprint(digests)
@@ -310,8 +311,8 @@ class Run(ABC, Generic[P]):
         return shas.__contains__
 
     def _perform_until_done(self) -> None:
-        """Lost machines, and engines that failed, are no reason to stop, a few times; other code
-        that raised is."""
+        """Repeat what was lost with a machine or an engine, a few times; stop where other code
+        raised."""
         attempts = self.config.runtime.max_attempts
         why: str | None = None
         for _ in range(attempts):
@@ -399,8 +400,9 @@ class Run(ABC, Generic[P]):
         failed = dict(self.ledger.failed(key))
         if unit in failed:
             raise DprayError(
-                f"{unit} failed with {failed[unit][1]}; a mechanism whose own code raised is never "
-                f"repeated, so this run cannot be finished; its charge stays spent"
+                f"{unit} failed with {failed[unit][1]}; a mechanism that raised itself, or "
+                f"for which the memory did not suffice, is never repeated, so this run cannot be "
+                f"finished; its charge stays spent"
             )
         lost = {name for name, _ in self.ledger.unfinished(key)}
         if self.config.privacy.lost_batches == "drop" and unit in lost:

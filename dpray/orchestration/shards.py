@@ -42,8 +42,8 @@ class Worker(Protocol):
 
 
 class Shards:
-    """`make_worker(config)` once a shard, then every record given to one of them. On Ray a shard is
-    an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
+    """Workers, `make_worker(config)` one per shard, each of which is given a part of the records. On
+    Ray a shard is an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
 
     Raises InputError for bad rows, Ray's error where an actor is lost, InputError or EngineError
     for a worker that cannot be made.
@@ -173,8 +173,8 @@ def _bound(table: pa.Table, most: int) -> pa.Table:
 
 
 def _get(references: list[Any]) -> list[Any]:
-    """The answers; an error of ours as itself, and InputError or EngineError for a worker that an
-    actor could not make."""
+    """Return the answers. Raises an error of ours as itself, and InputError or EngineError for a
+    worker that an actor could not make."""
     try:
         answers = list(ray.get(references))
     except Exception as error:

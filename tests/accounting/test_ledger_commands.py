@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
 from dpray.accounting.ledger import Ledger
-from dpray.accounting.ledger_store import LedgerError
+from dpray.accounting.ledger_store import LedgerError, MissingLedger
 from dpray.commands.ledger import app
 from dpray.config import parse_config
 from dpray.orchestration.methods import make_plan
@@ -71,6 +71,18 @@ def test_create_takes_a_rule_and_a_unit(url: str):
     assert dataset["privacy_unit"] == "all records with the same 'patient'"
     assert create(url, *rule).exit_code == 0
     assert isinstance(create(url).exception, LedgerError)
+
+
+def test_create_speaks_of_the_data_set_by_the_name_in_the_ledger(url: str):
+    create(url)
+    named = create(url, "--dataset", " Clinic-Notes")
+    assert "data set 'clinic-notes' has the budget" in named.stdout
+
+
+def test_a_ledger_in_a_folder_that_is_missing(tmp_path: Path):
+    error = create(f"sqlite:///{tmp_path}/nowhere/ledger.db").exception
+    assert isinstance(error, MissingLedger)
+    assert str(error).endswith(f"cannot be made: there is no folder {tmp_path}/nowhere")
 
 
 @pytest.mark.parametrize(("column", "other"), [(None, "who"), ("who", None)])

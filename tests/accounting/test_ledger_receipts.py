@@ -198,7 +198,7 @@ def test_an_older_ledger_that_lost_entries_admits_nothing_more(
 def test_an_admission_reads_its_own_data_sets_charges_alone(
     ledger: Ledger, url: str, connection: Callable[[], sa.Connection]
 ):
-    """By the database's own plan, with many entries of other kinds and of other data sets."""
+    """The database's own plan says so, with many entries of other kinds and of other data sets."""
     ledger.create_dataset("other", Budget(1e6, 1e-2), *STATED_FOR)
     charges = {f"other-{n}": (Laplace(10.0), ASKED) for n in range(300)}
     ledger.reserve_all("other", charges, *STATED_FOR)

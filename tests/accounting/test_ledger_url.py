@@ -1,4 +1,4 @@
-"""Where a ledger may be: not in what Ray deletes, not on a disk of the network, not without TLS."""
+"""A ledger is not in what Ray deletes, not on a disk of the network, not without TLS."""
 
 from __future__ import annotations
 

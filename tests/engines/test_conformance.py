@@ -106,7 +106,7 @@ def test_private_rows_change_no_bit_of_the_public_logits(engine: Engine) -> None
 def test_public_logits_are_those_of_a_pass_by_itself(
     vllm_engine: Engine, transformers_engine: Engine
 ) -> None:
-    """To the last bit the same in both engines, because the same pass computes them."""
+    """Both engines give the same bits, because the same pass computes them."""
     keeper = SelectorSpec(
         "tests.engines.token_selectors:PublicKeeper", {"script": [7] * MAX_TOKENS}
     )

@@ -1,4 +1,4 @@
-"""Whether somebody opened a file."""
+"""A watch on files that any process opens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Opened:
-    """Which files any process opened while this was held (Linux's inotify)."""
+    """The files that any process opened while this was held (Linux's inotify)."""
 
     IN_OPEN = 0x20
 

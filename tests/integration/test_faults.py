@@ -211,7 +211,7 @@ def test_engine_that_the_pool_cannot_load_says_why_and_the_run_goes_on(
 
 
 def test_model_folder_that_no_node_has(runs: MakeRuns, tmp_path: Path):
-    """Named like a folder of the cluster's machines, and there on none."""
+    """The model is named like a folder of the cluster's machines, and is on none."""
     run = runs(engine__model=str(tmp_path / "nowhere"), runtime__ray_address="auto")
     ended = run.run()
     assert ended.code == 2 and "engine.model: no such folder" in ended.err

@@ -157,7 +157,7 @@ def test_plan_refuses_and_run_charges_nothing(
 
 
 def test_a_private_row_is_in_no_error(tmp_path: Path, settings: Callable[..., Any]) -> None:
-    """What a template asks for may be made of the row it is given."""
+    """A template may grow its values from the row that it is given."""
     reaching = "{% if text != 'a text' %}{{ ''[text] }}{% endif %}"
     template = load_template(own(tmp_path, user=reaching))
     with pytest.raises(InputError) as refused:

@@ -27,7 +27,7 @@ def matrix(rows: list[np.ndarray]) -> torch.Tensor:
 @settings(deadline=None)
 @given(rows=st.lists(row, max_size=40), new=row, place=st.integers(0, 40), c=bound, s=size)
 def test_recentred_mean_moves_by_at_most_c_over_s(rows, new, place, c, s) -> None:  # type: ignore[no-untyped-def]
-    """To the last bit: there is no slack for rounding."""
+    """This holds to the last bit: there is no slack for rounding."""
     without = recentred_mean(matrix(rows), None, c, s)
     with_new = recentred_mean(matrix([*rows[:place], new, *rows[place:]]), None, c, s)
     # The difference of two quotients may round up by one unit in their last place.

@@ -16,38 +16,14 @@ from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
 from dpray.config import Config, parse_config
 from dpray.orchestration import cluster, methods
-from dpray.orchestration.dp_kps import run as dp_kps_run
-from dpray.types import Budget, DprayError, InputError, Resumable
+from dpray.types import Budget, DprayError, InputError
 
 
 @pytest.fixture
-def config(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., Config]:
-    vocabulary = tmp_path / "words.txt"
-    vocabulary.write_text("".join(f"word{i}\n" for i in range(20)))
-    method = {
-        "name": "dp_kps", "vocabulary": str(vocabulary), "vocabulary_size": 7,
-        "phrases_per_record": 4, "sequence_length": 3, "records": 8,
-    }  # fmt: skip
-    return lambda **changes: parse_config(
-        settings(method=method, engine={"kind": "none"}, privacy__epsilon=8.0, **changes)
-    )
-
-
-@pytest.fixture
-def cut_off(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Stop the run when it comes to what `dp_kps_run.name` does."""
-
-    def arm(run: Config, name: str, also: Callable[[], Any] = lambda: None) -> None:
-        def stop(*_: Any) -> None:
-            also()
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(dp_kps_run, name, stop)
-            with pytest.raises(Resumable):
-                methods.run(run)
-
-    return arm
+def config(
+    settings: Callable[..., dict[str, Any]], sequences: dict[str, Any]
+) -> Callable[..., Config]:
+    return lambda **changes: parse_config(settings(**sequences | changes))
 
 
 def ledger_file(run: Config) -> Path:

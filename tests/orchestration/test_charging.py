@@ -1,4 +1,4 @@
-"""What a run asks of its ledger: the data set's name, its files, and where the run stands in it. By
+"""A run and its ledger: the data set's name, its files, and the run's place in the chain. By
 DP-KPS, which has two charges and needs no model."""
 
 from __future__ import annotations
@@ -14,23 +14,16 @@ from dpray.accounting.ledger import Ledger
 from dpray.cli import run_command
 from dpray.config import Config, parse_config
 from dpray.orchestration import methods, runner
-from dpray.orchestration.dp_kps import run as dp_kps_run
-from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable
+from dpray.types import Budget, BudgetRefused, DprayError, InputError
 from tests.integration.opened import Opened
 
 
 @pytest.fixture
 def config(
-    settings: Callable[..., dict[str, Any]], tmp_path: Path, url: str
+    settings: Callable[..., dict[str, Any]], sequences: dict[str, Any], url: str
 ) -> Callable[..., Config]:
-    vocabulary = tmp_path / "words.txt"
-    vocabulary.write_text("".join(f"word{i}\n" for i in range(20)))
-    method = {
-        "name": "dp_kps", "vocabulary": str(vocabulary), "vocabulary_size": 7,
-        "phrases_per_record": 4, "sequence_length": 3, "records": 8,
-    }  # fmt: skip
-    fixed = {"method": method, "engine": {"kind": "none"}, "privacy__epsilon": 8.0}
-    return lambda **changes: parse_config(settings(**fixed | {"privacy__ledger": url} | changes))
+    fixed = sequences | {"privacy__ledger": url}
+    return lambda **changes: parse_config(settings(**fixed | changes))
 
 
 @pytest.fixture
@@ -69,7 +62,7 @@ def test_a_name_in_another_spelling_is_the_same_budget(
 def test_a_run_that_made_its_ledger_and_was_cut_off_goes_on(
     config: Callable[..., Config], url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Between the file and the data set, and between the data set and the charge."""
+    """It is cut off before it makes the data set, and before it is charged."""
 
     def stop(*_: Any) -> None:
         raise DprayError("cut off")
@@ -125,22 +118,6 @@ def test_a_refused_budget_leaves_the_data_closed(
         with pytest.raises(BudgetRefused):
             methods.run(config())
         assert opened.flags() == [False]
-
-
-@pytest.fixture
-def cut_off(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Stop the run when it comes to what `dp_kps_run.name` does."""
-
-    def arm(run: Config, name: str) -> None:
-        def stop(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(dp_kps_run, name, stop)
-            with pytest.raises(Resumable):
-                methods.run(run)
-
-    return arm
 
 
 def test_a_run_that_began_and_lost_its_datas_fingerprint_does_not_go_on(

@@ -45,7 +45,7 @@ class BatchDecoder:
         self._room = engine.context_length - plan.method.max_tokens
 
     def decode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        """One outcome a batch, those that were whole when something raised first:
+        """Yield one outcome per batch, first those that were whole when something raised:
         `{batch, examples, private_tokens, tokens, row_variation}`; or `{batch, failed}` with the
         name of the error's class (its text could hold private text); or `{batch, lost}` with the
         engine's message, where the engine failed and the batch may be run again.

@@ -63,8 +63,8 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def batches_decoded(self) -> int:
-        """The fewest batches that are decoded: all, or, for fewer records than batches, one for
-        each record. More of them where a batch gives none."""
+        """Return the fewest batches that are decoded: all, or, for fewer records than batches, one
+        for each record. A batch that gives no record takes one more."""
         most, batches = self.settings.max_records, self.partition.num_batches
         return batches if most is None else min(most, batches)
 
@@ -82,13 +82,13 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def cuts_candidates(self) -> bool:
-        """Whether some tokens cannot be drawn, by their public logits."""
+        """Return whether some tokens cannot be drawn, by their public logits."""
         return self.settings.candidates != "all"
 
     @property
     def rounding(self) -> list[str]:
-        """What may go wrong where the model computes in 16 bits; nothing in float32. A run measures
-        how far."""
+        """Return a warning where the model computes in 16 bits, whose effect a run measures;
+        nothing in float32."""
         dtype = self.config.engine.dtype
         if dtype == "float32":
             return []

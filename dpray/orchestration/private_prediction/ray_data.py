@@ -42,7 +42,8 @@ def decode_on_ray(
     batches: Sequence[str],
     load: Callable[[], Engine],
 ) -> Generator[list[dict[str, Any]]]:
-    """Outcomes, a task's at a time; the driver holds one task's outcomes and the batches' names.
+    """Yield outcomes, a task's at a time; the driver holds one task's outcomes and the batches'
+    names.
 
     Raises what ended the execution: a DprayError of a task as itself, InputError or EngineError for
     an engine that an actor cannot load, anything else as Ray's error.

@@ -119,8 +119,8 @@ class PrivatePredictionRun(Run[PrivatePredictionPlan]):
         done.add(outcome, sum(1 for _ in self._records(outcome)))
 
     def _missing(self) -> list[str]:
-        """The batches to decode now, in the partition's order: all that are not decoded, or, for
-        fewer records than batches, as many as will give what is missing by what the others gave.
+        """Return the batches to decode now, in the partition's order: all that are not decoded, or,
+        for fewer records than batches, as many as are expected to give the missing records.
 
         A batch may give none, because its text was empty or not finished. What it gave is released,
         so what is decoded next is a public choice, and the batches still compose in parallel.
@@ -213,7 +213,7 @@ class PrivatePredictionRun(Run[PrivatePredictionPlan]):
         }
 
     def _rounding(self, variation: float | None) -> list[str]:
-        """The part of c / s that is not claimed, by what was measured where the model ran."""
+        """Say how far c / s is not claimed, by what was measured where the model ran."""
         if variation is None:
             return self.plan.rounding
         if variation == 0.0:

@@ -56,7 +56,7 @@ class LanguageModel:
 
 
 def _request(kind: type[R], body: dict[str, Any], salt: str) -> R:
-    """vLLM's request of a checked body; the rules between two keys are left to its validators."""
+    """Make vLLM's request of a checked body; its validators hold the rules between two keys."""
     try:
         return kind.model_validate(body | {"cache_salt": salt})
     except Exception as error:

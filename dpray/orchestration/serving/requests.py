@@ -25,7 +25,7 @@ _KEY = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 class _Checked(BaseModel):
-    """Nothing is converted: "1" is no number. A null is the same as a key that is left out."""
+    """A model that converts nothing: "1" is no number. A null means that the key is left out."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
@@ -119,7 +119,7 @@ class CompletionCall(_Generation):
 
 
 def checked(kind: type[ChatCall | CompletionCall], body: dict[str, Any]) -> dict[str, Any]:
-    """The keys of `body` that are given, each of its type and within its bounds.
+    """Return the keys of `body` that are given, each of its type and within its bounds.
 
     Raises ApiError that names the first wrong key and quotes no value.
     """
@@ -148,8 +148,8 @@ def refuse_unknown(body: dict[str, Any], known: frozenset[str]) -> None:
 
 
 def wrong_key(key: str, message: str, inner: tuple[int | str, ...] = ()) -> ApiError:
-    """A 400 for `key`, at `inner` of its value. A caller's own words are not repeated: a name that
-    no API's key has is left out."""
+    """Make a 400 for `key`, at `inner` of its value. A caller's own words are not repeated: a name
+    that no API's key has is left out."""
     if not _KEY.fullmatch(key):
         return ApiError(400, f"the request: {message}", "invalid_value")
     place = key

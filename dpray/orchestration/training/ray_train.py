@@ -71,8 +71,8 @@ def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
 
 
 def _reason(error: TrainingFailedError) -> BaseException:
-    """What began it: ours where a rank raised one; a worker that Ray ended for want of memory or
-    that was lost, rather than what the others then raise because it no longer answers."""
+    """Return the first cause: an error of ours where a rank raised one; a worker that Ray ended for
+    want of memory or that was lost, rather than what the others raise because it is gone."""
     if isinstance(error, PreemptionError):
         return WorkerCrashedError()
     failures = list(_failures(error))

@@ -1,4 +1,4 @@
-"""What the endpoints may be asked for, without Ray and without vLLM."""
+"""The endpoints' keys, without Ray and without vLLM."""
 
 from __future__ import annotations
 
