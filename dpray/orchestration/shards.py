@@ -42,8 +42,8 @@ class Worker(Protocol):
 
 
 class Shards:
-    """Workers, `make_worker(config)` one per shard, each of which is given a part of the records. On
-    Ray a shard is an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
+    """Workers, `make_worker(config)` one per shard, each of which is given a part of the records.
+    On Ray a shard is an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
 
     Raises InputError for bad rows, Ray's error where an actor is lost, InputError or EngineError
     for a worker that cannot be made.
