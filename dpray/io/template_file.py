@@ -1,4 +1,4 @@
-"""What the template files of all methods have in common: how one is found, read and checked.
+"""The template files of all methods: one module finds, reads and checks them.
 
 A template is a YAML file whose texts are Jinja expressions. `templates/` holds the packaged ones,
 and a user's own is named by its path. A key that is there has a value of its type: a text, or a

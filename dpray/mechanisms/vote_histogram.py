@@ -67,7 +67,7 @@ class VoteHistogram:
 def count_votes(
     private_MD: npt.NDArray[np.float32], synthetic_ND: npt.NDArray[np.float32]
 ) -> Counts:
-    """How many private records are nearest, in L2, to each synthetic text, shape (N,).
+    """Count the private records that are nearest, in L2, to each synthetic text, shape (N,).
 
     Private, not for release. Embeddings are rounded to multiples of 2^-24; among equally near texts
     (duplicates are) the lowest index gets the vote. Votes of shards of the records add up to the

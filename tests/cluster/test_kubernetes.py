@@ -186,7 +186,8 @@ def test_the_pods_that_the_tests_look_at_are_all():
 
 
 def allowed(role, port, peer):
-    """Whether the policies let a pod of this namespace labelled `peer` reach `port` of `role`."""
+    """Say whether the policies let a pod of this namespace labelled `peer` reach `port` of
+    `role`."""
     policies = [
         manifest["spec"]
         for _, manifest in MANIFESTS

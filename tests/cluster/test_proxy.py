@@ -260,7 +260,7 @@ def test_plain_http_and_old_tls_are_refused(front: Front) -> None:
 
 
 def test_without_keys_a_proxied_caller_elsewhere_is_refused() -> None:
-    """Behind a proxy on this machine every connection comes from it; the header tells."""
+    """Every connection comes from a proxy on this machine; the header names the caller."""
     with running_upstream() as (_, port):
         url = f"http://127.0.0.1:{port}{CHAT}"
         assert httpx.post(url, json={}, timeout=SLOW).status_code == 200
