@@ -136,7 +136,9 @@ def _last_entry(run_dir: Path) -> tuple[str, int, str]:
     """Return data set, sequence number and hash of a run's last ledger entry, from its report."""
     place = read_json(run_dir / "privacy_report.json").get("ledger") or {}
     match place:
-        case {"dataset": str(dataset), "sequence": int(sequence), "head": str(head)}:
+        case {"dataset": str(dataset), "sequence": int(sequence), "head": str(head)} if (
+            dataset.isprintable() and 0 <= sequence < 2**63  # what a database can be asked for
+        ):
             return dataset, sequence, head
     raise InputError(
         f"{run_dir}: its report does not name the run's last entry in a ledger: nothing was "

@@ -228,3 +228,12 @@ def test_an_admission_reads_its_own_data_sets_charges_alone(
         plan = "\n".join(map(str, open_connection.exec_driver_sql(question, arguments)))
     assert "dpray_entries_account" in plan
     assert "Removed by Filter" not in plan
+
+
+@pytest.mark.parametrize(("dataset", "sequence"), [("notes", 10**30), ("\ud800", 1)])
+def test_a_report_with_a_place_that_no_ledger_has_is_bad_input(
+    ledger: Ledger, url: str, tmp_path: Path, dataset: str, sequence: int
+) -> None:
+    place = {"dataset": dataset, "sequence": sequence, "head": "x"}
+    (tmp_path / "privacy_report.json").write_text(json.dumps({"ledger": place}))
+    assert verify(url, tmp_path) == 2
