@@ -115,8 +115,8 @@ def test_errors_come_out_as_themselves(accountant: AccountantClient, url: str):
         accountant.reserve("small", "run", *CHARGE)
     assert refused.value.left == Budget(0.4, 1e-6)
     accountant.reserve("notes", "first", *CHARGE, [b"a file's digest"])
+    other = (Laplace(10.0), Budget(0.1, 1e-7), *STATED_FOR)
     with pytest.raises(InputError, match="as 'notes'"):
-        other = (Laplace(10.0), Budget(0.1, 1e-7), *STATED_FOR)
         accountant.reserve("small", "other", *other, [b"a file's digest"])
     assert refused.value.exit_code == 3
     with pytest.raises(LedgerConflict, match="no reservation"):
