@@ -19,8 +19,8 @@ BLOCK = 1 << 20
 
 SUM_ROUNDING = (
     "the rounding of float32 sums over a batch: whether one text is there moves the sum of all "
-    "others' clipped gradients a little, beside its own part within the clip norm C (by 1e-5 C "
-    "and less for up to 512 texts on a CPU; it grows with the batch, and was not measured on a GPU)"
+    "others' clipped gradients a little, beside its own part within the clip norm C (by 4e-6 C in "
+    "512 texts with a tiny model on a CPU; it grows with the batch and was not measured on a GPU)"
 )
 """What the report says of DP-SGD beside the limits of every run; docs/benchmarks.md has figures."""
 
