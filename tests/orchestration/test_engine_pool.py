@@ -109,18 +109,23 @@ def test_actors_share_the_prompts_and_see_their_own_gpus(
     pool.close()
 
 
+def noting(seen: list[int], folder: Path) -> Callable[[int, Completion], None]:
+    """Notes which answers have arrived, for the test and for `fake`."""
+
+    def arrived(i: int, _: Completion) -> None:
+        seen.append(i)
+        (folder / f"seen-{i}").touch()
+
+    return arrived
+
+
 def test_an_actor_that_dies_is_replaced_and_what_it_answered_not_asked_again(
     config: Callable[..., Config], tmp_path: Path
 ) -> None:
     pool = EnginePool(config(runtime__actors=2), fake(tmp_path, seen=30))
     seen: list[int] = []
-
-    def arrived(i: int, _: Completion) -> None:
-        seen.append(i)
-        (tmp_path / f"seen-{i}").touch()
-
     asked = [*prompts(30, "dies once"), *prompts(30)]
-    made = pool.generate(asked, Sampling(1), arrived)
+    made = pool.generate(asked, Sampling(1), noting(seen, tmp_path))
     pool.close()
     assert [c.text.split("|")[0] for c in made] == [prompt.user for prompt in asked]
     assert sorted(seen) == list(range(61))
@@ -131,11 +136,11 @@ def test_an_actor_that_dies_is_replaced_and_what_it_answered_not_asked_again(
 def test_a_prompt_that_ends_every_actor_ends_the_call_when_the_others_are_answered(
     config: Callable[..., Config], tmp_path: Path
 ) -> None:
-    pool = EnginePool(config(runtime__actors=2), fake(tmp_path))
+    pool = EnginePool(config(runtime__actors=2), fake(tmp_path, seen=12))
     seen: list[int] = []
     samplings = [Sampling(1)] * 12 + [Sampling(2)]
     with pytest.raises(EngineError, match=r"^engine actors were lost 3 times \(ActorDiedError\)$"):
-        pool.generate(prompts(12, "dies"), samplings, lambda i, _: seen.append(i))
+        pool.generate(prompts(12, "dies"), samplings, noting(seen, tmp_path))
     assert sorted(seen) == list(range(12))
     assert len((tmp_path / "died-dies").read_text()) <= 2 * 3
 
