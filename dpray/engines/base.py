@@ -213,7 +213,11 @@ def failure_name(error: BaseException) -> str:
 
 def engine_error(doing: str, error: BaseException) -> EngineError:
     """Make the error to raise for one of a model's library, whose message may quote a prompt."""
-    name = failure_name(error)
+    return _named_error(doing, failure_name(error))
+
+
+def _named_error(doing: str, name: str) -> EngineError:
+    """Make the error of a `failure_name`: only want of memory has a class of its own."""
     kind = OutOfMemory if name == OutOfMemory.__name__ else EngineError
     return kind(f"{doing} ({name})")
 
@@ -222,8 +226,7 @@ def selector_error(name: str) -> EngineError:
     """Make the error to raise for a `failure_name` that a selector met with. On a GPU, errors of
     the model's own kernels come up in the selector, which is the first to wait for them."""
     if name in (OutOfMemory.__name__, "AcceleratorError"):
-        kind = OutOfMemory if name == OutOfMemory.__name__ else EngineError
-        return kind(f"the device failed ({name})")
+        return _named_error("the device failed", name)
     return SelectorFailed(f"the token selector failed ({name})")
 
 

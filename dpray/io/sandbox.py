@@ -50,7 +50,7 @@ SECONDS = 10.0
 MOST_BITS = 64
 MOST_INDENT = 16
 MOST_DIGITS = 1_000
-"""Of a number in another base than ten, for which Python has no bound of its own."""
+"""The most digits of a number in another base than ten, for which Python has no bound."""
 
 STATEMENTS = (nodes.Output, nodes.If, nodes.For, nodes.Assign)
 
@@ -75,7 +75,7 @@ METHODS = frozenset({
 
 @dataclass
 class _Left:
-    """What is left to a rendering."""
+    """The time and the size that a rendering has left."""
 
     deadline: float
     size: int = MOST_IN_ALL

@@ -22,7 +22,7 @@ SUM_ROUNDING = (
     "others' clipped gradients a little, beside its own part within the clip norm C (by 4e-6 C in "
     "512 texts with a tiny model on a CPU; it grows with the batch and was not measured on a GPU)"
 )
-"""What the report says of DP-SGD beside the limits of every run; docs/benchmarks.md has figures."""
+"""The report's line on DP-SGD beside the limits of every run; docs/benchmarks.md has figures."""
 
 ROUNDING_SLACK = {"float32": 1e-4, "bfloat16": 3e-2}
 """How much longer than it should be a gradient that was clipped in this precision may come out: the

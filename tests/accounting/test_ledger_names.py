@@ -117,7 +117,7 @@ def test_a_refused_charge_binds_nothing(ledger: Ledger):
 
 
 def test_the_digests_are_keyed_and_the_key_is_in_no_answer(url: str, tmp_path: Path):
-    """Who has an export cannot tell by it whether the ledger knows some file."""
+    """An export does not tell whether the ledger knows some file."""
     ledger = Ledger.create_or_open(url)
     ledger.create_dataset("notes", BUDGET, *STATED_FOR)
     reserve(ledger, "notes", "run-1", FILES)

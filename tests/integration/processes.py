@@ -96,7 +96,7 @@ def short() -> Iterator[Path]:
 
 @contextmanager
 def ray_cluster(temp_dir: Path, gpus: int = 0) -> Iterator[Cluster]:
-    """Of one node with four CPUs, and so many GPUs that Ray is told of and nobody has."""
+    """Start a cluster of one node with four CPUs, and so many GPUs that Ray is told of."""
     port, dashboard, client = free_ports(3)
     options = {
         "port": port,

@@ -41,7 +41,7 @@ EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 LLM = "tiny"
 IN_FLIGHT = 12
 RETRIES = TIMEOUT // 8
-"""Of a client that waits for a replica: it waits eight seconds before each but the first few."""
+"""The retries of a client that waits for a replica, eight seconds before each but the first few."""
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 JSON = {"Content-Type": "application/json"}
 

@@ -1,4 +1,4 @@
-"""How many GPUs an actor gets, and what is refused, without a cluster."""
+"""The choice of an actor's GPUs, and its refusals, tested without a cluster."""
 
 from __future__ import annotations
 

@@ -46,4 +46,4 @@ Decode = Callable[
     [PrivatePredictionPlan, Journal, Attempt, Sequence[str], Callable[[], Engine]],
     Generator[list[dict[str, Any]]],
 ]
-"""How a run's missing batches are decoded: here, or on Ray. The last argument loads the engine."""
+"""A way to decode a run's missing batches, here or on Ray; the last argument loads the engine."""
