@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from dpray.config import Config, load_config, parse_config
+from dpray.config.config import Config, load_config, parse_config
 from dpray.types import InputError
 
 Settings = Callable[..., dict[str, Any]]

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from dpray.cli import run_command
-from dpray.config import load_config, parse_config
+from dpray.config.config import load_config, parse_config
 from dpray.io.records import list_files, read_rows
-from dpray.io.release import ReleaseFolder
-from dpray.orchestration.records import read_records
+from dpray.runs.folder import ReleaseFolder
+from dpray.runs.rows import read_records
 from dpray.types import InputError
 
 Settings = Callable[..., dict[str, Any]]

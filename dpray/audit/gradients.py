@@ -20,10 +20,10 @@ from torch import nn
 
 from dpray.audit.monte_carlo import MonteCarlo, Scores
 from dpray.audit.one_run import OneRun
-from dpray.mechanisms.gradient_noise import DpSgdStep
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.clipped_loss import MicroBatch, PerExampleLoss, Precision, TrainingText
-from dpray.methods.dp_sgd import DpSgd, Trainer, fine_tune
+from dpray.methods.dp_sgd.algorithm import DpSgd, Trainer, fine_tune
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, Precision, TrainingText
+from dpray.training.gradient_noise import DpSgdStep
 
 MOST_STEPS = 1000
 """Of a training: what is claimed for so many is audited where the plan has more."""

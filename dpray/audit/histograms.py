@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from dpray.accounting.events import SelfComposed
 from dpray.audit.monte_carlo import MonteCarlo, Scores
-from dpray.mechanisms.kde import GRID, LARGEST, FeatureSum
 from dpray.mechanisms.label_histogram import LabelHistogram
-from dpray.mechanisms.vocabulary import VocabularyHistogram
-from dpray.mechanisms.vote_histogram import VoteHistogram, count_votes
+from dpray.methods.aug_pe.votes import VoteHistogram, count_votes
+from dpray.methods.dp_kps.kde import GRID, LARGEST, FeatureSum
+from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
 
 OTHERS = 20
 """Records of the world without the unit."""

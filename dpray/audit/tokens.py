@@ -14,8 +14,8 @@ import torch
 
 from dpray.accounting.events import SelfComposed
 from dpray.audit.monte_carlo import MonteCarlo, Scores
-from dpray.mechanisms.private_token import PrivateToken, PrivateTokenSelector
 from dpray.mechanisms.randomness import new_key
+from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 
 TARGET, OTHER = 0, 1
 

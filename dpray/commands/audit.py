@@ -18,8 +18,8 @@ from dpray.commands.evaluate import check_output, load_embedder
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.commands.progress import part_bar
 from dpray.commands.terminal import Terminal, titled_table
-from dpray.config import Config, load_config
-from dpray.io.release import write_durably
+from dpray.config.config import Config, load_config
+from dpray.io.files import write_durably
 from dpray.types import InputError
 
 NOTHING_CHARGED = (
@@ -95,8 +95,8 @@ def _bounds(config: Config, trials: int, confidence: float, optional: bool) -> d
     """The mechanisms' part. Of a run that is not private there is none: refused, unless something
     else was asked for."""
     # Imported late: a mistyped key should not have to wait for torch.
-    from dpray.orchestration.audits import audit_plan
-    from dpray.orchestration.methods import make_plan
+    from dpray.audits import audit_plan
+    from dpray.registry import make_plan
 
     plan = make_plan(config)
     result: dict[str, Any] = {"method": config.method.name, "confidence": confidence}
@@ -139,8 +139,8 @@ def _texts(path: str, key: str, column: str) -> list[str]:
 
 
 def _canaries(config: Config, candidates: int) -> dict[str, Any]:
+    from dpray.canaries import try_canaries
     from dpray.evaluation.evaluate import NOT_FOR_RELEASE
-    from dpray.orchestration.canaries import try_canaries
 
     with part_bar() as show:
         found = try_canaries(

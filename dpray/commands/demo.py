@@ -15,11 +15,11 @@ from dpray.commands.plan import AsJson
 from dpray.commands.report import write_report
 from dpray.commands.run import run_with_progress, show_run
 from dpray.commands.terminal import Terminal, printable, titled_table
-from dpray.config import Config, load_config
-from dpray.config.private_prediction import PrivatePredictionConfig
-from dpray.io.prompts import load_template
+from dpray.config.config import Config, load_config
+from dpray.io.files import refuse_cloud, write_durably
 from dpray.io.records import read_rows
-from dpray.io.release import refuse_cloud, write_durably
+from dpray.methods.private_prediction.prompts import load_template
+from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 
 FLOOR_RECORDS = 75
 """Texts a label made from the public prompt alone: as many in all as the run makes."""
@@ -99,7 +99,7 @@ def _floor(config: Config) -> Labelled:
     from dpray.engines.base import Sampling
     from dpray.engines.transformers import TransformersEngine
 
-    assert isinstance(config.method, PrivatePredictionConfig)
+    assert isinstance(config.method, PrivatePredictionSettings)
     template = load_template(config.method.template)
     labels = [label for label in config.data.labels for _ in range(FLOOR_RECORDS)]
     engine = TransformersEngine(config.engine.model)

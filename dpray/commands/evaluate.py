@@ -19,8 +19,8 @@ from dpray.evaluation.evaluate import Labelled
 from dpray.evaluation.evaluate import evaluate as evaluate_records
 from dpray.evaluation.slices import Spread
 from dpray.evaluation.topics import k_means
+from dpray.io.files import refuse_cloud, write_durably
 from dpray.io.records import Where, list_files, read_rows, text_of
-from dpray.io.release import refuse_cloud, write_durably
 from dpray.types import InputError, valid_unicode
 
 DEFAULT_EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -172,7 +172,7 @@ def _load_embedders(
         if actors > 1 or gpus_per_actor:
             raise InputError("actors: without --ray-address there is this process only")
         return {name: load_embedder(name) for name in names}, map
-    from dpray.orchestration.evaluation import LateEmbedder, RayMap
+    from dpray.runs.ray_map import LateEmbedder, RayMap
 
     spread = RayMap(ray_address, actors, gpus_per_actor)
     return {name: LateEmbedder(partial(load_embedder, name)) for name in names}, spread

@@ -14,8 +14,8 @@ from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
 from dpray.commands.report import read_json
 from dpray.commands.terminal import Terminal, printable
-from dpray.io.release import refuse_cloud
-from dpray.orchestration.plan import privacy_unit
+from dpray.io.files import refuse_cloud
+from dpray.runs.plan import privacy_unit
 from dpray.types import Budget, InputError
 
 app = typer.Typer(no_args_is_help=True, help="The budgets: what each data set may spend and has.")

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from dpray.commands.terminal import Terminal
-from dpray.config import load_config
+from dpray.config.config import load_config
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file.", metavar="CONFIG")]
 Overrides = Annotated[
@@ -21,8 +21,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for progra
 def plan(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
     # Imported late: a mistyped key should not have to wait for torch.
-    from dpray.orchestration.methods import make_plan
-    from dpray.orchestration.placement import in_words
+    from dpray.registry import make_plan
+    from dpray.runs.placement import in_words
 
     made = make_plan(load_config(config, overrides or []))
     summary = made.summary()

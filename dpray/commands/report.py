@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from dpray.commands.terminal import one_line
+from dpray.io.files import write_durably
 from dpray.io.records import read_rows, text_of
-from dpray.io.release import write_durably
-from dpray.io.report_page import render_report
+from dpray.report.page import render_report
 from dpray.types import InputError, valid_unicode
 
 PAGE = "privacy_report.html"

@@ -14,10 +14,10 @@ from rich.text import Text
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.commands.report import write_report
 from dpray.commands.terminal import Terminal
-from dpray.config import Config, load_config
+from dpray.config.config import Config, load_config
 
 if TYPE_CHECKING:
-    from dpray.orchestration.runner import Progress
+    from dpray.runs.runner import Progress
 
 
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -33,7 +33,7 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 def run_with_progress(config: Config, console: Terminal) -> dict[str, Any]:
     """Run with a bar of public quantities on `console`; writes the HTML report too."""
     # Imported late: a mistyped key should not have to wait for torch and Ray.
-    from dpray.orchestration import methods
+    from dpray import registry as methods
 
     bar = Bar(
         TextColumn("{task.fields[stage]}", markup=False),

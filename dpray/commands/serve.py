@@ -10,7 +10,7 @@ import yaml
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.commands.terminal import Terminal
-from dpray.config.serve import ServeFile, load_serve_config
+from dpray.serving.settings import ServeFile, load_serve_config
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Write the file for `serve deploy` to stdout; start none.")
@@ -27,12 +27,12 @@ def serve(
     file = load_serve_config(config, overrides or [])
     # Imported late: a mistyped key should not have to wait for Ray.
     if dry_run:
-        from dpray.orchestration.serving.applications import serve_config
+        from dpray.serving.applications import serve_config
 
         tree = serve_config(file)
         typer.echo(json.dumps(tree) if as_json else yaml.safe_dump(tree, sort_keys=False).rstrip())
         return
-    from dpray.orchestration.serving.foreground import serve_until_stopped
+    from dpray.serving.foreground import serve_until_stopped
 
     console = Terminal(stderr=as_json)
 

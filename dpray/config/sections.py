@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from dpray.config.base import Count, Positive, Section
-from dpray.io.release import names_cloud
+from dpray.io.files import names_cloud
 
 
 class DataConfig(Section):

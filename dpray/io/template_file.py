@@ -46,9 +46,9 @@ def faults_named(name_or_path: str) -> Iterator[None]:
         raise InputError(f"method.template: {name_or_path}: {reason}") from None
 
 
-def packaged(folder: str = "") -> dict[str, Path]:
-    """The templates that dpray brings in this folder of `templates/`, by name, in their order."""
-    files = (Path(str(resources.files("dpray.io"))) / "templates" / folder).glob("*.yaml")
+def packaged(package: str) -> dict[str, Path]:
+    """The templates in the folder `templates` of a package, by name, in their order."""
+    files = (Path(str(resources.files(package))) / "templates").glob("*.yaml")
     return {path.stem: path for path in sorted(files)}
 
 

@@ -10,7 +10,7 @@ from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_url import parse_url
 from dpray.accounting.places import in_ray_package, network_file_system
 from dpray.cli import run_command
-from dpray.io.release import ReleaseFolder
+from dpray.runs.folder import ReleaseFolder
 from dpray.types import InputError
 
 PACKAGE = "ray/session_1/runtime_resources/working_dir_files/_ray_pkg_029f88d5ecc55e1e"

@@ -26,20 +26,20 @@ from dpray.audit.histograms import (
 )
 from dpray.audit.target import Finding, Target, audit
 from dpray.audit.tokens import sparse_vector_target, tokens_target
-from dpray.mechanisms import private_token
-from dpray.mechanisms.exponential import SoftmaxSampler
-from dpray.mechanisms.gradient_noise import DpSgdStep
-from dpray.mechanisms.kde import GRID, FeatureSum
 from dpray.mechanisms.label_histogram import LabelHistogram
-from dpray.mechanisms.private_token import PrivateToken
 from dpray.mechanisms.randomness import new_key
-from dpray.mechanisms.sparse_vector import SparseVector
-from dpray.mechanisms.vocabulary import VocabularyHistogram
-from dpray.mechanisms.vote_histogram import VoteHistogram
-from dpray.methods import dp_sgd
-from dpray.methods.clipped_loss import PerExampleLoss
-from dpray.methods.dp_sgd import DpSgd
-from dpray.orchestration.training.reference import ReferenceTrainer
+from dpray.methods.aug_pe.votes import VoteHistogram
+from dpray.methods.dp_kps.kde import GRID, FeatureSum
+from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
+from dpray.methods.dp_sgd import algorithm as dp_sgd
+from dpray.methods.dp_sgd.algorithm import DpSgd
+from dpray.methods.private_prediction import token as private_token
+from dpray.methods.private_prediction.exponential import SoftmaxSampler
+from dpray.methods.private_prediction.sparse_vector import SparseVector
+from dpray.methods.private_prediction.token import PrivateToken
+from dpray.training.clipped_loss import PerExampleLoss
+from dpray.training.gradient_noise import DpSgdStep
+from dpray.training.reference import ReferenceTrainer
 
 DELTA = 1e-2
 ONE_RUN_DELTA = 1e-5

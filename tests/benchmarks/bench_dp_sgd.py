@@ -25,7 +25,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpray.methods.clipped_loss import IGNORED, MicroBatch, PerExampleLoss, TrainingText
+from dpray.training.clipped_loss import IGNORED, MicroBatch, PerExampleLoss, TrainingText
 
 MODELS = ("gpt2", "llama")
 TUNINGS = ("full", "lora")

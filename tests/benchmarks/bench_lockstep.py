@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.engines.base import LockstepGroup, LockstepResult, Prompt, SelectorSpec
 from dpray.engines.factory import make_engine
-from dpray.mechanisms.private_token import PrivateToken, selector_arguments
 from dpray.mechanisms.randomness import new_key
+from dpray.methods.private_prediction.token import PrivateToken, selector_arguments
 from tests.engines.tiny_model import make_model, sentence
 
 PLAIN = "vLLM, plain sampling"
@@ -59,7 +59,7 @@ def make_groups(
         )
         public = engine.encode(Prompt("a text about anything", "Text:"))
         spec = SelectorSpec(
-            "dpray.mechanisms.private_token:PrivateTokenSelector",
+            "dpray.methods.private_prediction.token:PrivateTokenSelector",
             selector_arguments(token, new_key()),
         )
         made.append(LockstepGroup(str(number), private, public, spec, tokens))

@@ -5,9 +5,9 @@
 A batch goes through a model with one text whose weight is 0, and once more without that text: the
 L2 norm of the difference of the sums of the others' clipped gradients, over C, at its largest over
 the removed texts. `fixed` are the micro-batches that training uses
-(`dpray.methods.dp_sgd.share`); `ragged` is for comparison: texts sorted by length, as long as the
-longest of each micro-batch. Random tokens, lognormal lengths; without `--model` the tiny Llama of
-the tests. Prints Markdown; the seconds are of one pass over the batch.
+(`dpray.methods.dp_sgd.algorithm.share`); `ragged` is for comparison: texts sorted by length, as
+long as the longest of each micro-batch. Random tokens, lognormal lengths; without `--model`
+the tiny Llama of the tests. Prints Markdown; the seconds are of one pass over the batch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpray.methods.clipped_loss import MicroBatch, PerExampleLoss, Precision, TrainingText
-from dpray.methods.dp_sgd import share
-from dpray.methods.ghost_norms import weighted_sum
-from tests.methods.tiny_gradients import llama, lora
+from dpray.methods.dp_sgd.algorithm import share
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, Precision, TrainingText
+from dpray.training.ghost_norms import weighted_sum
+from tests.training.tiny_gradients import llama, lora
 
 SIZE, LONGEST, C = 8, 60, 1.0
 

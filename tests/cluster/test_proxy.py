@@ -32,7 +32,7 @@ from tests.cluster.proxy import (
     running_proxy,
 )
 from tests.integration.processes import end, environment, free_ports, wait_for
-from tests.orchestration.serving.front import CHAT, KEY, hashed
+from tests.serving.front import CHAT, KEY, hashed
 
 pytestmark = pytest.mark.slow
 

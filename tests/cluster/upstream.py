@@ -18,9 +18,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from dpray.config.serve import ServeConfig
-from dpray.orchestration.serving.gateway import Gateway
-from tests.orchestration.serving.front import CHAT, always_ready
+from dpray.serving.gateway import Gateway
+from dpray.serving.settings import ServeConfig
+from tests.serving.front import CHAT, always_ready
 
 PAUSE = 1.0
 """Seconds between the events of a stream, and of an answer to {"wait": n}, n times."""

@@ -11,7 +11,7 @@ import pytest
 
 from dpray.evaluation.membership import attack, auc_standard_error, membership
 from dpray.types import InputError
-from tests.orchestration.test_aug_pe_run import BagOfWords
+from tests.methods.aug_pe.test_release import BagOfWords
 
 
 def pair_shares(members: Sequence[float], others: Sequence[float]) -> np.ndarray:

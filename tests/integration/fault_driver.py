@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpray.config import EngineConfig, load_config
+from dpray import registry as methods
+from dpray.config.config import EngineConfig, load_config
 from dpray.engines.base import Engine, EngineError, LockstepGroup, LockstepResult
-from dpray.orchestration import methods
-from dpray.orchestration.engine import build_engine
+from dpray.runs.engine import build_engine
 from dpray.types import DprayError
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpray.config import parse_config
+from dpray.config.config import parse_config
 from dpray.mechanisms.partition import new_salt
-from dpray.orchestration.cluster import start_ray
-from dpray.orchestration.private_prediction import ray_data
-from dpray.orchestration.private_prediction.decoder import group_rows
-from dpray.orchestration.private_prediction.plan import PrivatePredictionPlan as Plan
-from dpray.orchestration.private_prediction.plan import make_private_prediction_plan as make_plan
+from dpray.methods.private_prediction import ray_data
+from dpray.methods.private_prediction.decoder import group_rows
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
+from dpray.methods.private_prediction.plan import make_private_prediction_plan as make_plan
+from dpray.runs.cluster import start_ray
 
 FILES = 8
 

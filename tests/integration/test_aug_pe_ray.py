@@ -64,9 +64,9 @@ def voted(run: Runs) -> int:
 KILLED_IN_A_VOTE = """
 import os, signal, sys
 from dpray.cli import main
-from dpray.orchestration.aug_pe import run
+from dpray.methods.aug_pe import release
 
-count, votes = run.total_votes, []
+count, votes = release.total_votes, []
 
 def killed(*arguments):
     votes.append(count(*arguments))
@@ -74,7 +74,7 @@ def killed(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return votes[-1]
 
-run.total_votes = killed
+release.total_votes = killed
 main(["run", sys.argv[1], "--json"])
 """
 """Dies when the exact votes are counted, before they have noise."""

@@ -17,8 +17,8 @@ import pytest
 
 from dpray.accounting.ledger import Ledger
 from dpray.cli import run_command
-from dpray.config import parse_config
-from dpray.orchestration.methods import make_plan
+from dpray.config.config import parse_config
+from dpray.registry import make_plan
 from dpray.types import Budget
 from tests.integration import fault_driver
 from tests.integration.processes import Cluster, Runs, wait_for

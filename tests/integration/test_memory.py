@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from dpray.config import parse_config
+from dpray.config.config import parse_config
 from dpray.mechanisms.partition import new_salt
-from dpray.orchestration.private_prediction.plan import make_private_prediction_plan
-from dpray.orchestration.private_prediction.rows import batch_rows
+from dpray.methods.private_prediction.plan import make_private_prediction_plan
+from dpray.methods.private_prediction.rows import batch_rows
 from tests.integration import shard_driver
 from tests.integration.processes import TIMEOUT, Cluster, environment
 

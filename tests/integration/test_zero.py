@@ -19,12 +19,12 @@ import torch.multiprocessing
 from safetensors.torch import load_file
 from scipy import stats
 
-from dpray.mechanisms.gradient_noise import ROUNDING_SLACK
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.clipped_loss import PerExampleLoss
-from dpray.methods.dp_sgd import fine_tune
-from dpray.orchestration.training.model import Tuning, load_loss, save_model
-from dpray.orchestration.training.reference import ReferenceTrainer
+from dpray.methods.dp_sgd.algorithm import fine_tune
+from dpray.training.clipped_loss import PerExampleLoss
+from dpray.training.gradient_noise import ROUNDING_SLACK
+from dpray.training.model import Tuning, load_loss, save_model
+from dpray.training.reference import ReferenceTrainer
 from tests.integration import train_driver
 from tests.integration.processes import MARKER, TIMEOUT, Cluster, environment, free_ports
 from tests.integration.zero_ranks import (

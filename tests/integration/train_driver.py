@@ -10,11 +10,11 @@ import sys
 
 from transformers import AutoTokenizer
 
-from dpray.mechanisms.gradient_noise import DpSgdStep
-from dpray.methods.dp_sgd import DpSgd, TextEncoder, Units, control_code
-from dpray.orchestration.cluster import start_ray
-from dpray.orchestration.training.model import Tuning
-from dpray.orchestration.training.ray_train import Training, train_on_ray
+from dpray.methods.dp_sgd.algorithm import DpSgd, TextEncoder, Units, control_code
+from dpray.runs.cluster import start_ray
+from dpray.training.gradient_noise import DpSgdStep
+from dpray.training.model import Tuning
+from dpray.training.ray_train import Training, train_on_ray
 
 
 def plan() -> DpSgd:

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from dpray.mechanisms.gradient_noise import DpSgdStep, GradientNoise
 from dpray.mechanisms.randomness import generator
-from dpray.methods.clipped_loss import MicroBatch, PerExampleLoss, TrainingText
-from dpray.methods.dp_sgd import DpSgd, Units, fine_tune
-from dpray.orchestration.training.state import TrainingState
-from tests.methods.tiny_gradients import gpt2, llama, lora, texts
+from dpray.methods.dp_sgd.algorithm import DpSgd, Units, fine_tune
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, TrainingText
+from dpray.training.gradient_noise import DpSgdStep, GradientNoise
+from dpray.training.state import TrainingState
+from tests.training.tiny_gradients import gpt2, llama, lora, texts
 
 STAGES = (0, 1, 2, 3)
 SAMPLING_KEY = "5a" * 32
@@ -103,7 +103,7 @@ def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
 def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str, torch.Tensor]:
     """The weights after four steps; those of AdamW by two trainers, the second one made from the
     state that the first one left."""
-    from dpray.orchestration.training.zero import ZeroTrainer
+    from dpray.training.zero import ZeroTrainer
 
     state: TrainingState | None = None
     halves = ((0, 2), (2, 4)) if optimizer == "adamw" else ((0, 4),)
@@ -124,7 +124,7 @@ def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str,
 
 def _noise_alone(stage: int) -> dict[str, torch.Tensor]:
     """What one step on an empty batch moved the weights by, and what this rank drew."""
-    from dpray.orchestration.training.zero import ZeroTrainer
+    from dpray.training.zero import ZeroTrainer
 
     loss = PerExampleLoss(gpt2()).eval()
     trainer = ZeroTrainer(plan(SIGMA), loss, stage, torch.device("cpu"))

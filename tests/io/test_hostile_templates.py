@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from dpray.cli import run_command
-from dpray.config import parse_config
-from dpray.io.prompts import load_template
+from dpray.config.config import parse_config
 from dpray.io.sandbox import SecurityError, TooMuch, rendered
 from dpray.io.template_file import TemplateFile, faults_named
-from dpray.io.variation_prompts import load_variation_prompts
-from dpray.orchestration.records import read_records
+from dpray.methods.aug_pe.prompts import load_variation_prompts
+from dpray.methods.private_prediction.prompts import load_template
+from dpray.runs.rows import read_records
 from dpray.types import InputError
 
 ESCAPES = [

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dpray.mechanisms.candidates import candidate_set
-from dpray.mechanisms.clipping import dclip_mean, recentred_mean
-from dpray.mechanisms.sparse_vector import distribution_distance
+from dpray.methods.private_prediction.candidates import candidate_set
+from dpray.methods.private_prediction.clipping import dclip_mean, recentred_mean
+from dpray.methods.private_prediction.sparse_vector import distribution_distance
 
 V = 7
 logit = st.floats(-1e4, 1e4, width=32)

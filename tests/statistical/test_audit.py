@@ -16,11 +16,12 @@ import torch
 
 from dpray.accounting.accountant import cost
 from dpray.audit.bounds import epsilon_lower_bound
-from dpray.mechanisms import clipping, private_token
-from dpray.mechanisms.exponential import SoftmaxSampler
-from dpray.mechanisms.private_token import PrivateToken, PrivateTokenSelector
 from dpray.mechanisms.randomness import new_key
-from dpray.mechanisms.sparse_vector import SparseVector
+from dpray.methods.private_prediction import clipping
+from dpray.methods.private_prediction import token as private_token
+from dpray.methods.private_prediction.exponential import SoftmaxSampler
+from dpray.methods.private_prediction.sparse_vector import SparseVector
+from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 
 RUNS = 4000
 CONFIDENCE = 0.999

@@ -9,7 +9,7 @@ import pytest
 
 from dpray.mechanisms.discrete_noise import discrete_gaussian, discrete_laplace
 from dpray.mechanisms.label_histogram import LabelHistogram
-from dpray.mechanisms.vote_histogram import VoteHistogram
+from dpray.methods.aug_pe.votes import VoteHistogram
 from tests.statistical.two_sided import WRONG_SCALES, fits_probabilities
 
 DRAWS = 8000

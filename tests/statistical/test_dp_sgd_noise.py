@@ -10,13 +10,13 @@ import pytest
 import torch
 from scipy import stats
 
-from dpray.mechanisms.gradient_noise import DpSgdStep, GradientNoise
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.methods.dp_sgd import DpSgd
-from dpray.orchestration.training.reference import ReferenceTrainer
-from tests.methods.tiny_gradients import gpt2
+from dpray.methods.dp_sgd.algorithm import DpSgd
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
+from dpray.training.gradient_noise import DpSgdStep, GradientNoise
+from dpray.training.reference import ReferenceTrainer
 from tests.statistical.two_sided import ALPHA, WRONG_SCALES, fits_distribution
+from tests.training.tiny_gradients import gpt2
 
 STEPS = 60
 

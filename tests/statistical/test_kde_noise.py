@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpray.mechanisms.kde import (
+from dpray.methods.dp_kps.kde import (
     GRID,
     FeatureSum,
     FourierFeatures,

@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy import stats
 
-from dpray.mechanisms.exponential import SoftmaxSampler
-from dpray.mechanisms.private_token import PrivateToken
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.mechanisms.sparse_vector import SparseVector
+from dpray.methods.private_prediction.exponential import SoftmaxSampler
+from dpray.methods.private_prediction.sparse_vector import SparseVector
+from dpray.methods.private_prediction.token import PrivateToken
 from tests.statistical.two_sided import WRONG_SCALES, fits_distribution, fits_probabilities
 
 DRAWS = 60_000

@@ -18,7 +18,7 @@ import pytest
 from dpray.accounting.accountant import cost
 from dpray.accounting.events import SelfComposed
 from dpray.audit.bounds import epsilon_lower_bound
-from dpray.mechanisms.vote_histogram import VoteHistogram, count_votes
+from dpray.methods.aug_pe.votes import VoteHistogram, count_votes
 
 RUNS = 8000
 CONFIDENCE = 1 - 1e-6

@@ -1,0 +1,103 @@
+"""One configuration for every command: YAML, with `key.sub=value` after the file.
+
+All keys are public numbers and names. Nothing here is read from the data, and nothing is read from
+environment variables.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from dpray.config.base import Section
+from dpray.config.loading import parse, read_tree
+from dpray.config.sections import (
+    DataConfig,
+    EmbedderConfig,
+    EngineConfig,
+    OutputConfig,
+    PrivacyConfig,
+    RuntimeConfig,
+)
+from dpray.methods.aug_pe.settings import AugPeSettings
+from dpray.methods.dp_kps.settings import DpKpsSettings
+from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+
+__all__ = ["Config", "DataConfig", "EngineConfig", "load_config", "parse_config"]
+
+
+class Config(Section):
+    data: DataConfig
+    privacy: PrivacyConfig
+    method: Annotated[
+        PrivatePredictionSettings | AugPeSettings | DpKpsSettings | DpSgdSettings,
+        Field(discriminator="name"),
+    ]
+    engine: EngineConfig
+    embedder: EmbedderConfig = EmbedderConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    output: OutputConfig = OutputConfig()
+
+    @model_validator(mode="after")
+    def _noise_where_there_must_be(self) -> Config:
+        if math.isinf(self.privacy.epsilon) and self.method.name not in ("aug_pe", "dp_sgd"):
+            raise ValueError("privacy.epsilon: infinity is for aug_pe and dp_sgd only")
+        if (
+            self.data.label_proportions == "measured"
+            and self.privacy.epsilon_labels >= self.privacy.epsilon
+        ):
+            raise ValueError("privacy.epsilon_labels: leaves nothing of privacy.epsilon")
+        return self
+
+    @model_validator(mode="after")
+    def _engine_fits(self) -> Config:
+        if self.method.name == "private_prediction" and self.engine.kind == "openai":
+            raise ValueError("engine.kind: private prediction needs logits: vllm or transformers")
+        if self.method.name == "dp_sgd" and self.engine.kind == "openai":
+            raise ValueError("engine.kind: the model is tuned here: vllm or transformers")
+        if self.engine.kind == "none" and self.method.name != "dp_kps":
+            raise ValueError("engine.kind: none is for dp_kps only")
+        if self.engine.kind != "none" and not self.engine.model:
+            raise ValueError("engine.model: a folder, or a model's name")
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_fit(self) -> Config:
+        """A stated number of GPUs fits the engine; none at all is the CPU, and fits any."""
+        gpus, engine = self.runtime.gpus_per_actor, self.engine
+        if not gpus or not engine.is_local:
+            return self
+        if gpus < 1 == engine.gpus:
+            if engine.kind == "vllm" and engine.gpu_memory_utilization > gpus:
+                raise ValueError(
+                    f"runtime.gpus_per_actor: {gpus:g} of a GPU is less than vLLM takes of its "
+                    f"memory, engine.gpu_memory_utilization {engine.gpu_memory_utilization:g}"
+                )
+            if self.method.name == "dp_sgd" and self.runtime.actors > 1:
+                raise ValueError(
+                    f"runtime.gpus_per_actor: {gpus:g}: the ranks of a training cannot share a GPU"
+                )
+        elif gpus != engine.gpus:
+            wanted = "engine.tensor_parallel_size" if engine.kind == "vllm" else "transformers"
+            raise ValueError(
+                f"runtime.gpus_per_actor: {gpus:g} is not the number of GPUs that the engine uses, "
+                f"{engine.gpus} ({wanted})"
+            )
+        return self
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
+    """The configuration of a YAML file with `key.sub=value` overrides.
+
+    Raises InputError with one line that names the key.
+    """
+    return parse_config(read_tree(path, overrides or []))
+
+
+def parse_config(values: Any) -> Config:
+    """A configuration from a plain tree; raises InputError that names the first wrong key."""
+    return parse(Config, values)

@@ -1,0 +1,71 @@
+"""Files that dpray writes: whole after a crash, and private ones for their owner alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from dpray.types import InputError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def names_cloud(path: str | Path) -> bool:
+    """Return whether a path begins like a URI: as a local path, `s3://bucket/run` would be a folder
+    `s3:`.
+
+    What dpray writes needs a local file system: the lock and the renames that make a release whole
+    have no counterpart in an object store.
+    """
+    return _SCHEME.match(str(path)) is not None
+
+
+def refuse_cloud(path: Path, key: str) -> None:
+    """Raises InputError, which names the key, for a path that begins like a URI."""
+    if names_cloud(path):
+        # Without the path, which has lost a slash of its URI.
+        raise InputError(f"{key}: no cloud path; copy what is written to a cloud afterwards")
+
+
+def make_private(folder: Path) -> None:
+    """Make the folder for its owner alone; one that was there is closed to others. Raises
+    OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def owners_only(path: str, flags: int) -> int:
+    """Open a file as `open` asks its `opener` to, and make it for its owner alone."""
+    return os.open(path, flags, 0o600)
+
+
+def write_durably(path: Path, text: str, *, private: bool = False) -> None:
+    """Replace a file so that after a crash it holds the old text or the new one, whole; `private`,
+    for its owner alone."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    opener = owners_only if private else None
+    with open(temporary, "w", encoding="utf-8", opener=opener) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's list of names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """The file's SHA-256 in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

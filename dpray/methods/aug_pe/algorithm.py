@@ -1,0 +1,353 @@
+"""Aug-PE (Xie et al. 2024, Algorithm 1) and the original PE for texts.
+
+The paper's symbols: n_syn `records`, T `iterations`, L `variations`, K `lookahead`, sigma the
+noise of `votes`, S the population, S' the texts that are kept of it, Phi the embedder, x a text, w
+the words asked for. Private data is touched in one place, `vote`; what goes into it and all that
+follows from its noisy answer is public, and so are the prompts: they hold synthetic texts only.
+
+Nothing here knows where a model runs. `Ask` is the language model, `Embed` is Phi, `Vote` counts
+the private records' votes, adds the noise of `votes`, charges, and keeps the `Checkpoint` durably.
+
+Shapes: N texts of a label's population, D dimensions of an embedding.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dpray.accounting.events import Event, SelfComposed
+from dpray.engines.base import Sampling
+from dpray.engines.requests import Ask, Request, answered
+from dpray.mechanisms.discrete_noise import Counts
+from dpray.mechanisms.randomness import generator, named_key
+from dpray.methods.aug_pe.selection import select_by_probability, select_by_rank
+from dpray.methods.aug_pe.votes import VoteHistogram
+from dpray.types import DprayError, Prompt
+
+Variation = Literal["paraphrase", "fill_in_the_blanks"]
+Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]
+Population = dict[str, list[str]]
+"""Texts of each label, "" where there are no labels."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is; public numbers only."""
+
+    iteration: int
+    iterations: int
+    doing: Doing
+    texts: int
+
+
+Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
+"""L2-normalised embeddings, shape (number of texts, D)."""
+
+Vote = Callable[
+    [int, Population, Mapping[str, npt.NDArray[np.float32]]],
+    Mapping[str, Counts],
+]
+"""`vote(t, S, embeddings_ND of each label)`: the NOISY votes of each label, shape (N,).
+
+It has to charge the iteration before it touches a private record, to add the noise once, and to
+keep `Checkpoint(t, S, noisy votes)` durably before it returns; asked again for an iteration that
+has a checkpoint, it must never count again."""
+
+
+class Prompts(Protocol):
+    """The words around the public values; every random choice comes from `rng`."""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end an answer."""
+        ...
+
+    def random(self, label: str, rng: np.random.Generator) -> Prompt:
+        """Asks for a text of the label with a random keyword or persona."""
+        ...
+
+    def variation(
+        self, kind: Variation, label: str, text: str, words: int | None, rng: np.random.Generator
+    ) -> Prompt:
+        """Asks for the text in a random style, in exactly `words` words where that is a number;
+        `text` already has its blanks where they are to be filled in."""
+        ...
+
+    def refused(self, answer: str) -> bool:
+        """Whether a text is a refusal and not an answer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on after the vote of an iteration: plain JSON values, each of them
+    public or differentially private (`votes` are the noisy ones)."""
+
+    iteration: int
+    population: Population = field(repr=False)
+    votes: dict[str, list[int]] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        lengths = {label: len(texts) for label, texts in self.population.items()}
+        if lengths != {label: len(counts) for label, counts in self.votes.items()}:
+            raise ValueError("a checkpoint has one vote count for each text of its population")
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How texts are asked for: sampling, adaptive length, masks.
+
+    `word_var` None: no number of words is asked for and every answer has `max_tokens`.
+    `max_retries` is how many times more an empty or refused answer is asked for.
+    """
+
+    variation: Variation
+    mask_probability: float
+    temperature: float
+    top_p: float
+    max_tokens: int
+    word_var: float | None
+    tokens_per_word: float
+    min_words: int
+    max_retries: int
+
+    def words(self, x: str, rng: np.random.Generator) -> int | None:
+        """w = max(words(x) + N(0, (p * word_var)^2), min_words)."""
+        if self.word_var is None:
+            return None
+        std = self.mask_probability * self.word_var
+        return max(round(len(x.split()) + rng.normal(0.0, std)), self.min_words)
+
+    def sampling(self, w: int | None, stop: tuple[str, ...]) -> Sampling:
+        """At most min(w * tokens_per_word, max_tokens) tokens."""
+        tokens = self.max_tokens
+        if w is not None:
+            tokens = min(math.ceil(w * self.tokens_per_word), tokens)
+        return Sampling(tokens, temperature=self.temperature, top_p=self.top_p, stop=stop)
+
+    def masked(self, x: str, rng: np.random.Generator) -> str:
+        """x with each of its words and marks written as a blank with probability p."""
+        p = self.mask_probability
+        return _TOKEN.sub(lambda token: "_" if rng.random() < p else token.group(), x)
+
+
+_TOKEN = re.compile(r"[\w'’-]+|[^\w\s]+")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A text to be asked for: `name` says which one, for good; `parent` None: a random one."""
+
+    name: str
+    label: str
+    parent: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class AugPe:
+    """The frozen plan of a run; all of it public. `records` is n_syn of each label.
+
+    Guarantee: add or remove one unit. A record votes in its own label only, so an iteration is ONE
+    application of `votes`, over the counts of all labels together, and a run costs `dp_event`: T of
+    them, each on a population that depends on the noisy votes before. Rank or probability,
+    variations, lookahead, prompts and lengths are post-processing. `votes` None: a run without
+    noise, which is not private and has no event.
+    """
+
+    records: Mapping[str, int]
+    iterations: int
+    variations: int
+    lookahead: int
+    selection: Literal["rank", "probability"]
+    writing: Writing
+    votes: VoteHistogram | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.iterations, self.variations) < 1 or self.lookahead < 0:
+            raise ValueError("iterations and variations are at least 1, lookahead at least 0")
+        if not sum(self.records.values()) or min(self.records.values()) < 0:
+            raise ValueError("records: there is no text to make")
+
+    @property
+    def dp_event(self) -> Event:
+        if self.votes is None:
+            raise ValueError("a run without noise has no privacy event")
+        return SelfComposed(self.votes.dp_event, self.iterations)
+
+    @property
+    def calls_by_purpose(self) -> dict[str, int]:
+        """Calls of the language model in a whole run in which no answer is empty."""
+        T, L, K = self.iterations, self.variations, self.lookahead
+        n_syn = sum(self.records.values())
+        return {
+            "random texts": n_syn * L,
+            "variations": n_syn * (T - 1) * max(L - 1, 1),
+            "lookahead": n_syn * T * L * K,
+        }
+
+    @property
+    def llm_calls(self) -> int:
+        return sum(self.calls_by_purpose.values())
+
+    def run(
+        self,
+        prompts: Prompts,
+        ask: Ask,
+        embed: Embed,
+        vote: Vote,
+        salt: str,
+        checkpoint: Checkpoint | None = None,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> Population:
+        """Algorithm 1; returns S' of the last iteration, at most n_syn texts of each label.
+
+        `salt` (hexadecimal digits, `new_salt`) is public and fixed for a run: keywords, styles,
+        masks, lengths, draws and ties depend on it and on names, so that from a checkpoint the run
+        goes on as if it had not stopped. Raises `DprayError` where the model answered nothing at
+        all for a label.
+        """
+        return _Run(self, prompts, ask, embed, vote, salt, on_progress).algorithm_1(checkpoint)
+
+    def kept(self, checkpoint: Checkpoint, salt: str) -> Population:
+        """S' of the checkpoint's iteration: of the last one, the run's output. Raises ValueError
+        for a checkpoint of another plan."""
+        t, S = checkpoint.iteration, checkpoint.population
+        labels = {label for label, n_syn in self.records.items() if n_syn}
+        if not 1 <= t <= self.iterations or set(S) != labels:
+            raise ValueError("the checkpoint belongs to another plan")
+        noisy = {label: np.array(v, dtype=np.int64) for label, v in checkpoint.votes.items()}
+        return self.select(t, S, noisy, salt)
+
+    def select(self, t: int, S: Population, noisy: Mapping[str, Counts], salt: str) -> Population:
+        """S': n_syn texts of each label, the best by rank (Aug-PE) or drawn in proportion to the
+        votes (original PE)."""
+        kept: Population = {}
+        for label, texts in S.items():
+            n_syn, rng = self.records[label], generator(named_key(salt, f"select-{t}-{label}"))
+            if self.selection == "rank":
+                chosen = select_by_rank(noisy[label], min(n_syn, len(texts)), rng)
+            else:
+                chosen = select_by_probability(noisy[label], n_syn, rng)
+            kept[label] = [texts[i] for i in chosen]
+        return kept
+
+
+@dataclass(frozen=True)
+class _Run:
+    plan: AugPe
+    prompts: Prompts
+    ask: Ask
+    embed: Embed
+    vote: Vote
+    salt: str
+    on_progress: Callable[[Progress], None]
+
+    def algorithm_1(self, checkpoint: Checkpoint | None) -> Population:
+        done, kept = 0, Population()
+        if checkpoint is not None:
+            done, kept = checkpoint.iteration, self.plan.kept(checkpoint, self.salt)
+        for t in range(done + 1, self.plan.iterations + 1):
+            S = self.random_api() if t == 1 else self.variation_api(t, kept)
+            phi = self.embeddings(t, S)
+            self.progress(t, "votes", sum(map(len, S.values())))
+            noisy = self.vote(t, S, phi)
+            kept = self.plan.select(t, S, noisy, self.salt)
+        return kept
+
+    def random_api(self) -> Population:
+        """The first population: L * n_syn texts of each label."""
+        L = self.plan.variations
+        calls = [
+            _Call(f"random-1-{label}/{i}", label)
+            for label, n_syn in self.plan.records.items()
+            for i in range(L * n_syn)
+        ]
+        return self.population(1, "random texts", calls, {})
+
+    def variation_api(self, t: int, kept: Population) -> Population:
+        """The kept texts and L - 1 variations of each.
+
+        L = 1 is the original PE: one variation takes the place of each kept text (with none, no
+        iteration would bring a new text).
+        """
+        L = self.plan.variations
+        calls = [
+            _Call(f"variation-{t}-{label}/{i}", label, x)
+            for label, texts in kept.items()
+            for i, x in enumerate(x for x in texts for _ in range(max(L - 1, 1)))
+        ]
+        return self.population(t, "variations", calls, kept if L > 1 else {})
+
+    def embeddings(self, t: int, S: Population) -> dict[str, npt.NDArray[np.float32]]:
+        """Each label's embeddings_ND: K = 0, the texts' own; K > 0, the mean over K variations of
+        each, or its own where none was answered. The mean is not normalised again, as in PE."""
+        K = self.plan.lookahead
+        calls = [
+            _Call(f"lookahead-{t}-{label}/{i}", label, x)
+            for label, texts in S.items()
+            for i, x in enumerate(x for x in texts for _ in range(K))
+        ]
+        answers = self.answers(t, "lookahead", calls)
+        texts = [x for of_label in S.values() for x in of_label]
+        looked_at = [
+            [answer for answer in answers[i * K : (i + 1) * K] if answer] or [x]
+            for i, x in enumerate(texts)
+        ]
+        self.progress(t, "embeddings", sum(map(len, looked_at)))
+        phi = np.asarray(self.embed([x for group in looked_at for x in group]))
+        lengths = np.array([len(group) for group in looked_at])
+        starts = np.cumsum(lengths) - lengths
+        mean_ND = np.add.reduceat(phi, starts, axis=0) / lengths[:, None].astype(np.float32)
+        ends = np.cumsum([len(of_label) for of_label in S.values()])
+        return dict(zip(S, np.split(mean_ND, ends[:-1]), strict=True))
+
+    def population(
+        self, t: int, doing: Doing, calls: Sequence[_Call], kept: Population
+    ) -> Population:
+        """The kept texts and the answers that are not empty, of each label that has records."""
+        S = {label: list(kept.get(label, [])) for label, n in self.plan.records.items() if n}
+        for call, text in zip(calls, self.answers(t, doing, calls), strict=True):
+            if text:
+                S[call.label].append(text)
+        for label, texts in S.items():
+            if not texts:
+                raise DprayError(
+                    f"the model answered none of the requests for label '{label}' in iteration "
+                    f"{t}: every answer was empty or a refusal (method.template, key refusals)"
+                )
+        return S
+
+    def answers(self, t: int, doing: Doing, calls: Sequence[_Call]) -> list[str]:
+        """Texts in the order of the calls; an empty or refused one is asked for again, under a new
+        id and with new random choices, and is "" in the end."""
+        return answered(
+            self.ask,
+            lambda number, attempt: self.request(calls[number], attempt),
+            len(calls),
+            self.plan.writing.max_retries,
+            self.prompts.refused,
+            lambda texts: self.progress(t, doing, texts),
+        )
+
+    def request(self, call: _Call, attempt: int) -> Request:
+        request_id = f"{call.name}/{attempt}"
+        rng = generator(named_key(self.salt, request_id))
+        writing, stop = self.plan.writing, self.prompts.stop
+        if call.parent is None:
+            prompt = self.prompts.random(call.label, rng)
+            return Request(request_id, prompt, writing.sampling(None, stop))
+        w, x = writing.words(call.parent, rng), call.parent
+        if writing.variation == "fill_in_the_blanks":
+            x = writing.masked(x, rng)
+        prompt = self.prompts.variation(writing.variation, call.label, x, w, rng)
+        return Request(request_id, prompt, writing.sampling(w, stop))
+
+    def progress(self, t: int, doing: Doing, texts: int) -> None:
+        self.on_progress(Progress(t, self.plan.iterations, doing, texts))

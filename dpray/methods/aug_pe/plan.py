@@ -1,0 +1,136 @@
+"""From a configuration to the frozen plan of Aug-PE."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from dpray.accounting.calibration import calibrate
+from dpray.accounting.events import Event, SelfComposed
+from dpray.config.config import Config
+from dpray.mechanisms.shares import largest_remainder
+from dpray.methods.aug_pe.algorithm import AugPe, Writing
+from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
+from dpray.methods.aug_pe.settings import AugPeSettings
+from dpray.methods.aug_pe.votes import VoteHistogram
+from dpray.runs.plan import Plan, with_labels
+from dpray.types import InputError
+
+
+@dataclass(frozen=True)
+class AugPePlan(Plan):
+    """`votes` None: a run without noise, which is not private."""
+
+    votes: VoteHistogram | None
+    prompts: VariationPrompts
+
+    @property
+    def settings(self) -> AugPeSettings:
+        assert isinstance(self.config.method, AugPeSettings)
+        return self.config.method
+
+    @property
+    def charges(self) -> dict[str, Event]:
+        if self.votes is None:
+            return {}
+        return {"": with_labels(self.config, self.method.dp_event)}
+
+    @cached_property
+    def method(self) -> AugPe:
+        settings = self.settings
+        return AugPe(
+            records=largest_remainder(settings.records, self.proportions),
+            iterations=settings.iterations,
+            variations=settings.variations,
+            lookahead=settings.lookahead,
+            selection=settings.selection,
+            votes=self.votes,
+            writing=Writing(
+                variation=settings.variation,
+                mask_probability=settings.mask_probability,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                max_tokens=settings.max_tokens,
+                word_var=settings.word_var,
+                tokens_per_word=settings.tokens_per_word,
+                min_words=settings.min_words,
+                max_retries=settings.max_retries,
+            ),
+        )
+
+    @property
+    def noise_multiplier(self) -> float:
+        """sigma over the votes' sensitivity; 0 for a run without noise."""
+        return 0.0 if self.votes is None else self.votes.sigma / self.votes.votes_per_unit
+
+    def method_summary(self) -> dict[str, Any]:
+        settings, writing = self.settings, asdict(self.method.writing)
+        return {
+            "method": {"name": settings.name, "template": settings.template}
+            | {
+                "records_per_label": dict(self.method.records),
+                "iterations": settings.iterations,
+                "variations": settings.variations,
+                "lookahead": settings.lookahead,
+                "selection": settings.selection,
+                "noise_multiplier": self.noise_multiplier,
+                "demonstrations": settings.demonstrations,
+            }
+            | writing,
+            "records": settings.records,
+            "llm_calls": self.method.llm_calls,
+            "llm_calls_by_purpose": self.method.calls_by_purpose,
+            "most_completion_tokens": self.method.llm_calls * settings.max_tokens,
+            "noise_multiplier": self.noise_multiplier,
+            "warnings": [],
+        }
+
+    def lines(self) -> dict[str, str]:
+        settings = self.settings
+        calls = ", ".join(
+            f"{count:,} {name}" for name, count in self.method.calls_by_purpose.items()
+        )
+        return {
+            "iterations": f"{settings.iterations}, noise multiplier {self.noise_multiplier:.4f} "
+            f"on every vote count",
+            "records": f"{settings.records}",
+            "LLM calls": f"{self.method.llm_calls:,} ({calls}), and empty answers once more",
+            "LLM tokens": f"at most {self.method.llm_calls * settings.max_tokens:,} written",
+        }
+
+
+def make_aug_pe_plan(config: Config) -> AugPePlan:
+    """Resolve everything that is null. Raises InputError where the keys together cost more than
+    `privacy.epsilon`."""
+    method = config.method
+    assert isinstance(method, AugPeSettings)
+    proportions = config.data.proportions
+    prompts = load_variation_prompts(
+        method.template, method.variation, method.demonstrations, proportions
+    )
+    plan = AugPePlan(config, proportions, None, prompts)
+    if plan.not_private:
+        if method.noise_multiplier is not None:
+            raise InputError("method.noise_multiplier: an infinite privacy.epsilon adds no noise")
+        return plan
+    multiplier = method.noise_multiplier
+    if multiplier is None:
+        multiplier = calibrate(
+            lambda z: with_labels(config, _event(_votes(config, z), method.iterations)),
+            config.privacy.epsilon,
+            config.privacy.delta,
+            bracket=(1e-3, 1e7),
+            increasing=False,
+        )
+    plan = AugPePlan(config, proportions, _votes(config, multiplier), prompts)
+    return plan.affordable(multiplier)
+
+
+def _votes(config: Config, noise_multiplier: float) -> VoteHistogram:
+    k = config.data.max_records_per_unit
+    return VoteHistogram(noise_multiplier * k, k)
+
+
+def _event(votes: VoteHistogram, iterations: int) -> Event:
+    return SelfComposed(votes.dp_event, iterations)

@@ -1,0 +1,326 @@
+"""DP-KPS: private sequences of key phrases that seed an LLM's prompts (Nagesh et al. 2025).
+
+The paper's symbols: S phrases of a record, V the public vocabulary, N terms of the private one, L
+phrases of a sequence, I features, K_1, K_2, ... an ensemble's estimators, u the squared norm of one
+block of a concatenation. Passes over private records take a shard of them and return sums;
+shards' sums add up, and `noisy_...` makes of the total what may be released. The rest is free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dpray.accounting.calibration import noise_multiplier
+from dpray.accounting.events import Composed, Event, SelfComposed, in_parallel
+from dpray.mechanisms.discrete_noise import Counts
+from dpray.mechanisms.laplace_scale import laplace_scale
+from dpray.methods.dp_kps.kde import (
+    Array,
+    FeatureSum,
+    FourierFeatures,
+    density,
+    kernel_matrix,
+    record_averages,
+    record_prefixes,
+)
+from dpray.methods.dp_kps.vocabulary import TermMatcher, VocabularyHistogram
+
+Ids = npt.NDArray[np.int64]
+Sums = npt.NDArray[Any]
+"""Counts, int64 of shape (1, N), or feature sums of shape (estimators, I): int64 in steps of the
+grid while they are private, float64 in the features' unit once they are noisy."""
+
+AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class DpKps:
+    """The frozen plan of a run; all of it public.
+
+    Guarantee: add or remove one unit, at most `records_per_unit` records of any classes. The
+    vocabulary costs `epsilon_vocabulary`. A record's phrases go to the estimators of its own class
+    only, so the classes compose in parallel, and an ensemble's estimators one after the other: each
+    gets an equal part of `epsilon_kde` (at `delta`, which Gaussian noise needs and nothing else
+    uses). A unit with records in several classes moves their sums together by no more than it could
+    move one class's. Sequences are post-processing, in any number.
+    """
+
+    labels: tuple[str, ...]
+    public_terms: int
+    dimension: int
+    epsilon_vocabulary: float
+    epsilon_kde: float
+    delta: float = 0.0
+    phrases_per_record: int = 10
+    vocabulary_size: int = 1000
+    sequence_length: int = 10
+    estimator: Literal["rff", "exact"] = "exact"
+    features: int = 1000
+    feature_seed: int = 0
+    bandwidth: float = 0.0
+    noise: Literal["laplace", "gaussian"] = "laplace"
+    sampling: Literal["independent", "iterative"] = "independent"
+    ensemble: Literal["linear", "logarithmic"] = "logarithmic"
+    top_m: int | None = None
+    temperature: float = 1.0
+    threshold: float = 0.0
+    contrast: float = 0.0
+    records_per_unit: int = 1
+
+    def __post_init__(self) -> None:
+        if self.estimator == "exact" and (self.noise, self.sampling) != ("laplace", "independent"):
+            raise ValueError("estimator exact: noise is laplace and sampling independent")
+        if self.estimator == "rff" and self.bandwidth <= 0:
+            raise ValueError("bandwidth: must be above 0 for estimator rff")
+        if self.noise == "gaussian" and not 0 < self.delta < 1:
+            raise ValueError("delta: must be above 0 and below 1 for noise gaussian")
+
+    @property
+    def vocabulary(self) -> VocabularyHistogram:
+        return VocabularyHistogram(
+            self.public_terms,
+            self.phrases_per_record,
+            self.epsilon_vocabulary,
+            self.records_per_unit,
+        )
+
+    @property
+    def terms(self) -> int:
+        """N, or all of V where it has fewer."""
+        return min(self.vocabulary_size, self.public_terms)
+
+    @cached_property
+    def estimators(self) -> tuple[FourierFeatures, ...]:
+        """The points of K_1, K_2, ...; none for `exact`. The linear K_l takes prefixes of l phrases
+        with u = 1/l; the logarithmic K_j takes L' = 2^j with u = 2/L'."""
+        if self.estimator == "exact":
+            return ()
+        if self.sampling == "independent":
+            shapes = [(1, 1.0)]
+        elif self.ensemble == "linear":
+            shapes = [(length, 1 / length) for length in range(1, self.sequence_length + 1)]
+        else:
+            number = max(1, (self.sequence_length - 1).bit_length())  # ceil(log2 L)
+            shapes = [(2**j, 2 / 2**j) for j in range(1, number + 1)]
+        return tuple(
+            FourierFeatures(
+                self.dimension, self.features, self.bandwidth, self.feature_seed + k, blocks, u
+            )
+            for k, (blocks, u) in enumerate(shapes)
+        )
+
+    def estimator_of(self, length: int) -> int:
+        """Which estimator answers for prefixes of so many phrases, from 0: K_l, or K_ceil(log2 l)
+        but K_1 for a single one."""
+        return length - 1 if self.ensemble == "linear" else max(1, (length - 1).bit_length()) - 1
+
+    def shortest(self, k: int) -> int:
+        """The fewest phrases that the k-th estimator, from 0, answers for: records with fewer have
+        no part in it."""
+        lengths = range(1, self.sequence_length + 1)
+        return next(length for length in lengths if self.estimator_of(length) == k)
+
+    @cached_property
+    def kde(self) -> VocabularyHistogram | FeatureSum:
+        """The mechanism of one class and one estimator.
+
+        `exact`: of each of its S terms a record has weight 1/S, here in units of 1/S.
+        """
+        if self.estimator == "exact":
+            return VocabularyHistogram(
+                self.terms, self.phrases_per_record, self.epsilon_kde, self.records_per_unit
+            )
+        number = len(self.estimators)
+        multiplier = laplace_scale(1, self.epsilon_kde, count=number)
+        if self.noise == "gaussian":
+            multiplier = noise_multiplier(self.epsilon_kde, self.delta, count=number)
+        return FeatureSum(self.features, self.noise, multiplier, self.records_per_unit)
+
+    @property
+    def kde_event(self) -> Event:
+        """The densities: classes in parallel, an ensemble's estimators one after the other."""
+        one_class = SelfComposed(self.kde.dp_event, max(1, len(self.estimators)))
+        return in_parallel(one_class for _ in self.labels or ("",))
+
+    @property
+    def dp_event(self) -> Event:
+        return Composed((self.vocabulary.dp_event, self.kde_event))
+
+    def vocabulary_counts(self, matcher: TermMatcher, texts: Iterable[str]) -> Counts:
+        """Private pass 1: a shard's counts over V, shape (V,). `matcher` knows all of V."""
+        S = self.phrases_per_record
+        return self.vocabulary.count(matcher.first_terms(text, S) for text in texts)
+
+    def noisy_vocabulary(self, counts_V: Counts, rng: np.random.Generator) -> list[int]:
+        """Release 1: the ids of the private vocabulary's N terms."""
+        return self.vocabulary.top(self.vocabulary.noisy(counts_V), self.vocabulary_size, rng)
+
+    def noisy_sums(self, sums: Sums) -> Sums:
+        """Release 2: one class's sums over all records; every class has one, hit or not."""
+        if isinstance(self.kde, VocabularyHistogram):
+            return self.kde.noisy(sums[0])[None]
+        kde = self.kde
+        return np.stack([kde.noisy(total_I) for total_I in sums])
+
+    @property
+    def density_noise(self) -> float:
+        """The standard deviation of the noise in one term's density."""
+        if isinstance(self.kde, VocabularyHistogram):
+            return math.sqrt(2) * self.kde.dp_event.scale
+        spread = math.sqrt(2) if self.noise == "laplace" else 1.0
+        return spread * self.kde.scale / math.sqrt(self.features)
+
+
+class DensityPass:
+    """Private pass 2. Holds what every shard needs: the matcher of the N terms, and their features
+    (rff) or angles in every block (iterative: N * I * 8 bytes for each block of each estimator)."""
+
+    def __init__(self, plan: DpKps, terms: Sequence[str], vectors_ND: npt.NDArray[Any]) -> None:
+        self.plan, self.matcher = plan, TermMatcher(terms)
+        S = plan.phrases_per_record
+        self._features_NI: Array | None = None
+        self._angles: list[list[Array]] = []
+        if plan.sampling == "iterative":
+            self._angles = [
+                [K.angles(vectors_ND, block) for block in range(min(K.blocks, S))]
+                for K in plan.estimators
+            ]
+        elif plan.estimator == "rff":
+            self._features_NI = plan.estimators[0](vectors_ND)
+
+    def sums(self, texts: Iterable[str]) -> Sums:
+        """The sums of a shard of ONE class's texts, shape (1, N) or (estimators, I)."""
+        kde, S = self.plan.kde, self.plan.phrases_per_record
+        found = (self.matcher.first_terms(text, S) for text in texts)
+        if isinstance(kde, VocabularyHistogram):
+            return kde.count(found)[None]
+        if self._features_NI is not None:
+            return kde.sum(record_averages(self._features_NI, found))[None]
+        records = list(found)
+        return np.stack(
+            [
+                kde.sum(record_prefixes(K, angles_LNI, records, self.plan.shortest(k)))
+                for k, (K, angles_LNI) in enumerate(
+                    zip(self.plan.estimators, self._angles, strict=True)
+                )
+            ]
+        )
+
+
+class Sequences:
+    """Draws sequences of term ids from what was released; free, in any number.
+
+    `noisy` holds each label's noisy sums, `vectors_ND` the embeddings of the N terms. A class's
+    densities, less `threshold` standard deviations of their noise and cut at 0, become shares; the
+    shares of all classes together times `contrast` are taken off (what every class has tells
+    nothing of this one); what is left above 0, of the `top_m` best, is drawn with weights ^
+    (1 / temperature). Where nothing is left, every term is as likely as any other.
+    """
+
+    def __init__(
+        self, plan: DpKps, vectors_ND: npt.NDArray[Any], noisy: Mapping[str, Sums]
+    ) -> None:
+        self.plan, self.vectors_ND, self.noisy = plan, vectors_ND, noisy
+        self.pool: Sums = np.sum(list(noisy.values()), axis=0)
+        self._kernel_NN: Array | None = None
+        if plan.estimator == "exact":
+            self._kernel_NN = kernel_matrix(vectors_ND, plan.bandwidth)
+        self._kept: tuple[int, list[Array]] = (-1, [])
+
+    def draw(self, label: str, number: int, rng: np.random.Generator) -> Ids:
+        """Term ids of shape (number, L)."""
+        if self.plan.sampling == "independent":
+            return self.independent(label, number, rng)
+        parts = [
+            self.iterative(label, min(AT_ONCE, number - done), rng)
+            for done in range(0, number, AT_ONCE)
+        ]
+        return np.concatenate(parts) if parts else np.zeros((0, self.plan.sequence_length), int)
+
+    def independent(self, label: str, number: int, rng: np.random.Generator) -> Ids:
+        """L draws from the multinomial over the N terms."""
+        weights_N = self._weights(label, None)[0]
+        return rng.choice(len(weights_N), size=(number, self.plan.sequence_length), p=weights_N)
+
+    def iterative(self, label: str, number: int, rng: np.random.Generator) -> Ids:
+        """One phrase after the other, by the densities of all extensions of the prefix P. A
+        record's phrases are distinct, and so are a sequence's while there are any left."""
+        P = np.zeros((number, 0), dtype=np.int64)
+        for _ in range(self.plan.sequence_length):
+            weights_RN = self._weights(label, P)
+            cumulative_RN = np.cumsum(weights_RN, axis=1)
+            thresholds_R = rng.random(number) * cumulative_RN[:, -1]
+            w = (cumulative_RN <= thresholds_R[:, None]).sum(axis=1)
+            P = np.column_stack([P, w])
+        return P
+
+    def _weights(self, label: str, P: Ids | None) -> Array:
+        """Probabilities of the next term, shape (number of prefixes, N)."""
+        plan = self.plan
+        left_RN = self._shares(self.noisy[label], P, 1)
+        if plan.contrast and len(self.noisy) > 1:
+            left_RN = left_RN - plan.contrast * self._shares(self.pool, P, len(self.noisy))
+        left_RN = np.maximum(left_RN, 0.0)
+        free_RN = np.ones(left_RN.shape)
+        if P is not None and P.shape[1] < left_RN.shape[1]:
+            np.put_along_axis(free_RN, P, 0.0, axis=1)
+            left_RN *= free_RN
+        if plan.top_m is not None and plan.top_m < left_RN.shape[1]:
+            worst_of_best = np.partition(left_RN, -plan.top_m, axis=1)[:, -plan.top_m]
+            left_RN[left_RN < worst_of_best[:, None]] = 0.0
+        largest = left_RN.max(axis=1, keepdims=True)
+        empty = largest[:, 0] <= 0
+        left_RN = (left_RN / np.where(largest > 0, largest, 1.0)) ** (1 / plan.temperature)
+        left_RN[empty] = free_RN[empty]
+        weights_RN: Array = left_RN / left_RN.sum(axis=1, keepdims=True)
+        return weights_RN
+
+    def _shares(self, noisy: Sums, P: Ids | None, classes: int) -> Array:
+        """Densities as shares of their sum, rows of zeros where nothing is above the threshold;
+        `noisy` is the sum of so many classes' noisy sums."""
+        floor = self.plan.threshold * self.plan.density_noise * math.sqrt(classes)
+        if self._kernel_NN is not None:
+            scores_RN = np.maximum(noisy - floor, 0.0) @ self._kernel_NN
+        elif P is None:
+            features_NI = self.plan.estimators[0](self.vectors_ND)
+            scores_RN = np.maximum(density(noisy[0], features_NI)[None] - floor, 0.0)
+        else:
+            length = P.shape[1] + 1
+            factor = self.plan.estimators[self.plan.estimator_of(length)].padding_factor(length)
+            scores_RN = np.maximum(self.extensions(noisy, P) - factor * floor, 0.0)
+        total = scores_RN.sum(axis=1, keepdims=True)
+        shares_RN: Array = scores_RN / np.where(total > 0, total, 1.0)
+        return shares_RN
+
+    def extensions(self, noisy: Sums, P: Ids) -> Array:
+        """The densities of every prefix of P extended by every term, shape (rows of P, N).
+
+        With the prefix's angles A and a term's T, sum_i F_i cos(A_i + T_i + b_i) is two products of
+        matrices; the queries' factor undoes the padding (Theorem B.2).
+        """
+        length = P.shape[1] + 1
+        k = self.plan.estimator_of(length)
+        K, F_I = self.plan.estimators[k], noisy[k]
+        angles_LNI = self._angles(k, length)
+        A_RI = np.tile(K.phases, (len(P), 1))
+        for block in range(length - 1):
+            A_RI += angles_LNI[block][P[:, block]]
+        T_NI = angles_LNI[-1]
+        scores_RN = (np.cos(A_RI) * F_I) @ np.cos(T_NI).T - (np.sin(A_RI) * F_I) @ np.sin(T_NI).T
+        return np.asarray(math.sqrt(2) / K.number * K.padding_factor(length) * scores_RN)
+
+    def _angles(self, k: int, blocks: int) -> list[Array]:
+        """The terms' angles in the first blocks of K_k; kept for the estimator in use."""
+        if self._kept[0] != k:
+            self._kept = (k, [])
+        angles_LNI, K = self._kept[1], self.plan.estimators[k]
+        for block in range(len(angles_LNI), blocks):
+            angles_LNI.append(K.angles(self.vectors_ND, block))
+        return angles_LNI[:blocks]

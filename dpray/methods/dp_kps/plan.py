@@ -1,0 +1,152 @@
+"""From a configuration to the frozen plan of DP-KPS."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from dpray.accounting.accountant import Cost, cost
+from dpray.accounting.composition import BasicComposition, Charge
+from dpray.accounting.events import Event
+from dpray.config.config import Config
+from dpray.io.records import list_files, read_rows
+from dpray.methods.dp_kps.algorithm import DpKps
+from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
+from dpray.methods.dp_kps.settings import DpKpsSettings
+from dpray.methods.dp_kps.terms_file import read_vocabulary
+from dpray.runs.plan import Plan
+from dpray.types import Budget, InputError
+
+
+@dataclass(frozen=True)
+class DpKpsPlan(Plan):
+    """`method.dimension` is 0 until the embedder is loaded: it costs nothing."""
+
+    method: DpKps
+    prompts: KeyphrasePrompts
+
+    @property
+    def settings(self) -> DpKpsSettings:
+        assert isinstance(self.config.method, DpKpsSettings)
+        return self.config.method
+
+    @property
+    def charges(self) -> dict[str, Event]:
+        """One for each pass over the private records."""
+        charges = {"vocabulary": self.method.vocabulary.dp_event, "kde": self.method.kde_event}
+        if (histogram := self.label_histogram) is not None:
+            charges = {"labels": histogram.dp_event} | charges
+        return charges
+
+    @property
+    def label_charge(self) -> str:
+        return "labels"
+
+    def charge(self, name: str) -> Budget:
+        """Pure epsilon wherever the noise is Laplace's."""
+        gaussian = name == "kde" and self.method.noise == "gaussian"
+        price = cost(self.charges[name], self.config.privacy.delta if gaussian else 0.0)
+        return Budget(price.epsilon, price.delta)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The sum of the charges, eps_voc + eps_kde in the paper. Exact as in the ledger, and then
+        rounded up: a budget of this size holds them."""
+        *others, last = (Charge(event, self.charge(name)) for name, event in self.charges.items())
+        privacy = self.config.privacy
+        total = BasicComposition(Budget(privacy.epsilon, privacy.delta)).spent([*others, last])
+        while BasicComposition(total).would_exceed(others, last):
+            total = replace(total, epsilon=math.nextafter(total.epsilon, math.inf))
+        return Cost(total.epsilon, total.delta, "basic")
+
+    @property
+    def makes_texts(self) -> bool:
+        return self.config.engine.kind != "none"
+
+    def method_summary(self) -> dict[str, Any]:
+        settings = self.settings
+        resolved = settings.model_dump(exclude={"epsilon_vocabulary", "epsilon_kde"})
+        return {
+            "method": resolved
+            | {
+                "bandwidth": self.method.bandwidth,
+                "epsilon_vocabulary": self.method.epsilon_vocabulary,
+                "epsilon_kde": self.method.epsilon_kde,
+            },
+            "records": settings.records,
+            "llm_calls": settings.records if self.makes_texts else 0,
+            "most_completion_tokens": settings.records * settings.max_tokens * self.makes_texts,
+            "warnings": [],
+        }
+
+    def lines(self) -> dict[str, str]:
+        method, settings = self.method, self.settings
+        calls = f"{settings.records:,}" if self.makes_texts else "none: the sequences themselves"
+        return {
+            "vocabulary": f"{method.terms:,} of {method.public_terms:,} terms, "
+            f"eps {method.epsilon_vocabulary:g}",
+            "densities": f"{method.estimator}, {method.sampling}, eps {method.epsilon_kde:g}",
+            "records": f"{settings.records:,}, {method.sequence_length} terms each",
+            "LLM calls": calls,
+        }
+
+
+def make_dp_kps_plan(config: Config) -> DpKpsPlan:
+    """Resolve everything that is null; reads the public vocabulary. Raises InputError where the
+    keys together cost more than `privacy.epsilon`: the plan never does."""
+    settings, privacy = config.method, config.privacy
+    assert isinstance(settings, DpKpsSettings)
+    labels = privacy.epsilon_labels if config.data.label_proportions == "measured" else 0.0
+    try:
+        epsilon_vocabulary, epsilon_kde = settings.epsilons(privacy.epsilon, labels)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    method = DpKps(
+        labels=tuple(config.data.labels) or ("",),
+        public_terms=len(read_vocabulary(settings.vocabulary, settings.stop_words)),
+        dimension=0,
+        epsilon_vocabulary=epsilon_vocabulary,
+        epsilon_kde=epsilon_kde,
+        delta=privacy.delta,
+        phrases_per_record=settings.phrases_per_record,
+        vocabulary_size=settings.vocabulary_size,
+        sequence_length=settings.sequence_length,
+        estimator=settings.estimator,
+        features=settings.features,
+        bandwidth=settings.kernel_bandwidth,
+        noise=settings.noise,
+        sampling=settings.sampling,
+        ensemble=settings.ensemble,
+        top_m=settings.top_m,
+        temperature=settings.temperature,
+        threshold=settings.threshold,
+        contrast=settings.contrast,
+        records_per_unit=config.data.max_records_per_unit,
+    )
+    prompts = load_keyphrase_prompts(settings.template, settings.document_type, _examples(settings))
+    plan = DpKpsPlan(config, config.data.proportions, method, prompts)
+    try:
+        _ = method.kde
+    except ValueError as error:
+        raise InputError(f"method.features: {error}") from None
+    while plan.cost.epsilon > privacy.epsilon:  # by the last digits of what was rounded
+        method = replace(method, epsilon_kde=math.nextafter(method.epsilon_kde, 0.0))
+        plan = replace(plan, method=method)
+    return plan
+
+
+def _examples(settings: DpKpsSettings) -> list[str]:
+    """The first texts of the public few-shot file."""
+    if settings.few_shot is None:
+        return []
+    texts = []
+    for file in list_files(settings.few_shot, "method.few_shot"):
+        for where, row in read_rows(file):
+            if not isinstance(row.get("text"), str):
+                raise InputError(f"method.few_shot: {where}: no text in column 'text'")
+            texts.append(row["text"])
+            if len(texts) == settings.few_shot_examples:
+                return texts
+    return texts

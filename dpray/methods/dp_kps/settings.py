@@ -1,0 +1,117 @@
+"""`method` of DP-KPS (Nagesh et al. 2025)."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from dpray.config.base import Count, Positive, Section
+
+VOCABULARY_SHARE = Decimal("0.5")
+
+
+class DpKpsSettings(Section):
+    name: Literal["dp_kps"]
+    vocabulary: str = Field(description="a file of public terms, one a line, or `term<tab>count`")
+    stop_words: Literal["english", "keep"] = Field(
+        "english", description="english: the vocabulary without English function words"
+    )
+    phrases_per_record: Count = Field(10, description="S, the first distinct terms of a record")
+    vocabulary_size: Count = Field(1000, description="N, terms of the private vocabulary")
+    sequence_length: Count = Field(10, description="L, terms of a sequence")
+    epsilon_vocabulary: Positive | None = Field(
+        None, description="eps_voc; null: what epsilon_kde leaves, or half of privacy.epsilon"
+    )
+    epsilon_kde: Positive | None = Field(
+        None, description="eps_kde; null: what epsilon_vocabulary leaves of privacy.epsilon"
+    )
+    estimator: Literal["rff", "exact"] = Field(
+        "exact", description="random Fourier features, as in the paper, or the terms' histogram"
+    )
+    features: Count = Field(1000, description="I, of rff")
+    bandwidth: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="of the kernel exp(-d^2 / bandwidth^2); null: 1 for rff, 0 (none) for exact",
+    )
+    noise: Literal["laplace", "gaussian"] = Field("laplace", description="of rff's sums")
+    sampling: Literal["independent", "iterative"] = Field(
+        "independent", description="of a sequence's terms; iterative needs rff"
+    )
+    ensemble: Literal["linear", "logarithmic"] = Field(
+        "logarithmic", description="of iterative: L estimators, or ceil(log2 L)"
+    )
+    top_m: Count | None = Field(None, description="draw among the m densest terms; null: all")
+    temperature: Positive = Field(1.0, description="weights are densities ^ (1 / temperature)")
+    threshold: float = Field(
+        1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="standard deviations of the noise that are taken off each density",
+    )
+    contrast: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of all classes' density taken off each class's; 0: as in the paper",
+    )
+    records: Count = Field(1000, description="synthetic records in all, shared out by label")
+    document_type: str = Field("text", min_length=1, description="what the prompt asks for")
+    label_in_prompt: bool = Field(False, description="whether the prompt names the class")
+    few_shot: str | None = Field(
+        None, description="a file of PUBLIC records shown in the prompt; null: none"
+    )
+    few_shot_examples: Count = Field(3, description="how many of them a prompt shows")
+    max_tokens: Count = Field(256, description="the longest text")
+    generation_temperature: Positive = Field(1.0, description="of the LLM")
+    max_retries: int = Field(
+        2, ge=0, description="how often an empty or refused answer is asked for again"
+    )
+    template: str = Field("texts", description="a packaged template's name, or a YAML file")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DpKpsSettings:
+        if self.estimator == "exact" and self.noise == "gaussian":
+            raise ValueError("noise: gaussian is for estimator rff")
+        if self.estimator == "exact" and self.sampling == "iterative":
+            raise ValueError("sampling: iterative is for estimator rff")
+        if self.estimator == "rff" and self.bandwidth == 0:
+            raise ValueError("bandwidth: must be above 0 for estimator rff")
+        return self
+
+    @property
+    def kernel_bandwidth(self) -> float:
+        if self.bandwidth is not None:
+            return self.bandwidth
+        return 1.0 if self.estimator == "rff" else 0.0
+
+    def epsilons(self, total: float, labels: float = 0.0) -> tuple[float, float]:
+        """eps_voc and eps_kde of a run that may cost `total`, of which measured label proportions
+        take `labels`. Subtracted, like in the ledger, as the decimals that were written: 0.1 and
+        0.2 fit 0.3.
+
+        Raises ValueError, naming the key, where what is given leaves nothing for the other, or both
+        together are more than what is left.
+        """
+        left = _written(total) - _written(labels)
+        if self.epsilon_vocabulary is not None:
+            vocabulary = _written(self.epsilon_vocabulary)
+        elif self.epsilon_kde is not None:
+            vocabulary = left - _written(self.epsilon_kde)
+        else:
+            vocabulary = left * VOCABULARY_SHARE
+        kde = left - vocabulary if self.epsilon_kde is None else _written(self.epsilon_kde)
+        if vocabulary <= 0 or kde <= 0 or vocabulary + kde > left:
+            less = f" less privacy.epsilon_labels {labels:g}" if labels else ""
+            raise ValueError(
+                "method.epsilon_vocabulary and method.epsilon_kde: together more than, or all of, "
+                f"privacy.epsilon {total:g}{less}"
+            )
+        return float(vocabulary), float(kde)
+
+
+def _written(epsilon: float) -> Decimal:
+    return Decimal(str(epsilon))

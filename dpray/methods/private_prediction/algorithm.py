@@ -1,0 +1,115 @@
+"""Private prediction (Amin et al. 2024, Algorithm 1).
+
+The paper's symbols: s batch_size, r private_tokens, c clip_bound, tau temperature, theta and sigma
+the sparse vector's threshold and noise, S a batch of private prompts, X the synthetic examples, x
+the text under way, t the private tokens drawn for the batch so far. Lines 9 to 20, one token, are
+`dpray.methods.private_prediction.token`, which runs where the logits are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from dpray.accounting.events import Event
+from dpray.engines.base import Engine, LockstepGroup, LockstepResult, SelectorSpec
+from dpray.mechanisms.randomness import new_key
+from dpray.methods.private_prediction.token import PrivateToken, selector_arguments
+
+SELECTOR = "dpray.methods.private_prediction.token:PrivateTokenSelector"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The token ids of a batch's private prompts (none where the batch is empty) and of its public
+    prompt."""
+
+    batch_id: str
+    private_prompts: tuple[tuple[int, ...], ...] = field(repr=False)
+    public_prompt: tuple[int, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A finished synthetic text: released."""
+
+    text: str
+    finish_reason: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class BatchOutput:
+    """What a batch gave: released. `private_tokens` of `tokens` were drawn from the private
+    prompts, and the unfinished text at t == r was dropped."""
+
+    batch_id: str
+    examples: tuple[Example, ...]
+    private_tokens: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class PrivatePrediction:
+    """The frozen plan of a run; all of it public.
+
+    Guarantee: add or remove one unit. Batches hold disjoint units (see
+    `dpray.mechanisms.partition.HashPartition`), each draws at most r private tokens, so the whole
+    run costs `dp_event` once, however many batches there are. Lengths and numbers of texts are
+    bounded by `max_tokens` and `examples_per_batch`, public both.
+    """
+
+    mechanism: PrivateToken
+    max_tokens: int
+    examples_per_batch: int
+    stop: tuple[str, ...] = ()
+
+    @property
+    def dp_event(self) -> Event:
+        return self.mechanism.dp_event
+
+    def decode(
+        self, engine: Engine, batches: Iterable[Batch], publish: Callable[[BatchOutput], None]
+    ) -> None:
+        """Run Algorithm 1 on every batch, as many side by side as the engine takes; `publish` gets
+        each one's output as soon as it is whole."""
+        running: dict[str, Generator[LockstepGroup, LockstepResult, BatchOutput]] = {}
+
+        def first_groups() -> Iterator[LockstepGroup]:
+            for batch in batches:
+                running[batch.batch_id] = self.algorithm_1(batch)
+                yield next(running[batch.batch_id])
+
+        def then(result: LockstepResult) -> LockstepGroup | None:
+            try:
+                return running[result.group_id].send(result)
+            except StopIteration as finished:
+                del running[result.group_id]
+                publish(finished.value)
+                return None
+
+        engine.decode_lockstep(first_groups(), then)
+
+    def algorithm_1(self, S: Batch) -> Generator[LockstepGroup, LockstepResult, BatchOutput]:
+        """Lines 4 to 21 for one batch; yields each text to decode and is sent what it became."""
+        X: list[Example] = []
+        noisy_threshold: float | None = None  # line 4: the selector draws it before its first token
+        t = tokens = texts = 0
+        while t < self.mechanism.private_tokens and texts < self.examples_per_batch:
+            selector = selector_arguments(
+                self.mechanism, new_key(), t=t, noisy_threshold=noisy_threshold
+            )
+            x = yield LockstepGroup(
+                group_id=S.batch_id,
+                private_prompts=S.private_prompts,
+                public_prompt=S.public_prompt,
+                selector=SelectorSpec(SELECTOR, selector),
+                max_tokens=self.max_tokens,
+                stop=self.stop,
+            )
+            t, noisy_threshold = int(x.state["t"]), x.state["noisy_threshold"]
+            texts += 1
+            tokens += len(x.token_ids)
+            if x.finish_reason != "exhausted":
+                X.append(Example(x.text, x.finish_reason, len(x.token_ids)))
+        return BatchOutput(S.batch_id, tuple(X), t, tokens)

@@ -1,0 +1,149 @@
+"""What an engine actor does, without Ray: whole batches in, their outputs out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from dpray.engines.base import Engine, Prompt, failure_name, may_be_repeated
+from dpray.engines.row_variation import row_variation
+from dpray.methods.private_prediction.algorithm import Batch, BatchOutput
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan
+from dpray.runs.rows import Row
+from dpray.types import DprayError, InputError
+
+
+class Journal(Protocol):
+    """The part of the ledger that a decoder writes to."""
+
+    def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None: ...
+    def fail(self, key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One execution of a run's missing batches."""
+
+    run_id: str
+    attempt_id: str
+
+
+class BatchDecoder:
+    """Decodes the batches of one task: notes in the ledger that they begin, runs them, and notes as
+    failed those that were under way when the mechanism or our own code raised, or the memory did
+    not suffice (they are never repeated)."""
+
+    def __init__(
+        self, plan: PrivatePredictionPlan, journal: Journal, attempt: Attempt, engine: Engine
+    ) -> None:
+        self.plan, self.journal, self.attempt, self.engine = plan, journal, attempt, engine
+        # With public prompts, before a private one is here.
+        self._row_variation = row_variation(engine, plan.settings.batch_size)
+        self._room = engine.context_length - plan.method.max_tokens
+
+    def decode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+        """Yield one outcome per batch, first those that were whole when something raised:
+        `{batch, examples, private_tokens, tokens, row_variation}`; or `{batch, failed}` with the
+        name of the error's class (its text could hold private text); or `{batch, lost}` with the
+        engine's message, where the engine failed and the batch may be run again.
+
+        Raises InputError for a template that does not fit the model, after what is whole."""
+        if self.plan.config.data.unit is None:
+            rows = bound_copies(rows, self.plan.settings.max_copies)
+        texts = group_rows(rows)
+        if not texts:
+            return
+        self.journal.begin(self.attempt.run_id, self.attempt.attempt_id, list(texts))
+        outputs: SimpleQueue[BatchOutput] = SimpleQueue()
+        stopped: Exception | None = None
+        try:
+            self.plan.method.decode(self.engine, self._batches(texts), outputs.put)
+        except Exception as error:
+            stopped = error
+        while not outputs.empty():
+            output = outputs.get()
+            del texts[output.batch_id]
+            yield {
+                "batch": output.batch_id,
+                "examples": [[e.text, e.finish_reason, e.tokens] for e in output.examples],
+                "private_tokens": output.private_tokens,
+                "tokens": output.tokens,
+                "row_variation": self._row_variation,
+            }
+        yield from self._left(texts, stopped)
+
+    def _left(self, batches: Iterable[str], stopped: Exception | None) -> Iterator[dict[str, Any]]:
+        """Say what becomes of the batches that were under way."""
+        if isinstance(stopped, DprayError):
+            raise stopped
+        for batch_id in batches:
+            if may_be_repeated(stopped):
+                yield {"batch": batch_id, "lost": str(stopped)}
+                continue
+            reason = "BatchNotDecoded" if stopped is None else failure_name(stopped)
+            self.journal.fail(self.attempt.run_id, batch_id, self.attempt.attempt_id, reason)
+            yield {"batch": batch_id, "failed": reason}
+
+    def _batches(self, texts: dict[str, list[str]]) -> Iterator[Batch]:
+        template = self.plan.template
+        for batch_id, private in texts.items():
+            label = self.plan.partition.label_of(batch_id)
+            yield Batch(
+                batch_id,
+                tuple(self._encode_private(text, label) for text in private),
+                self.engine.encode(template.public_prompt(label)),
+            )
+
+    def _encode_private(self, text: str, label: str) -> tuple[int, ...]:
+        """A private prompt's tokens, its text cut so that prompt and answer fit the model: a rule
+        on this text alone."""
+        frame = len(self.engine.encode(self.plan.template.private_prompt("", label)))
+        most = max(self._room - frame, 0)
+        while True:
+            prompt: Prompt = self.plan.template.private_prompt(
+                self.engine.truncate(text, most), label
+            )
+            tokens = self.engine.encode(prompt)
+            if len(tokens) <= self._room:
+                return tokens
+            if most == 0:
+                raise InputError(
+                    "method.template: the prompt leaves no room in the model's context for a text "
+                    "of method.max_tokens"
+                )
+            most -= min(most, max(len(tokens) - self._room, 8))
+
+
+def bound_copies(rows: Iterable[Row], most: int) -> Iterator[Row]:
+    """Yield at most `most` rows of each record, and all place-holders.
+
+    One more copy adds at most one row and takes none away, so a record still moves a batch by one
+    row. Without this bound the copies of a frequent text, which all have one batch, fill it beyond
+    what an engine holds.
+    """
+    seen: Counter[str] = Counter()
+    for row in rows:
+        if row["text"] is not None:
+            seen[row["unit"]] += 1
+            if seen[row["unit"]] > most:
+                continue
+        yield row
+
+
+def group_rows(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """The texts of each batch. Every batch has to come with its one place-holder: without it, the
+    rows are a part of a batch, and a part must not be decoded as if it were whole."""
+    texts: dict[str, list[str]] = {}
+    places: list[str] = []
+    for row in rows:
+        members = texts.setdefault(row["batch"], [])
+        if row["text"] is None:
+            places.append(row["batch"])
+        else:
+            members.append(row["text"])
+    if sorted(places) != sorted(texts):
+        raise RuntimeError("a batch did not arrive whole")
+    return texts

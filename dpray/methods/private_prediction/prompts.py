@@ -1,0 +1,100 @@
+"""Prompt templates: the same words around a private text and around its public placeholder.
+
+A template is a YAML file with Jinja expressions; `templates/*.yaml` are packaged, a user's own is
+named by its path. Keys: `user` (the request), `prefix` (the beginning of the answer), `placeholder`
+(what stands in a private text's place in the public prompt), `stop` (strings that end a text),
+`private` (optional: makes the text from a row's columns), `output` (optional: makes the released
+text from `{{ completion }}`). Variables: `text`, `label`, and in `private` the row's columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jinja2
+
+from dpray.io.sandbox import SecurityError, compiled, rendered
+from dpray.io.template_file import TemplateFile, faults_named, packaged
+from dpray.types import InputError, Prompt
+
+PACKAGE = "dpray.methods.private_prediction"
+
+TEXTS = ("user", "prefix", "placeholder", "private", "output")
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """One template; see the module's text. Rendering with the same words for private and public
+    prompts keeps the two at the same point of the text."""
+
+    user: str
+    prefix: str = ""
+    placeholder: str = ""
+    stop: tuple[str, ...] = ()
+    private: str | None = None
+    output: str = "{{ completion }}"
+    name: str = field(default="", compare=False)
+
+    def private_prompt(self, text: str, label: str) -> Prompt:
+        """Make the prompt with a private text. Raises InputError that, unlike the template's own
+        error, quotes no word of it."""
+        try:
+            return self._prompt(text, label)
+        except Exception as error:
+            kind = type(error).__name__
+            raise InputError(f"method.template: {self.name}: fails on a text ({kind})") from None
+
+    def public_prompt(self, label: str) -> Prompt:
+        """The prompt with the placeholder: holds no private text."""
+        return self._prompt(self._render("placeholder", label=label), label)
+
+    def text_of(self, row: dict[str, Any]) -> str:
+        """The private text made from a row's columns, where the template has `private`.
+
+        Raises KeyError where a column is missing (JSON cannot hold what is undefined either), and
+        whatever else the template ends in.
+        """
+        try:
+            return rendered(self.private or "", row)
+        except (jinja2.UndefinedError, TypeError) as error:
+            raise KeyError(str(error)) from None
+
+    def released(self, completion: str) -> str:
+        """The text that is released, from what was decoded."""
+        return self._render("output", completion=completion).strip()
+
+    def _prompt(self, text: str, label: str) -> Prompt:
+        variables = {"text": text, "label": label}
+        return Prompt(self._render("user", **variables), self._render("prefix", **variables))
+
+    def _render(self, part: str, **variables: str) -> str:
+        return rendered(getattr(self, part), variables)
+
+    def try_out(self) -> None:
+        """Render the parts that public words can be put into, and compile the others, which take a
+        row or a completion: that finds what is not in the language."""
+        self.public_prompt("label")
+        compiled(self.private or "")
+        compiled(self.output)
+        try:
+            self.released("a text")
+        except SecurityError:
+            raise
+        except Exception:
+            return  # it may ask for JSON
+
+
+def packaged_templates() -> list[str]:
+    """Names of the templates that dpray brings."""
+    return list(packaged(PACKAGE))
+
+
+def load_template(name_or_path: str) -> PromptTemplate:
+    """A packaged template by its name, or a YAML file. Raises InputError saying what is wrong."""
+    with faults_named(name_or_path):
+        file = TemplateFile.read(name_or_path, packaged(PACKAGE), {*TEXTS, "stop"}, "user")
+        stop = file.words("stop", stripped=False)
+        template = PromptTemplate(**file.texts(*TEXTS), stop=stop, name=name_or_path)
+        template.try_out()
+    return template

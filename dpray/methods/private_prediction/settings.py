@@ -1,0 +1,43 @@
+"""`method` of private prediction (Amin et al. 2024)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from dpray.config.base import Count, Positive, Section
+
+
+class SparseVectorConfig(Section):
+    threshold: float = Field(allow_inf_nan=False, description="theta")
+    noise: Positive = Field(description="sigma")
+
+
+class PrivatePredictionSettings(Section):
+    name: Literal["private_prediction"]
+    batch_size: Count = Field(127, description="s, the expected number of records of a batch")
+    private_tokens: Count | None = Field(
+        None, description="r, private tokens a batch; null: as many as epsilon allows"
+    )
+    clip: Literal["recentred", "dclip"] = Field("recentred", description="Eq. 1, or differences")
+    clip_bound: Positive = Field(10.0, description="c")
+    temperature: Positive = Field(2.0, description="tau")
+    candidates: Literal["all", "top_k", "top_k_plus"] = Field(
+        "all", description="which tokens may be drawn, by their public logits"
+    )
+    k: Count = Field(1024, description="for top_k and top_k_plus")
+    sparse_vector: SparseVectorConfig | None = Field(None, description="public tokens; null: off")
+    public_temperature: Positive = Field(1.5, description="tau of public tokens")
+    max_tokens: Count = Field(128, description="the longest text")
+    max_records: Count | None = Field(
+        None,
+        description="at most so many records, shared equally over the batches; only as many "
+        "batches are decoded as give them; null: by r",
+    )
+    max_copies: Count = Field(
+        4,
+        description="where data.unit is null, further copies of a text and its label are left out: "
+        "they all fall into one batch, which has to fit the engine",
+    )
+    template: str = Field("texts", description="a packaged template's name, or a YAML file")

@@ -1,0 +1,59 @@
+"""AboveThreshold on the distance of private and public predictions (Amin et al. 2024, Lemma 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dpray.accounting.events import AboveThreshold
+from dpray.methods.private_prediction.clipping import row_blocks
+
+PROBABILITY_GRID = 2.0**40
+"""Steps of a probability; a batch of 8,000 rows sums to less than 2^53 of them."""
+
+
+@dataclass(frozen=True)
+class SparseVector:
+    """Says at each position whether the private rows are far from the public one.
+
+    Claim: a query has sensitivity `sensitivity` (1/s, times the records of a unit); the threshold
+    has noise Laplace(noise) and each query fresh noise Laplace(2 * noise), so everything said up
+    to and including one "far" is `2 * sensitivity / noise`-DP (Dwork et al. 2009) and
+    `2 * (sensitivity / noise)^2` zCDP; the "near"s before it are free. After a "far" a new
+    threshold has to be drawn.
+    """
+
+    threshold: float
+    noise: float
+    sensitivity: float
+
+    @property
+    def dp_event(self) -> AboveThreshold:
+        """The cost up to and including one "far"."""
+        return AboveThreshold(epsilon=2.0 * self.sensitivity / self.noise)
+
+    def draw_threshold(self, rng: np.random.Generator) -> float:
+        return self.threshold + float(rng.laplace(scale=self.noise))
+
+    def is_far(self, distance: float, noisy_threshold: float, rng: np.random.Generator) -> bool:
+        return distance + float(rng.laplace(scale=2.0 * self.noise)) >= noisy_threshold
+
+
+def distribution_distance(
+    logits_SV: torch.Tensor, logits_public_V: torch.Tensor, batch_size: int
+) -> float:
+    """`|| (1/s) * sum_i softmax(z_i) - softmax(z_pub) ||_1` (Eq. 2).
+
+    The mean of the softmaxes, of sensitivity 1/s; the softmax of the mean logits has no such bound.
+    A row's probabilities are rounded down to multiples of 2^-40 and added up in float64: their sum
+    is exact, whatever the order of the rows. A row whose logits are no distribution adds nothing.
+    """
+    total_V = logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64)
+    for rows_SV, count in row_blocks(logits_SV):
+        steps_SV = torch.softmax(rows_SV.double(), dim=-1).mul_(PROBABILITY_GRID).floor_()
+        total_V += steps_SV[:count].nan_to_num_(nan=0.0).sum(dim=0)
+    mean_V = total_V / (PROBABILITY_GRID * batch_size)
+    public_V = torch.softmax(logits_public_V.double(), dim=-1)
+    return float((mean_V - public_V).abs().sum())

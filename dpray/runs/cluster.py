@@ -1,0 +1,122 @@
+"""The connection to Ray, and what its errors mean."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import TypeVar
+
+import ray
+import ray.data
+from ray.data._internal.stats import _StatsManager
+
+from dpray.config.config import Config
+from dpray.types import InputError
+
+E = TypeVar("E", bound=BaseException)
+
+COUNTED_BY = (
+    "register_dataset_to_stats_actor",
+    "update_execution_metrics",
+    "update_iteration_metrics",
+)
+"""Through these Ray Data gives exact numbers of rows to Ray's metrics and dashboard."""
+
+
+def start_ray(address: str | None) -> None:
+    """Connect to the cluster at `address`, at RAY_ADDRESS, or start Ray here; does nothing where
+    this process is connected already. Raises InputError where no cluster answers."""
+    if not ray.is_initialized():
+        # Workers' output is not copied here: it is theirs, and could quote what it failed on.
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ray.exceptions.AuthenticationError):
+            raise InputError(
+                f"runtime.ray_address: no connection to Ray at "
+                f"{address or os.environ.get('RAY_ADDRESS')}; a cluster that asks for a token "
+                f"needs RAY_AUTH_MODE=token and its token here too"
+            ) from None
+    # Ray 2.60 announces that the options of `map_batches` below will get another place, and has
+    # none for max_restarts and max_task_retries yet.
+    warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.enable_auto_log_stats = False
+    context.max_errored_blocks = 0
+    context.max_consecutive_actor_init_deaths = 0
+    # Its error log repeats what a task raised; the error itself reaches the runner.
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    keep_counts_here()
+
+
+def keep_counts_here() -> None:
+    """Ray Data's executor, which runs in this process, tells an actor the exact rows of every
+    operator, and that one shows them on the nodes' metrics pages and on the dashboard. No setting
+    turns this off, so what would tell it does nothing from here on.
+
+    Raises AttributeError where Ray has other functions for it: a count is not to get out unseen.
+    """
+    for name in COUNTED_BY:
+        getattr(_StatsManager, name)
+        setattr(_StatsManager, name, staticmethod(_untold))
+
+
+def _untold(*_: object, **__: object) -> None:
+    pass
+
+
+LOST = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.WorkerCrashedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.LocalRayletDiedError,
+)
+
+LOW_ON_MEMORY = "low on memory"
+"""Ray's memory monitor says so of each process that it ends, also to who calls the actor later."""
+
+
+def was_lost(error: BaseException) -> bool:
+    """Return whether a machine or a process was lost. It was not where some code raised, or where
+    Ray ended the process for want of memory: how much it needs depends on the private rows.
+
+    What the kernel's own out-of-memory killer ends looks like any lost process.
+    """
+    return not ended_for_memory(error) and any(find_error(error, kind) for kind in LOST)
+
+
+def ended_for_memory(error: BaseException) -> bool:
+    """Return whether Ray says that it ended a process because its node was low on memory."""
+    died = find_error(error, ray.exceptions.RayActorError)
+    return find_error(error, ray.exceptions.OutOfMemoryError) is not None or LOW_ON_MEMORY in str(
+        died or ""
+    )
+
+
+def find_error(error: BaseException | None, kind: type[E]) -> E | None:
+    """The first error of a kind in the chain of causes, through Ray's wrappers."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        # Ray's wrapper of an error is one of its kind too, and its message is a traceback.
+        if isinstance(current, kind) and not isinstance(current, ray.exceptions.RayTaskError):
+            return current
+        waiting += [current.__cause__, current.__context__, getattr(current, "cause", None)]
+    return None
+
+
+def uses_ray(config: Config) -> bool:
+    return config.runtime.ray_address != "none"
+
+
+def is_local(config: Config) -> bool:
+    """Whether the engine will run on this machine, so that its folders can be checked here."""
+    address = config.runtime.ray_address or os.environ.get("RAY_ADDRESS")
+    return address is None or address in ("none", "local")

@@ -1,0 +1,135 @@
+"""The engine of a configuration: built, and tried before a run is charged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+
+from dpray.config.config import Config, EngineConfig
+from dpray.engines.base import Engine, EngineError
+from dpray.engines.factory import make_engine
+from dpray.runs.cluster import uses_ray
+from dpray.runs.placement import hide_other_gpus
+from dpray.types import DprayError, InputError
+
+T = TypeVar("T")
+BuildEngine = Callable[..., Engine]
+"""`build_engine`, or what stands in for it."""
+
+OPTIONS = {
+    "vllm": {
+        "dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "tensor_parallel_size",
+        "gpu_memory_utilization",
+        "kv_cache_gib",
+    },
+    "transformers": {"dtype", "max_model_len"},
+    "openai": {"base_url", "api_key", "api", "max_in_flight", "attempts", "timeout"},
+}
+"""The keys of `engine` that each backend has a use for."""
+
+
+def with_absolute_model(config: EngineConfig) -> EngineConfig:
+    """Make the model's folder absolute, for actors with another working directory. One that is not
+    here is left as it is: it may be on their nodes."""
+    model = Path(config.model).expanduser()
+    if not model.is_dir():
+        return config
+    return config.model_copy(update={"model": str(model.absolute())})
+
+
+def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> Engine:
+    """Build the engine of this section. `public_alone` is given where it decodes groups of private
+    rows: whether tokens are cut out by a public row's logits (see `VllmEngine`)."""
+    options = config.model_dump(include=OPTIONS[config.kind])
+    if config.kind == "vllm" and public_alone is not None:
+        options |= {"private_rows": True, "public_alone": public_alone}
+    return make_engine(config.kind, config.model, **options)
+
+
+@dataclass(frozen=True)
+class LoadError:
+    """The reason why something could not be loaded travels from an actor as a value: Ray ends an
+    actor whose constructor raises, and says no more of it than that it was lost."""
+
+    reason: str
+    bad_input: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> LoadError:
+        """Keep the message of an error of ours, which holds no text, and any other error's
+        class."""
+        ours = isinstance(error, DprayError | EngineError)
+        return cls(
+            str(error) if ours else f"it cannot be loaded ({type(error).__name__})",
+            isinstance(error, InputError),
+        )
+
+    def error(self) -> InputError | EngineError:
+        return InputError(self.reason) if self.bad_input else EngineError(self.reason)
+
+
+def try_to_load(load: Callable[[], T]) -> T | LoadError:
+    """Return what `load` returns, or the reason why it raised."""
+    try:
+        return load()
+    except Exception as error:
+        return LoadError.of(error)
+
+
+def check_engine(config: Config, load: Callable[[], Engine]) -> Engine | None:
+    """Load a run's engine as `check_loads` does; returns None where no model is loaded at all."""
+    return None if config.engine.kind in ("openai", "none") else check_loads(config, load)
+
+
+def check_loads(config: Config, load: Callable[[], T]) -> T | None:
+    """Load a model once, where the run will use it: one that cannot be loaded should cost nothing.
+
+    Returns what was loaded in a run of this process, which can use it. On Ray an actor with the
+    resources of the run's loads it and is ended, and None is returned. Raises InputError that says
+    why it cannot be loaded.
+    """
+    loaded = _try_on_ray(config, load) if uses_ray(config) else try_to_load(load)
+    if isinstance(loaded, LoadError):
+        reason = loaded.reason if loaded.bad_input else f"engine: {loaded.reason}"
+        raise InputError(f"{reason}; nothing was charged")
+    return loaded
+
+
+def _try_on_ray(config: Config, load: Callable[[], Any]) -> LoadError | None:
+    runtime = config.runtime
+    probe: Any = (
+        ray.remote(_Probe)
+        .options(
+            num_cpus=runtime.cpus_per_actor,
+            num_gpus=runtime.gpus_per_actor or None,
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        .remote()
+    )
+    try:
+        failed: LoadError | None = ray.get(probe.load.remote(load))
+    except ray.exceptions.RayError as error:
+        return LoadError(f"the actor that loaded it was lost ({type(error).__name__})", False)
+    finally:
+        ray.kill(probe)
+    return failed
+
+
+class _Probe:
+    """The actor loads what it is given, and does nothing else."""
+
+    def __init__(self) -> None:
+        hide_other_gpus()
+
+    def load(self, load: Callable[[], Any]) -> LoadError | None:
+        loaded = try_to_load(load)
+        return loaded if isinstance(loaded, LoadError) else None

@@ -1,0 +1,167 @@
+"""The output folder: parts staged and published, then the release.
+
+```
+synthetic.jsonl, privacy_report.json, privacy_report.html, run.json     may be released
+private/                                           never, and its owner alone can open it
+  lock, staging/ (not yet committed), parts/ (committed)
+```
+A part is the output of some batches by one attempt (`*.jsonl`), or of one mechanism (`*.json`). It
+is written and flushed to disk in `staging`, then the ledger commits its batches, then it moves to
+`parts`. A crash between the last two leaves a committed part in `staging`, which `recover` moves;
+what the ledger did not commit, it destroys.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dpray.accounting.places import in_ray_package
+from dpray.io.files import make_private, owners_only, sha256_of, sync, write_durably
+from dpray.types import InputError
+
+PRIVATE_NOTICE = (
+    "This folder is not for release: what is in it was computed from private data without noise, "
+    "or is not finished.\n"
+)
+
+
+PARTS = (".jsonl", ".json")
+
+
+class ReleaseFolder:
+    """One run's output folder, held by one process at a time."""
+
+    def __init__(self, path: str) -> None:
+        if in_ray_package(path):
+            raise InputError(
+                f"output.path: {path} lies in a copy of a job's working directory, which Ray "
+                "deletes, and the paid release with it: give an absolute path outside"
+            )
+        self.root = Path(path)
+        self.private = self.root / "private"
+        self.staging = self.private / "staging"
+        self.parts = self.private / "parts"
+        try:
+            make_private(self.private)
+            for folder in (self.staging, self.parts):
+                folder.mkdir(exist_ok=True)
+            (self.private / "NOT_FOR_RELEASE").write_text(PRIVATE_NOTICE)
+            self._lock = open(  # noqa: SIM115 (held until close)
+                self.private / "lock", "w", opener=owners_only
+            )
+        except OSError as error:
+            raise InputError(f"output.path: {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise InputError(f"output.path: another run is writing to {path}") from None
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def __enter__(self) -> ReleaseFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def synthetic(self) -> Path:
+        return self.root / "synthetic.jsonl"
+
+    def read_run(self) -> dict[str, Any] | None:
+        """What run.json says, or None where no run began here."""
+        if not (self.root / "run.json").exists():
+            return None
+        run = self.read_json("run.json")
+        if not all(isinstance(run.get(key), str) for key in ("run_id", "salt", "state")):
+            raise InputError(f"output.path: {self.root}/run.json is not that of a run")
+        return run
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        try:
+            value: Any = json.loads((self.root / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            raise InputError(f"output.path: {self.root}/{name} cannot be read") from None
+        if not isinstance(value, dict):
+            raise InputError(f"output.path: {self.root}/{name} is not a JSON object")
+        return value
+
+    def write_json(self, name: str, value: Any) -> None:
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        write_durably(self.root / name, text + "\n")
+
+    def stage(self, name: str, records: Iterable[dict[str, Any]]) -> str:
+        """Write a part durably; returns its SHA-256, for the ledger."""
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        write_durably(self.staging / name, text, private=True)
+        return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+    def publish(self, name: str) -> None:
+        """Move a committed part; safe to repeat."""
+        source = self.staging / name
+        if source.exists():
+            os.replace(source, self.parts / name)
+            sync(self.parts)
+
+    def recover(self, committed: Callable[[str], bool]) -> None:
+        """After a crash: publish each staged part for whose SHA-256 `committed`, destroy the
+        others. Raises InputError for a part that was published and is not `committed`: the ledger
+        has forgotten it, and would have it drawn again."""
+        for path in sorted(self.staging.iterdir()):
+            if path.suffix in PARTS and committed(sha256_of(path)):
+                self.publish(path.name)
+            else:
+                path.unlink()
+        if not all(committed(sha256_of(path)) for path in self._outputs()):
+            raise InputError(
+                f"output.path: {self.private} holds output that the ledger does not know of: it "
+                "was put back to an earlier state, or is another one; choose another folder"
+            )
+
+    def has_output(self) -> bool:
+        """Whether something was published here."""
+        return any(self._outputs())
+
+    def _outputs(self) -> Iterator[Path]:
+        return (path for path in self.parts.iterdir() if path.suffix in PARTS)
+
+    def published_output(self, name: str) -> dict[str, Any] | None:
+        """What a mechanism gave, or None where it has not been published."""
+        path = self.parts / name
+        if not path.exists():
+            return None
+        output: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return output
+
+    def published_records(self) -> Iterator[dict[str, Any]]:
+        for path in sorted(self.parts.glob("*.jsonl")):
+            with open(path, encoding="utf-8") as lines:
+                yield from (json.loads(line) for line in lines)
+
+    def assemble(self, records: Iterable[dict[str, Any]]) -> int:
+        """Write synthetic.jsonl, one record at a time; returns their number."""
+        count = 0
+        temporary = self.synthetic.with_suffix(".tmp")
+        with open(temporary, "w", encoding="utf-8") as file:
+            for record in records:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                count += 1
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.synthetic)
+        sync(self.root)
+        return count
+
+    def remove_work(self) -> None:
+        """After the release is whole: its batches say nothing that it does not. What mechanisms
+        gave stays: everything may be drawn from it anew, at no cost."""
+        for path in [*self.staging.iterdir(), *self.parts.glob("*.jsonl")]:
+            path.unlink()

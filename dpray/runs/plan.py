@@ -1,0 +1,124 @@
+"""A frozen plan: what a run will do and what it costs. Public numbers only; no data is opened."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+from dpray.accounting.accountant import Cost, cost
+from dpray.accounting.events import Composed, Event
+from dpray.accounting.report import guarantee, no_guarantee
+from dpray.config.config import Config
+from dpray.mechanisms.label_histogram import LabelHistogram
+from dpray.runs.placement import placement
+from dpray.types import Budget, InputError
+
+
+@dataclass(frozen=True)
+class Plan(ABC):
+    """One method's plan. `proportions` is the public share of each label: a stand-in where they are
+    measured, until they are."""
+
+    config: Config
+    proportions: Mapping[str, float]
+
+    @property
+    @abstractmethod
+    def charges(self) -> dict[str, Event]:
+        """What the ledger is charged before the data is opened, by the charge's name ("" where
+        there is one only)."""
+
+    @abstractmethod
+    def method_summary(self) -> dict[str, Any]:
+        """The resolved method, the records and LLM calls to expect, and warnings: the keys of
+        `dpray plan --json` beside the guarantee's."""
+
+    @abstractmethod
+    def lines(self) -> dict[str, str]:
+        """What a person wants to know of the plan, beside the guarantee: name and text."""
+
+    @cached_property
+    def dp_event(self) -> Event:
+        """All charges of the run in sequence."""
+        events = tuple(self.charges.values())
+        return events[0] if len(events) == 1 else Composed(events)
+
+    @cached_property
+    def cost(self) -> Cost:
+        return cost(self.dp_event, self.config.privacy.delta)
+
+    def charge(self, name: str) -> Budget:
+        """What one of the charges asks for: all of the plan's cost where it is the only one."""
+        price = cost(self.charges[name], self.cost.delta)
+        return Budget(price.epsilon, price.delta)
+
+    @property
+    def label_charge(self) -> str:
+        """The charge that pays for the measured label proportions."""
+        return ""
+
+    @property
+    def label_histogram(self) -> LabelHistogram | None:
+        return label_histogram(self.config)
+
+    @property
+    def not_private(self) -> bool:
+        """Whether the run adds no noise, because epsilon is infinite: only for measurements."""
+        return math.isinf(self.config.privacy.epsilon)
+
+    @property
+    def privacy_unit(self) -> str:
+        return privacy_unit(self.config.data.unit)
+
+    def with_proportions(self, proportions: Mapping[str, float]) -> Self:
+        """The plan once the label proportions are measured: the charges stay what they are."""
+        return replace(self, proportions=proportions)
+
+    def affordable(self, noise_multiplier: float) -> Self:
+        """Itself. Raises InputError where this noise costs more than `privacy.epsilon`."""
+        asked = self.config.privacy.epsilon
+        if not self.not_private and self.cost.epsilon > asked:
+            raise InputError(
+                f"method.noise_multiplier: {noise_multiplier:g} costs eps {self.cost.epsilon:.4f}, "
+                f"more than privacy.epsilon {asked:g}"
+            )
+        return self
+
+    def guarantee(self) -> dict[str, Any]:
+        bound = self.config.data.max_records_per_unit
+        if self.not_private:
+            return no_guarantee(self.privacy_unit, bound)
+        return guarantee(self.dp_event, self.cost, self.privacy_unit, bound)
+
+    def summary(self) -> dict[str, Any]:
+        """What `dpray plan --json` prints."""
+        summary = self.guarantee() | self.method_summary() | {"placement": placement(self.config)}
+        if not self.not_private and self.config.privacy.delta > 1.0 / self.config.data.public_size:
+            summary["warnings"].append(
+                "privacy.delta is above 1 / data.public_size: one record may be laid open"
+            )
+        return summary
+
+
+def privacy_unit(column: str | None) -> str:
+    """What is added or removed: a record, or all that have the same value in a column. A ledger
+    compares these words: a run can only use a budget that was made with the same ones."""
+    return "record" if column is None else f"all records with the same '{column}'"
+
+
+def label_histogram(config: Config) -> LabelHistogram | None:
+    """The mechanism that measures the label proportions, where that is asked for."""
+    if config.data.label_proportions != "measured":
+        return None
+    data = config.data
+    return LabelHistogram(data.labels, config.privacy.epsilon_labels, data.max_records_per_unit)
+
+
+def with_labels(config: Config, event: Event) -> Event:
+    """A method's event, after that of the measured label proportions."""
+    histogram = label_histogram(config)
+    return event if histogram is None else Composed((histogram.dp_event, event))

@@ -1,0 +1,151 @@
+"""The private records of a run: validated, and no more of a unit than its contribution bound."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from dpray.config.config import DataConfig
+from dpray.io.records import Where, list_files, read_rows
+from dpray.mechanisms.partition import content_id
+from dpray.types import InputError, Record, valid_unicode
+
+Row = dict[str, Any]
+"""At least {text, unit, rank}; `rank` says which records of a unit stay."""
+
+TextOf = Callable[[dict[str, Any]], str]
+"""Makes the text from a row's columns; raises KeyError where one is missing, and whatever else a
+template ends in."""
+
+
+def read_records(file: str, data: DataConfig, text_of: TextOf | None = None) -> Iterator[Record]:
+    """The records of one file, in its order.
+
+    Raises InputError naming the row for a missing column, a label outside the label set, a text
+    that is none or too long, and for a file without rows.
+    """
+    for where, row in _filled(file):
+        yield to_record(where, row, data, text_of)
+
+
+def _filled(file: str) -> Iterator[tuple[Where, dict[str, Any]]]:
+    empty = True
+    for where, row in read_rows(file):
+        empty = False
+        yield where, row
+    if empty:
+        raise InputError(f"data.path: {file.rsplit('/', 1)[-1]} holds no rows")
+
+
+def record_row(record: Record) -> Row:
+    # 63 bits of the content's own hash: Arrow's int64.
+    rank = int(content_id(record.text, record.label)[:16], 16) >> 1
+    return {"text": record.text, "label": record.label or "", "unit": record.unit_id, "rank": rank}
+
+
+def local_rows(
+    data: DataConfig, column_values: Mapping[str, Collection[str]] | None = None
+) -> list[Row]:
+    """All of them, in this process.
+
+    With `column_values`, the public values of other columns, a row has those columns too, as texts
+    in `columns`; raises InputError naming the row for a value that is none of them.
+    """
+    rows = checked_rows(data, column_values)
+    return list(rows) if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
+
+
+def checked_rows(
+    data: DataConfig, column_values: Mapping[str, Collection[str]] | None = None
+) -> Iterator[Row]:
+    """The same, one at a time and as many of each unit as there are."""
+    for file in list_files(data.path):
+        for where, row in _filled(file):
+            found = record_row(to_record(where, row, data))
+            if column_values is not None:
+                found["columns"] = _columns(where, row, column_values)
+            yield found
+
+
+def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:
+    """At most `most` rows of each unit, those of lowest rank; needs a unit's rows together."""
+    by_unit: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_unit[row["unit"]].append(row)
+    return [
+        row
+        for unit in by_unit.values()
+        for row in sorted(unit, key=lambda row: (row["rank"], row["text"]))[:most]
+    ]
+
+
+def to_record(
+    where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextOf | None = None
+) -> Record:
+    """One validated record; raises InputError naming the row."""
+    text = _text(where, row, data, text_of)
+    label = None
+    if data.label is not None:
+        label = _word(where, row, data.label)
+        if label not in data.labels:
+            raise InputError(f"{where}: the label is not one of data.labels")
+    unit = content_id(text, label)
+    if data.unit is not None:
+        unit = _unit(where, row, data.unit)
+        if unit != valid_unicode(unit):
+            raise InputError(f"{where}: column '{data.unit}' is not valid Unicode")
+    return Record(text, label, unit)
+
+
+def _text(where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextOf | None) -> str:
+    value = _column(where, row, data.text)
+    if text_of is not None:
+        try:
+            value = text_of(dict(row))
+        except KeyError:
+            raise InputError(f"{where}: a column that the template needs is missing") from None
+        except Exception as error:
+            kind = type(error).__name__
+            raise InputError(f"{where}: method.template: `private` fails ({kind})") from None
+    if not isinstance(value, str):
+        raise InputError(f"{where}: column '{data.text}' is not a text")
+    if len(value) > data.max_characters:
+        raise InputError(
+            f"{where}: the text is longer than data.max_characters, {data.max_characters}"
+        )
+    return valid_unicode(value)
+
+
+def _columns(
+    where: Where, row: Mapping[str, Any], column_values: Mapping[str, Collection[str]]
+) -> dict[str, str]:
+    columns = {}
+    for name, values in column_values.items():
+        columns[name] = _word(where, row, name)
+        if columns[name] not in values:
+            raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
+    return columns
+
+
+def _word(where: Where, row: Mapping[str, Any], name: str) -> str:
+    """Return a column's value as a name. An object's parts have no order, so an object has no name,
+    nor has a list; and not-a-number is no value."""
+    value = _column(where, row, name)
+    if isinstance(value, Mapping | list | tuple) or value != value:
+        raise InputError(f"{where}: column '{name}' holds no text and no number")
+    return str(value)
+
+
+def _unit(where: Where, row: Mapping[str, Any], name: str) -> str:
+    """The name of a unit: 1 and 1.0 are one number, so one unit."""
+    value = row.get(name)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return _word(where, row, name)
+
+
+def _column(where: Where, row: Mapping[str, Any], name: str) -> Any:
+    if (value := row.get(name)) is None:
+        raise InputError(f"{where}: no column '{name}', or nothing in it")
+    return value

@@ -1,0 +1,187 @@
+"""Workers that hold the private records between them: one in this process, or actors on Ray.
+
+What a worker answers is exact and holds no noise: the caller adds the answers of all workers up and
+adds the noise once. So a lost worker may be built anew as often as it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import pyarrow as pa
+import ray
+import ray.data
+
+from dpray.config.config import Config
+from dpray.io.records import list_files
+from dpray.runs.cluster import find_error, uses_ray
+from dpray.runs.engine import LoadError, try_to_load
+from dpray.runs.placement import hide_other_gpus
+from dpray.runs.rows import (
+    Row,
+    bound_contributions,
+    local_rows,
+    read_records,
+    record_row,
+)
+from dpray.types import DprayError
+
+ROWS = pa.schema(
+    [("text", pa.string()), ("label", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
+)
+CHUNK = 1024
+"""Rows of one block, and of one call of `load`."""
+
+
+class Worker(Protocol):
+    def load(self, rows: Sequence[Row]) -> None:
+        """Take some of this worker's records."""
+        ...
+
+
+class Shards:
+    """Workers, `make_worker(config)` one per shard, each of which is given a part of the records.
+    On Ray a shard is an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
+
+    Raises InputError for bad rows, Ray's error where an actor is lost, InputError or EngineError
+    for a worker that cannot be made.
+    """
+
+    def __init__(
+        self, config: Config, make_worker: Callable[[Config], Worker], gpus: float = 0.0
+    ) -> None:
+        self._actors: list[Any] = []
+        self._local: Any = None
+        if uses_ray(config):
+            blocks = _blocks_on_ray(config)
+            self._actors = _actors(config, make_worker, gpus)
+            _get(
+                [
+                    self._actors[number % len(self._actors)].load.remote(block)
+                    for number, block in enumerate(blocks)
+                ]
+            )
+        else:
+            self._local = make_worker(config)
+            rows = local_rows(config.data)
+            for start in range(0, len(rows), CHUNK):
+                self._local.load(rows[start : start + CHUNK])
+
+    def __len__(self) -> int:
+        return len(self._actors) or 1
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """What each worker's method answers to the same arguments, in the order of the shards."""
+        if self._local is not None:
+            return [getattr(self._local, method)(*arguments)]
+        shared = [ray.put(argument) for argument in arguments]
+        return _get([actor.call.remote(method, *shared) for actor in self._actors])
+
+    def spread(self, method: str, items: Sequence[Any]) -> list[Any]:
+        """What the workers' method answers to slices of `items`, in order: public work shared out
+        over the same actors."""
+        if self._local is not None:
+            return [getattr(self._local, method)(items)]
+        size = -(-len(items) // len(self._actors)) or 1
+        slices = [items[start : start + size] for start in range(0, len(items), size)]
+        calls = [
+            actor.call.remote(method, part)
+            for actor, part in zip(self._actors, slices, strict=False)
+        ]
+        return _get(calls)
+
+    def close(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors, self._local = [], None
+
+
+class ShardActor:
+    """The actor: all it knows is its worker. One that cannot be made is answered for every call."""
+
+    def __init__(self, config: Config, make_worker: Callable[[Config], Worker]) -> None:
+        hide_other_gpus()
+        self.worker: Any = try_to_load(lambda: make_worker(config))
+
+    def load(self, table: pa.Table) -> LoadError | None:
+        if isinstance(self.worker, LoadError):
+            return self.worker
+        self.worker.load(table.to_pylist())
+        return None
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        if isinstance(self.worker, LoadError):
+            return self.worker
+        return getattr(self.worker, method)(*arguments)
+
+
+def _actors(config: Config, make_worker: Callable[[Config], Worker], gpus: float) -> list[Any]:
+    """As many as configured, though there be no block for some of them: how public work is cut into
+    their batches may not depend on how many records there are."""
+    runtime = config.runtime
+    actor: Any = ray.remote(ShardActor).options(
+        num_cpus=runtime.cpus_per_actor,
+        num_gpus=gpus,
+        max_restarts=0,
+        max_task_retries=0,
+    )
+    return [actor.remote(config, make_worker) for _ in range(runtime.actors)]
+
+
+def _blocks_on_ray(config: Config) -> list[Any]:
+    """References to blocks of rows. All of them are read before the actors start, which may take
+    every CPU there is."""
+    data = config.data
+    files = list_files(data.path)
+    read: Any = partial(_read, config=config)
+    rows = ray.data.from_items(
+        [{"file": file} for file in files], override_num_blocks=len(files)
+    ).map_batches(read, batch_size=1)
+    if data.unit is not None:
+        bound: Any = partial(_bound, most=data.max_records_per_unit)
+        partitions = max(1, min(200, data.public_size // 10_000))
+        rows = rows.repartition(partitions, keys=["unit"]).map_batches(
+            bound, batch_size=None, batch_format="pyarrow"
+        )
+    if config.runtime.actors > 1:
+        rows = rows.repartition(target_num_rows_per_block=CHUNK)
+    try:
+        tables = rows.to_arrow_refs()
+    except Exception as error:
+        if (ours := find_error(error, DprayError)) is not None:
+            raise ours from None
+        raise
+    return tables
+
+
+def _read(files: dict[str, Any], config: Config) -> Any:
+    for file in files["file"]:
+        chunk = []
+        for record in read_records(str(file), config.data):
+            chunk.append(record_row(record))
+            if len(chunk) == CHUNK:
+                yield pa.Table.from_pylist(chunk, schema=ROWS)
+                chunk = []
+        if chunk:
+            yield pa.Table.from_pylist(chunk, schema=ROWS)
+
+
+def _bound(table: pa.Table, most: int) -> pa.Table:
+    return pa.Table.from_pylist(bound_contributions(table.to_pylist(), most), schema=ROWS)
+
+
+def _get(references: list[Any]) -> list[Any]:
+    """Return the answers. Raises an error of ours as itself, and InputError or EngineError for a
+    worker that an actor could not make."""
+    try:
+        answers = list(ray.get(references))
+    except Exception as error:
+        if (ours := find_error(error, DprayError)) is not None:
+            raise ours from None
+        raise
+    for answer in answers:
+        if isinstance(answer, LoadError):
+            raise answer.error()
+    return answers

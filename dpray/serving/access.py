@@ -1,0 +1,93 @@
+"""Who may call, and how much at once."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from dpray.serving.errors import ApiError
+from dpray.serving.settings import LimitsConfig
+
+ANYBODY = "anybody"
+"""The caller's name where no key is asked for."""
+
+
+class Keys:
+    """The hashes of the keys that may call; the keys themselves are nowhere."""
+
+    def __init__(self, hashed: Sequence[str]) -> None:
+        self._digests = [bytes.fromhex(each.removeprefix("sha256:")) for each in hashed]
+
+    def caller(self, authorization: str) -> str:
+        """The name of the caller with this `Authorization` header: the number of its key.
+
+        Raises ApiError 401. The time it takes says nothing about the keys: what is compared is a
+        hash, in constant time, with every key.
+        """
+        scheme, _, token = authorization.partition(" ")
+        digest = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
+        found = [hmac.compare_digest(digest, each) for each in self._digests]
+        if scheme.lower() != "bearer" or True not in found:
+            raise ApiError(
+                401,
+                "a valid API key is needed: Authorization: Bearer KEY",
+                "invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return str(found.index(True))
+
+
+class InFlight:
+    """Counts the requests in hand, of all and of each caller."""
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        self._limits = limits
+        self._of: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        return self._of.total()
+
+    @contextmanager
+    def one(self, caller: str) -> Iterator[None]:
+        """Holds a place for a request; raises ApiError 429 where there is none left."""
+        if self.total >= self._limits.max_in_flight:
+            raise _too_many("too many requests in hand")
+        if self._of[caller] >= self._limits.max_in_flight_per_key:
+            raise _too_many("too many requests of this key in hand")
+        self._of[caller] += 1
+        try:
+            yield
+        finally:
+            self._of[caller] -= 1
+
+
+def _too_many(message: str) -> ApiError:
+    return ApiError(429, message, "rate_limit_exceeded", headers={"Retry-After": "1"})
+
+
+class Salts:
+    """A salt for each caller's entries in vLLM's prefix cache.
+
+    Without one, a caller could learn from the time of an answer whether another caller had sent
+    some prompt. The salts change with the process and follow from no public value.
+    """
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def of(self, caller: str) -> str:
+        return hmac.new(self._secret, caller.encode(), "sha256").hexdigest()
+
+
+def is_loopback(client: Sequence[object] | None) -> bool:
+    """Whether an ASGI scope's `client` is this machine."""
+    try:
+        return client is not None and ipaddress.ip_address(str(client[0])).is_loopback
+    except ValueError:
+        return False

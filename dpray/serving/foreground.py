@@ -1,0 +1,128 @@
+"""Serve on the cluster for as long as this process lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from time import monotonic
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve import RunTarget
+
+from dpray.runs.cluster import start_ray
+from dpray.serving.applications import (
+    APPLICATION,
+    SYSTEM_LOGS,
+    application,
+    http_options,
+    running,
+)
+from dpray.serving.settings import ServeFile
+from dpray.types import DprayError, InputError
+
+_POLL_SECONDS = 0.5
+
+
+class ServingFailed(DprayError):
+    """The application did not come up, or went down for good."""
+
+
+def serve_until_stopped(
+    file: ServeFile, on_wait: Callable[[str], None], on_ready: Callable[[str], None]
+) -> None:
+    """Deploys, calls `on_ready` with the base URL once every model answers, and returns after
+    SIGINT or SIGTERM, with the application shut down. `on_wait` gets the deployments that are not
+    up yet, when they change.
+
+    Raises InputError where Serve runs on the cluster already, ServingFailed where the application
+    does not come up.
+    """
+    stop = threading.Event()
+    was_connected = ray.is_initialized()
+    start_ray(file.runtime.ray_address)
+    # After Ray has started: it puts a handler of its own in, which aborts.
+    with _stopping(stop):
+        # Serve tells of every step; `on_wait` says what a person needs.
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        if serve.status().proxies:
+            raise InputError(
+                "Serve runs on this cluster already, bound as it is: hand it the output of "
+                "`dpray serve CONFIG --dry-run` with `serve deploy`"
+            )
+        try:
+            serve.start("HeadOnly", http_options(file), logging_config=SYSTEM_LOGS)
+            target = RunTarget(application(file), APPLICATION, "/")
+            serve.run_many(
+                [target],
+                wait_for_ingress_deployment_creation=False,
+                wait_for_applications_running=False,
+            )
+            _wait(file, stop, on_wait)
+            if not stop.is_set():
+                on_ready(f"http://{_reachable(file.serve.host)}:{file.serve.port}/v1")
+            while not stop.wait(_POLL_SECONDS):
+                pass
+        finally:
+            _take_down(disconnect=not was_connected)
+
+
+def _wait(file: ServeFile, stop: threading.Event, on_wait: Callable[[str], None]) -> None:
+    deadline = monotonic() + file.serve.start_timeout_seconds
+    said = ""
+    while not stop.wait(_POLL_SECONDS):
+        found: Any = serve.status().applications.get(APPLICATION)
+        status = found.status if found else "NOT_STARTED"
+        if status == "RUNNING":
+            return
+        if status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            raise ServingFailed(
+                f"serving: {_first_failure(found)} did not start; why is in the logs of its "
+                "replicas"
+            )
+        if monotonic() > deadline:
+            raise ServingFailed(
+                f"serving: not up after {file.serve.start_timeout_seconds:g} s "
+                "(serve.start_timeout_seconds); does the cluster have the CPUs and GPUs for it?"
+            )
+        waiting = ", ".join(name for name, is_up in running().items() if not is_up)
+        if waiting and waiting != said:
+            on_wait(waiting)
+            said = waiting
+
+
+def _take_down(disconnect: bool) -> None:
+    """Ends Serve, which this command started. Ray prints on stdout what it thinks of that; there
+    the answer of `--json` stands."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        with suppress(Exception):
+            serve.shutdown()
+        if disconnect:
+            ray.shutdown()
+
+
+def _first_failure(found: Any) -> str:
+    failed = [name for name, each in found.deployments.items() if each.status != "HEALTHY"]
+    return failed[0] if failed else APPLICATION
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+
+@contextmanager
+def _stopping(stop: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set `stop` here."""
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, lambda *_: stop.set())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,235 @@
+"""The one door: authentication, limits, metrics and OpenAI's errors in front of the models.
+
+A plain ASGI application that knows no Ray. What answers a request is handed in (`endpoints`), so
+that tests run it without a cluster; in a cluster `applications.Ingress` is the actor around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from time import monotonic
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
+
+from dpray.serving.access import ANYBODY, InFlight, Keys, Salts, is_loopback
+from dpray.serving.errors import INTERNAL, ApiError, model_not_found
+from dpray.serving.metrics import CONTENT_TYPE, GatewayMetrics
+from dpray.serving.settings import ServeConfig
+from dpray.types import valid_unicode
+
+Endpoint = Callable[[dict[str, Any], str], Awaitable[Response]]
+"""Answers a request's JSON object; the second argument is the salt of the caller's cache."""
+Ready = Callable[[], Awaitable[Mapping[str, bool]]]
+"""Whether each deployment has a replica that runs."""
+Translate = Callable[[Exception], ApiError | None]
+"""What a caller is told of an exception of the endpoints' own kinds."""
+
+HEALTH, METRICS, MODELS = "/health", "/metrics", "/v1/models"
+_LOST_CLIENT = 499
+logger = logging.getLogger("dpray.serving")
+
+
+class Gateway:
+    """The ASGI application. `endpoints` maps paths to what answers a POST there, `models` lists
+    OpenAI's model cards."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        endpoints: Mapping[str, Endpoint],
+        models: Sequence[Mapping[str, Any]],
+        ready: Ready,
+        translate: Translate = lambda error: None,
+    ) -> None:
+        self._config, self._ready, self._translate = config, ready, translate
+        self._models = {str(model["id"]): dict(model) for model in models}
+        self._keys = Keys(config.keys) if config.auth == "keys" else None
+        self._in_flight = InFlight(config.limits)
+        self._metrics = GatewayMetrics()
+        self._salts = Salts()
+        self._posts = frozenset(endpoints)
+        self._router = Router(
+            [
+                Route(HEALTH, self._health),
+                Route(METRICS, self._metrics_page),
+                Route(MODELS, self._model_list),
+                Route(MODELS + "/{model:path}", self._model_card),
+                *(
+                    Route(path, self._post(endpoint), methods=["POST"])
+                    for path, endpoint in endpoints.items()
+                ),
+            ],
+            redirect_slashes=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+            return
+        answer = _Answer(send)
+        started, status = monotonic(), _LOST_CLIENT
+        try:
+            await self._guarded(scope, receive, answer)
+            status = answer.status or _LOST_CLIENT
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            told = self._told(error, _route(scope, self._posts))
+            status = told.status
+            await answer.fail(told, scope, receive)
+        finally:
+            self._metrics.answered(_route(scope, self._posts), status, monotonic() - started)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Starlette's router raises for an unknown path where there is an app, and answers in plain
+        # text where there is none.
+        scope["app"] = self
+        if scope["path"] == HEALTH:
+            await self._router(scope, receive, send)
+            return
+        request = Request(scope)
+        caller = self._caller(request)
+        scope["dpray.salt"] = self._salts.of(caller)
+        limits = self._config.limits
+        with ExitStack() as held:
+            if scope["method"] == "POST":
+                _check_headers(request, limits.max_request_bytes)
+                held.enter_context(self._in_flight.one(caller))
+                receive = _bounded(receive, limits.max_request_bytes)
+            try:
+                async with asyncio.timeout(limits.request_timeout_seconds):
+                    await self._router(scope, receive, send)
+            except TimeoutError:
+                raise ApiError(504, "the request took too long", "timeout") from None
+
+    def _caller(self, request: Request) -> str:
+        if self._keys is not None:
+            return self._keys.caller(request.headers.get("authorization", ""))
+        # Serve's own settings decide what its port is bound to, and a file handed to `serve deploy`
+        # does not change them where Serve runs already: look at who calls too.
+        if not is_loopback(request.scope.get("client")):
+            raise ApiError(403, "only callers on this machine are served", "not_local")
+        return ANYBODY
+
+    def _told(self, error: Exception, route: str) -> ApiError:
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, HTTPException):
+            message = "no such method here" if error.status_code == 405 else "no such path here"
+            return ApiError(error.status_code, message, "not_found")
+        told = self._translate(error) or INTERNAL
+        if told.status >= 500:
+            # Its class only: the text of an error may quote the request.
+            logger.error("%s: %s, answered %d", route, type(error).__name__, told.status)
+        return told
+
+    def _post(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await endpoint(_json_object(await request.body()), request.scope["dpray.salt"])
+
+        return answer
+
+    async def _health(self, request: Request) -> Response:
+        ready = await self._ready()
+        state = {name: "ready" if is_ready else "not ready" for name, is_ready in ready.items()}
+        whole = bool(ready) and all(ready.values())
+        return JSONResponse(
+            {"status": "ok" if whole else "not ready", "deployments": state},
+            200 if whole else 503,
+        )
+
+    async def _metrics_page(self, request: Request) -> Response:
+        return Response(self._metrics.page(self._in_flight.total), media_type=CONTENT_TYPE)
+
+    async def _model_list(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": list(self._models.values())})
+
+    async def _model_card(self, request: Request) -> Response:
+        card = self._models.get(request.path_params["model"])
+        if card is None:
+            raise model_not_found(list(self._models))
+        return JSONResponse(card)
+
+
+class _Answer:
+    """An ASGI `send` that knows how far the answer has gone."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status: int | None = None
+        self._streams_events = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = {name.lower(): value for name, value in message.get("headers", [])}
+            kind = headers.get(b"content-type", b"")
+            self._streams_events = kind.startswith(b"text/event-stream")
+        await self._send(message)
+
+    async def fail(self, error: ApiError, scope: Scope, receive: Receive) -> None:
+        """The error as the answer, or as the last event of a stream that had begun."""
+        if self.status is None:
+            await error.response(scope, receive, self._send)
+            return
+        last = error.event if self._streams_events else b""
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def _route(scope: Scope, posts: frozenset[str]) -> str:
+    path = scope["path"]
+    if path in posts or path in (HEALTH, METRICS, MODELS):
+        return str(path)
+    return MODELS + "/{model}" if path.startswith(MODELS + "/") else "other"
+
+
+def _check_headers(request: Request, max_bytes: int) -> None:
+    # A page in a browser cannot send this type to another site without being asked for its
+    # permission, which nothing here grants.
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise ApiError(415, "the body has to be application/json", "unsupported_media_type")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+def _bounded(receive: Receive, max_bytes: int) -> Receive:
+    """`receive`, raising 413 as soon as a body turns out longer, whatever its headers said."""
+    seen = 0
+
+    async def bounded() -> Message:
+        nonlocal seen
+        message = await receive()
+        if message["type"] == "http.request":
+            seen += len(message.get("body", b""))
+            if seen > max_bytes:
+                raise _too_large(max_bytes)
+        return message
+
+    return bounded
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is longer than {max_bytes} bytes", "request_too_large")
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    """The body, its lone surrogates replaced as in records: JSON may hold them and tokenizers
+    refuse them."""
+    try:
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+        value = json.loads(valid_unicode(text))
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body is not a JSON object", "invalid_json")
+    return value

@@ -1,0 +1,161 @@
+"""The keys that each endpoint takes, with their types and bounds; any other key is refused.
+
+vLLM's own request classes accept unknown keys in silence, and know many that cost the server far
+more than the caller or reach into it: a grammar to compile, the address of an image to fetch, a
+chat template, tensors, another caller's cache, a place at the front of the queue. Only what is
+listed here is handed on to them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from dpray.serving.errors import ApiError
+
+MAX_N = 16
+"""The most answers to one prompt."""
+MAX_SEQUENCES = 128
+"""The most answers to one request: prompts times n."""
+_MAX_MESSAGES = 256
+_INT64 = 2**63
+_KEY = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+class _Checked(BaseModel):
+    """A model that converts nothing: "1" is no number. A null means that the key is left out."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+# vLLM refuses more than the model's context holds; here they are only kept to what it can count.
+_Tokens = Annotated[int, Field(ge=1, lt=2**31)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+_Stop = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256)]],
+    BeforeValidator(_listed),
+    Field(max_length=4),
+]
+_TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class _StreamOptions(_Checked):
+    include_usage: bool | None = None
+
+
+class _Generation(_Checked):
+    """The keys of both ways to generate."""
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    max_tokens: _Tokens | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    frequency_penalty: _Penalty | None = None
+    presence_penalty: _Penalty | None = None
+    logit_bias: Annotated[dict[_TokenId, _Bias], Field(max_length=1024)] | None = None
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    stop: _Stop | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+
+
+class _TextPart(_Checked):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(_Checked):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[_TextPart], Field(max_length=256)]
+    name: Annotated[str, Field(max_length=64)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_keys(cls, message: Any) -> Any:
+        # An answer's message that is sent back has them: `"tool_calls": []`, `"refusal": null`.
+        if not isinstance(message, dict):
+            return message
+        return {key: value for key, value in message.items() if value not in (None, [])}
+
+
+class ChatCall(_Generation):
+    """A request for `/v1/chat/completions`."""
+
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
+    max_completion_tokens: _Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class CompletionCall(_Generation):
+    """A request for `/v1/completions`; its prompts are texts, never token ids or tensors."""
+
+    prompt: Annotated[
+        list[str], BeforeValidator(_listed), Field(min_length=1, max_length=MAX_SEQUENCES)
+    ]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def _few_sequences(self) -> CompletionCall:
+        if len(self.prompt) * (self.n or 1) > MAX_SEQUENCES:
+            raise ValueError(f"prompts times n is at most {MAX_SEQUENCES}")
+        return self
+
+
+def checked(kind: type[ChatCall | CompletionCall], body: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of `body` that are given, each of its type and within its bounds.
+
+    Raises ApiError that names the first wrong key and quotes no value.
+    """
+    try:
+        return kind.model_validate(body).model_dump(exclude_none=True)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+    first = errors[0]
+    # A message's content is a text or a list of parts: the deepest error is about what was sent.
+    if first["loc"][0:1] == ("messages",):
+        same = [each for each in errors if each["loc"][:3] == first["loc"][:3]]
+        first = max(same, key=lambda each: len(each["loc"]))
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        raise wrong_key("n", message)
+    if first["type"] == "extra_forbidden":
+        message = "there is no such key here"
+    raise wrong_key(str(first["loc"][0]), message, first["loc"][1:3])
+
+
+def refuse_unknown(body: dict[str, Any], known: frozenset[str]) -> None:
+    """Raises ApiError that names the first key of `body` that is not a `known` one."""
+    for key in body:
+        if key not in known:
+            raise wrong_key(key, "there is no such key here")
+
+
+def wrong_key(key: str, message: str, inner: tuple[int | str, ...] = ()) -> ApiError:
+    """Make a 400 for `key`, at `inner` of its value. A caller's own words are not repeated: a name
+    that no API's key has is left out."""
+    if not _KEY.fullmatch(key):
+        return ApiError(400, f"the request: {message}", "invalid_value")
+    place = key
+    for step in inner if key == "messages" else ():
+        if isinstance(step, int):
+            place += f"[{step}]"
+        elif _KEY.fullmatch(step):
+            place += f".{step}"
+    return ApiError(400, f"{place}: {message}", "invalid_value", key)

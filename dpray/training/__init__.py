@@ -1,0 +1,1 @@
+import dpray.runs  # noqa: F401  # before Ray: it says what Ray may print

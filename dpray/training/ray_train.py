@@ -1,0 +1,105 @@
+"""DP-SGD on the ranks of a Ray Train worker group.
+
+Ray retries nothing here: a step that is made again would be a second release of the same data that
+nobody paid for. The caller decides, and charges, what is run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import ray.train.torch
+from ray.exceptions import WorkerCrashedError
+from ray.train.torch import TorchTrainer
+from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError, WorkerGroupError
+
+from dpray.mechanisms.randomness import generator
+from dpray.runs.cluster import ended_for_memory, find_error, was_lost
+from dpray.runs.placement import HIDDEN
+from dpray.training.clipped_loss import PerExampleLoss
+from dpray.training.training import Training, train
+from dpray.training.zero import ZeroTrainer, shared_key
+from dpray.types import DprayError
+
+# Ray Train v2's; type checkers see v1's.
+_NO_RETRIES = ray.train.FailureConfig(
+    max_failures=0,
+    controller_failure_limit=0,  # type: ignore[call-arg]
+    max_preemption_failures=0,
+)
+
+
+def train_on_ray(
+    training: Training,
+    workers: int,
+    scratch: str,
+    gpus_per_worker: float = 0.0,
+    cpus_per_worker: float = 1.0,
+) -> None:
+    """Fine-tune on `workers` ranks; returns when the model is in `training.folder`.
+
+    `scratch` is a folder for Ray Train's own files, on storage that all nodes share where there is
+    more than one. Raises what a rank raised, or Ray's error where a worker was lost.
+    """
+    trainer: Any = TorchTrainer(
+        _rank,
+        train_loop_config={"training": training},
+        scaling_config=scaling(workers, gpus_per_worker, cpus_per_worker),
+        run_config=ray.train.RunConfig(
+            storage_path=str(Path(scratch).resolve()),
+            failure_config=_NO_RETRIES,
+            # Ray Train looks at the GPUs before `_rank` begins, so they are hidden before.
+            worker_runtime_env={} if gpus_per_worker else {"env_vars": HIDDEN},  # type: ignore[call-arg]
+        ),
+    )
+    try:
+        trainer.fit()
+    except TrainingFailedError as error:
+        raise _reason(error) from error
+
+
+def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
+    """Each rank gets so much. Ray Train sums over ranks by NCCL where they have GPUs, else by
+    Gloo."""
+    resources = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+    return ray.train.ScalingConfig(
+        num_workers=workers, use_gpu=gpus > 0, resources_per_worker=resources
+    )
+
+
+def _reason(error: TrainingFailedError) -> BaseException:
+    """Return the first cause: an error of ours where a rank raised one; a worker that Ray ended for
+    want of memory or that was lost, rather than what the others raise because it is gone."""
+    if isinstance(error, PreemptionError):
+        return WorkerCrashedError()
+    failures = list(_failures(error))
+    for failure in failures:
+        if (ours := find_error(failure, DprayError)) is not None:
+            return ours
+    lost = [f for f in failures if ended_for_memory(f)] or [f for f in failures if was_lost(f)]
+    return (lost or failures)[0]
+
+
+def _failures(error: TrainingFailedError) -> Iterator[BaseException]:
+    """The ranks' errors, out of Ray Train's wrappers; its own error where no rank has one."""
+    found = error.worker_failures.values() if isinstance(error, WorkerGroupError) else [error]
+    for failure in found:
+        controller = getattr(failure, "controller_failure", failure)
+        health = getattr(controller, "health_check_failure", controller)
+        yield getattr(health, "_base_exc", health)
+
+
+def _rank(config: dict[str, Any]) -> None:
+    training: Training = config["training"]
+    device = ray.train.torch.get_device()
+    made: list[ZeroTrainer] = []
+
+    def make_trainer(loss: PerExampleLoss) -> ZeroTrainer:
+        made.append(ZeroTrainer(training.plan, loss.to(device), training.zero_stage, device))
+        return made[0]
+
+    train(training, make_trainer, generator(shared_key(device)))
+    made[0].close()

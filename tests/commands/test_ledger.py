@@ -1,0 +1,155 @@
+"""`dpray ledger`: its options, its JSON and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner, Result
+
+from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
+from dpray.accounting.ledger import Ledger
+from dpray.accounting.ledger_store import LedgerError, MissingLedger
+from dpray.commands.ledger import app
+from dpray.config.config import parse_config
+from dpray.registry import make_plan
+from dpray.types import Budget, DprayError, InputError
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/ledger.db"
+
+
+def call(command: str, url: str, *options: str) -> Result:
+    return CliRunner().invoke(app, [command, "--ledger", url, *options])
+
+
+def create(url: str, *options: str) -> Result:
+    arguments = ("--dataset", "clinic-notes", "--epsilon", "4", "--delta", "1e-6")
+    return call("create", url, *arguments, *options)
+
+
+def spend(url: str) -> None:
+    ledger = Ledger.open(url)
+    stated_for = ("record", NEIGHBORING_RELATION)
+    ledger.reserve("clinic-notes", "run-1", Laplace(1.0), Budget(1.0, 1e-7), *stated_for)
+    ledger.begin("run-1", "attempt-1", ["a/0", "a/1"])
+    ledger.publish("run-1", "a/0", "attempt-1", "a" * 64)
+
+
+def test_create_and_show(url: str):
+    assert create(url).exit_code == 0
+    spend(url)
+    shown = json.loads(call("show", url, "--json").stdout)
+    assert set(shown) == {"ledger", "datasets"}
+    (dataset,) = shown["datasets"]
+    assert dataset["dataset"] == "clinic-notes"
+    assert dataset["budget"] == {"epsilon": 4.0, "delta": 1e-6}
+    assert dataset["spent"] == {"epsilon": 1.0, "delta": 1e-7}
+    assert dataset["left"] == {"epsilon": 3.0, "delta": 9e-7}
+    assert (dataset["privacy_unit"], dataset["composition"]) == ("record", "basic")
+    (entry,) = dataset["entries"]
+    assert entry["key"] == "run-1"
+    assert entry["batches"]["published"] == 1
+    readable = call("show", url).stdout
+    for text in ("clinic-notes", "4 / 1e-06", "3 / 9e-07", "run-1", "1 of 2 published"):
+        assert text in readable
+
+
+def test_create_takes_a_rule_and_a_unit(url: str):
+    rule = ("--composition", "renyi", "--order", "8", "--unit", "patient", "--json")
+    created = create(url, *rule)
+    assert json.loads(created.stdout)["order"] == 8.0
+    (dataset,) = json.loads(call("show", url, "--json").stdout)["datasets"]
+    assert dataset["composition"] == "renyi"
+    assert dataset["order"] == 8.0
+    assert dataset["privacy_unit"] == "all records with the same 'patient'"
+    assert create(url, *rule).exit_code == 0
+    assert isinstance(create(url).exception, LedgerError)
+
+
+def test_create_speaks_of_the_data_set_by_the_name_in_the_ledger(url: str):
+    create(url)
+    named = create(url, "--dataset", " Clinic-Notes")
+    assert "data set 'clinic-notes' has the budget" in named.stdout
+
+
+def test_a_ledger_in_a_folder_that_is_missing(tmp_path: Path):
+    error = create(f"sqlite:///{tmp_path}/nowhere/ledger.db").exception
+    assert isinstance(error, MissingLedger)
+    assert str(error).endswith(f"cannot be made: there is no folder {tmp_path}/nowhere")
+
+
+@pytest.mark.parametrize(("column", "other"), [(None, "who"), ("who", None)])
+def test_a_budget_pays_for_the_runs_of_its_unit_only(
+    url: str, settings: Callable[..., dict[str, Any]], column: str | None, other: str | None
+):
+    assert create(url, *(() if column is None else ("--unit", column))).exit_code == 0
+
+    def charge(unit: str | None) -> None:
+        plan = make_plan(
+            parse_config(settings(data__unit=unit, privacy__epsilon=3.0, privacy__delta=1e-6))
+        )
+        stated_for = (plan.privacy_unit, NEIGHBORING_RELATION)
+        Ledger.open(url).reserve("clinic-notes", "run", plan.dp_event, plan.charge(""), *stated_for)
+
+    with pytest.raises(InputError, match="do not compose"):
+        charge(other)
+    charge(column)
+    account = Ledger.open(url).account("clinic-notes")
+    assert account is not None and 0 < account.spent.epsilon <= 3.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--composition", "plain"),
+        ("--order", "8"),
+        ("--composition", "renyi", "--order", "1"),
+        ("--epsilon", "nan"),
+        ("--delta=-1e-6",),
+    ],
+    ids=" ".join,
+)
+def test_a_bad_budget_is_bad_input(url: str, options: tuple[str, ...]):
+    error = create(url, *options).exception
+    assert isinstance(error, DprayError)
+    assert error.exit_code == 2
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("command", ["show", "verify", "export"])
+def test_a_missing_ledger_is_bad_input(url: str, command: str):
+    assert isinstance(call(command, url).exception, InputError)
+
+
+def test_verify_says_what_does_not_fit(url: str):
+    create(url)
+    spend(url)
+    assert call("verify", url).exit_code == 0
+    assert json.loads(call("verify", url, "--json").stdout) == {"problems": []}
+    with sa.create_engine(url).begin() as connection:
+        connection.exec_driver_sql("DELETE FROM dpray_entries WHERE seq = 4")
+    for options in ((), ("--json",)):
+        result = call("verify", url, *options)
+        assert "clinic-notes" in result.stdout
+        assert isinstance(result.exception, InputError)
+    assert len(json.loads(result.stdout)["problems"]) == 1
+
+
+def test_export_gives_every_entry(url: str, tmp_path: Path):
+    create(url)
+    spend(url)
+    rows = [json.loads(line) for line in call("export", url).stdout.splitlines()]
+    assert [row["kind"] for row in rows] == ["create", "reserve", "begin", "begin", "publish"]
+    assert [row["prev_hash"] for row in rows[1:]] == [row["hash"] for row in rows[:-1]]
+    out = tmp_path / "ledger.jsonl"
+    assert json.loads(call("export", url, "--out", str(out), "--json").stdout)["entries"] == 5
+    assert [json.loads(line) for line in out.read_text().splitlines()] == rows
+    no_folder = call("export", url, "--out", str(tmp_path / "none" / "ledger.jsonl"))
+    assert isinstance(no_folder.exception, InputError)

@@ -1,0 +1,106 @@
+"""`dpray report`: where its pages go, and that a browser shows them."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from dpray.commands.report import report, write_report
+from dpray.types import InputError
+from tests.report.reports import ATTACK, RUN, a_report, an_evaluation
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    (tmp_path / "privacy_report.json").write_text(json.dumps(a_report()))
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+    rows = [{"text": f"note {i} of {label}", "label": label} for label in "ab" for i in range(50)]
+    (tmp_path / "synthetic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "evaluation.json").write_text(json.dumps(an_evaluation()))
+    return tmp_path
+
+
+def test_the_page_beside_the_run_is_public_and_the_other_is_in_its_private_folder(run_dir):
+    # A page with the evaluation, as an older version left it here.
+    (run_dir / "privacy_report.html").write_text("PRIVATE: not for release")
+    path, private_path = write_report(run_dir, public=False)
+
+    assert path == run_dir / "privacy_report.html"
+    assert private_path == run_dir / "private" / "privacy_report.html"
+    public, private = (p.read_text(encoding="utf-8") for p in (path, private_path))
+    assert "PRIVATE: not for release" in private and "0.812 ± 0.013" in private
+    assert "PRIVATE" not in public and "0.812 ±" not in public
+    for html in (public, private):
+        assert html.index("note 0 of a") < html.index("note 0 of b") < html.index("note 1 of a")
+        assert "note 4 of b" in html and "note 5 of a" not in html
+
+
+def test_only_the_public_page_is_written_where_it_is_asked_for_or_nothing_was_measured(run_dir):
+    path, private_page = run_dir / "privacy_report.html", run_dir / "private/privacy_report.html"
+    assert write_report(run_dir, public=True) == (path, None)
+    (run_dir / "private" / "evaluation.json").unlink()
+    assert write_report(run_dir, public=False) == (path, None)
+    assert path.exists() and not private_page.exists()
+
+
+def test_the_command_says_where_the_pages_are(run_dir, capsys):
+    report(run_dir, as_json=False)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"Written to {run_dir / 'privacy_report.html'}"
+    assert str(run_dir / "private" / "privacy_report.html") in second and "PRIVATE" in second
+
+    report(run_dir, public=True, as_json=True)
+    found = {"path": str(run_dir / "privacy_report.html"), "private_path": None}
+    assert json.loads(capsys.readouterr().out) == found
+
+
+def test_a_folder_that_is_no_run_is_refused(run_dir, tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        write_report(tmp_path / "missing", public=False)
+
+    (run_dir / "run.json").write_text("{")
+    with pytest.raises(InputError, match=r"run\.json: not JSON"):
+        write_report(run_dir, public=False)
+
+    (run_dir / "privacy_report.json").unlink()
+    with pytest.raises(InputError, match=r"cannot read privacy_report\.json"):
+        write_report(run_dir, public=False)
+    assert not (run_dir / "privacy_report.html").exists()
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def browse(path):
+    """The page's DOM, the browser's log and its network log."""
+    network_log = path.with_suffix(".net.json")
+    # --no-sandbox: a container's root user has no sandbox to use.
+    done = subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--enable-logging=stderr", f"--log-net-log={network_log}",
+            f"--user-data-dir={path.with_suffix('.profile')}", "--dump-dom", path.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return done.stdout, done.stderr, network_log.read_text(errors="replace")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_renders_it_in_silence(run_dir):
+    (run_dir / "synthetic.jsonl").write_text(json.dumps({"text": ATTACK, "label": "a"}) + "\n")
+    _, path = write_report(run_dir, public=False)
+    control = run_dir / "control.html"
+    control.write_text("<script>console.error('heard')</script><img src=http://evil.example/x>")
+
+    dom, log, network = browse(path)
+    _, control_log, control_network = browse(control)
+
+    assert "Privacy report: clinic-notes</title>" in dom
+    assert "&lt;script&gt;document.title" in dom
+    assert "CONSOLE" not in log and "CONSOLE" in control_log
+    assert "evil.example" not in network and "evil.example" in control_network

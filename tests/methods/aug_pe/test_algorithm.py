@@ -1,0 +1,380 @@
+"""Algorithm 1 stepped with a scripted model, and embeddings and votes that can be worked out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpray.accounting.events import DiscreteGaussian, SelfComposed
+from dpray.engines.requests import Request
+from dpray.mechanisms.randomness import generator
+from dpray.mechanisms.shares import largest_remainder
+from dpray.methods.aug_pe.algorithm import (
+    AugPe,
+    Checkpoint,
+    Population,
+    Progress,
+    Writing,
+)
+from dpray.methods.aug_pe.votes import VoteHistogram
+from dpray.types import DprayError, Prompt
+
+SALT = "5a" * 16
+WRITING = Writing(
+    variation="paraphrase",
+    mask_probability=0.5,
+    temperature=1.2,
+    top_p=0.9,
+    max_tokens=64,
+    word_var=40.0,
+    tokens_per_word=1.2,
+    min_words=25,
+    max_retries=2,
+)
+PLAN = AugPe(
+    records={"World": 3, "Sports": 2},
+    iterations=4,
+    variations=3,
+    lookahead=0,
+    selection="rank",
+    votes=VoteHistogram(4.0),
+    writing=WRITING,
+)
+
+
+class Words:
+    """Prompts that show all they were given."""
+
+    stop = ("###",)
+
+    def random(self, label: str, rng: np.random.Generator) -> Prompt:
+        return Prompt(f"random|{label}|{rng.integers(1000)}")
+
+    def variation(
+        self, kind: str, label: str, text: str, words: int | None, rng: np.random.Generator
+    ) -> Prompt:
+        return Prompt(f"{kind}|{label}|{text}|{words}|{rng.integers(1000)}")
+
+    def refused(self, answer: str) -> bool:
+        return not answer or answer.startswith("I cannot")
+
+
+class Model:
+    """Answers a request with a text that is its own id, unless scripted otherwise."""
+
+    def __init__(self, script: Callable[[Request], str | None] = lambda request: None) -> None:
+        self.script = script
+        self.asked: dict[str, Request] = {}
+        self.sizes: list[int] = []
+
+    def __call__(self, requests: Sequence[Request]) -> list[str]:
+        self.sizes.append(len(requests))
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request: Request) -> str:
+        assert request.request_id not in self.asked, "asked twice"
+        self.asked[request.request_id] = request
+        said = self.script(request)
+        return f" text {request.request_id} \n" if said is None else said
+
+    def named(self, beginning: str) -> list[str]:
+        return [name for name in self.asked if name.startswith(beginning)]
+
+
+def embed(texts: Sequence[str]) -> np.ndarray:
+    """Two numbers made of the text."""
+    assert all(texts), "nothing empty is embedded"
+    sums = [sum(map(ord, text)) for text in texts]
+    return np.array([[np.sin(s), np.cos(s)] for s in sums], dtype=np.float32)
+
+
+class Voters:
+    """Noisy votes made of the embeddings; keeps the checkpoints."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, Population, Mapping[str, np.ndarray]]] = []
+        self.checkpoints: list[Checkpoint] = []
+
+    def __call__(self, t: int, S: Population, phi: Mapping[str, np.ndarray]) -> Any:
+        self.seen.append((t, {k: list(v) for k, v in S.items()}, dict(phi)))
+        votes = {label: np.rint(5 * rows[:, 0]).astype(np.int64) for label, rows in phi.items()}
+        kept = {label: counts.tolist() for label, counts in votes.items()}
+        self.checkpoints.append(Checkpoint(t, {k: list(v) for k, v in S.items()}, kept))
+        return votes
+
+
+def run(plan: AugPe, model: Model, voters: Voters, **options: Any) -> Population:
+    return plan.run(Words(), model, embed, voters, options.pop("salt", SALT), **options)
+
+
+def test_the_steps_of_aug_pe() -> None:
+    model, voters = Model(), Voters()
+    result = run(PLAN, model, voters)
+    assert {label: len(texts) for label, texts in result.items()} == {"World": 3, "Sports": 2}
+    assert [t for t, _, _ in voters.seen] == [1, 2, 3, 4]
+    t, first, phi = voters.seen[0]
+    assert first["World"] == [f"text random-1-World/{i}/0" for i in range(9)], "L * n_syn"
+    assert len(first["Sports"]) == 6
+    np.testing.assert_array_equal(phi["World"], embed(first["World"]))
+    for (t, S, _), checkpoint in zip(voters.seen[1:], voters.checkpoints, strict=False):
+        for label, n_syn in PLAN.records.items():
+            kept = S[label][:n_syn]
+            votes = np.maximum(checkpoint.votes[label], 0)
+            by_text = dict(zip(checkpoint.population[label], votes, strict=True))
+            assert sorted((by_text[x] for x in kept), reverse=True) == sorted(votes)[::-1][:n_syn]
+            assert S[label][n_syn:] == [
+                f"text variation-{t}-{label}/{i}/0" for i in range(2 * n_syn)
+            ]
+            for i in range(2 * n_syn):
+                parent = model.asked[f"variation-{t}-{label}/{i}/0"].prompt.user.split("|")[2]
+                assert parent == kept[i // 2], "L - 1 variations of each kept text"
+    last = voters.checkpoints[-1].population
+    for label, texts in result.items():
+        assert set(texts) <= set(last[label]), "the selected set, of the last population"
+    assert not model.named("variation-5"), "nothing is written after the last vote"
+    assert len(model.asked) == PLAN.llm_calls == 5 * (3 + 3 * 2)
+    assert PLAN.calls_by_purpose == {"random texts": 15, "variations": 30, "lookahead": 0}
+    assert model.sizes == [15, 10, 10, 10], "all labels are asked for together"
+
+
+def test_the_cost_is_that_of_one_event_an_iteration() -> None:
+    assert PLAN.dp_event == SelfComposed(DiscreteGaussian(4.0, 1), 4)
+    of_units = replace(PLAN, votes=VoteHistogram(8.0, votes_per_unit=2), iterations=10)
+    assert of_units.dp_event == SelfComposed(DiscreteGaussian(8.0, 2), 10)
+    with pytest.raises(ValueError, match="without noise"):
+        _ = replace(PLAN, votes=None).dp_event
+
+
+@pytest.mark.parametrize("selection", ["rank", "probability"])
+@pytest.mark.parametrize("lookahead", [0, 2])
+@pytest.mark.parametrize("stopped_after", [1, 2, 3, 4])
+def test_a_resumed_run_ends_like_an_undisturbed_one(
+    selection: Any, lookahead: int, stopped_after: int
+) -> None:
+    plan = replace(PLAN, selection=selection, lookahead=lookahead)
+    whole, voters = Model(), Voters()
+    result = run(plan, whole, voters)
+    kept = json.dumps(asdict(voters.checkpoints[stopped_after - 1]))
+    rest, later = Model(), Voters()
+    again = run(plan, rest, later, checkpoint=Checkpoint(**json.loads(kept)))
+    assert again == result
+    assert rest.asked.items() <= whole.asked.items(), "the same ids, prompts and parameters"
+    assert later.checkpoints == voters.checkpoints[stopped_after:], "no vote is taken again"
+    assert plan.kept(voters.checkpoints[-1], SALT) == result, "the output is in the last one"
+
+
+def test_public_randomness_depends_on_the_salt_and_the_name() -> None:
+    first, same, other = Model(), Model(), Model()
+    run(PLAN, first, Voters())
+    run(PLAN, same, Voters())
+    run(PLAN, other, Voters(), salt="5b" * 16)
+    assert first.asked == same.asked
+    assert first.asked.keys() == other.asked.keys()
+    prompts = [request.prompt.user for request in first.asked.values()]
+    assert prompts != [request.prompt.user for request in other.asked.values()]
+    drawn = [p.rpartition("|")[2] for p in prompts if p.startswith("random|World")]
+    assert len(set(drawn)) > 5, "each prompt draws its own keyword"
+
+
+def test_a_checkpoint_of_another_plan() -> None:
+    voters = Voters()
+    run(PLAN, Model(), voters)
+    last = voters.checkpoints[-1]
+    for plan in (replace(PLAN, iterations=3), replace(PLAN, records={"World": 3})):
+        with pytest.raises(ValueError, match="another plan"):
+            run(plan, Model(), Voters(), checkpoint=last)
+    with pytest.raises(ValueError, match="one vote count for each"):
+        Checkpoint(1, {"": ["a", "b"]}, {"": [1]})
+    with pytest.raises(ValueError, match="one vote count for each"):
+        Checkpoint(1, {"": ["a"]}, {})
+
+
+def test_empty_and_refused_answers_are_asked_again_and_then_dropped() -> None:
+    def script(request: Request) -> str | None:
+        name, i, attempt = request.request_id.rsplit("/", 2)
+        if name == "random-1-World" and i == "0":
+            return ["", "I cannot write that.", "  at last "][int(attempt)]
+        return " \n" if name == "random-1-World" and i == "1" else None
+
+    model, voters = Model(script), Voters()
+    run(PLAN, model, voters)
+    population = voters.seen[0][1]["World"]
+    assert population == ["at last"] + [f"text random-1-World/{i}/0" for i in range(2, 9)]
+    tries = [model.asked[f"random-1-World/1/{attempt}"] for attempt in range(3)]
+    assert "random-1-World/1/3" not in model.asked
+    assert len({request.prompt.user for request in tries}) == 3, "with new random choices"
+    assert model.sizes[:3] == [15, 2, 2]
+    once = Model(script)
+    run(replace(PLAN, writing=replace(WRITING, max_retries=0)), once, Voters())
+    assert once.named("random-1-World/0/") == ["random-1-World/0/0"]
+
+
+def test_fewer_texts_than_wanted_go_on_and_none_is_an_error() -> None:
+    def one_left(request: Request) -> str | None:
+        return "" if request.request_id.rsplit("/", 1)[0] != "random-1-Sports/4" else None
+
+    plan = replace(PLAN, records={"Sports": 2})
+    model, voters = Model(one_left), Voters()
+    result = run(plan, model, voters)
+    assert result == {"Sports": ["text random-1-Sports/4/0"]}
+    assert [S["Sports"] for _, S, _ in voters.seen] == [["text random-1-Sports/4/0"]] * 4
+    nobody = Voters()
+    with pytest.raises(DprayError, match=r"none of the requests for label 'World' in iteration 1"):
+        run(PLAN, Model(lambda r: "" if "World" in r.request_id else None), nobody)
+    assert not nobody.seen, "nothing is voted on"
+
+
+def test_labels_without_records_take_no_part() -> None:
+    model, voters = Model(), Voters()
+    result = run(replace(PLAN, records={"World": 3, "Rare": 0}), model, voters)
+    assert result.keys() == {"World"} == voters.seen[0][2].keys()
+    assert not model.named("random-1-Rare")
+
+
+def test_without_labels() -> None:
+    result = run(replace(PLAN, records={"": 4}), Model(), Voters())
+    assert len(result[""]) == 4
+
+
+def test_the_original_pe() -> None:
+    """L = 1, draws by probability: each population is one variation of each text drawn."""
+    plan = replace(PLAN, variations=1, selection="probability", records={"": 6}, lookahead=2)
+    model, voters = Model(), Voters()
+    result = run(plan, model, voters)
+    for t, S, _ in voters.seen:
+        name = "random-1-" if t == 1 else f"variation-{t}-"
+        assert S[""] == [f"text {name}/{i}/0" for i in range(6)], "the parents are not kept"
+    last = voters.checkpoints[-1]
+    voted = {x for x, v in zip(last.population[""], last.votes[""], strict=True) if v > 0}
+    assert len(result[""]) == 6 and set(result[""]) <= voted, "drawn among those with votes"
+    assert len(model.asked) == plan.llm_calls == 6 + 3 * 6 + 4 * 6 * 2
+
+
+def test_lookahead_is_the_mean_over_the_variations_that_were_answered() -> None:
+    def script(request: Request) -> str | None:
+        name, i, _ = request.request_id.rsplit("/", 2)
+        return "" if name == "lookahead-1-World" and int(i) in (1, 3, 4, 5) else None
+
+    plan = replace(PLAN, lookahead=3, iterations=1)
+    model, voters = Model(script), Voters()
+    run(plan, model, voters)
+    _, S, phi = voters.seen[0]
+    assert {label: rows.shape for label, rows in phi.items()} == {"World": (9, 2), "Sports": (6, 2)}
+
+    def mean(label: str, *numbers: int) -> np.ndarray:
+        return embed([f"text lookahead-1-{label}/{i}/0" for i in numbers]).mean(0)
+
+    np.testing.assert_allclose(phi["World"][0], mean("World", 0, 2), atol=1e-6)
+    np.testing.assert_array_equal(phi["World"][1], embed(S["World"][1:2])[0])
+    np.testing.assert_allclose(phi["World"][8], mean("World", 24, 25, 26), atol=1e-6)
+    np.testing.assert_allclose(phi["Sports"][5], mean("Sports", 15, 16, 17), atol=1e-6)
+    assert model.asked["lookahead-1-World/8/0"].prompt.user.split("|")[2] == S["World"][2]
+
+
+def test_adaptive_length() -> None:
+    rng = generator("0" * 64)
+    long, short = "word " * 200, "a short one"
+    draws = np.array([WRITING.words(long, rng) for _ in range(4000)])
+    assert abs(draws.mean() - 200) < 6 * 20 / np.sqrt(4000)
+    assert abs(draws.std() - 0.5 * 40) < 6 * 20 / np.sqrt(2 * 4000)
+    draws = np.array([WRITING.words(short, rng) for _ in range(500)])
+    assert draws.min() == 25 and draws.max() > 25
+    exact = replace(WRITING, mask_probability=0.0)
+    assert (exact.words(long, rng), exact.words(short, rng)) == (200, 25)
+    assert exact.sampling(25, ()).max_tokens == 30, "w * tokens_per_word"
+    assert exact.sampling(26, ()).max_tokens == 32, "rounded up"
+    assert exact.sampling(200, ()).max_tokens == 64, "the cap"
+    off = replace(WRITING, word_var=None)
+    assert off.words(long, rng) is None and off.sampling(None, ()).max_tokens == 64
+
+
+def test_requests_carry_the_length_and_the_parameters() -> None:
+    model = Model(lambda request: "one two three " * 9)
+    run(PLAN, model, Voters())
+    first = model.asked["random-1-World/0/0"].sampling
+    assert (first.max_tokens, first.temperature, first.top_p, first.stop) == (
+        64,
+        1.2,
+        0.9,
+        ("###",),
+    )
+    lengths = set()
+    for name in model.named("variation-"):
+        request = model.asked[name]
+        w = int(request.prompt.user.split("|")[3])
+        assert request.sampling.max_tokens == min(int(np.ceil(w * 1.2)), 64) and w >= 25
+        lengths.add(w)
+    assert len(lengths) > 5
+
+
+def test_masks() -> None:
+    rng = generator("1" * 64)
+    x = "Not that great, terrible egg-rolls\n\nand don't smell!! 5.0"
+    assert replace(WRITING, mask_probability=0.0).masked(x, rng) == x
+    every = replace(WRITING, mask_probability=1.0).masked(x, rng)
+    assert every == "_ _ __ _ _\n\n_ _ __ ___"
+    many = replace(WRITING, mask_probability=0.3).masked("word " * 20_000, rng)
+    assert abs(many.count("_") - 6000) < 6 * np.sqrt(20_000 * 0.3 * 0.7)
+
+
+def test_blanks_are_made_for_that_variation_only() -> None:
+    blanks = replace(WRITING, variation="fill_in_the_blanks", mask_probability=1.0)
+    for writing, shown in ((blanks, "_ _ _"), (WRITING, "a dog barks")):
+        model = Model(lambda request: "a dog barks")
+        run(replace(PLAN, writing=writing), model, Voters())
+        kind, _, text, *_ = model.asked["variation-2-World/0/0"].prompt.user.split("|")
+        assert (kind, text) == (writing.variation, shown)
+
+
+def test_an_answer_of_more_words_than_tokens_is_cut() -> None:
+    model, voters = Model(lambda request: "\n many  words" * 1000), Voters()
+    run(replace(PLAN, iterations=1), model, voters)
+    for text in voters.seen[0][1]["World"]:
+        assert len(text.split()) == 64 and text.startswith("many  words\n many")
+    short = Model(lambda request: " ".join(["word"] * 64))
+    assert run(PLAN, short, Voters())["World"][0] == " ".join(["word"] * 64)
+
+
+def test_largest_remainder() -> None:
+    thirds = dict.fromkeys("abc", 1 / 3)
+    assert largest_remainder(10, thirds) == {"a": 4, "b": 3, "c": 3}
+    assert largest_remainder(10, {"a": 0.05, "b": 0.92, "c": 0.03}) == {"a": 1, "b": 9, "c": 0}
+    assert largest_remainder(7, {"": 1.0}) == {"": 7}
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        shares = rng.dirichlet(np.ones(rng.integers(1, 30)) / 3)
+        records = int(rng.integers(1, 5000))
+        split = largest_remainder(records, {str(i): p for i, p in enumerate(shares)})
+        assert sum(split.values()) == records
+        assert max(abs(split[str(i)] - p * records) for i, p in enumerate(shares)) < 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"iterations": 0}, {"variations": 0}, {"lookahead": -1}, {"records": {"a": 0}}],
+    ids=str,
+)
+def test_a_plan_that_makes_nothing_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        replace(PLAN, **wrong)
+
+
+def test_progress_has_public_numbers_only() -> None:
+    seen: list[Progress] = []
+    run(replace(PLAN, iterations=2, lookahead=1), Model(), Voters(), on_progress=seen.append)
+    assert [(p.iteration, p.doing, p.texts) for p in seen] == [
+        (1, "random texts", 15),
+        (1, "lookahead", 15),
+        (1, "embeddings", 15),
+        (1, "votes", 15),
+        (2, "variations", 10),
+        (2, "lookahead", 15),
+        (2, "embeddings", 15),
+        (2, "votes", 15),
+    ]
+    assert {p.iterations for p in seen} == {2}

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from dpray.methods.aug_pe.algorithm import Prompts
+from dpray.methods.aug_pe.prompts import (
+    VariationPrompts,
+    load_variation_prompts,
+    packaged_variation_templates,
+)
+from dpray.types import InputError
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def write(tmp_path: Path, **keys: Any) -> str:
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({"random": "R", "paraphrase": "P {{ text }}"} | keys))
+    return str(path)
+
+
+def test_what_is_packaged() -> None:
+    assert packaged_variation_templates() == ["openreview", "pubmed", "texts", "yelp"]
+
+
+@pytest.mark.parametrize("name", packaged_variation_templates())
+def test_packaged_templates(name: str) -> None:
+    shown = 3 if name in ("texts", "yelp") else 1
+    labels = ["Restaurants", "Something else | Review Stars: 2.0", ""]
+    for label in labels:
+        prompts: Prompts = load_variation_prompts(name, "fill_in_the_blanks", shown, labels)
+        said = prompts.random(label, rng()).user
+        assert label in said or name == "pubmed"
+        for words, text in ((40, "a _ {{ b }} <i>&"), (None, "a _")):
+            filled = prompts.variation("fill_in_the_blanks", label, text, words, rng()).user
+            assert text in filled and filled.count("Input: ") >= shown
+            assert ("MUST be exactly 40 words" in filled) == (words is not None)
+        rephrased = prompts.variation("paraphrase", label, "x y", 40, rng()).user
+        assert rephrased.endswith(":\nx y") and "exactly 40 words" in rephrased
+        assert "exactly" not in prompts.variation("paraphrase", label, "x y", None, rng()).user
+        assert "  " not in said + rephrased, "a style or keyword is missing"
+    assert prompts.refused("I’m sorry, but") and prompts.refused("as an AI model I")
+    assert prompts.refused(" \n") and not prompts.refused("The food was good, I cannot complain.")
+
+
+def test_the_papers_yelp_prompts() -> None:
+    prompts = load_variation_prompts("yelp", "fill_in_the_blanks", 1)
+    label = "Restaurants | Review Stars: 4.0"
+    said = prompts.random(label, rng()).user.splitlines()[-1]
+    assert said.startswith("Business Category: Restaurants | Review Stars: 4.0 with keyword ")
+    assert said.rpartition("keyword ")[2] in prompts.keywords["Restaurants"]
+    filled = prompts.variation("fill_in_the_blanks", label, "_ and wine", 26, rng()).user
+    assert (
+        "Business Category: Restaurants | Review Stars: 2.0\n"
+        "Input: _ that great, terrible _ rolls and fish _ smelling _ _.\n"
+        "Fill-in-Blanks and your answer MUST be exactly 10 words: Not that great, terrible egg "
+        "rolls and fishy smelling shrimp.\n"
+    ) in filled
+    assert filled.endswith(
+        "Business Category: Restaurants | Review Stars: 4.0\nInput: _ and wine\n"
+        "Fill-in-Blanks and your answer MUST be exactly 26 words:"
+    )
+
+
+def test_number_of_demonstrations() -> None:
+    for wanted in range(4):
+        prompts = load_variation_prompts("yelp", "fill_in_the_blanks", wanted)
+        filled = prompts.variation("fill_in_the_blanks", "x", "a _", 9, rng()).user
+        assert filled.count("Input: ") == 1 + wanted
+        assert "Input: " not in prompts.variation("paraphrase", "x", "a _", 9, rng()).user
+    with pytest.raises(InputError, match=r"method\.demonstrations asks for 2, and there are 1"):
+        load_variation_prompts("pubmed", "fill_in_the_blanks", 2)
+
+
+def test_styles_and_keywords_are_all_drawn(tmp_path: Path) -> None:
+    keywords = {"A": ["a1", "a2"], "AB": ["b1"], "": ["c1", "c2"]}
+    path = write(
+        tmp_path,
+        random="{{ label }}: {{ keyword }}{{ style }}",
+        paraphrase="{{ style }}{{ keyword }} {{ text }}",
+        styles=["s1", "s2", "s3"],
+        keywords=keywords,
+    )
+    prompts = load_variation_prompts(path)
+    draws = [rng(i) for i in range(60)]
+    assert {prompts.random("Ax", r).user for r in draws} == {"Ax: a1", "Ax: a2"}
+    assert {prompts.random("ABx", r).user for r in draws} == {"ABx: b1"}
+    assert {prompts.random("x", r).user for r in draws} == {"x: c1", "x: c2"}
+    said = {prompts.variation("paraphrase", "x", "t", None, r).user for r in draws}
+    assert said == {"s1 t", "s2 t", "s3 t"}
+
+
+def test_lists_from_files_beside_the_template(tmp_path: Path) -> None:
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "words.txt").write_text("one \n\n two words\n")
+    path = write(
+        tmp_path,
+        random="{{ keyword }}",
+        keywords={"file": "lists/words.txt"},
+        styles={"file": "lists/words.txt"},
+    )
+    prompts = load_variation_prompts(path)
+    assert prompts.keywords == {"": ("one", "two words")} and prompts.styles == ("one", "two words")
+    path = write(tmp_path, keywords={"file": ["a"], "x": {"file": "lists/words.txt"}, "": ["b"]})
+    assert load_variation_prompts(path).keywords == {
+        "file": ("a",),
+        "x": ("one", "two words"),
+        "": ("b",),
+    }
+    path = write(tmp_path, keywords={"x": ["a"], "": None})
+    assert load_variation_prompts(path).keywords == {"x": ("a",), "": ()}
+    with pytest.raises(InputError, match=r"keywords: no file lists/none\.txt"):
+        load_variation_prompts(write(tmp_path, keywords={"file": "lists/none.txt"}))
+
+
+def test_prefix_and_stop(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        prefix="{% if task == 'random' %}{{ label }}:{% else %}New ({{ words }}):{% endif %}",
+        stop=["\n\n"],
+    )
+    prompts = load_variation_prompts(path)
+    assert prompts.stop == ("\n\n",)
+    assert prompts.random("News", rng()).prefix == "News:"
+    assert prompts.variation("paraphrase", "News", "t", 9, rng()).prefix == "New (9):"
+    assert not prompts.refused("I'm sorry"), "the template has no refusals"
+
+
+def test_templates_travel_to_workers() -> None:
+    prompts = load_variation_prompts("yelp")
+    again: VariationPrompts = pickle.loads(pickle.dumps(prompts))
+    assert again == prompts and again.random("Bars", rng()) == prompts.random("Bars", rng())
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"styls": ["a"]}, "there is no key styls"),
+        ({"random": 7}, "random: has to be a text"),
+        ({"random": "{{ labl }}"}, "'labl' is undefined"),
+        ({"random": "{{ label"}, "unexpected end"),
+        ({"paraphrase": "P"}, "paraphrase: does not hold {{ text }}"),
+        ({"styles": "a"}, "styles: has to be a list"),
+        ({"styles": []}, "styles: has to be a list"),
+        ({"styles": ["a", " "]}, "styles: an entry is empty"),
+        ({"styles": None}, "styles: has to be a list"),
+        ({"keywords": [True]}, "keywords: an entry is no text"),
+        ({"demonstrations": None}, "demonstrations: has to be a list"),
+        ({"keywords": {"x": ["a"]}}, "keywords: none for the label 'News'"),
+        ({"keywords": {"x": "a"}}, "keywords.x: has to be a list"),
+        ({"demonstrations": ["a"]}, "demonstrations: each has the keys blanks, label, text"),
+        ({"demonstrations": {"a": 1}}, "demonstrations: has to be a list"),
+        ({"prefix": ["a"]}, "prefix: has to be a text"),
+    ],
+)
+def test_a_wrong_template_says_what_is_wrong(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=r"^method\.template: .*own\.yaml: ") as wrong:
+        load_variation_prompts(write(tmp_path, **keys), labels=["News"])
+    assert message in str(wrong.value) and "\n" not in str(wrong.value)
+
+
+def test_a_needed_key_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the key `fill_in_the_blanks` is needed"):
+        load_variation_prompts(write(tmp_path), "fill_in_the_blanks")
+    path = tmp_path / "own.yaml"
+    for content, message in (
+        ("paraphrase: '{{ text }}'", "the key `random` is needed"),
+        ("random: [", "while parsing"),
+        ("just a text", "not a YAML file"),
+    ):
+        path.write_text(content)
+        with pytest.raises(InputError, match=message):
+            load_variation_prompts(str(path))
+    with pytest.raises(InputError, match=r"no packaged template \(openreview, pubmed"):
+        load_variation_prompts("nowhere.yaml")

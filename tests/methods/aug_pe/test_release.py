@@ -1,0 +1,249 @@
+"""Aug-PE runs in this process with a real model: what is charged, kept, resumed and released."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpray import registry as methods
+from dpray.accounting.ledger import Ledger
+from dpray.config.config import Config, parse_config
+from dpray.engines.base import EngineError
+from dpray.engines.factory import make_engine
+from dpray.methods.aug_pe import release as aug_pe_run
+from dpray.methods.aug_pe import voters
+from dpray.runs import runner
+from dpray.types import DprayError, InputError, Resumable
+from tests.runs.outcomes import lines
+
+
+class BagOfWords:
+    """An embedder without a model: words hashed to 64 places."""
+
+    def __init__(self, model: str) -> None:
+        assert model
+
+    def embed(self, texts: Sequence[str], batch_size: int = 32) -> np.ndarray:
+        found = np.full((len(texts), 64), 1e-3, dtype=np.float32)
+        for row, text in zip(found, texts, strict=True):
+            for word in text.split():
+                row[hashlib.sha256(word.encode()).digest()[0] % 64] += 1
+        return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+class Asked:
+    """Counts the prompts that reach the real engine, and breaks it on demand."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.prompts, self.left = engine, [], 10**9
+
+    def generate(self, prompts: Any, sampling: Any, on_completion: Any = None) -> Any:
+        if len(prompts) > self.left:
+            self.engine.generate(prompts[: self.left], sampling[: self.left], on_completion)
+            raise EngineError("the endpoint answered with HTTP status 500")
+        self.left -= len(prompts)
+        self.prompts += [prompt.user for prompt in prompts]
+        return self.engine.generate(prompts, sampling, on_completion)
+
+    def close(self) -> None: ...
+
+    def run(self, config: Config, on_progress: Any = lambda progress: None) -> dict[str, Any]:
+        return methods.run(config, on_progress, build=lambda section: self)
+
+
+@pytest.fixture(scope="module")
+def engine(model_folder: str) -> Iterator[Any]:
+    engine = make_engine("transformers", model_folder)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def asked(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    asked = Asked(engine)
+    monkeypatch.setattr(voters, "SentenceTransformerEmbedder", BagOfWords)
+    return asked
+
+
+@pytest.fixture
+def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
+    method = {
+        "name": "aug_pe", "records": 7, "iterations": 3, "variations": 3, "max_tokens": 8,
+        "word_var": None,
+    }  # fmt: skip
+    return lambda **changes: parse_config(settings(method=method, **changes))
+
+
+def test_a_run_from_data_to_release(config: Callable[..., Config], asked: Asked) -> None:
+    run = config()
+    report = asked.run(run)
+    assert report["epsilon"] <= run.privacy.epsilon
+    assert report["epsilon"] > 0.99 * run.privacy.epsilon  # calibrated, not merely valid
+    assert [m["name"] for m in report["mechanisms"]] == ["discrete_gaussian"]
+    assert report["mechanisms"][0]["count"] == 3
+    records = lines(run)
+    assert len(records) == report["records"] == 7
+    assert {r["label"] for r in records} == {"a", "b"}
+    # Empty answers are asked again, so there may be more calls than planned, and never fewer.
+    assert report["calls"]["calls"] == len(asked.prompts) >= report["llm_calls"] == 7 * (3 + 2 * 2)
+    assert [row["iteration"] for row in report["iterations"]] == [1, 2, 3]
+    assert all(row["kept"] == 7 for row in report["iterations"])
+    ledger = Ledger.open(run.privacy.ledger)
+    units = [unit for unit, _ in ledger.published(report["ledger"]["reservation"])]
+    assert sorted(units) == ["votes-0001", "votes-0002", "votes-0003"]
+    assert ledger.verify() == []
+    ledger.close()
+
+
+def test_private_text_reaches_neither_the_model_nor_a_file(
+    config: Callable[..., Config], asked: Asked, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked.run(config())
+    assert not any("Marlowe" in prompt for prompt in asked.prompts)
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name != "records.jsonl":
+            assert b"Marlowe" not in path.read_bytes(), path.name
+    out = capfd.readouterr()
+    assert "Marlowe" not in out.out + out.err
+
+
+def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(
+    config: Callable[..., Config], asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off inside the second vote, and in the calls after it."""
+    run = config()
+    count = aug_pe_run.total_votes
+    counted: list[int] = []
+
+    def cut_off(*arguments: Any) -> Any:
+        counted.append(1)
+        if len(counted) == 2:
+            raise KeyboardInterrupt
+        return count(*arguments)
+
+    monkeypatch.setattr(aug_pe_run, "total_votes", cut_off)
+    with pytest.raises(Resumable):
+        asked.run(run)
+    made = json.loads((Path(run.output.path) / "run.json").read_text())
+    asked.left = 4
+    with pytest.raises(Resumable, match=r"status 500 \(2 of 3 iterations are done\)"):
+        asked.run(run)
+    asked.left = 10**9
+    report = asked.run(run)
+    # Interrupted, second, third: the first vote was not counted again.
+    assert len(counted) == 4
+    assert len(asked.prompts) + 4 == report["calls"]["calls"], "a call was paid for twice"
+    assert made["charges"][""]["event"] == report["mechanisms"][0]["parameters"] | {
+        "type": "discrete_gaussian"
+    }
+    ledger = Ledger.open(run.privacy.ledger)
+    account = ledger.account("notes")
+    assert account is not None and len(account.charges) == 1
+    ledger.close()
+
+
+def test_the_resumed_run_releases_what_the_uninterrupted_would(
+    config: Callable[..., Config], asked: Asked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the noise off and the same salt, an interruption changes nothing but the time."""
+    monkeypatch.setattr(runner, "new_salt", lambda: "ab" * 16)
+    changes = {"privacy__epsilon": float("inf")}
+    whole = config(**changes, output__path=str(tmp_path / "whole"))
+    asked.run(whole)
+    cut = config(**changes, output__path=str(tmp_path / "cut"))
+    asked.left = 30
+    with pytest.raises(Resumable):
+        asked.run(cut)
+    asked.left = 10**9
+    answers = {row["text"] for row in lines(whole)}
+    asked.run(cut)
+    assert len(lines(cut)) == len(lines(whole)) == 7
+    assert answers
+
+
+def test_what_another_model_wrote_is_no_answer_of_this_one(
+    config: Callable[..., Config], asked: Asked
+) -> None:
+    """Cut off before the first vote, when the configuration may change yet."""
+    asked.left = 4
+    with pytest.raises(Resumable, match="0 of 1 iterations"):
+        asked.run(config(method__iterations=1))
+    before, asked.left = len(asked.prompts), 10**9
+    report = asked.run(config(method__iterations=1, method__temperature=0.5))
+    assert report["calls"]["calls"] == len(asked.prompts) - before >= 7 * 3
+
+
+def test_the_progress_says_nothing_of_how_many_records_there_are(
+    config: Callable[..., Config], asked: Asked
+) -> None:
+    shown: list[Any] = []
+    asked.run(config(method__iterations=1), shown.append)
+    [loading] = [step for step in shown if step.stage == "private embeddings"]
+    assert (loading.completed, loading.total) == (0, None)
+
+
+def test_a_run_without_noise_is_stamped_and_charges_nothing(
+    config: Callable[..., Config], asked: Asked
+) -> None:
+    run = config(privacy__epsilon=float("inf"))
+    report = asked.run(run)
+    assert report["not_private"] is True and report["epsilon"] is None
+    assert report["sampling"]["votes"].endswith("all counts get no noise")
+    assert all(record["not_private"] is True for record in lines(run))
+    assert "ledger" not in report
+    assert not (Path(run.output.path).parent / "ledger.db").exists()
+    with pytest.raises(InputError, match=r"method\.noise_multiplier"):
+        methods.make_plan(config(privacy__epsilon=float("inf"), method__noise_multiplier=1.0))
+
+
+def test_a_vote_whose_code_raised_is_never_repeated(
+    config: Callable[..., Config], asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config()
+
+    def broken(*_: Any) -> None:
+        raise LookupError("Marlowe has a cough")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(aug_pe_run, "total_votes", broken)
+        with pytest.raises(DprayError, match="the run stopped: LookupError") as caught:
+            asked.run(run)
+        assert "Marlowe" not in str(caught.value)
+    with pytest.raises(DprayError, match="votes-0001 failed with LookupError"):
+        asked.run(run)
+
+
+def test_noise_that_costs_too_much_is_refused_before_anything_is_charged(
+    config: Callable[..., Config], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"method\.noise_multiplier: 0\.1 costs eps"):
+        methods.run(config(privacy__epsilon=1.0, method__noise_multiplier=0.1))
+    assert not (tmp_path / "ledger.db").exists()
+
+
+def test_a_unit_of_more_records_gets_more_noise(config: Callable[..., Config]) -> None:
+    one = methods.make_plan(config(privacy__epsilon=2.0))
+    unit = {"data__unit": "text", "data__max_records_per_unit": 2}
+    two = methods.make_plan(config(privacy__epsilon=2.0, **unit))
+    assert two.votes.sigma == pytest.approx(2 * one.votes.sigma, rel=1e-3)  # type: ignore[attr-defined]
+    assert two.cost.epsilon <= 2
+
+
+def test_the_label_mix_is_measured_and_charged(
+    config: Callable[..., Config], asked: Asked, records_file: Path
+) -> None:
+    rows = records_file.read_text().splitlines()
+    few = [row for row in rows if '"b"' in row][:3]
+    records_file.write_text("\n".join([row for row in rows if '"a"' in row] + few) + "\n")
+    run = config(data__label_proportions="measured", privacy__epsilon_labels=8.0)
+    report = asked.run(run)
+    assert {m["name"] for m in report["mechanisms"]} == {"discrete_gaussian", "discrete_laplace"}
+    assert report["epsilon"] <= run.privacy.epsilon
+    made = [record["label"] for record in lines(run)]
+    assert made.count("a") > made.count("b")

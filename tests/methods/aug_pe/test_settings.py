@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from dpray.methods.aug_pe.settings import AugPeSettings
+
+
+def test_every_key_has_a_default_and_a_description() -> None:
+    config = AugPeSettings.model_validate({"name": "aug_pe"})
+    assert (config.records, config.iterations, config.variations, config.lookahead) == (
+        2000,
+        10,
+        7,
+        0,
+    )
+    assert config.noise_multiplier is None and config.selection == "rank"
+    fields = {name: f for name, f in AugPeSettings.model_fields.items() if name != "name"}
+    assert all(f.description and not f.is_required() for f in fields.values())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"records": 0},
+        {"iterations": 0},
+        {"variations": 0},
+        {"lookahead": -1},
+        {"noise_multiplier": 0},
+        {"noise_multiplier": float("inf")},
+        {"mask_probability": 1.5},
+        {"demonstrations": 4, "variation": "fill_in_the_blanks"},
+        {"demonstrations": 1},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"word_var": -1},
+        {"max_retries": -1},
+        {"variatons": 3},
+    ],
+    ids=str,
+)
+def test_bad_values_are_refused_by_key(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as error:
+        AugPeSettings.model_validate({"name": "aug_pe"} | wrong)
+    assert next(iter(wrong)) in str(error.value)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from dpray.accounting.accountant import cost
+from dpray.accounting.events import DiscreteGaussian, SelfComposed
+from dpray.methods.aug_pe import votes as vote_histogram
+from dpray.methods.aug_pe.votes import GRID, VoteHistogram, count_votes
+
+D = 3
+# Coarse values make ties and duplicates; steps of the grid make near-ties float32 cannot see.
+coarse = st.sampled_from([-0.5, 0.0, 0.25, 0.5])
+nudge = st.sampled_from([0.0, 0.0, 1 / GRID, -1 / GRID, 3e-8])
+component = st.builds(lambda a, b: np.float32(a + b), coarse, nudge)
+row = arrays(np.float32, D, elements=component)
+
+
+def matrix(rows: list[np.ndarray]) -> np.ndarray:
+    return np.array(rows, dtype=np.float32).reshape(len(rows), D)
+
+
+def by_definition(private: np.ndarray, synthetic: np.ndarray) -> list[int]:
+    """Python's integers on the grid; the first of the nearest."""
+
+    def on_grid(rows: np.ndarray) -> list[list[int]]:
+        return [[round(float(x) * GRID) for x in row] for row in rows]
+
+    votes = [0] * len(synthetic)
+    texts = on_grid(synthetic)
+    for x in on_grid(private):
+        distances = [sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) for y in texts]
+        votes[distances.index(min(distances))] += 1
+    return votes
+
+
+rows = st.lists(row, max_size=30)
+population = st.lists(row, min_size=1, max_size=12)
+
+
+@given(rows, population)
+def test_votes_are_those_of_the_definition(private, synthetic) -> None:  # type: ignore[no-untyped-def]
+    votes = count_votes(matrix(private), matrix(synthetic))
+    assert votes.dtype == np.int64
+    assert votes.tolist() == by_definition(matrix(private), matrix(synthetic))
+
+
+@settings(max_examples=60)
+@given(rows, row, st.integers(0, 40), population)
+def test_a_record_moves_one_count_by_one(private, new, place, synthetic) -> None:  # type: ignore[no-untyped-def]
+    more = [*private[:place], new, *private[place:]]
+    moved = count_votes(matrix(more), matrix(synthetic)) - count_votes(
+        matrix(private), matrix(synthetic)
+    )
+    assert sorted(moved.tolist()) == [0] * (len(synthetic) - 1) + [1]
+
+
+@settings(max_examples=40)
+@given(rows, st.lists(row, min_size=1, max_size=4), population)
+def test_a_unit_of_k_moves_the_counts_by_at_most_k(private, unit, synthetic) -> None:  # type: ignore[no-untyped-def]
+    moved = count_votes(matrix(private + unit), matrix(synthetic)) - count_votes(
+        matrix(private), matrix(synthetic)
+    )
+    assert np.abs(moved).sum() <= len(unit)
+    assert np.linalg.norm(moved) <= len(unit)
+
+
+def clustered(rng: np.random.Generator, rows: int, dimension: int = 64) -> np.ndarray:
+    vectors = np.ones((rows, dimension)) + 1e-5 * rng.standard_normal((rows, dimension))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_votes_of_shards_add_up_where_float32_cannot_tell() -> None:
+    """All texts are nearly equal, so that every float32 distance is rounding. A search that
+    trusts it gives other votes for 5, 19, 20 or 512 rows at a time (FAISS changes its method at
+    20); these agree exactly."""
+    rng = np.random.default_rng(5)
+    private, synthetic = clustered(rng, 700), clustered(rng, 100)
+    whole = count_votes(private, synthetic)
+    for size in (5, 19, 20, 512):
+        parts = [private[i : i + size] for i in range(0, len(private), size)]
+        assert (sum(count_votes(part, synthetic) for part in parts) == whole).all()
+    assert (count_votes(rng.permutation(private), synthetic) == whole).all()
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(6)
+    private, synthetic = clustered(rng, 500), clustered(rng, 40)
+    whole = count_votes(private, synthetic)
+    monkeypatch.setattr(vote_histogram, "CELLS", 7 * 40)
+    monkeypatch.setattr(vote_histogram, "EXACT_CELLS", 100)
+    assert (count_votes(private, synthetic) == whole).all()
+    assert whole.sum() == 500
+
+
+def test_votes_of_ordinary_embeddings() -> None:
+    rng = np.random.default_rng(7)
+    private = rng.standard_normal((2000, 384)).astype(np.float32)
+    synthetic = rng.standard_normal((100, 384)).astype(np.float32)
+    private /= np.linalg.norm(private, axis=1, keepdims=True)
+    synthetic /= np.linalg.norm(synthetic, axis=1, keepdims=True)
+    distances = ((private[:, None].astype(float) - synthetic[None].astype(float)) ** 2).sum(-1)
+    assert count_votes(private, synthetic).tolist() == (
+        np.bincount(distances.argmin(1), minlength=100).tolist()
+    )
+
+
+def test_duplicates_give_the_vote_to_the_first() -> None:
+    synthetic = np.array([[0, 1], [1, 0], [1, 0], [-0.0, 1]], dtype=np.float32)
+    private = np.array([[0.9, 0.1], [0, 1], [0.1, 0.9]], dtype=np.float32)
+    assert count_votes(private, synthetic).tolist() == [2, 1, 0, 0]
+
+
+def test_no_record_and_one_text() -> None:
+    synthetic = np.eye(4, dtype=np.float32)
+    assert count_votes(np.zeros((0, 4), np.float32), synthetic).tolist() == [0, 0, 0, 0]
+    assert count_votes(np.eye(4, dtype=np.float32), synthetic[:1]).tolist() == [4]
+
+
+def test_bad_embeddings_are_refused_without_their_values() -> None:
+    good = np.eye(2, dtype=np.float32)
+    with pytest.raises(ValueError, match="no synthetic text"):
+        count_votes(good, good[:0])
+    with pytest.raises(ValueError, match="2 components, synthetic ones 3"):
+        count_votes(good, np.eye(3, dtype=np.float32))
+    with pytest.raises(ValueError, match="two dimensions"):
+        count_votes(good[0], good)
+    for bad in (math.nan, math.inf, 2.5):
+        broken = np.array([[bad, 0.0]], dtype=np.float32)
+        with pytest.raises(ValueError, match=r"^private embeddings must be finite"):
+            count_votes(broken, good)
+        with pytest.raises(ValueError, match=r"^synthetic embeddings must be finite"):
+            count_votes(good, broken)
+
+
+def test_cost_of_k_votes() -> None:
+    assert VoteHistogram(7.0).dp_event == DiscreteGaussian(7.0, 1)
+    assert VoteHistogram(7.0, 3).dp_event == DiscreteGaussian(7.0, 3)
+    one, three = (VoteHistogram(7.0, k).dp_event.zcdp_rho() for k in (1, 3))
+    assert three == pytest.approx(9 * one)
+
+
+@pytest.mark.parametrize(("sigma", "epsilon"), [(15.34, 1), (8.03, 2), (4.24, 4)])
+def test_the_paper_s_printed_yelp_noise_costs_more_than_it_says(
+    sigma: float, epsilon: float
+) -> None:
+    """The same sigmas under the Gaussian's own law are in tests/accounting/test_calibration.py."""
+    delta = 1 / (1_939_290 * math.log(1_939_290))
+    spent = cost(SelfComposed(VoteHistogram(sigma).dp_event, 10), delta).epsilon
+    assert epsilon < spent < epsilon * 1.006
+
+
+@pytest.mark.parametrize(
+    ("sigma", "k"), [(0.0, 1), (-1.0, 1), (math.inf, 1), (math.nan, 1), (1.0, 0)]
+)
+def test_bad_parameters(sigma: float, k: int) -> None:
+    with pytest.raises(ValueError):
+        VoteHistogram(sigma, k)
+
+
+def test_noise_is_on_every_count() -> None:
+    """Sigma 10^9: a count without noise fewer than once in 10^8 runs."""
+    noisy = VoteHistogram(1e9).noisy(np.zeros(5, dtype=np.int64))
+    assert noisy.dtype == np.int64 and (noisy != 0).all()

@@ -1,0 +1,279 @@
+"""DP-KPS runs in this process: what is charged, released and gone on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpray import registry as methods
+from dpray.accounting.ledger import Ledger
+from dpray.config.config import Config, parse_config
+from dpray.engines.base import Completion, EngineError
+from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
+from dpray.methods.dp_kps import release as dp_kps_run
+from dpray.methods.dp_kps.kde import GRID
+from dpray.runs.shards import CHUNK
+from dpray.types import Budget, BudgetRefused, InputError, Resumable
+from tests.runs.outcomes import lines
+
+WORDS = ["fever", "cough", "rash", "itch", "sleep", "chest pain", "pain"]
+TEXTS = {"a": "a fever and a cough, chest pain too", "b": "the rash and the itch, no sleep"}
+
+
+@pytest.fixture
+def config(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., Config]:
+    """400 records of two classes, whose words do not overlap; Marlowe is in every text."""
+    vocabulary, data = tmp_path / "words.txt", tmp_path / "kps.jsonl"
+    vocabulary.write_text("\n".join([*WORDS, *(f"unseen{i}" for i in range(20))]) + "\n")
+    rows = [{"text": f"Marlowe has {TEXTS[c]}", "label": c} for c in "ab" for _ in range(200)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    tree = {
+        "data__path": str(data), "data__public_size": 400, "privacy__epsilon": 10.0,
+        "engine": {"kind": "none"},
+        "method": {
+            "name": "dp_kps", "vocabulary": str(vocabulary), "vocabulary_size": 7,
+            "phrases_per_record": 4, "sequence_length": 3, "records": 40, "stop_words": "keep",
+        },
+    }  # fmt: skip
+    return lambda **changes: parse_config(settings(**tree | changes))
+
+
+class Echo:
+    """A model that writes the prompt's end, and nothing the first time it sees the word fever."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    def generate(self, prompts: Any, sampling: Any, on_completion: Any) -> list[Completion]:
+        made = []
+        for number, prompt in enumerate(prompts):
+            text = prompt.user.rsplit(": ", 1)[1]
+            if "fever" in text and prompt.user not in self.prompts:
+                text = ""
+            self.prompts.append(prompt.user)
+            made.append(Completion(text, 5, 3, "stop"))
+            on_completion(number, made[-1])
+        return made
+
+    def close(self) -> None: ...
+
+
+def test_sequences_say_what_their_class_says(config: Callable[..., Config]) -> None:
+    run = config()
+    report = methods.run(run)
+    assert (report["epsilon"], report["delta"]) == (pytest.approx(10.0), 0.0)
+    assert report["accountant"]["bound"] == "basic"
+    records = lines(run)
+    assert len(records) == report["records"] == 40
+    mine = {"a": {"fever", "cough", "chest pain"}, "b": {"rash", "itch", "sleep"}}
+    right = [term in mine[r["label"]] for r in records for term in r["terms"]]
+    assert np.mean(right) > 0.9
+    assert "calls" not in report and report["llm_calls"] == 0
+
+
+def test_each_pass_is_a_charge_of_its_own(config: Callable[..., Config]) -> None:
+    run = config(method__epsilon_vocabulary=2.0, method__epsilon_kde=5.0)
+    report = methods.run(run)
+    ledger = Ledger.open(run.privacy.ledger)
+    account = ledger.account("notes")
+    assert account is not None and account.spent == Budget(7.0, 0.0)
+    asked = sorted(charge.reserved.epsilon for charge in account.charges)
+    assert asked == pytest.approx([2.0, 5.0])
+    run_id = report["ledger"]["reservation"]
+    for name, unit in (("vocabulary", "vocabulary"), ("kde", "density")):
+        assert [u for u, _ in ledger.published(f"{run_id}/{name}")] == [unit]
+    assert ledger.verify() == []
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"estimator": "rff", "features": 50},
+        {"estimator": "rff", "features": 50, "noise": "gaussian"},
+        {"estimator": "rff", "features": 50, "sampling": "iterative", "ensemble": "linear"},
+        {"estimator": "rff", "features": 50, "sampling": "iterative"},
+        {"bandwidth": 0.5},
+    ],
+)
+def test_every_estimator_runs(
+    config: Callable[..., Config], changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors_ND = np.eye(8, dtype=np.float32)
+    monkeypatch.setattr(
+        dp_kps_run.DpKpsRun, "_embedder", lambda self: lambda terms: vectors_ND[: len(terms)]
+    )
+    run = config(**{f"method__{key}": value for key, value in changes.items()})
+    report = methods.run(run)
+    gaussian = changes.get("noise") == "gaussian"
+    assert report["delta"] == (run.privacy.delta if gaussian else 0.0)
+    assert 9.99 < report["epsilon"] <= 10.0
+    assert report["noise_source"] == INTEGER_NOISE_SOURCE
+    if changes.get("estimator") == "rff":
+        kind = "gaussian" if gaussian else "discrete_laplace"
+        assert [m["name"] for m in report["mechanisms"]].count(kind) == (1 if gaussian else 2)
+        density = Path(run.output.path, "private", "parts", "density.json")
+        published = json.loads(density.read_text())["sums"]["a"]
+        steps = np.array(published) * GRID
+        assert (steps == np.rint(steps)).all() and np.abs(steps).max() > 0
+    assert len(lines(run)) == 40
+
+
+def test_a_class_without_records_has_sequences_of_pure_noise(
+    config: Callable[..., Config],
+) -> None:
+    run = config(data__labels=["a", "b", "never"])
+    methods.run(run)
+    assert sum(record["label"] == "never" for record in lines(run)) == 13
+
+
+def test_texts_are_asked_for_once_and_empty_ones_again(
+    config: Callable[..., Config], tmp_path: Path
+) -> None:
+    model = Echo()
+    run = config(engine__kind="openai", engine__model="m", method__document_type="note")
+    report = methods.run(run, build=lambda section: model)
+    records = lines(run)
+    assert len(records) == 40 and all(r["text"] == ", ".join(r["terms"]) for r in records)
+    assert all(prompt.startswith("Write a note that contains") for prompt in model.prompts)
+    assert report["calls"]["calls"] == len(model.prompts) > 40
+    assert not any("Marlowe" in prompt for prompt in model.prompts)
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name not in ("records.jsonl", "kps.jsonl"):
+            assert b"Marlowe" not in path.read_bytes(), path.name
+
+
+def test_an_interrupted_run_draws_no_noise_twice(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[str] = []
+    count, sums = dp_kps_run.total_counts, dp_kps_run.total_sums
+
+    def counted(shards: Any) -> Any:
+        passes.append("vocabulary")
+        return count(shards)
+
+    def summed(shards: Any) -> Any:
+        passes.append("density")
+        if passes.count("density") == 1:
+            raise KeyboardInterrupt
+        return sums(shards)
+
+    monkeypatch.setattr(dp_kps_run, "total_counts", counted)
+    monkeypatch.setattr(dp_kps_run, "total_sums", summed)
+    run = config()
+    with pytest.raises(Resumable):
+        methods.run(run)
+    report = methods.run(run)
+    assert passes == ["vocabulary", "density", "density"]
+    ledger = Ledger.open(run.privacy.ledger)
+    account = ledger.account("notes")
+    assert account is not None and account.spent.epsilon == pytest.approx(report["epsilon"])
+    ledger.close()
+
+
+@pytest.mark.parametrize("changes", [{}, {"data__label_proportions": "measured"}])
+def test_a_bad_row_is_found_before_a_pass_begins_and_can_be_mended(
+    config: Callable[..., Config], changes: dict[str, Any]
+) -> None:
+    run = config(**changes)
+    data = Path(run.data.path)
+    good = data.read_text()
+    data.write_text(good + json.dumps({"text": "Marlowe", "label": "c"}) + "\n")
+    with pytest.raises(InputError, match=r"row 401: the label is not one of"):
+        methods.run(run)
+    data.write_text(good)
+    assert methods.run(run)["records"] == 40
+
+
+def test_an_embedder_that_is_not_there_is_found_before_a_pass_begins(
+    config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match=r"embedder\.model"):
+        methods.run(config(method__bandwidth=0.5, embedder={"model": str(tmp_path / "none")}))
+    monkeypatch.setattr(
+        dp_kps_run.DpKpsRun, "_embedder", lambda self: lambda terms: np.eye(8)[: len(terms)]
+    )
+    assert methods.run(config(method__bandwidth=0.5))["records"] == 40
+
+
+def test_how_the_model_is_reached_may_change_and_what_it_writes_may_not(
+    config: Callable[..., Config],
+) -> None:
+    class Down(Echo):
+        def generate(self, *_: Any) -> list[Completion]:
+            raise EngineError("no connection")
+
+    texts = {"engine__kind": "openai", "engine__model": "m", "method__document_type": "note"}
+    with pytest.raises(Resumable, match="no connection"):
+        methods.run(config(**texts), build=lambda section: Down())
+    with pytest.raises(InputError, match="another configuration"):
+        methods.run(config(**texts, method__generation_temperature=0.5))
+    other = {"engine__base_url": "http://localhost:8001/v1", "engine__max_in_flight": 2}
+    report = methods.run(config(**texts, **other), build=lambda section: Echo())
+    assert report["records"] == 40
+
+
+def test_the_progress_says_nothing_of_how_many_records_there_are(
+    config: Callable[..., Config],
+) -> None:
+    data = Path(config().data.path)
+    row = data.read_text().splitlines()[0]
+    shown = []
+    for name, number in (("few", CHUNK), ("more", CHUNK + 1)):
+        data.write_text(f"{row}\n" * number)
+        steps: list[Any] = []
+        ledger = f"sqlite:///{data.parent}/{name}.db"
+        methods.run(
+            config(output__path=str(data.parent / name), privacy__ledger=ledger), steps.append
+        )
+        shown.append(steps)
+    assert shown[0] == shown[1]
+    assert [(step.stage, step.total) for step in shown[0]] == [
+        ("vocabulary", None), ("densities", None),
+    ]  # fmt: skip
+
+
+def test_what_costs_too_much_is_refused(config: Callable[..., Config], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"method\.epsilon_vocabulary"):
+        methods.make_plan(config(method__epsilon_vocabulary=4.0, method__epsilon_kde=7.0))
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    ledger = Ledger.create_or_open(url)
+    ledger.create_dataset("notes", Budget(5.0, 0.0), "record", "add_or_remove_one")
+    ledger.close()
+    with pytest.raises(BudgetRefused):
+        methods.run(config())
+    ledger = Ledger.open(url)
+    account = ledger.account("notes")
+    assert account is not None and account.charges == ()  # not the vocabulary's half either
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "there is no term in the file"),
+        (b"fever\n\xff\xfe\n", "line 2: the bytes are not valid UTF-8"),
+    ],
+)
+def test_a_bad_vocabulary_is_refused_by_its_line(
+    config: Callable[..., Config], tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "words.txt").write_bytes(content)
+    with pytest.raises(InputError, match=rf"method\.vocabulary: .*{message}"):
+        methods.make_plan(config())
+
+
+def test_a_vocabulary_without_a_hit_still_gives_records(
+    config: Callable[..., Config], tmp_path: Path
+) -> None:
+    (tmp_path / "words.txt").write_text("zebra\nquartz\n")
+    run = config(method__vocabulary_size=50, method__phrases_per_record=20)
+    assert methods.run(run)["records"] == 40
+    assert {term for record in lines(run) for term in record["terms"]} <= {"zebra", "quartz"}

@@ -1,0 +1,162 @@
+"""Terms in texts, and the histogram of them."""
+
+from __future__ import annotations
+
+import pickle
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpray.accounting.events import DiscreteLaplace
+from dpray.methods.dp_kps.vocabulary import TermMatcher, VocabularyHistogram
+
+
+def found(terms: list[str], text: str, number: int = 100) -> list[str]:
+    matcher = TermMatcher(terms)
+    return [matcher.terms[i] for i in matcher.first_terms(text, number)]
+
+
+@pytest.mark.parametrize(
+    ("terms", "text", "expected"),
+    [
+        (["cat", "art"], "Cartoon cats, a CAT; art.", ["cat", "art"]),
+        (
+            ["new", "new york", "york"],
+            "New York, a new  york\nand new yorkers",
+            ["new york", "new"],
+        ),
+        (["beta blocker"], "beta-blocker and Beta\tblocker", ["beta blocker"]),
+        (["beta-blocker"], "beta-blockers; Beta-Blocker!", ["beta-blocker"]),
+        (["a b c d", "b c", "c d"], "a b c e, c d", ["b c", "c d"]),
+        (["heart failure", "failure rate"], "heart failure rate", ["heart failure"]),
+        (["a", "a a"], "a a a", ["a a", "a"]),
+        (["STRASSE"], "die Straße", ["STRASSE"]),
+        (["cafe\u0301"], "CAF\u00c9 caf", ["cafe\u0301"]),
+        (["cafe"], "cafe\u0301", []),
+        (["हिन्दी"], "हिन्दी में", ["हिन्दी"]),
+        (["हिन्द"], "हिन्दी में", []),
+        (["c++", "c"], "C and c++ and C++17", ["c", "c++"]),
+        (["état"], "L'état, c'est", ["état"]),
+        ([], "nothing", []),
+        (["  ", "x"], "   x ", ["x"]),
+        (["x"], "", []),
+    ],
+)
+def test_whole_words_and_the_longest_term(terms: list[str], text: str, expected: list[str]) -> None:
+    assert found(terms, text) == expected
+
+
+def test_the_first_distinct_terms_in_order_of_appearance() -> None:
+    assert found(["a", "b", "c", "d"], "c a c A b d", 3) == ["c", "a", "b"]
+
+
+def test_of_equal_terms_the_first_counts() -> None:
+    assert TermMatcher(["b", "Ab", "aB"]).first_terms("AB", 5) == [1]
+
+
+word = st.sampled_from(["a", "b", "c", "ab", "bc"])
+phrase = st.lists(word, min_size=1, max_size=4).map(" ".join)
+
+
+def by_regular_expression(terms: list[str], text: str) -> list[str]:
+    longest_first = sorted(set(terms), key=len, reverse=True)
+    either = "|".join(map(re.escape, longest_first)) or "(?!)"
+    return re.findall(rf"(?<!\w)(?:{either})(?!\w)", text)
+
+
+@given(terms=st.lists(phrase, max_size=8), words=st.lists(word | st.just(","), max_size=30))
+def test_the_same_as_a_regular_expression(terms: list[str], words: list[str]) -> None:
+    text = " ".join(words)
+    found_ids = TermMatcher(terms).matches(text)
+    assert [terms[i] for i in found_ids] == by_regular_expression(terms, text)
+
+
+def test_the_same_in_long_texts() -> None:
+    """More hits than are sorted at once, and long terms that reach over where they are cut."""
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        drawn = rng.choice(["a", "b"], size=(12, 6))
+        terms = [" ".join(row[: rng.integers(1, 7)]) for row in drawn]
+        text = " ".join(rng.choice(["a", "b", "c"], size=2000, p=[0.48, 0.48, 0.04]))
+        found_ids = TermMatcher(terms).matches(text)
+        assert [terms[i] for i in found_ids] == by_regular_expression(terms, text)
+
+
+def test_a_long_text_is_searched_no_further_than_asked() -> None:
+    text = "a b " * 200_000
+    matcher = TermMatcher(["a", "b", "c"])
+    assert matcher.first_terms(text, 2) == [0, 1]
+    assert sum(1 for _ in matcher.matches(text)) == 400_000
+
+
+def test_pickles_as_its_terms() -> None:
+    matcher = TermMatcher(["one", "two words"])
+    again = pickle.loads(pickle.dumps(matcher))
+    assert again.terms == matcher.terms and again.first_terms("two  words one", 9) == [1, 0]
+    assert len(pickle.dumps(matcher)) < 200
+
+
+ids = st.lists(st.integers(0, 11), max_size=9)
+
+
+@given(records=st.lists(ids, max_size=6), new=st.lists(ids, min_size=1, max_size=3))
+def test_a_unit_moves_the_counts_by_at_most_its_sensitivity(
+    records: list[list[int]], new: list[list[int]]
+) -> None:
+    histogram = VocabularyHistogram(12, 4, 1.0, records_per_unit=len(new))
+    moved = histogram.count([*records, *new]) - histogram.count(records)
+    assert abs(moved).sum() <= histogram.sensitivity == 4 * len(new)
+
+
+def test_the_sensitivity_is_reached_and_no_more_than_needed() -> None:
+    histogram = VocabularyHistogram(12, 4, 1.0, records_per_unit=2)
+    assert histogram.count([[1, 2, 3, 4, 5], [5, 6, 7, 8]]).sum() == histogram.sensitivity
+
+
+def test_repeats_count_once_and_shards_add_up() -> None:
+    histogram = VocabularyHistogram(3, 2, 1.0)
+    assert histogram.count([[2, 2, 0], [1]]).tolist() == [1, 1, 1]
+    together = histogram.count([[2, 0]]) + histogram.count([[1]])
+    assert together.tolist() == histogram.count([[2, 0], [1]]).tolist()
+    assert histogram.count([]).tolist() == [0, 0, 0]
+
+
+def test_its_event_is_that_of_its_noise() -> None:
+    histogram = VocabularyHistogram(5, 10, 0.5, records_per_unit=3)
+    assert histogram.dp_event == DiscreteLaplace(scale=60.0, sensitivity=30)
+    assert histogram.dp_event.pure_epsilon() == pytest.approx(0.5)
+
+
+@given(st.floats(1e-6, 1e3), st.integers(1, 100), st.integers(1, 10))
+def test_the_cost_is_epsilon_and_never_more(epsilon: float, S: int, k: int) -> None:
+    event = VocabularyHistogram(5, S, epsilon, records_per_unit=k).dp_event
+    assert event.pure_epsilon() <= epsilon
+    assert event.pure_epsilon() == pytest.approx(epsilon, rel=1e-12)
+
+
+def test_every_term_gets_noise() -> None:
+    """Noise of scale 1000 is 0 once in 2,000 draws: 200 zeros of 2,000 never happen."""
+    histogram = VocabularyHistogram(2000, 10, 0.01)
+    noisy = histogram.noisy(histogram.count([]))
+    assert noisy.dtype == np.int64 and (noisy == 0).sum() < 200
+
+
+def test_counts_of_another_vocabulary_are_refused() -> None:
+    with pytest.raises(ValueError, match="shape"):
+        VocabularyHistogram(5, 1, 1.0).noisy(np.zeros(4, dtype=np.int64))
+
+
+def test_the_highest_first_and_all_where_there_are_no_more() -> None:
+    histogram = VocabularyHistogram(4, 1, 1.0)
+    counts, rng = np.array([-3, 9, 0, 5]), np.random.default_rng(1)
+    assert histogram.top(counts, 2, rng) == [1, 3]
+    assert histogram.top(counts, 99, rng) == [1, 3, 2, 0]
+
+
+def test_ties_are_broken_at_random() -> None:
+    histogram, rng = VocabularyHistogram(10, 1, 1.0), np.random.default_rng(2)
+    firsts = [histogram.top(np.zeros(10, dtype=np.int64), 1, rng)[0] for _ in range(500)]
+    assert np.bincount(firsts, minlength=10).min() > 20

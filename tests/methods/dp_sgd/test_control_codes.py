@@ -1,0 +1,85 @@
+"""Control codes and units of DP-SGD: what the model is trained on and asked with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpray import registry as methods
+from dpray.config.config import Config
+from dpray.engines.base import PlainPrompt
+from dpray.engines.text import TextCodec
+from dpray.methods.dp_sgd.control_codes import control_codes, draw_values
+from dpray.methods.dp_sgd.data import load_units
+from dpray.types import InputError
+from tests.runs.outcomes import lines
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+STARS = {
+    "method__control_columns": {"label": "Kind", "stars": "Review Stars"},
+    "method__control_values": {"stars": {5.0: 0.25, 1.0: 0.75}},
+}
+
+
+def test_control_columns_stand_in_every_code(
+    config: Callable[..., Config], records_file: Path
+) -> None:
+    rows = [json.loads(line) | {"stars": 5.0} for line in records_file.read_text().splitlines()]
+    rows[7]["stars"] = 1.0
+    records_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = config(**STARS, method__epochs=0.2, method__records=8, method__max_length=40)
+    codec = TextCodec(run.engine.model, None)
+    units = load_units(run, control_codes(run.data, run.method))  # type: ignore[arg-type]
+    assert len(units) == 60
+    code = "Kind: b | Review Stars: 1.0\n"
+    [text] = units[7]
+    assert text.ids[: text.given] == codec.encode(PlainPrompt(code))
+    assert codec.tokenizer.decode(text.ids[1:]).startswith(code)
+    methods.run(run)
+    records = lines(run)
+    stars = [record["control"]["stars"] for record in records]
+    assert len(records) == 8 and (stars.count("5.0"), stars.count("1.0")) == (2, 6)
+
+    rows[3]["stars"] = 4.0
+    records_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match=r"row 4: the value of column 'stars'"):
+        load_units(run, control_codes(run.data, run.method))  # type: ignore[arg-type]
+
+
+def test_a_code_begins_as_in_training_where_there_is_no_bos(config: Callable[..., Config]) -> None:
+    run = config()
+    codec = TextCodec(run.engine.model, None)
+    assert codec.encode(PlainPrompt("label: a\n"))[0] == codec.tokenizer.bos_token_id == 1
+    codec.tokenizer.bos_token = None
+    assert codec.encode(PlainPrompt("label: a\n"))[0] == codec.tokenizer.eos_token_id == 2
+
+
+def test_a_unit_brings_its_records_together(
+    config: Callable[..., Config], records_file: Path
+) -> None:
+    rows = [json.loads(line) for line in records_file.read_text().splitlines()]
+    rows = [row | {"user": f"u{i % 7}"} for i, row in enumerate(rows)]
+    records_file.write_text("".join(json.dumps(row) + "\n" for row in rows + rows[:1]))
+    run = config(data__unit="user", data__max_records_per_unit=4)
+    units = load_units(run, control_codes(run.data, run.method))  # type: ignore[arg-type]
+    assert [len(unit) for unit in units] == [4] * 7
+    # Without units, a record that is there twice is two.
+    assert len(load_units(config(), control_codes(run.data, run.method))) == 61  # type: ignore[arg-type]
+
+
+def test_the_values_of_columns_are_drawn_as_their_shares_say(config: Callable[..., Config]) -> None:
+    import numpy as np
+
+    shares = {"label": {"a": 0.5, "b": 0.5}, "stars": {"1": 0.2, "5": 0.8}}
+    drawn = draw_values(shares, 100, np.random.default_rng(0))
+    counts = {(v["label"], v["stars"]): 0 for v in drawn}
+    for values in drawn:
+        counts[values["label"], values["stars"]] += 1
+    assert counts["a", "1"] + counts["b", "1"] == 20
+    assert counts["a", "1"] + counts["a", "5"] == 50
+    assert 3 <= counts["a", "1"] <= 17

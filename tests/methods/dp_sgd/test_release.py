@@ -1,0 +1,147 @@
+"""DP-SGD runs in this process with a tiny model: what is charged, written and released."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpray import registry as methods
+from dpray.accounting.accountant import cost
+from dpray.accounting.events import PoissonSubsampledGaussian, SelfComposed
+from dpray.accounting.ledger import Ledger
+from dpray.config.config import Config
+from dpray.training.gradient_noise import SUM_ROUNDING
+from dpray.training.reference import ReferenceTrainer
+from dpray.types import InputError
+from tests.runs.outcomes import lines
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_a_run_from_data_to_release(
+    config: Callable[..., Config], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = config()
+    shown: list[Any] = []
+    report = methods.run(run, shown.append)
+    step = PoissonSubsampledGaussian(1 / 6, 0.8)
+    assert report["epsilon"] == cost(SelfComposed(step, 6), 1e-5).epsilon
+    assert report["steps"] == {"planned": 6, "repeated": 0, "charged": 6}
+    assert report["not_covered"].count(SUM_ROUNDING) == 1
+    assert [p.completed for p in shown if p.stage == "training steps"] == list(range(6))
+    records = lines(run)
+    assert len(records) == report["records"] <= 6
+    assert set(records[0]) == {"text", "label"} and {r["label"] for r in records} == {"a", "b"}
+
+    ledger = Ledger.open(run.privacy.ledger)
+    units = [unit for unit, _ in ledger.published(report["ledger"]["reservation"])]
+    blocks = [f"steps-{2 * i + 1:08d}-{2 * i + 2:08d}" for i in range(3)]
+    assert sorted(units) == ["model", *blocks]
+    assert ledger.verify() == []
+    assert ledger.account("notes").spent.epsilon == report["epsilon"]  # type: ignore[union-attr]
+    ledger.close()
+    assert methods.run(run) == report
+
+    # The word that every private text holds, and nothing else, is nowhere else.
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name != "records.jsonl":
+            assert b"Marlowe" not in path.read_bytes(), path.name
+    assert "Marlowe" not in "".join(capfd.readouterr())
+    assert not list((Path(run.output.path) / "private").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+def test_the_released_model_loads_with_plain_libraries_and_is_the_tuned_one(
+    config: Callable[..., Config], tuning: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trained: list[dict[str, torch.Tensor]] = []
+    checkpointed: list[bool] = []
+    weights = ReferenceTrainer.weights
+
+    def noted(trainer: ReferenceTrainer) -> dict[str, torch.Tensor]:
+        trained.append(weights(trainer))
+        checkpointed.append(trainer._loss.checkpointing)
+        return trained[-1]
+
+    monkeypatch.setattr(ReferenceTrainer, "weights", noted)
+    changes = {"method__tuning": tuning, "method__gradient_checkpointing": tuning == "full"}
+    run = config(**changes, method__records=1, method__epochs=0.4)
+    report = methods.run(run)
+    folder = Path(run.output.path) / "model"
+    assert json.loads((folder / "privacy_report.json").read_text()) == report
+    assert {p.name for p in folder.iterdir()} == {*report["model"], "privacy_report.json"}
+    assert AutoTokenizer.from_pretrained(folder).eos_token_id == 2
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder if tuning == "full" else run.engine.model
+    )
+    if tuning == "lora":
+        named = json.loads((folder / "adapter_config.json").read_text())
+        assert named["base_model_name_or_path"] == run.engine.model
+        model = PeftModel.from_pretrained(model, folder)
+    found = {name: p for name, p in model.named_parameters() if name in trained[-1]}
+    assert set(found) == set(trained[-1])
+    assert set(checkpointed) == {tuning == "full"}
+    assert all((found[name] == weight).all() for name, weight in trained[-1].items())
+
+
+def test_the_plan_is_the_one_of_the_literature(config: Callable[..., Config]) -> None:
+    """METHODS.md: q 0.01, sigma 0.8, 1000 steps, delta 1e-6 cost eps 3.71."""
+    changes = {
+        "data__public_size": 10_000, "privacy__delta": 1e-6, "privacy__epsilon": 3.71,
+        "method__batch_size": 100, "method__epochs": 10,
+    }  # fmt: skip
+    given = methods.make_plan(config(**changes)).summary()
+    assert given["epsilon"] == pytest.approx(3.71, abs=0.005)
+    assert (given["method"]["steps"], given["method"]["spare_steps"]) == (1000, 0)
+    assert given["method"]["sampling_probability"] == 0.01
+    assert given["noise_multiplier"] == 0.8 and given["accountant"]["bound"] == "pld"
+    assert given["mechanisms"][0]["count"] == 1000
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(0.02, True), (0.016, False)])
+def test_a_delta_too_large_for_the_data_is_warned_of(
+    config: Callable[..., Config], delta: float, warned: bool
+) -> None:
+    """Of sixty records."""
+    warnings = methods.make_plan(config(privacy__delta=delta)).summary()["warnings"]
+    assert any("privacy.delta is above 1 / data.public_size" in text for text in warnings) is warned
+
+
+def test_noise_from_epsilon_pays_for_a_block_made_again(config: Callable[..., Config]) -> None:
+    """With all units in every batch: their cost has a closed form."""
+    whole = {"method__batch_size": 60, "method__epochs": 6, "method__noise_multiplier": None}
+    one = methods.make_plan(config(**whole, privacy__epsilon=4.0))
+    assert 0.999 * 4.0 < one.cost.epsilon <= 4.0
+    summary = one.summary()
+    assert summary["method"]["spare_steps"] == 2 and summary["mechanisms"][0]["count"] == 8
+
+
+def test_a_run_without_noise_is_stamped_and_charges_nothing(config: Callable[..., Config]) -> None:
+    changes = {"privacy__epsilon": float("inf"), "method__noise_multiplier": None}
+    run = config(**changes)
+    report = methods.run(run)
+    assert report["not_private"] is True and report["epsilon"] is None
+    assert report["noise_multiplier"] == 0 and "none" in report["noise_source"]
+    assert SUM_ROUNDING not in report["not_covered"]
+    assert all(record["not_private"] is True for record in lines(run))
+    assert not (Path(run.output.path).parent / "ledger.db").exists()
+    given = {"privacy__epsilon": float("inf")}
+    with pytest.raises(InputError, match=r"method\.noise_multiplier"):
+        methods.make_plan(config(**given))
+
+
+def test_the_label_mix_is_measured_and_charged(config: Callable[..., Config]) -> None:
+    every = {"method__batch_size": 60, "method__epochs": 1, "method__records": 2}
+    run = config(data__label_proportions="measured", privacy__epsilon_labels=8.0, **every)
+    report = methods.run(run)
+    names = {m["name"] for m in report["mechanisms"]}
+    assert names == {"discrete_laplace", "poisson_subsampled_gaussian"}
+    assert report["sampling"]["control_values"]["label"] == report["sampling"]["label_mix"]

@@ -1,0 +1,80 @@
+"""Algorithm 1 stepped by hand, without a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpray.engines.base import LockstepGroup, LockstepResult
+from dpray.methods.private_prediction.algorithm import Batch, BatchOutput, PrivatePrediction
+from dpray.methods.private_prediction.token import PrivateToken
+
+MECHANISM = PrivateToken(
+    batch_size=4,
+    private_tokens=10,
+    clip="recentred",
+    clip_bound=10.0,
+    temperature=2.0,
+    public_temperature=1.5,
+)
+BATCH = Batch("0/3", ((1, 2), (3,)), (4,))
+
+
+def answer(group: LockstepGroup, text: str, reason: str, t: int, theta: float | None = None) -> Any:
+    state = {"t": t, "public_tokens": 0, "noisy_threshold": theta}
+    return LockstepResult(group.group_id, text, (7,) * 4, reason, state)  # type: ignore[arg-type]
+
+
+def method(texts: int = 5) -> PrivatePrediction:
+    return PrivatePrediction(MECHANISM, max_tokens=6, examples_per_batch=texts, stop=("#",))
+
+
+def test_groups_hold_the_whole_batch_and_the_bounds() -> None:
+    group = next(method().algorithm_1(BATCH))
+    assert group.private_prompts == BATCH.private_prompts and group.public_prompt == (4,)
+    assert (group.max_tokens, group.stop, group.group_id) == (6, ("#",), "0/3")
+
+
+def test_t_and_threshold_go_on_from_text_to_text_with_fresh_keys() -> None:
+    steps = method().algorithm_1(BATCH)
+    first = next(steps)
+    second = steps.send(answer(first, "one", "stop", 4, 0.7))
+    assert first.selector.arguments["t"] == 0
+    assert first.selector.arguments["noisy_threshold"] is None
+    assert second.selector.arguments["t"] == 4
+    assert second.selector.arguments["noisy_threshold"] == 0.7
+    assert first.selector.arguments["key"] != second.selector.arguments["key"]
+
+
+def finish(texts: int, answers: list[tuple[str, str, int]]) -> BatchOutput:
+    steps = method(texts).algorithm_1(BATCH)
+    group = next(steps)
+    for text, reason, t in answers[:-1]:
+        group = steps.send(answer(group, text, reason, t))
+    with pytest.raises(StopIteration) as stopped:
+        steps.send(answer(group, *answers[-1]))
+    output: BatchOutput = stopped.value.value
+    return output
+
+
+def test_the_unfinished_text_at_r_is_dropped() -> None:
+    output = finish(5, [("one", "stop", 6), ("half", "exhausted", 10)])
+    assert [e.text for e in output.examples] == ["one"]
+    assert output.private_tokens == 10 and output.tokens == 8
+
+
+def test_a_text_that_ends_exactly_at_r_is_kept() -> None:
+    assert [e.text for e in finish(5, [("one", "stop", 10)]).examples] == ["one"]
+
+
+def test_the_number_of_texts_is_bounded_when_all_tokens_are_public() -> None:
+    output = finish(3, [("", "stop", 0), ("b", "length", 0), ("c", "stop", 0)])
+    assert len(output.examples) == 3 and output.private_tokens == 0
+
+
+def test_private_prompts_are_in_no_repr() -> None:
+    secret = Batch("0/0", ((90210, 90211),), (1,))
+    group = next(method().algorithm_1(secret))
+    for shown in (repr(secret), repr(group), str(group.selector)):
+        assert "90210" not in shown and "key" not in shown

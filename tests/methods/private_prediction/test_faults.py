@@ -1,0 +1,301 @@
+"""Engines that fail, memory that does not suffice, and texts that stand there a thousand times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.exceptions import OutOfMemoryError as EndedByRay
+
+from dpray import registry as methods
+from dpray.accounting.ledger import Ledger
+from dpray.config.config import Config, EngineConfig, parse_config
+from dpray.engines.base import (
+    Engine,
+    EngineError,
+    LockstepGroup,
+    LockstepResult,
+    OutOfMemory,
+    SelectorFailed,
+    failure_name,
+)
+from dpray.engines.factory import make_engine
+from dpray.methods.private_prediction import local
+from dpray.methods.private_prediction import release as run_module
+from dpray.methods.private_prediction.decoder import bound_copies, group_rows
+from dpray.methods.private_prediction.rows import placeholder
+from dpray.types import DprayError, InputError, Resumable
+
+Then = Callable[[LockstepResult], LockstepGroup | None]
+
+
+class Faulty:
+    """The real engine, which raises `errors` one after the other, each when `after` texts of a call
+    are finished; counts how often it was loaded and how many rows its groups had."""
+
+    def __init__(self, engine: Engine, errors: Iterable[Exception] = (), after: int = 2) -> None:
+        self.engine, self.errors, self.after = engine, list(errors), after
+        self.loaded = 0
+        self.sizes: list[int] = []
+
+    def build(self, section: EngineConfig, **_: Any) -> Faulty:
+        self.loaded += 1
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def decode_lockstep(self, groups: Iterable[LockstepGroup], then: Then) -> None:
+        if isinstance(groups, list):  # the device's own test, before any batch
+            return self.engine.decode_lockstep(groups, then)
+        finished = 0
+
+        def seen() -> Iterator[LockstepGroup]:
+            for group in groups:
+                self.sizes.append(len(group.private_prompts))
+                yield group
+
+        def counting(result: LockstepResult) -> LockstepGroup | None:
+            nonlocal finished
+            following = then(result)
+            finished += following is None
+            if finished == self.after and self.errors:
+                raise self.errors.pop(0)
+            return following
+
+        return self.engine.decode_lockstep(seen(), counting)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def engine(model_folder: str) -> Iterator[Engine]:
+    engine = make_engine("transformers", model_folder)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
+    """12 batches in tasks of four, a text each."""
+    return lambda **changes: parse_config(settings(**({"method__max_records": 12} | changes)))
+
+
+def run(config: Config, faulty: Faulty) -> dict[str, Any]:
+    return methods.run(config, build=faulty.build)
+
+
+def records(config: Config) -> list[dict[str, Any]]:
+    path = Path(config.output.path) / "synthetic.jsonl"
+    return [json.loads(line) for line in path.open()]
+
+
+def test_an_engine_that_raises_once_costs_its_unfinished_batches_a_repetition(
+    config: Callable[..., Config], engine: Engine
+) -> None:
+    faulty = Faulty(engine, [EngineError("the GPU is gone")])
+    report = run(config(), faulty)
+    # Two of the first task's four batches were whole, and are not decoded again.
+    assert report["batches"]["published"] == 12 and report["batches"]["repeated"] == 2
+    assert report["batches"]["failed"] == report["batches"]["dropped"] == 0
+    assert faulty.loaded == 2, "the engine that failed is not asked again"
+
+
+def test_batches_of_an_engine_that_failed_are_dropped_where_the_rule_says_so(
+    config: Callable[..., Config], engine: Engine
+) -> None:
+    faulty = Faulty(engine, [EngineError("the GPU is gone")])
+    report = run(config(privacy__lost_batches="drop"), faulty)
+    assert report["batches"]["published"] == 10 and report["batches"]["dropped"] == 2
+    assert report["batches"]["repeated"] == 0
+
+
+def test_an_engine_that_fails_each_time_ends_the_run_for_now(
+    config: Callable[..., Config], engine: Engine
+) -> None:
+    made = config(runtime__max_attempts=2)
+    faulty = Faulty(engine, [EngineError("engine.max_num_seqs is too small")] * 2, after=1)
+    with pytest.raises(Resumable, match=r"^engine\.max_num_seqs is too small \(2 times\)") as ended:
+        run(made, faulty)
+    assert ended.value.exit_code == 4 and "2 of 12 batches are published" in str(ended.value)
+    assert run(made, faulty)["batches"]["published"] == 12
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (SelectorFailed("the token selector failed (ArithmeticError)"), "SelectorFailed"),
+        (OutOfMemory("vLLM failed in a step (OutOfMemory)"), "OutOfMemory"),
+        (MemoryError(), "OutOfMemory"),
+    ],
+)
+def test_a_mechanism_that_raised_and_want_of_memory_are_final(
+    config: Callable[..., Config], engine: Engine, error: Exception, name: str
+) -> None:
+    faulty = Faulty(engine, [error])
+    with pytest.raises(DprayError, match=f"failed with {name} .*never repeated") as ended:
+        run(config(), faulty)
+    assert ended.value.exit_code == 1
+    with pytest.raises(DprayError, match="never repeated"):
+        run(config(), faulty)
+    assert not (Path(config().output.path) / "synthetic.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (RuntimeError("CUDA error: out of memory"), "OutOfMemory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "OutOfMemory"),
+        (OSError(12, "Cannot allocate memory"), "OutOfMemory"),
+        (ValueError("cannot encode 'the ward ran out of memory aids'"), "ValueError"),
+    ],
+)
+def test_what_a_text_says_is_no_want_of_memory(error: Exception, name: str) -> None:
+    """An error may quote a prompt, whose words must not decide whether its batch is repeated."""
+    assert failure_name(error) == name
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_ray_ends_for_want_of_memory_has_failed(
+    config: Callable[..., Config], engine: Engine, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """Ray's error on its way out of Ray Data; begun: with batches under way."""
+
+    def ended(*arguments: Any) -> Iterator[Any]:
+        decoded = local.decode_locally(*arguments)
+        if begun:
+            yield next(decoded)
+            _, journal, attempt, batches, _ = arguments
+            journal.begin(attempt.run_id, attempt.attempt_id, batches[4:6])
+        raise EndedByRay("1 worker(s) were killed due to the node running low on memory: 0/4")
+
+    made, faulty = config(), Faulty(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "decode_locally", ended)
+        with pytest.raises(DprayError, match="low on memory") as stopped:
+            run(made, faulty)
+    assert isinstance(stopped.value, Resumable) is not begun
+    if not begun:
+        assert run(made, faulty)["batches"]["repeated"] == 0
+        return
+    ledger = Ledger.open(made.privacy.ledger)
+    run_id = json.loads((Path(made.output.path) / "run.json").read_text())["run_id"]
+    assert [reason for _, (_, reason) in ledger.failed(run_id)] == ["OutOfMemoryError"] * 2
+    with pytest.raises(DprayError, match=r"failed with OutOfMemoryError .*never repeated"):
+        run(made, faulty)
+
+
+def test_an_engine_that_cannot_be_loaded_costs_nothing(
+    config: Callable[..., Config], engine: Engine, tmp_path: Path
+) -> None:
+    def broken(section: EngineConfig, **_: Any) -> Engine:
+        raise EngineError("vLLM cannot load m: no such option")
+
+    with pytest.raises(InputError, match=r"^engine: vLLM cannot load m: .*nothing was charged$"):
+        methods.run(config(), build=broken)
+    assert not (tmp_path / "ledger.db").exists()
+    faulty = Faulty(engine)
+    assert run(config(), faulty)["records"] > 0
+    assert faulty.loaded == 1, "the engine that was tried is the one that is used"
+
+
+def test_an_engine_that_cannot_be_loaded_any_more_is_no_end(
+    config: Callable[..., Config], engine: Engine
+) -> None:
+    faulty = Faulty(engine, [EngineError("the GPU is gone")])
+
+    def once(section: EngineConfig, **_: Any) -> Engine:
+        if faulty.loaded:
+            raise EngineError("there is no GPU")
+        return faulty.build(section)
+
+    with pytest.raises(Resumable, match=r"^there is no GPU \(3 times\)"):
+        methods.run(config(), build=once)
+    assert run(config(), faulty)["batches"]["repeated"] == 2
+
+
+@pytest.mark.parametrize("label", ["label", None])
+def test_copies_of_one_text_beyond_a_public_number_are_left_out(
+    config: Callable[..., Config], engine: Engine, records_file: Path, label: str | None
+) -> None:
+    with open(records_file, "a") as file:
+        file.writelines(['{"text": "thanks", "label": "a"}\n'] * 2000)
+    faulty = Faulty(engine)
+    changes = {} if label else {"data__label": None, "data__labels": []}
+    report = run(config(**changes, method__max_copies=3), faulty)
+    assert sum(faulty.sizes) == 60 + 3
+    assert "3 are used at most" in report["sampling"]["copies"]
+
+
+def row(number: int) -> dict[str, Any]:
+    return {"batch": f"0/{number % 3}", "text": f"text {number}", "unit": str(number), "rank": 0}
+
+
+PLACES = [placeholder(f"0/{batch}") for batch in range(3)]
+
+
+@given(st.lists(st.integers(0, 5)), st.integers(0, 5), st.integers(1, 4), st.randoms())
+def test_a_record_more_moves_the_rows_that_are_used_by_one(
+    numbers: list[int], another: int, most: int, random: Any
+) -> None:
+    def used(numbers: list[int]) -> dict[str, list[str]]:
+        rows = [*map(row, numbers), *PLACES]
+        random.shuffle(rows)
+        grouped = group_rows(bound_copies(rows, most))
+        return {batch: sorted(texts) for batch, texts in grouped.items()}
+
+    before, after = used(numbers), used([*numbers, another])
+    added = numbers.count(another) < most
+    expected = before | {
+        (name := f"0/{another % 3}"): sorted(before[name] + [f"text {another}"] * added)
+    }
+    assert after == expected
+    assert all(texts.count(text) <= most for texts in after.values() for text in texts)
+
+
+def test_only_the_batches_that_the_release_needs_are_decoded(
+    config: Callable[..., Config], engine: Engine
+) -> None:
+    made = config(method__max_records=5, method__max_tokens=8)
+    faulty = Faulty(engine)
+    report = run(made, faulty)
+    decoded = report["batches"]["published"]
+    assert len(faulty.sizes) == decoded < 12 and report["batches"]["total"] == 12
+    assert report["records"] == 5 and report["batches"]["missing"] == 0
+    # As many batches in the partition's order as gave the five, its labels in their shares.
+    assert {record["batch"] for record in records(made)} <= {
+        f"{label}/{number}" for number in range(6) for label in range(2)
+    }
+    plan = methods.make_plan(made).summary()
+    assert (plan["batches"], plan["batches_decoded"], plan["records"]) == (12, 5, 5)
+    assert plan["llm_calls"] == 5 * (5 + 1)
+
+
+def test_batches_that_give_no_record_are_made_up_for_by_the_next_ones(
+    config: Callable[..., Config], engine: Engine
+) -> None:
+    """Every other text comes out empty; cut off in its midst, the run releases as many."""
+
+    class Mute(Faulty):
+        def decode_lockstep(self, groups: Iterable[LockstepGroup], then: Then) -> None:
+            def emptied(result: LockstepResult) -> LockstepGroup | None:
+                number = int(result.group_id.split("/")[-1])
+                text = "" if number % 2 else f"text of {result.group_id}"
+                changed = {"text": text, "finish_reason": "stop"}
+                return then(LockstepResult(**(vars(result) | changed)))
+
+            super().decode_lockstep(groups, emptied)
+
+    made = config(method__max_records=5, runtime__max_attempts=1, runtime__batches_per_task=2)
+    mute = Mute(engine, [EngineError("the GPU is gone")], after=1)
+    with pytest.raises(Resumable, match="1 of 5 batches are published"):
+        run(made, mute)
+    report = run(made, mute)
+    expected = ["0/0", "1/0", "0/2", "1/2", "0/4"]
+    assert [record["batch"] for record in records(made)] == expected
+    assert report["records"] == 5 and 9 <= report["batches"]["published"] <= 12

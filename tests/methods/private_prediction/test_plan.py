@@ -1,0 +1,153 @@
+"""Plans of private prediction: what they refuse before a charge, and what they say of rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dpray.config.config import Config, load_config, parse_config
+from dpray.engines.text import TextCodec
+from dpray.methods.private_prediction import plan as plan_module
+from dpray.methods.private_prediction.plan import (
+    PrivatePredictionPlan,
+    make_private_prediction_plan,
+)
+from dpray.methods.private_prediction.prompts import load_template
+from dpray.types import InputError
+
+ROOT = Path(__file__).resolve().parents[3]
+ELSEWHERE = {"kind": "vllm", "model": "owner/name"}
+CONTEXT = 256
+
+
+@pytest.fixture
+def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
+    return lambda **changes: parse_config(settings(**changes))
+
+
+@pytest.fixture
+def plan(config: Callable[..., Config]) -> Callable[..., PrivatePredictionPlan]:
+    return lambda **changes: make_private_prediction_plan(config(**changes))
+
+
+def test_the_model_computes_in_float32_unless_told_otherwise(
+    plan: Callable[..., PrivatePredictionPlan],
+) -> None:
+    made = plan(method__max_tokens=1)
+    assert made.config.engine.dtype == "float32"
+    summary = made.summary()
+    assert summary["method"]["model_dtype"] == "float32" and summary["warnings"] == []
+    assert "float32" in made.lines()["model"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits_are_warned_of(plan: Callable[..., PrivatePredictionPlan], dtype: str) -> None:
+    made = plan(engine__dtype=dtype, method__max_tokens=1)
+    assert made.config.engine.dtype == dtype and dtype in made.lines()["model"]
+    (warning,) = made.summary()["warnings"]
+    assert warning.startswith(f"engine.dtype {dtype}: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        # By Bernstein's inequality, L = ln 1e9 = 20.72: 401 + 4 L / 3 + 258.9
+        ({"data__public_size": 8000, "method__batch_size": 400}, 688),
+        # Copies apart: 401 + L / 3 + 128.9
+        ({"data__public_size": 8000, "method__batch_size": 400, "method__max_copies": 1}, 537),
+        # Two labels of 149 records, a batch each: 150 + 4 L / 3 + 159.6
+        ({"data__public_size": 298, "method__batch_size": 100}, 338),
+        # 101 + 4 L / 3 + 131.7
+        (
+            {
+                "data__public_size": 8000,
+                "method__batch_size": 100,
+                "data__unit": "who",
+                "data__max_records_per_unit": 4,
+            },
+            261,
+        ),
+    ],
+)
+def test_batches_that_vllm_cannot_hold_are_refused(
+    plan: Callable[..., PrivatePredictionPlan], changes: dict[str, Any], needed: int
+) -> None:
+    with pytest.raises(InputError, match=rf"engine\.max_num_seqs: .* {needed} are needed"):
+        plan(engine=ELSEWHERE | {"max_num_seqs": needed - 1}, **changes)
+    assert plan(engine=ELSEWHERE | {"max_num_seqs": needed}, **changes).cost.epsilon <= 50
+    assert plan(engine__max_num_seqs=1, **changes).cost.epsilon <= 50, "transformers needs none"
+
+
+@pytest.mark.parametrize("wide", ["private", "public"])
+def test_texts_that_do_not_fit_after_the_prompt_are_refused(
+    plan: Callable[..., PrivatePredictionPlan], tmp_path: Path, model_folder: str, wide: str
+) -> None:
+    """Only the second label's prompt is the longest: every label counts."""
+    template = {"user": "{{ text }} {{ label }}", "placeholder": "x"}
+    if wide == "private":
+        template["user"] += "{% if label == 'b' and text == '' %} cough and fever{% endif %}"
+    else:
+        template["placeholder"] = "{% if label == 'b' %}cough and fever{% endif %}"
+    path = tmp_path / "template.yaml"
+    path.write_text(yaml.safe_dump(template))
+    made = load_template(str(path))
+    prompt = made.public_prompt("b") if wide == "public" else made.private_prompt("", "b")
+    prompt_tokens = len(TextCodec(model_folder, None).encode(prompt))
+    room = CONTEXT - prompt_tokens
+    fits = {"method__template": str(path), "privacy__epsilon": 1e4}
+    assert plan(method__max_tokens=room, **fits).cost.epsilon <= 1e4
+    with pytest.raises(InputError, match=rf"method\.max_tokens: {room + 1} and the "):
+        plan(method__max_tokens=room + 1, **fits)
+    with pytest.raises(InputError, match=rf"method\.max_tokens: {room} .* {CONTEXT - 1} tokens$"):
+        plan(method__max_tokens=room, engine__max_model_len=CONTEXT - 1, **fits)
+
+
+def test_of_a_long_context_vllm_takes_a_part_where_none_is_given(
+    plan: Callable[..., PrivatePredictionPlan],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan_module, "DEFAULT_CONTEXT", 100)
+    changes = {"method__max_tokens": 90, "privacy__epsilon": 1e4}
+    assert plan(**changes).settings.max_tokens == 90
+    assert plan(engine__kind="vllm", engine__max_model_len=CONTEXT, **changes)
+    with pytest.raises(InputError, match=r"method\.max_tokens: 90 .* 100 tokens$"):
+        plan(engine__kind="vllm", **changes)
+
+
+def test_a_model_that_is_not_here_is_not_measured(
+    plan: Callable[..., PrivatePredictionPlan],
+) -> None:
+    assert plan(engine=ELSEWHERE, method__max_tokens=1000).config.engine.model == "owner/name"
+
+
+@pytest.mark.parametrize(("most", "records", "texts"), [(5, 5, 5), (12, 12, 12), (13, 13, 24)])
+def test_max_records_is_the_most(
+    plan: Callable[..., PrivatePredictionPlan], most: int, records: int, texts: int
+) -> None:
+    made = plan(method__max_records=most, method__max_tokens=1, privacy__epsilon=200.0)
+    assert made.partition.num_batches == 12
+    assert made.expected_records == made.summary()["records"] == records
+    assert made.summary()["llm_calls"] == texts * (5 + 1)
+    assert made.lines()["records"] == f"at most {most}"
+
+
+SHIPPED = sorted(
+    str(path.relative_to(ROOT))
+    for folder in ("jobs", "experiments", "dpray/demo")
+    for path in (ROOT / folder).glob("*.yaml")
+    if "name: private_prediction" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("path", SHIPPED)
+def test_every_shipped_configuration_fits_in_float32(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models are named from the repository's root, or, the demo's, from its own folder."""
+    monkeypatch.chdir(ROOT / "dpray/demo" if path.startswith("dpray/demo") else ROOT)
+    made = make_private_prediction_plan(load_config(ROOT / path))
+    assert made.config.engine.dtype == "float32"

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpray.methods.private_prediction.prompts import load_template, packaged_templates
+from dpray.types import InputError
+
+FILM = {
+    "title": "The Case",
+    "year": 1958,
+    "cast": ["A", "B <C>"],
+    "genres": [],
+    "href": "The_Case",
+    "text": 'He said "no".',
+}
+
+
+def test_the_papers_templates_are_there() -> None:
+    assert {
+        "agnews", "trec", "dbpedia", "mit_g", "mit_d", "imdb", "yelp", "json", "wikimovies", "texts"
+    } <= set(packaged_templates())  # fmt: skip
+
+
+@pytest.mark.parametrize("name", packaged_templates())
+def test_private_text_takes_the_place_of_the_placeholder(name: str) -> None:
+    template = load_template(name)
+    text = "{{ not a template }} <b>&amp; 7" if name != "json" else '{"a": 1}'
+    private = template.private_prompt(text, "Sports")
+    public = template.public_prompt("Sports")
+    assert text in private.user and text not in public.user
+    assert private.prefix == public.prefix
+    assert text not in repr(private)
+
+
+def test_agnews_is_figure_4() -> None:
+    public = load_template("agnews").public_prompt("Business")
+    assert public.user == (
+        "Here are texts with News Type: Business.\n\nText: <text of News Type: Business>\n\n"
+        "Please give me another one."
+    )
+    assert public.prefix == "Text:"
+
+
+def test_film_records_are_figures_11_and_12() -> None:
+    template = load_template("wikimovies")
+    text = template.text_of(FILM)
+    record = json.loads(text)
+    assert record["extract"] == FILM["text"] and record["cast"] == FILM["cast"]
+    private, public = template.private_prompt(text, ""), template.public_prompt("")
+    assert private.user.startswith("Here is a JSON record:\n```\n{\n")
+    assert public.user.startswith("Here is the schema for a JSON record:\nSchema:\n```\n{\n")
+    assert json.loads(template.released('\n  "title": "x"\n}\n')) == {"title": "x"}
+    with pytest.raises(KeyError):
+        template.text_of({"text": "x"})
+
+
+def test_a_users_own_template(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("user: 'Like {{ text }}:'\nplaceholder: a {{ label }}\nstop: ['.']\n")
+    template = load_template(str(path))
+    assert template.private_prompt("x", "l").user == "Like x:"
+    assert template.public_prompt("l").user == "Like a l:"
+    assert template.stop == (".",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("prefix: x", "the key `user`"),
+        ("user: x\nprefx: y", "no key prefx"),
+        ("user: x\nstop: '###'", "own.yaml: stop: has to be a list"),
+        ("user: x\nstop:", "own.yaml: stop: has to be a list"),
+        ("user: x\nstop: ['']", "own.yaml: stop: an entry is empty"),
+        ("user: 5", "own.yaml: user: has to be a text"),
+        ("user: x\noutput: [y]", "own.yaml: output: has to be a text"),
+        ("user: '{{ text'", "unexpected end"),
+        ("user: '{{ name }}'", "'name' is undefined"),
+        ("user: [", "while parsing"),
+    ],
+)
+def test_a_wrong_template_says_what_is_wrong(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(content)
+    with pytest.raises(InputError, match=r"method\.template") as wrong:
+        load_template(str(path))
+    assert message in str(wrong.value) and "\n" not in str(wrong.value)
+
+
+def test_no_such_template() -> None:
+    with pytest.raises(InputError, match="no packaged template"):
+        load_template("nowhere.yaml")

@@ -1,0 +1,75 @@
+"""The release's order and number: from public numbers, whatever was decoded first."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray.config.config import parse_config
+from dpray.methods.private_prediction.plan import make_private_prediction_plan
+from dpray.methods.private_prediction.release import PrivatePredictionRun
+from dpray.runs.folder import ReleaseFolder
+
+BATCHES = 12
+Release = Callable[..., list[dict[str, Any]]]
+
+
+def outcome(batch: str, texts: int = 2) -> dict[str, Any]:
+    examples = [[f"text {n} of {batch}", "stop", 3] for n in range(texts)]
+    return {"batch": batch, "examples": examples, "private_tokens": 1, "tokens": 3 * texts}
+
+
+@pytest.fixture
+def release(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Release:
+    """The release of outcomes that were published in parts of three, in the order given."""
+
+    def make(outcomes: list[dict[str, Any]], **changes: Any) -> list[dict[str, Any]]:
+        config = parse_config(settings(output__path=str(tmp_path / "out"), **changes))
+        plan = make_private_prediction_plan(config)
+        assert plan.partition.num_batches == BATCHES
+        with ReleaseFolder(config.output.path) as folder:
+            run = PrivatePredictionRun(plan, folder, lambda progress: None)
+            for start in range(0, len(outcomes), 3):
+                name = f"{start:08d}.jsonl"
+                folder.stage(name, outcomes[start : start + 3])
+                folder.publish(name)
+            folder.assemble(run.released())
+            return [json.loads(line) for line in folder.synthetic.open()]
+
+    return make
+
+
+def in_turn() -> list[str]:
+    return [f"{label}/{number}" for number in range(BATCHES // 2) for label in range(2)]
+
+
+@pytest.mark.parametrize("most", [None, 17])
+def test_what_was_decoded_first_does_not_show(release: Release, most: int | None) -> None:
+    batches = in_turn()
+    first = release([outcome(batch) for batch in batches], method__max_records=most)
+    random.Random(0).shuffle(batches)
+    assert release([outcome(batch) for batch in batches], method__max_records=most) == first
+    expected = [f"text {n} of {batch}" for n in range(2) for batch in in_turn()]
+    assert [record["text"] for record in first] == expected[:most]
+
+
+def test_max_records_leaves_the_labels_and_the_batches_balanced(release: Release) -> None:
+    records = release([outcome(batch) for batch in in_turn()], method__max_records=14)
+    assert Counter(record["label"] for record in records) == {"a": 7, "b": 7}
+    assert sorted(Counter(record["batch"] for record in records).values()) == [1] * 10 + [2] * 2
+
+
+def test_an_empty_text_takes_no_place(release: Release) -> None:
+    outcomes = [outcome(batch) for batch in in_turn()]
+    outcomes[0]["examples"][0][0] = "  "
+    outcomes[1]["examples"] = []
+    records = release(outcomes, method__max_records=12)
+    assert [record["text"] for record in records] == [
+        "text 1 of 0/0", *(f"text 0 of {batch}" for batch in in_turn()[2:]), "text 1 of 0/1",
+    ]  # fmt: skip

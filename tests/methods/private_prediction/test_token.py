@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+
+from dpray.accounting.accountant import cost
+from dpray.mechanisms.randomness import generator, new_key
+from dpray.methods.private_prediction.exponential import sample_softmax
+from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+
+ROWS = torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 1.0]])
+PUBLIC = torch.tensor([1.0, 1.0, 1.0])
+
+
+def mechanism(**changes: object) -> PrivateToken:
+    values: dict[str, object] = {
+        "batch_size": 255,
+        "private_tokens": 1000,
+        "clip": "recentred",
+        "clip_bound": 10.0,
+        "temperature": 2.0,
+        "public_temperature": 1.5,
+    }
+    return PrivateToken(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("r", "epsilon"), [(1000, 3.063), (2600, 5.220), (10000, 11.414)])
+def test_cost_of_the_method_page(r: int, epsilon: float) -> None:
+    assert cost(mechanism(private_tokens=r).dp_event, 1e-6).epsilon == pytest.approx(
+        epsilon, abs=1e-3
+    )
+
+
+def test_rho_is_theorem_1() -> None:
+    m = mechanism(threshold=0.5, noise=0.2)
+    s, c, tau, sigma, r = 255, 10.0, 2.0, 0.2, 1000
+    rho = r * (0.5 * (c / (s * tau)) ** 2 + 2 / (s * sigma) ** 2)
+    assert m.dp_event.zcdp_rho() == pytest.approx(rho, rel=1e-12)
+
+
+def test_k_records_of_a_unit_cost_k_squared() -> None:
+    one, three = (mechanism(threshold=0.5, noise=0.2, records_per_unit=k) for k in (1, 3))
+    assert three.dp_event.zcdp_rho() == pytest.approx(9 * one.dp_event.zcdp_rho(), rel=1e-12)
+
+
+def test_the_bound_on_private_tokens_holds_inside_a_text() -> None:
+    selector = PrivateTokenSelector(asdict(mechanism(private_tokens=3)), new_key(), t=1)
+    tokens = [selector.select(ROWS, PUBLIC) for _ in range(4)]
+    assert None not in tokens[:2] and tokens[2:] == [None, None]
+    assert selector.state()["t"] == 3
+
+
+def test_same_key_same_tokens_other_key_others() -> None:
+    def tokens(key: str) -> list[int | None]:
+        selector = PrivateTokenSelector(asdict(mechanism(threshold=0.3, noise=0.1)), key)
+        return [selector.select(ROWS, PUBLIC) for _ in range(64)]
+
+    key = new_key()
+    assert tokens(key) == tokens(key) != tokens(new_key())
+
+
+def test_public_tokens_are_free_and_a_private_one_draws_a_new_threshold() -> None:
+    m = mechanism(threshold=1e6, noise=0.1)
+    selector = PrivateTokenSelector(asdict(m), new_key())
+    before = selector.noisy_threshold
+    for _ in range(50):
+        selector.select(ROWS, PUBLIC)
+    assert selector.state() == {"t": 0, "public_tokens": 50, "noisy_threshold": before}
+    selector = PrivateTokenSelector(asdict(mechanism(threshold=-1e6, noise=0.1)), new_key())
+    seen = set()
+    for _ in range(10):
+        seen.add(selector.noisy_threshold)
+        selector.select(ROWS, PUBLIC)
+    assert selector.t == 10 and len(seen) == 10
+
+
+def test_a_threshold_in_force_is_kept_for_the_next_text() -> None:
+    m = mechanism(threshold=0.5, noise=0.1)
+    selector = PrivateTokenSelector(asdict(m), new_key(), t=4, noisy_threshold=0.42)
+    assert (selector.t, selector.noisy_threshold) == (4, 0.42)
+
+
+def test_arguments_are_plain_json() -> None:
+    arguments = asdict(mechanism(threshold=0.5, noise=0.1))
+    assert PrivateToken(**json.loads(json.dumps(arguments))) == mechanism(threshold=0.5, noise=0.1)
+
+
+def test_low_precision_logits_are_added_up_in_float64() -> None:
+    rows = torch.full((2000, 3), 1.0, dtype=torch.bfloat16)
+    mean = mechanism(batch_size=2000, clip_bound=0.1).average(rows, PUBLIC, None)
+    assert mean.dtype == torch.float64
+    assert mean.tolist() == pytest.approx([0.1] * 3, rel=1e-5)
+
+
+def test_sampling_never_takes_a_forbidden_token() -> None:
+    rng = generator(new_key())
+    logits = np.array([-np.inf, 0.0, -np.inf, 1.0, -np.inf])
+    assert {sample_softmax(logits, 1.0, rng) for _ in range(500)} == {1, 3}
+    with pytest.raises(ValueError):
+        sample_softmax(np.array([-np.inf]), 1.0, rng)
+
+
+def test_keys_are_256_bits_and_all_of_them_count() -> None:
+    key = new_key()
+    other = key[:-1] + ("0" if key[-1] != "0" else "1")
+    first = ("0" if key[0] != "0" else "1") + key[1:]
+    draws = {generator(k).random() for k in (key, other, first)}
+    assert len(draws) == 3
+    with pytest.raises(ValueError):
+        generator("ab")

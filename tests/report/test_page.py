@@ -1,0 +1,209 @@
+"""The privacy report states everything it has to, and a record's text stays text."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from dpray.report.page import REQUIRED, at_most, attacker_accuracy, one_in, render_report
+from dpray.types import InputError
+from tests.report.reports import ATTACK, RUN, SAMPLES, a_report, an_evaluation
+
+
+def page(public=False, evaluation=True, samples=SAMPLES, **changes):
+    measured = an_evaluation() if evaluation else None
+    return render_report(a_report(**changes), samples, measured, RUN, public)
+
+
+class Visible(HTMLParser):
+    """What a reader sees: text outside style and head, and every tag with its attributes."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.texts, self.tags, self.attributes, self.hidden = [], [], [], 0
+        self.feed(html)
+        self.text = re.sub(r"\s+", " ", " ".join(self.texts))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+        self.hidden += tag == "style"
+
+    def handle_endtag(self, tag):
+        self.hidden -= tag == "style"
+
+    def handle_data(self, data):
+        if not self.hidden:
+            self.texts.append(data)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        "patient (column patient_id)",
+        "add or remove one",
+        "one privacy unit is added or removed",
+        "Contribution bound 3 records of one privacy unit, at most",
+        "3.98765",
+        "1e-6",
+        "zCDP",
+        "dp-accounting 0.6.0",
+        "Canonne et al. 2020, Theorem 1",
+        "exponential mechanism clip bound 10 batch size 255 temperature 2 2,600 rho 0.49981",
+        "above threshold threshold 0.5 noise 0.2 2,600 rho 0.0021",
+        "records are hashed to batches by unit id; no subsampling amplification",
+        "none: parameters were chosen on public data",
+        "labels cardiology, dermatology public size 4,000",
+        "ChaCha20 keyed with 256 bits from the operating system",
+        "Timing: how long a batch takes is not protected.",
+        "Floating point: real-valued noise is drawn in float64.",
+        "repeated 2",
+        "dropped 1",
+        "published 31",
+        "run-5f1c9a",
+        "before anything of it is published: repeat.",
+        "made by private prediction",
+        "batch size 255 private tokens 2,600",
+        "1,412 synthetic records",
+        "The patient reports chest pain on effort.",
+        "0.32.0",
+    ],
+)
+def test_every_item_is_stated(stated):
+    assert stated in Visible(page()).text
+
+
+def test_the_guarantee_is_given_in_words_and_in_symbols():
+    text = Visible(page(epsilon=1.0)).text
+
+    assert "at most 2.72 times as likely" in text
+    assert "an extra probability of at most 1 in 1,000,000 ." in text
+    assert "at most 73.11 % of the time" in text
+    assert "at most 88.11 % of the time" in Visible(page(epsilon=2.0021)).text  # 88.1018
+    assert "Pr[ M ( D ) ∈ S ] ≤ e ε · Pr[ M ( D′ ) ∈ S ] + δ" in text
+
+
+def test_bounds_are_rounded_up():
+    assert [at_most(x) for x in (2.7183, 1.0, 54.598, 403.43, 2980.96)] == [
+        "2.72", "1", "54.6", "404", "2,990",
+    ]  # fmt: skip
+    assert [one_in(x) for x in (1e-6, 3e-6, 0.0)] == ["1 in 1,000,000", "1 in 333,333", ""]
+    assert [at_most(x, digits=4) for x in (50.0, 88.1018, 100.0)] == ["50", "88.11", "100"]
+    assert attacker_accuracy(0.0, 0.0) == 0.5
+    assert attacker_accuracy(0.0, 1.0) == 1.0
+    assert attacker_accuracy(1000.0, 1e-6) == 1.0
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_a_report_that_leaves_something_out_is_refused(key):
+    report = a_report()
+    del report[key]
+    with pytest.raises(InputError, match=f"^privacy_report.json: no {key}$"):
+        render_report(report, SAMPLES, None, RUN, False)
+
+
+def test_the_ledger_bar_has_a_text_alternative():
+    html = page()
+
+    assert "60 % of the budget is spent: ε 5.98765 of 10, 4.01235 left</title>" in html
+    assert '<rect class="bar-spent" width="598.8"' in html
+
+
+def test_the_markup_of_a_record_stays_text():
+    seen = Visible(page())
+
+    assert ATTACK in " ".join(seen.texts)
+    assert "<b>dermatology</b>" in " ".join(seen.texts)
+    assert not {"script", "img", "b", "iframe"} & set(seen.tags)
+    assert not [a for a in seen.attributes if a[1].startswith("on")]
+
+
+def test_nothing_is_fetched():
+    html = page()
+    addresses = [a[2] for a in Visible(html).attributes if a[1] in ("src", "href", "action")]
+
+    assert addresses == ["data:,"]
+    assert "default-src 'none'" in html
+    assert not re.search(r"url\((?!#)", html) and "@import" not in html
+
+
+def test_a_public_page_has_no_private_part():
+    private, public = page(), page(public=True)
+    removed = re.sub(r"<!-- BEGIN PRIVATE -->.*<!-- END PRIVATE -->", "", private, flags=re.DOTALL)
+
+    assert "PRIVATE: not for release" in private
+    assert "0.812 ± 0.013" in private and "777" in private and "91.3" in private
+    assert "17% taken for dermatology" in private and "37% of the variance" in private
+    assert "<svg" in public and private.count("<svg") == public.count("<svg") + 3
+    assert public.split() == removed.split() == page(evaluation=False).split()
+    for number in ("PRIVATE", "0.812 ±", "777", "91.3", "3.50 ± 0.10", "431", "17%", "37%"):
+        assert number not in public
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_places_and_secrets_of_the_configuration_are_not_shown(public):
+    html = page(public=public)
+
+    assert "google/gemma-3-1b-it" in html
+    for secret in ("hunter2", "hunter3", "secret-place", "10.0.0.7", "ledger.internal"):
+        assert secret not in html
+
+
+def test_a_run_that_is_not_private_says_so_first():
+    text = Visible(page(not_private=True)).text
+
+    assert text.index("This run is NOT private.") < text.index("What is guaranteed")
+    assert "NOT private" not in Visible(page()).text
+
+
+HISTORY = [
+    {
+        "iteration": 1, "population": 28, "kept": 7, "top_tenth_share": 0.4321,
+        "words": {"0.1": 3.0, "0.5": 5.0, "0.9": 8.0},
+    }
+]  # fmt: skip
+
+
+def test_a_run_without_noise_claims_none():
+    noiseless = {
+        "epsilon": None, "delta": None, "not_private": True, "mechanisms": [],
+        "iterations": HISTORY,
+    }  # fmt: skip
+    text = Visible(page(**noiseless)).text
+
+    assert "Private records were used without noise: nothing was charged." in text
+    assert "counted without noise, are kept" in text
+    assert "computed from private records and is not for release" in text
+    for false in ("No private record was used", "noisy", "cost nothing", "the noise it used"):
+        assert false not in text
+
+    public = page(public=True, **noiseless)
+    assert "43 %" in text and "43 %" not in public and "Iterations" not in public
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_the_iterations_of_a_private_run_are_shown(public):
+    text = Visible(page(public=public, iterations=HISTORY)).text
+
+    assert "counted with noise, are kept" in text and "43 %" in text
+    assert "made from noisy counts and released texts: they cost nothing" in text
+
+
+def test_a_run_without_ledger_batches_or_records_has_a_page():
+    report = a_report(records=0, mechanisms=[], not_covered=[])
+    del report["ledger"], report["batches"]
+
+    text = Visible(render_report(report, [], None, {}, True)).text
+
+    assert "No record was released." in text and "No private record was used." in text
+    assert "Budget" not in text and "Batches" not in text
+
+
+def test_files_of_another_version_are_refused_in_one_line():
+    for name in ("fidelity", "lengths"):
+        evaluation = an_evaluation() | {name: {"records": "secret"}}
+        with pytest.raises(InputError, match=r"written by another version of dpray \(") as caught:
+            render_report(a_report(), SAMPLES, evaluation, RUN, False)
+        assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="another version"):
+        render_report(a_report(ledger={"dataset": "notes"}), SAMPLES, None, RUN, True)

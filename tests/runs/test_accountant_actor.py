@@ -1,0 +1,178 @@
+"""The accountant actor: the ledger's answers and errors come through, a killed one is replaced."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
+from dpray.accounting.ledger import AlreadyPublished, Ledger, LedgerConflict
+from dpray.accounting.ledger_store import LedgerError, MissingLedger
+from dpray.runs.accountant import (
+    NAMESPACE,
+    Accountant,
+    AccountantClient,
+    Refusal,
+    actor_name,
+    get_accountant,
+)
+from dpray.types import Budget, BudgetRefused, DprayError, InputError
+
+STATED_FOR = ("record", NEIGHBORING_RELATION)
+CHARGE = (Laplace(2.0), Budget(0.5, 1e-7), *STATED_FOR)
+SHA = "a" * 64
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InputError("a line"),
+        AlreadyPublished("a line"),
+        BudgetRefused("notes", *(Budget(n, 0.0) for n in (1.0, 2.0, 3.0)), "a detail"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_travels_whole(error: DprayError):
+    arrived = pickle.loads(pickle.dumps(Refusal.of(error))).error()
+    assert type(arrived) is type(error)
+    assert (str(arrived), vars(arrived)) == (str(error), vars(error))
+
+
+def test_the_actors_class_only_delegates(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    accountant = Accountant(url)
+    missing = accountant.call("account", "notes")
+    assert isinstance(missing, Refusal)
+    assert missing.kind is MissingLedger
+    Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
+    assert accountant.call("reserve", "notes", "run", *CHARGE).seq == 1
+    with pytest.raises(TypeError):
+        accountant.call("reserve")
+
+
+def test_an_actors_name_hides_the_password():
+    names = {actor_name(f"postgresql://me:{word}@host/db") for word in ("hunter2", "other")}
+    assert len(names) == 2
+    assert not any("hunter2" in name for name in names)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="tests")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def url(cluster: None, tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
+    return url
+
+
+@pytest.fixture
+def accountant(url: str) -> Iterator[AccountantClient]:
+    accountant = get_accountant(url)
+    yield accountant
+    accountant.kill()
+
+
+def process_of(url: str) -> int:
+    actor = ray.get_actor(actor_name(url), namespace=NAMESPACE)
+    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+
+
+@pytest.mark.slow
+def test_a_run_through_the_actor(accountant: AccountantClient, url: str):
+    assert accountant.reserve(" NOTES", "run", *CHARGE, [b"a file's digest"]).seq == 1
+    accountant.begin("run", "attempt-1", (f"a/{n}" for n in range(3)))
+    assert accountant.publish("run", "a/0", "attempt-1", SHA)
+    assert not accountant.publish("run", "a/0", "attempt-1", SHA)
+    assert accountant.publish_many("run", "attempt-1", [("a/0", SHA), ("a/1", SHA)]) == 1
+    assert accountant.fail("run", "a/2", "attempt-1", "ValueError")
+    assert [unit for unit, _ in accountant.published("run")] == ["a/0", "a/1"]
+    assert [unit for unit, _ in accountant.failed("run")] == ["a/2"]
+    assert list(accountant.unfinished("run")) == []
+    assert accountant.commit("run")
+    last = accountant.last_commit(["run"])
+    assert Ledger.open(url).holds("notes", last.seq, last.hash)
+    assert accountant.counts("run") == Ledger.open(url).counts("run")
+    account = accountant.account("notes")
+    assert account is not None
+    assert account.left == Budget(0.5, 9e-7)
+
+
+@pytest.mark.slow
+def test_errors_come_out_as_themselves(accountant: AccountantClient, url: str):
+    accountant.create_dataset("small", Budget(0.4, 1e-6), *STATED_FOR)
+    with pytest.raises(BudgetRefused) as refused:
+        accountant.reserve("small", "run", *CHARGE)
+    assert refused.value.left == Budget(0.4, 1e-6)
+    accountant.reserve("notes", "first", *CHARGE, [b"a file's digest"])
+    other = (Laplace(10.0), Budget(0.1, 1e-7), *STATED_FOR)
+    with pytest.raises(InputError, match="as 'notes'"):
+        accountant.reserve("small", "other", *other, [b"a file's digest"])
+    assert refused.value.exit_code == 3
+    with pytest.raises(LedgerConflict, match="no reservation"):
+        accountant.begin("run", "attempt-1", ["a/0"])
+    with pytest.raises(InputError, match="there is no ledger"):
+        get_accountant(url + "-none").account("notes")
+
+
+@pytest.mark.slow
+def test_everybody_gets_the_same_actor(accountant: AccountantClient, url: str):
+    @ray.remote(num_cpus=0)
+    def publish(client: AccountantClient, attempt: str) -> bool:
+        try:
+            return client.publish("run", "a/0", attempt, SHA)
+        except AlreadyPublished:
+            return False
+
+    accountant.reserve("notes", "run", *CHARGE)
+    before = process_of(url)
+    answers = ray.get([publish.remote(accountant, f"attempt-{n}") for n in range(4)])
+    assert sorted(answers) == [False, False, False, True]
+    get_accountant(url).account("notes")
+    assert process_of(url) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ray.kill", "SIGKILL"])
+def test_an_accountant_killed_between_reserve_and_commit(
+    accountant: AccountantClient, url: str, how: str
+):
+    accountant.reserve("notes", "run", *CHARGE)
+    before = process_of(url)
+    if how == "ray.kill":
+        accountant.kill()
+    else:
+        os.kill(before, signal.SIGKILL)
+
+    other = get_accountant(url)
+    account = other.account("notes")
+    assert account is not None
+    assert account.spent == Budget(0.5, 1e-7)
+    assert process_of(url) != before
+    assert other.reserve("notes", "run", *CHARGE).seq == 1
+    # The old client finds the new actor by itself.
+    accountant.begin("run", "attempt-1", ["a/0"])
+    assert accountant.publish("run", "a/0", "attempt-1", SHA)
+    assert accountant.commit("run")
+    assert Ledger.open(url).verify() == []
+
+
+@pytest.mark.slow
+def test_a_ledger_deleted_under_the_actor_is_refused(accountant: AccountantClient, tmp_path: Path):
+    accountant.reserve("notes", "run", *CHARGE)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(InputError, match="there is no ledger"):
+        accountant.reserve("notes", "another", *CHARGE)
+    assert not issubclass(InputError, LedgerError)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,134 @@
+"""What a run is charged, and what of it is released once, when ledgers, folders and machines fail
+between two steps. By DP-KPS, which has two charges and needs no model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray import registry as methods
+from dpray.accounting.ledger import Ledger
+from dpray.accounting.ledger_store import MissingLedger
+from dpray.config.config import Config, parse_config
+from dpray.runs import cluster
+from dpray.types import Budget, DprayError, InputError
+
+
+@pytest.fixture
+def config(
+    settings: Callable[..., dict[str, Any]], sequences: dict[str, Any]
+) -> Callable[..., Config]:
+    return lambda **changes: parse_config(settings(**sequences | changes))
+
+
+def ledger_file(run: Config) -> Path:
+    return Path(run.privacy.ledger.removeprefix("sqlite:///"))
+
+
+def spent(run: Config) -> tuple[float, int]:
+    ledger = Ledger.open(run.privacy.ledger)
+    account = ledger.account("notes")
+    ledger.close()
+    assert account is not None
+    return account.spent.epsilon, len(account.charges)
+
+
+@pytest.mark.parametrize("backed_up", ["before anything began", "while the first pass ran"])
+def test_a_ledger_that_was_put_back_has_nothing_drawn_twice(
+    config: Callable[..., Config],
+    cut_off: Callable[..., None],
+    backed_up: str,
+    tmp_path: Path,
+) -> None:
+    run, backup = config(), tmp_path / "backup.db"
+    back_up = "Shards" if backed_up.startswith("before") else "total_counts"
+    cut_off(run, back_up, lambda: shutil.copy(ledger_file(run), backup))
+    cut_off(run, "total_sums")
+    first = (Path(run.output.path) / "private/parts/vocabulary.json").read_bytes()
+    shutil.copy(backup, ledger_file(run))
+    for changes in ({}, {"method__sequence_length": 2}):
+        with pytest.raises(InputError, match=r"^output\.path: "):
+            methods.run(config(**changes))
+    assert (Path(run.output.path) / "private/parts/vocabulary.json").read_bytes() == first
+    assert not (Path(run.output.path) / "synthetic.jsonl").exists()
+
+
+def test_a_folder_without_its_run_is_charged_nothing_and_released_nothing(
+    config: Callable[..., Config], cut_off: Callable[..., None]
+) -> None:
+    run = config()
+    cut_off(run, "total_sums")
+    (Path(run.output.path) / "run.json").unlink()
+    before = spent(run)
+    with pytest.raises(InputError, match=r"output\.path: .* a run whose run\.json is gone"):
+        methods.run(run)
+    assert spent(run) == before
+
+
+def test_a_run_that_stopped_after_its_charges_goes_on(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve_all = Ledger.reserve_all
+
+    def cut_off_afterwards(*arguments: Any) -> None:
+        reserve_all(*arguments)
+        raise DprayError("cut off")
+
+    run = config()
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "reserve_all", cut_off_afterwards)
+        with pytest.raises(DprayError, match="cut off"):
+            methods.run(run)
+    assert json.loads((Path(run.output.path) / "run.json").read_text())["state"] == "planned"
+    before = spent(run)
+    assert methods.run(run)["epsilon"] == before[0] == 8.0
+    assert spent(run) == before == (8.0, 2)
+
+
+def test_output_whose_commit_was_answered_by_nobody_is_kept(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, calls = Ledger.publish_many, []
+
+    def answer_lost(ledger: Ledger, *arguments: Any) -> int:
+        published = publish(ledger, *arguments)
+        calls.append(published)
+        if len(calls) == 1:
+            raise ConnectionError
+        return published
+
+    monkeypatch.setattr(Ledger, "publish_many", answer_lost)
+    monkeypatch.setattr(cluster, "was_lost", lambda error: isinstance(error, ConnectionError))
+    assert methods.run(config())["records"] == 8
+    assert calls == [1, 1]  # the vocabulary was not drawn again, the densities were drawn once
+
+
+def test_a_new_ledger_is_told_of_and_only_a_file_is_made(
+    config: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    records_file: Path,
+) -> None:
+    run = config()
+    first = methods.run(run)
+    assert first["ledger"]["made_by_this_run"] is True
+    with closing(Ledger.open(run.privacy.ledger)) as ledger:
+        ledger.create_dataset("more", Budget(8.0, 1e-5), "record", "add_or_remove_one")
+    records_file.write_text(records_file.read_text().replace("Marlowe 7", "Marlowe seven"))
+    other = {"output__path": str(tmp_path / "other"), "privacy__dataset": "more"}
+    assert methods.run(config(**other))["ledger"]["made_by_this_run"] is False
+
+    def gone(url: str) -> Ledger:
+        raise MissingLedger("there is no ledger")
+
+    monkeypatch.setattr(Ledger, "open", gone)
+    monkeypatch.setattr(Ledger, "create_or_open", None)
+    other = {"output__path": str(tmp_path / "third"), "privacy__ledger": "postgresql://host/name"}
+    with pytest.raises(InputError, match="there is no ledger"):
+        methods.run(config(**other))

@@ -1,0 +1,199 @@
+"""A run and its ledger: the data set's name, its files, and the run's place in the chain. By
+DP-KPS, which has two charges and needs no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray import registry as methods
+from dpray.accounting.ledger import Ledger
+from dpray.cli import run_command
+from dpray.config.config import Config, parse_config
+from dpray.runs import runner
+from dpray.types import Budget, BudgetRefused, DprayError, InputError
+from tests.integration.opened import Opened
+
+
+@pytest.fixture
+def config(
+    settings: Callable[..., dict[str, Any]], sequences: dict[str, Any], url: str
+) -> Callable[..., Config]:
+    fixed = sequences | {"privacy__ledger": url}
+    return lambda **changes: parse_config(settings(**fixed | changes))
+
+
+@pytest.fixture
+def ledger(url: str) -> Ledger:
+    """One with room for many runs on "notes"."""
+    ledger = Ledger.create_or_open(url)
+    ledger.create_dataset("notes", Budget(100, 1e-3), "record", "add_or_remove_one")
+    return ledger
+
+
+def elsewhere(tmp_path: Path, name: str, **changes: Any) -> dict[str, Any]:
+    return {"output__path": str(tmp_path / name)} | changes
+
+
+def kinds(ledger: Ledger) -> list[str]:
+    return [row["kind"] for row in ledger.export()]
+
+
+def test_an_unknown_data_set_of_a_ledger_that_exists_is_refused(
+    config: Callable[..., Config], ledger: Ledger
+):
+    with pytest.raises(InputError, match=r"^privacy\.dataset: .*'nots'; it has 'notes' .*create"):
+        methods.run(config(privacy__dataset="nots"))
+    assert kinds(ledger) == ["create"]
+
+
+def test_a_name_in_another_spelling_is_the_same_budget(
+    config: Callable[..., Config], ledger: Ledger
+):
+    report = methods.run(config(privacy__dataset=" NOTES "))
+    assert report["ledger"]["dataset"] == "notes"
+    assert ledger.account("notes").spent.epsilon == report["epsilon"]
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_run_that_made_its_ledger_and_was_cut_off_goes_on(
+    config: Callable[..., Config], url: str, monkeypatch: pytest.MonkeyPatch
+):
+    """It is cut off before it makes the data set, and before it is charged."""
+
+    def stop(*_: Any) -> None:
+        raise DprayError("cut off")
+
+    for name in ("create_dataset", "reserve_all"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, name, stop)
+            with pytest.raises(DprayError, match="cut off"):
+                methods.run(config())
+        assert "reserve" not in kinds(Ledger.open(url))
+    report = methods.run(config())
+    assert report["ledger"]["made_by_this_run"] is True
+    assert report["ledger"]["left"]["epsilon"] == 0
+
+
+def test_an_empty_ledger_that_somebody_else_made_gets_no_data_set(
+    config: Callable[..., Config], url: str
+):
+    Ledger.create_or_open(url)
+    with pytest.raises(InputError, match=r"no data set 'notes'; it has none"):
+        methods.run(config())
+
+
+def test_the_same_file_under_another_name_is_refused_and_charged_nothing(
+    config: Callable[..., Config], ledger: Ledger, tmp_path: Path, records_file: Path
+):
+    ledger.create_dataset("other", Budget(100, 1e-3), "record", "add_or_remove_one")
+    methods.run(config())
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(records_file.read_bytes())
+    again = elsewhere(tmp_path, "again", privacy__dataset="other", data__path=str(copy))
+    before = list(ledger.export())
+    with pytest.raises(InputError, match=r"^privacy\.dataset: .* as 'notes'") as refused:
+        methods.run(config(**again))
+    assert "Marlowe" not in str(refused.value)
+    assert list(ledger.export()) == before
+    # Other records have a budget of their own; and "notes" may have any number of files.
+    copy.write_text(records_file.read_text().replace("Marlowe 7", "Marlowe seven"))
+    methods.run(config(**again))
+    records_file.write_text(records_file.read_text().replace("Marlowe 8", "Marlowe eight"))
+    methods.run(config(**elsewhere(tmp_path, "more")))
+    assert kinds(ledger).count("data") == 3
+    assert ledger.verify() == []
+
+
+def test_a_refused_budget_leaves_the_data_closed(
+    config: Callable[..., Config], url: str, records_file: Path
+):
+    Ledger.create_or_open(url).create_dataset(
+        "notes", Budget(7.9, 1e-5), "record", "add_or_remove_one"
+    )
+    with Opened([records_file]) as opened:
+        with pytest.raises(BudgetRefused):
+            methods.run(config())
+        assert opened.flags() == [False]
+
+
+def test_a_run_that_began_and_lost_its_datas_fingerprint_does_not_go_on(
+    config: Callable[..., Config], cut_off: Callable[..., None], ledger: Ledger, records_file: Path
+):
+    run = config()
+    cut_off(run, "total_sums")
+    kept = Path(run.output.path) / "private" / runner.DATA_FINGERPRINT
+    fingerprint = kept.read_text()
+    kept.unlink()
+    before = records_file.read_text()
+    records_file.write_text(before.replace("Marlowe 7", "Marlowe seven"))
+    for records in (records_file.read_text(), before):
+        records_file.write_text(records)
+        with pytest.raises(InputError, match=r"data\.sha256 is missing"):
+            methods.run(run)
+        assert not kept.exists()
+    kept.write_text(fingerprint)
+    assert methods.run(run)["records"] == 8
+
+
+def test_a_run_that_has_not_begun_writes_the_fingerprint_anew(
+    config: Callable[..., Config], cut_off: Callable[..., None], ledger: Ledger
+):
+    run = config()
+    cut_off(run, "Shards")
+    kept = Path(run.output.path) / "private" / runner.DATA_FINGERPRINT
+    kept.unlink()
+    assert methods.run(run)["records"] == 8
+    assert kept.exists()
+
+
+def test_changed_records_of_a_run_that_began_are_not_bound(
+    config: Callable[..., Config], cut_off: Callable[..., None], ledger: Ledger, records_file: Path
+):
+    run = config()
+    cut_off(run, "total_sums")
+    before = records_file.read_text()
+    records_file.write_text(before.replace("Marlowe 7", "Marlowe seven"))
+    with pytest.raises(InputError, match="the records have changed"):
+        methods.run(run)
+    assert kinds(ledger).count("data") == 1
+
+
+def test_a_report_names_the_runs_last_entry(
+    config: Callable[..., Config], ledger: Ledger, url: str, tmp_path: Path
+):
+    first = methods.run(config())
+    methods.run(config(**elsewhere(tmp_path, "second")))
+    rows = {row["seq"]: row for row in ledger.export()}
+    place = first["ledger"]
+    assert rows[place["sequence"]]["hash"] == place["head"]
+    own = [seq for seq, row in rows.items() if row["key"].startswith(place["reservation"])]
+    assert place["sequence"] == max(own)
+    runs = [str(tmp_path / name) for name in ("out", "second")]
+    contains = [option for run in runs for option in ("--contains", run)]
+    assert run_command(["ledger", "verify", "--ledger", url, *contains]) == 0
+
+
+def test_a_run_cut_off_between_its_last_entry_and_its_report_goes_on(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+):
+    run, write = config(), runner.ReleaseFolder.write_json
+
+    def crash(folder: Any, name: str, value: Any) -> None:
+        if name == "privacy_report.json":
+            raise OSError(28, "No space left on device")
+        write(folder, name, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.ReleaseFolder, "write_json", crash)
+        with pytest.raises(OSError, match="No space"):
+            methods.run(run)
+    assert kinds(ledger).count("commit") == 2
+    report = methods.run(run)
+    assert kinds(ledger).count("commit") == 2
+    assert report == json.loads((Path(run.output.path) / "privacy_report.json").read_text())
+    assert ledger.verify() == []

@@ -1,0 +1,86 @@
+"""What Ray's errors mean, and what it is not told."""
+
+from __future__ import annotations
+
+import pytest
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.data._internal import stats
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
+
+from dpray.runs.cluster import (
+    COUNTED_BY,
+    ended_for_memory,
+    find_error,
+    keep_counts_here,
+    start_ray,
+    was_lost,
+)
+from dpray.types import DprayError, InputError
+
+
+def wrapped(error: Exception) -> Exception:
+    """As Ray raises what a task raised."""
+    found: Exception = RayTaskError("f", "Traceback\n  of several\nlines", error)
+    return found.as_instanceof_cause()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_an_error_of_ours_is_found_without_rays_wrapper() -> None:
+    ours = InputError("method.template: no")
+    outer = RuntimeError("outer")
+    outer.__cause__ = wrapped(ours)
+    for error in (ours, wrapped(ours), outer, wrapped(wrapped(ours))):
+        assert find_error(error, DprayError) is ours
+    assert find_error(wrapped(ValueError("private")), DprayError) is None
+
+
+# What Ray 2.60 says of a process that its memory monitor ended.
+ENDED = "1 worker(s) were killed due to the node running low on memory. Memory on the node was 9GB"
+# What it says of one that the kernel may have ended, or anybody else.
+KILLED = "Some common causes include: (1) the process was killed by the OOM killer"
+
+
+def actor_died(message: str) -> ActorDiedError:
+    return ActorDiedError(ActorDiedErrorContext(error_message=message, actor_id=b"0" * 16))
+
+
+@pytest.mark.parametrize(
+    ("error", "lost", "for_memory"),
+    [
+        (ActorDiedError(), True, False),
+        (WorkerCrashedError(), True, False),
+        (ValueError("x"), False, False),
+        (OutOfMemoryError(ENDED), False, True),
+        (actor_died(ENDED), False, True),
+        (actor_died(KILLED), True, False),
+    ],
+)
+def test_what_is_lost_is_told_from_what_raised_and_from_want_of_memory(
+    error: Exception, lost: bool, for_memory: bool
+) -> None:
+    outer = RuntimeError("Ray Data's")
+    outer.__context__ = error
+    each_way = [error, outer]
+    if not str(error).startswith("The actor died unexpectedly before finishing this task.\n"):
+        each_way.append(wrapped(error))  # Ray cannot send the others, with their context, at all
+    for each in each_way:
+        assert was_lost(each) is lost and ended_for_memory(each) is for_memory
+
+
+def test_exact_numbers_of_rows_stay_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a new Ray adds to these has to be looked at: does it count private records?"""
+    public = {name for name in vars(stats._StatsManager) if not name.startswith("_")}
+    assert public == {*COUNTED_BY, "gen_dataset_id_from_stats_actor"}
+
+    told: list[str] = []
+    for name in COUNTED_BY:
+        was = staticmethod(lambda *_, name=name: told.append(name))
+        monkeypatch.setattr(stats._StatsManager, name, was)
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    start_ray(None)
+    for name in COUNTED_BY:
+        getattr(stats._StatsManager, name)("data set", ["operator"], ["tag"], {"total_rows": 37})
+    assert told == []
+
+    monkeypatch.delattr(stats._StatsManager, COUNTED_BY[0])
+    with pytest.raises(AttributeError, match=COUNTED_BY[0]):
+        keep_counts_here()

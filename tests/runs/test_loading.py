@@ -1,0 +1,79 @@
+"""An actor that cannot load its model says why, and so does the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dpray.config.config import Config, parse_config
+from dpray.engines.base import EngineError
+from dpray.methods.private_prediction.decoder import Attempt
+from dpray.methods.private_prediction.plan import make_private_prediction_plan
+from dpray.methods.private_prediction.ray_data import DecodingActor
+from dpray.runs.engine import LoadError, check_engine
+from dpray.runs.shards import ShardActor
+from dpray.types import InputError
+
+CASES = [
+    (
+        InputError("engine.model: no such folder: /m"),
+        "engine.model: no such folder: /m",
+        InputError,
+    ),
+    (EngineError("vLLM cannot load m: no GPU"), "vLLM cannot load m: no GPU", EngineError),
+    (OSError("Marlowe's disk"), "it cannot be loaded (OSError)", EngineError),
+]
+
+
+@pytest.fixture
+def config(settings: Callable[..., dict[str, Any]]) -> Config:
+    return parse_config(settings())
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def load(*_: Any) -> Any:
+        raise error
+
+    return load
+
+
+@pytest.mark.parametrize(("error", "reason", "kind"), CASES)
+def test_a_shard_that_cannot_be_made_is_answered_for_every_call(
+    config: Config, error: Exception, reason: str, kind: type[Exception]
+) -> None:
+    actor = ShardActor(config, raising(error))
+    for answer in (actor.load(pa.table({"text": ["x"]})), actor.call("counts")):
+        assert isinstance(answer, LoadError)
+        raised = answer.error()
+        assert type(raised) is kind and str(raised) == reason
+
+
+@pytest.mark.parametrize(("error", "reason", "kind"), CASES)
+def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_nothing(
+    config: Config, error: Exception, reason: str, kind: type[Exception]
+) -> None:
+    plan = make_private_prediction_plan(config).with_salt("0" * 32)
+    journal: Any = None  # whose absence would show
+    actor = DecodingActor(plan, journal, Attempt("run", "attempt"), raising(error))
+    [table] = actor(pa.table({"batch": ["0/0"], "text": ["Marlowe"]}))
+    [outcome] = map(json.loads, table["outcome"].to_pylist())
+    assert type(LoadError(**outcome["unloaded"]).error()) is kind
+    assert outcome["unloaded"]["reason"] == reason
+
+
+@pytest.mark.parametrize(("error", "reason", "kind"), CASES)
+def test_an_engine_is_tried_before_the_charge_where_one_is_loaded(
+    config: Config, error: Exception, reason: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(InputError) as refused:
+        check_engine(config, raising(error))
+    asked = reason if kind is InputError else f"engine: {reason}"
+    assert str(refused.value) == f"{asked}; nothing was charged"
+    remote = config.model_copy(
+        update={"engine": config.engine.model_copy(update={"kind": "openai"})}
+    )
+    assert check_engine(remote, raising(error)) is None

@@ -1,0 +1,458 @@
+"""Runs in this process with a real model: what is charged, kept, repeated and released."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray import registry as methods
+from dpray.accounting.ledger import Ledger
+from dpray.accounting.ledger_store import LedgerError
+from dpray.accounting.report import NOT_COVERED
+from dpray.config.config import Config, EngineConfig, parse_config
+from dpray.engines.factory import make_engine
+from dpray.methods.private_prediction import decoder, local
+from dpray.methods.private_prediction import release as run_module
+from dpray.runs import cluster, runner
+from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable
+
+Settings = Callable[..., dict[str, Any]]
+
+
+class MachineLost(Exception):
+    """Stands for Ray's errors of lost machines."""
+
+
+KEPT: list[Any] = []
+"""The real engine, loaded once for all runs of this file."""
+
+
+class Kept:
+    """The kept engine stands behind this one, which a run may close."""
+
+    def __init__(self, section: EngineConfig, **_: Any) -> None:
+        self.section = section
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(KEPT[0], name)
+
+    def close(self) -> None: ...
+
+
+def release(run: Config, build: Any = Kept) -> dict[str, Any]:
+    return methods.run(run, build=build)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_engine(model_folder: str) -> Iterator[None]:
+    KEPT.append(make_engine("transformers", model_folder))
+    yield
+    KEPT.pop().close()
+
+
+@pytest.fixture
+def config(settings: Settings) -> Callable[..., Config]:
+    return lambda **changes: parse_config(settings(**changes))
+
+
+@pytest.fixture
+def lose_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lose the machine after some tasks of every execution, with the next task's batches begun."""
+
+    def arm(tasks: int, times: int = 1) -> None:
+        left = [times]
+
+        def losing(*arguments: Any) -> Iterator[Any]:
+            for number, outcomes in enumerate(local.decode_locally(*arguments)):
+                if number == tasks and left[0] > 0:
+                    left[0] -= 1
+                    raise MachineLost
+                yield outcomes
+
+        monkeypatch.setattr(run_module, "decode_locally", losing)
+        monkeypatch.setattr(cluster, "was_lost", lambda e: isinstance(e, MachineLost))
+
+    return arm
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.open()]
+
+
+def ledger_of(config: Config) -> Ledger:
+    return Ledger.open(config.privacy.ledger)
+
+
+def assert_once(config: Config, report: dict[str, Any]) -> None:
+    """Every record stands once, from a batch the ledger has published once."""
+    ledger, run = ledger_of(config), report["ledger"]["reservation"]
+    published = [batch for batch, _ in ledger.published(run)]
+    assert len(published) == len(set(published)) == report["batches"]["published"]
+    records = lines(Path(config.output.path) / "synthetic.jsonl")
+    assert {record["batch"] for record in records} <= set(published)
+    assert len(records) == report["records"] > 0
+    assert ledger.verify() == []
+
+
+def test_a_run_from_data_to_release(config: Callable[..., Config]) -> None:
+    run = config()
+    report = release(run)
+    folder = Path(run.output.path)
+    assert report["batches"] == {
+        "total": 12,
+        "published": 12,
+        "repeated": 0,
+        "dropped": 0,
+        "failed": 0,
+        "missing": 0,
+    }
+    assert report["epsilon"] <= run.privacy.epsilon
+    assert report == json.loads((folder / "privacy_report.json").read_text())
+    assert_once(run, report)
+    assert {r["label"] for r in lines(folder / "synthetic.jsonl")} == {"a", "b"}
+    account = ledger_of(run).account("notes")
+    assert account is not None and account.spent == Budget(report["epsilon"], report["delta"])
+
+
+def test_the_release_is_in_the_partitions_order_and_no_longer_than_max_records(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches are decoded last to first, and the release does not show it."""
+
+    def backwards(plan: Any, journal: Any, attempt: Any, batches: list[str], load: Any) -> Any:
+        return local.decode_locally(plan, journal, attempt, batches[::-1], load)
+
+    monkeypatch.setattr(run_module, "decode_locally", backwards)
+    run = config(method__max_records=13)
+    report = release(run)
+    assert report["batches"]["published"] == 12 and report["records"] == 13
+    places, seen = [], Counter[str]()
+    for record in lines(Path(run.output.path) / "synthetic.jsonl"):
+        label, number = map(int, record["batch"].split("/"))
+        places.append((seen[record["batch"]], number, label))
+        seen[record["batch"]] += 1
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(("asked", "used"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+def test_the_engine_is_built_in_float32_or_the_report_says_so(
+    config: Callable[..., Config], asked: str, used: str
+) -> None:
+    built = []
+
+    def building(section: EngineConfig, **_: Any) -> Kept:
+        built.append(section.dtype)
+        return Kept(section)
+
+    report = release(config(engine__dtype=asked, method__max_records=12), building)
+    assert built == [used] == [report["method"]["model_dtype"]]
+    assert set(NOT_COVERED) <= set(report["not_covered"])
+    said = [line for line in report["not_covered"] if line not in NOT_COVERED]
+    # The tiny model's rows move with their neighbours, and how far was measured where it ran.
+    moved = report["numerics"]["row_variation"]
+    assert report["numerics"]["dtype"] == used
+    assert 0.0 < moved < (1e-4 if used == "float32" else 1.0)
+    assert said == [line for line in said if f"moved by up to {moved:.1e}" in line and used in line]
+    assert len(said) == 1
+
+
+def test_every_batch_runs_though_most_are_empty(config: Callable[..., Config]) -> None:
+    run = config(data__public_size=400, method__max_records=80)
+    report = release(run)
+    assert report["batches"]["published"] == report["batches"]["total"] == 80 > 60
+
+
+def test_private_text_is_nowhere_but_in_the_data(
+    config: Callable[..., Config], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = config()
+    release(run)
+    for path in [*tmp_path.rglob("*")]:
+        if path.is_file() and path.name != "records.jsonl":
+            assert b"Marlowe" not in path.read_bytes(), path.name
+    out = capfd.readouterr()
+    assert "Marlowe" not in out.out + out.err
+
+
+def test_a_finished_run_is_not_run_again(config: Callable[..., Config]) -> None:
+    run = config()
+    first = release(run)
+    before = (Path(run.output.path) / "synthetic.jsonl").read_bytes()
+    assert release(run) == first
+    assert (Path(run.output.path) / "synthetic.jsonl").read_bytes() == before
+
+
+def test_lost_batches_are_repeated_at_no_further_cost(
+    config: Callable[..., Config], lose_after: Callable[..., None]
+) -> None:
+    run = config()
+    lose_after(1)
+    report = release(run)
+    assert report["batches"]["published"] == 12 and report["batches"]["repeated"] == 4
+    assert_once(run, report)
+    account = ledger_of(run).account("notes")
+    assert account is not None and account.spent.epsilon == report["epsilon"]
+
+
+def test_lost_batches_are_dropped_where_the_rule_says_so(
+    config: Callable[..., Config], lose_after: Callable[..., None]
+) -> None:
+    run = config(privacy__lost_batches="drop")
+    lose_after(1)
+    report = release(run)
+    assert report["batches"]["published"] == 8 and report["batches"]["dropped"] == 4
+    assert report["batches"]["repeated"] == 0
+    assert_once(run, report)
+
+
+def test_a_run_that_keeps_losing_can_be_resumed_with_the_same_records(
+    config: Callable[..., Config], lose_after: Callable[..., None], records_file: Path
+) -> None:
+    run = config()
+    lose_after(0, times=3)
+    with pytest.raises(Resumable, match="of 12 batches are published"):
+        release(run)
+    before = records_file.read_text()
+    records_file.write_text(before.replace("Marlowe 7", "Marlowe seven", 1))
+    with pytest.raises(InputError, match=r"data\.path: the records have changed") as stopped:
+        release(run)
+    assert "Marlowe" not in str(stopped.value)
+    records_file.write_text(before)
+    report = release(run)
+    assert report["batches"]["published"] == 12
+    assert_once(run, report)
+
+
+def test_a_batch_whose_code_raised_is_never_repeated(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Any, text: str, label: str) -> Any:
+        raise RuntimeError(f"cannot encode: {text}")
+
+    monkeypatch.setattr(decoder.BatchDecoder, "_encode_private", broken)
+    with pytest.raises(DprayError, match="failed with RuntimeError") as stopped:
+        release(config())
+    assert "Marlowe" not in str(stopped.value) and stopped.value.exit_code == 1
+    monkeypatch.undo()
+    with pytest.raises(DprayError, match="never repeated"):
+        release(config())
+
+
+def test_staged_output_that_was_not_committed_is_destroyed(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config()
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "publish_many", crash)
+        with pytest.raises(Resumable):
+            release(run)
+    staged = list((Path(run.output.path) / "private/staging").iterdir())
+    assert len(staged) == 1
+    report = release(run)
+    assert not staged[0].exists() and report["batches"]["repeated"] == 4
+    assert_once(run, report)
+
+
+def test_output_that_was_committed_but_not_moved_is_kept(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config()
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.ReleaseFolder, "publish", crash)
+        with pytest.raises(Resumable):
+            release(run)
+    staged = next((Path(run.output.path) / "private/staging").iterdir())
+    texts = {e[0] for line in lines(staged) for e in line["examples"] if e[0].strip()}
+    report = release(run)
+    assert report["batches"]["repeated"] == 0 and report["batches"]["missing"] == 0
+    released = {r["text"] for r in lines(Path(run.output.path) / "synthetic.jsonl")}
+    assert {text.strip() for text in texts} <= released
+    assert_once(run, report)
+
+
+def test_refused_budget_leaves_the_data_closed(config: Callable[..., Config]) -> None:
+    run = config()
+    ledger = Ledger.create_or_open(run.privacy.ledger)
+    ledger.create_dataset("notes", Budget(0.01, 1e-5), "record", "add_or_remove_one")
+    opened: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "batch_rows", lambda *a: opened.append("data") or [])
+        with pytest.raises(BudgetRefused) as refused:
+            release(run)
+    assert not opened and refused.value.exit_code == 3
+    for word in ("asked", "spent", "left"):
+        assert word in str(refused.value)
+
+
+def test_a_second_run_of_the_same_data_is_refused_by_the_first_ones_budget(
+    config: Callable[..., Config], tmp_path: Path
+) -> None:
+    release(config())
+    with pytest.raises(BudgetRefused):
+        release(config(output__path=str(tmp_path / "second")))
+
+
+def test_a_deleted_ledger_is_refused_not_made_anew(
+    config: Callable[..., Config], lose_after: Callable[..., None], tmp_path: Path
+) -> None:
+    run = config(runtime__max_attempts=1)
+    lose_after(1)
+    with pytest.raises(Resumable):
+        release(run)
+    for path in tmp_path.glob("ledger.db*"):
+        path.unlink()
+    with pytest.raises((InputError, LedgerError)) as refused:
+        release(run)
+    assert "ledger" in str(refused.value)
+    other = Ledger.create_or_open(run.privacy.ledger)
+    other.create_dataset("notes", Budget(1000.0, 1e-3), "record", "add_or_remove_one")
+    with pytest.raises(InputError, match="does not hold this run's charge"):
+        release(run)
+
+
+def test_a_folder_holds_one_plan(config: Callable[..., Config]) -> None:
+    release(config())
+    with pytest.raises(InputError, match="another plan"):
+        release(config(method__clip_bound=0.5))
+    with pytest.raises(InputError, match="another configuration"):
+        release(config(method__max_tokens=4, method__public_temperature=1.1))
+
+
+def test_two_runs_of_one_folder_do_not_mix(config: Callable[..., Config]) -> None:
+    run = config()
+    with runner.ReleaseFolder(run.output.path), pytest.raises(InputError, match="another run"):
+        release(run)
+
+
+def test_bad_data_is_found_before_anything_is_decoded_and_can_be_mended(
+    config: Callable[..., Config], records_file: Path
+) -> None:
+    run = config()
+    good = records_file.read_text()
+    records_file.write_text(good + '{"text": "Marlowe", "label": "c"}\n')
+    with pytest.raises(InputError, match=r"records.jsonl, row 61: the label") as stopped:
+        release(run)
+    assert "Marlowe" not in str(stopped.value)
+    records_file.write_text(good)
+    report = release(run)
+    assert report["batches"]["published"] == 12
+    assert_once(run, report)
+
+
+def test_a_units_records_are_bounded(config: Callable[..., Config], records_file: Path) -> None:
+    rows = [json.loads(line) for line in records_file.read_text().splitlines()]
+    records_file.write_text(
+        "".join(json.dumps(r | {"who": i % 6}) + "\n" for i, r in enumerate(rows))
+    )
+    one = config(data__unit="who", data__max_records_per_unit=1, method__private_tokens=4)
+    two = config(data__unit="who", data__max_records_per_unit=2, method__private_tokens=4)
+    rho = [
+        c.summary()["mechanisms"][0]["cost"]["zcdp_rho"] for c in map(methods.make_plan, (one, two))
+    ]
+    assert rho[1] == pytest.approx(4 * rho[0])
+    report = release(two)
+    assert report["privacy_unit"] == "all records with the same 'who'"
+    assert report["contribution_bound"] == 2
+
+
+def test_an_overlong_text_is_cut_by_a_rule_on_itself(
+    config: Callable[..., Config], records_file: Path
+) -> None:
+    with open(records_file, "a") as file:
+        file.write(json.dumps({"text": "Marlowe went on and on " * 8000, "label": "a"}) + "\n")
+    run = config()
+    report = release(run)
+    assert report["batches"]["published"] == 12
+    assert_once(run, report)
+
+
+def test_disk_full_leaves_the_charge_spent_and_the_run_resumable(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config()
+
+    def full(*_: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.ReleaseFolder, "stage", full)
+        with pytest.raises(DprayError):
+            release(run)
+    account = ledger_of(run).account("notes")
+    assert account is not None and account.spent.epsilon > 0
+    report = release(run)
+    assert report["batches"]["repeated"] == 4
+    assert_once(run, report)
+
+
+def test_run_json_names_no_secret(settings: Settings) -> None:
+    tree = settings()
+    tree["engine"]["api_key"] = "sk-secret"
+    run = parse_config(tree)
+    release(run)
+    text = (Path(run.output.path) / "run.json").read_text()
+    assert "sk-secret" not in text and "sqlite" not in text
+    shutil.rmtree(run.output.path)
+
+
+def test_measured_label_proportions_are_charged_and_used_once(
+    config: Callable[..., Config], records_file: Path
+) -> None:
+    kept = [line for line in records_file.read_text().splitlines() if '"a"' in line]
+    other = [line for line in records_file.read_text().splitlines() if '"b"' in line]
+    records_file.write_text("\n".join([*kept, *other[:6]]) + "\n")
+    run = config(data__label_proportions="measured", privacy__epsilon_labels=5.0)
+    report = release(run)
+    names = [mechanism["name"] for mechanism in report["mechanisms"]]
+    assert "discrete_laplace" in names and report["epsilon"] <= run.privacy.epsilon
+    shares = report["sampling"]["label_mix"]
+    assert shares["a"] > 0.7 and sum(shares.values()) == pytest.approx(1)
+    assert report["sampling"]["label_mix_source"].startswith("measured")
+    units = [unit for unit, _ in ledger_of(run).published(report_id(report))]
+    assert units.count("labels") == 1
+    assert len(units) == report["batches"]["total"] + 1
+    per_label = Counter(unit.split("/")[0] for unit in units if "/" in unit)
+    assert per_label["0"] > per_label["1"] >= 1
+
+
+def report_id(report: dict[str, Any]) -> str:
+    return str(report["ledger"]["reservation"])
+
+
+def test_a_measured_label_histogram_is_not_drawn_twice(
+    config: Callable[..., Config], lose_after: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine is lost after the histogram was published: the run goes on with that one."""
+    drawn: list[dict[str, Any]] = []
+    measure = runner.labels.measure
+
+    def counting(*arguments: Any) -> dict[str, Any]:
+        drawn.append(measure(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(runner.labels, "measure", counting)
+    lose_after(1)
+    run = config(data__label_proportions="measured", privacy__epsilon_labels=5.0)
+    report = release(run)
+    assert len(drawn) == 1
+    assert report["sampling"]["label_mix"] == drawn[0]["proportions"]
+    assert report["batches"]["repeated"] > 0
+
+
+def test_labels_that_cost_all_of_epsilon_are_refused(settings: Settings) -> None:
+    with pytest.raises(InputError, match=r"privacy\.epsilon_labels"):
+        parse_config(settings(data__label_proportions="measured", privacy__epsilon_labels=50.0))

@@ -1,0 +1,148 @@
+"""The files that `dpray serve` reads and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import ServeDeploySchema
+
+from dpray.commands.serve import serve
+from dpray.serving.applications import serve_config
+from dpray.serving.settings import ServeFile, load_serve_config, parse
+from dpray.types import InputError
+from tests.serving.front import (
+    KEY,
+    hashed,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def tree() -> dict[str, Any]:
+    return {
+        "engine": {"model": "owner/model", "api_key": "secret", "max_in_flight": 3},
+        "embedder": {"model": "sentence-transformers/all-MiniLM-L6-v2"},
+        "serve": {"keys": [hashed(KEY)]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "message"),
+    [
+        ("serve", {"keys": []}, "serve: keys: give the hash of a key"),
+        ("serve", {"keys": [KEY]}, "serve.keys: entry 1 is not"),
+        ("serve", {"keys": [hashed(KEY), "sha256:12"]}, "serve.keys: entry 2 is not"),
+        ("serve", {"keys": KEY}, "serve.keys: a list"),
+        ("serve", {"auth": "none"}, "serve: keys: are not asked for"),
+        ("serve", {"auth": "none", "keys": [], "host": "0.0.0.0"}, "serve: host: .* 127.0.0.1"),
+        ("serve", {"prot": 3}, "serve.prot: there is no such key"),
+        ("serve", {"llm": None, "embedder": None}, "config: serve: nothing to serve"),
+        ("serve", {"llm": {"name": "x"}, "embedder": {"name": "x"}}, "config: serve.llm.name"),
+        ("serve", {"llm": {"min_replicas": 2}}, "serve.llm: max_replicas"),
+        ("serve", {"llm": {"target_ongoing_requests": 99}}, "serve.llm: target_ongoing_requests"),
+        ("engine", {"kind": "transformers"}, "config: engine.kind: vllm"),
+        ("engine", {"tensor_parallel_size": 2}, "config: serve.llm.gpus_per_replica"),
+        ("runtime", {"ray_address": "none"}, "config: runtime.ray_address"),
+        ("data", {"path": "x"}, "data: there is no such key"),
+    ],
+)
+def test_a_wrong_file_names_its_key_and_shows_no_key_of_a_caller(
+    tree: dict[str, Any], section: str, changes: dict[str, Any], message: str
+) -> None:
+    tree[section] = tree.get(section, {}) | changes
+    with pytest.raises(InputError, match=f"^{message}") as caught:
+        parse(ServeFile, tree)
+    assert "\n" not in str(caught.value)
+    assert KEY not in str(caught.value)
+
+
+def test_either_model_can_be_left_out(tree: dict[str, Any]) -> None:
+    both = parse(ServeFile, tree)
+    assert (both.llm_name, both.embedder_name) == (
+        "owner/model",
+        "sentence-transformers/all-MiniLM-L6-v2",
+    )
+    for section, off in (("engine", "llm"), ("embedder", "embedder")):
+        by_section = parse(ServeFile, {k: v for k, v in tree.items() if k != section})
+        by_flag = parse(ServeFile, tree | {"serve": tree["serve"] | {off: None}})
+        for one in (by_section, by_flag):
+            assert [bool(one.llm), bool(one.served_embedder)] == [
+                off != "llm",
+                off != "embedder",
+            ]
+
+
+def test_a_folder_is_served_under_its_name(tree: dict[str, Any], tmp_path: Path) -> None:
+    tree["engine"]["model"] = str(tmp_path)
+    assert parse(ServeFile, tree).llm_name == tmp_path.name
+
+
+def strict(schema: Any, tree: Any, at: str = "") -> None:
+    """`schema` accepts `tree`, and every key is one of its: it lets unknown ones pass by itself."""
+    loaded = schema.model_validate(tree)
+    unknown = set(tree) - set(schema.model_fields)
+    assert not unknown, f"{at}: {unknown}"
+    for name in tree:
+        inner = getattr(loaded, name)
+        if hasattr(inner, "model_fields") and isinstance(tree[name], dict):
+            strict(type(inner), tree[name], f"{at}.{name}")
+        elif isinstance(inner, list) and inner and hasattr(inner[0], "model_fields"):
+            for each, value in zip(inner, tree[name], strict=True):
+                strict(type(each), value, f"{at}.{name}")
+
+
+def test_the_file_for_serve_deploy_says_the_same_and_no_secret(tree: dict[str, Any]) -> None:
+    file = parse(ServeFile, tree)
+    made = serve_config(file)
+
+    strict(ServeDeploySchema, made)
+    assert "secret" not in json.dumps(made)
+    (application,) = made["applications"]
+    again = parse(ServeFile, application["args"])
+    assert (again.serve, again.embedder, again.llm_name) == (
+        file.serve,
+        file.embedder,
+        "owner/model",
+    )
+    with pytest.raises(AssertionError, match="applicatons"):
+        strict(ServeDeploySchema, made | {"applicatons": []})
+    with pytest.raises(AssertionError, match="http_options"):
+        strict(ServeDeploySchema, made | {"http_options": {"hots": "x"}})
+
+
+def test_the_packaged_files_are_what_the_command_takes_and_writes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    gpu = load_serve_config("jobs/serve_gpu.yaml")
+    cpu = load_serve_config("jobs/serve_cpu.yaml")
+    assert gpu.llm is not None and gpu.llm.gpus_per_replica >= 1 and gpu.serve.auth == "keys"
+    assert cpu.llm is not None and cpu.llm.gpus_per_replica == 0 and cpu.serve.auth == "none"
+    for replicas in (gpu.llm, gpu.served_embedder):
+        assert replicas is not None
+        AutoscalingConfig(min_replicas=replicas.min_replicas, max_replicas=replicas.max_replicas)
+
+    serve("jobs/serve_gpu.yaml", dry_run=True)
+    written = yaml.safe_load(capsys.readouterr().out)
+    strict(ServeDeploySchema, written)
+    assert yaml.safe_load((ROOT / "cluster" / "serve.yaml").read_text()) == written
+    serve("jobs/serve_gpu.yaml", ["serve.port=8123"], dry_run=True, as_json=True)
+    assert json.loads(capsys.readouterr().out)["http_options"]["port"] == 8123
+
+
+def test_the_command_refuses_a_wrong_file_with_one_line() -> None:
+    app = typer.Typer()
+    app.command()(serve)
+    with pytest.raises(
+        InputError, match=r"^serve: host: with auth: none it has to be 127\.0\.0\.1$"
+    ):
+        typer.main.get_command(app)(
+            ["jobs/serve_cpu.yaml", "serve.host=0.0.0.0"], standalone_mode=False
+        )

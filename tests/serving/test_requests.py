@@ -1,0 +1,332 @@
+"""The endpoints' keys, without Ray and without vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from starlette.responses import JSONResponse, Response
+
+from dpray.engines.base import Prompt, Sampling
+from dpray.engines.openai import OpenAIEngine
+from dpray.serving.embedding import parse_embedding_call
+from dpray.serving.errors import ApiError
+from dpray.serving.gateway import Gateway
+from dpray.serving.requests import (
+    MAX_N,
+    MAX_SEQUENCES,
+    ChatCall,
+    CompletionCall,
+    checked,
+)
+from tests.engines.api_server import running_server
+from tests.serving.front import (
+    CARDS,
+    CHAT,
+    EMBEDDINGS,
+    KEY,
+    MODEL,
+    WORD,
+    always_ready,
+    ask,
+    assert_openais,
+    config,
+    http,
+)
+
+COMPLETIONS = "/v1/completions"
+USER = {"role": "user", "content": WORD}
+GOOD: dict[str, dict[str, Any]] = {
+    CHAT: {"model": MODEL, "messages": [USER]},
+    COMPLETIONS: {"model": MODEL, "prompt": WORD},
+    EMBEDDINGS: {"model": MODEL, "input": WORD},
+}
+
+
+def front(seen: list[dict[str, Any]] | None = None) -> Gateway:
+    """A gateway whose endpoints check what they are sent, and keep what they would hand on."""
+    kept = seen if seen is not None else []
+
+    async def chat(body: dict[str, Any], salt: str) -> Response:
+        kept.append(checked(ChatCall, body))
+        return JSONResponse({"id": "1", "object": "chat.completion", "choices": []})
+
+    async def complete(body: dict[str, Any], salt: str) -> Response:
+        kept.append(checked(CompletionCall, body))
+        return JSONResponse({"id": "1", "object": "text_completion", "choices": []})
+
+    async def embed(body: dict[str, Any], salt: str) -> Response:
+        parse_embedding_call(body, MODEL, max_inputs=5)
+        vector = {"object": "embedding", "index": 0, "embedding": [0.5]}
+        return JSONResponse({"object": "list", "data": [vector], "model": MODEL})
+
+    endpoints = {CHAT: chat, COMPLETIONS: complete, EMBEDDINGS: embed}
+    return Gateway(config(), endpoints, CARDS, always_ready)
+
+
+REFUSED_KEYS: dict[str, Any] = {
+    "best_of": 1000,
+    "use_beam_search": True,
+    "priority": -1,
+    "prompt_embeds": "AAAA",
+    "echo": True,
+    "suffix": "x",
+    "prompt_logprobs": 20,
+    "logprob_token_ids": [1],
+    "allowed_token_ids": [1],
+    "min_tokens": 100,
+    "truncate_prompt_tokens": 1,
+    "structured_outputs": {"regex": "(a+)+b"},
+    "response_format": {"type": "json_object"},
+    "guided_regex": "(a+)+b",
+    "guided_json": {},
+    "guided_grammar": "root ::= x",
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "auto",
+    "functions": [],
+    "documents": [{"text": "x"}],
+    "chat_template": "{{ x }}",
+    "chat_template_kwargs": {"x": 1},
+    "mm_processor_kwargs": {"x": 1},
+    "media_io_kwargs": {},
+    "modalities": ["audio"],
+    "audio": {"voice": "x", "format": "wav"},
+    "cache_salt": "somebody's",
+    "request_id": "r",
+    "session_id": "s",
+    "kv_transfer_params": {"remote_host": "10.0.0.7"},
+    "ec_transfer_params": {"remote_host": "10.0.0.7"},
+    "vllm_xargs": {"group": "g"},
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "stream_interval": 10**9,
+    "repetition_detection": {},
+    "bad_words": ["x"],
+    "stop_token_ids": [1],
+    "made_up": 1,
+}
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("key", REFUSED_KEYS)
+def test_a_key_that_is_not_listed_is_refused_by_name(path: str, key: str) -> None:
+    answer = ask(front(), path, json=GOOD[path] | {key: REFUSED_KEYS[key]})
+
+    assert_openais(answer, 400, "invalid_value")
+    error = answer.json()["error"]
+    assert (error["param"], error["message"]) == (key, f"{key}: there is no such key here")
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("key", [WORD, f"say {WORD}", "a" * 41, "", "n\n"])
+def test_a_callers_own_words_are_not_repeated(path: str, key: str) -> None:
+    answer = ask(front(), path, json=GOOD[path] | {key: WORD})
+
+    assert_openais(answer, 400, "invalid_value")
+    assert answer.json()["error"]["param"] is None
+
+
+BIAS = {str(token): 1.0 for token in range(1025)}
+OF_BOTH: list[tuple[str, Any]] = [
+    ("n", MAX_N + 1),
+    ("n", 10**9),
+    ("n", 0),
+    ("n", "3"),
+    ("n", True),
+    ("n", 1.0),
+    ("max_tokens", 0),
+    ("max_tokens", 2**31),
+    ("max_tokens", 10**400),
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", float("nan")),
+    ("temperature", 10**400),
+    ("temperature", WORD),
+    ("top_p", 0),
+    ("top_p", 7),
+    ("top_k", -2),
+    ("frequency_penalty", 2.5),
+    ("presence_penalty", float("-inf")),
+    ("logit_bias", {WORD: 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"7": 101}),
+    ("logit_bias", BIAS),
+    ("logit_bias", [WORD]),
+    ("seed", 2**63),
+    ("stop", [WORD] * 5),
+    ("stop", WORD * 40),
+    ("stop", [""]),
+    ("stop", [3]),
+    ("stream", "yes"),
+    ("stream_options", {"continuous_usage_stats": True}),
+    ("user", WORD * 40),
+    ("ignore_eos", 1),
+]
+
+
+def parts(*given: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(given)}
+
+
+TEXT = {"type": "text", "text": WORD}
+OF_CHAT: list[tuple[str, Any]] = [
+    ("max_completion_tokens", 10**12),
+    ("top_logprobs", 21),
+    ("top_logprobs", -1),
+    ("logprobs", 5),
+    ("reasoning_effort", WORD),
+    ("messages", []),
+    ("messages", WORD),
+    ("messages", [WORD]),
+    ("messages", [USER] * 257),
+    ("messages", [{"role": "user"}]),
+    ("messages", [{"role": WORD, "content": "x"}]),
+    ("messages", [{"role": "tool", "content": "x", "tool_call_id": "1"}]),
+    ("messages", [USER | {"tool_calls": [{"id": "1"}]}]),
+    ("messages", [USER | {WORD: WORD}]),
+    ("messages", [parts({"type": "image_url", "image_url": {"url": f"http://10.0.0.7/{WORD}"}})]),
+    ("messages", [parts(TEXT, {"type": "input_audio", "input_audio": {"data": WORD}})]),
+    ("messages", [parts({"type": "video_url", "video_url": {"url": "file:///etc/passwd"}})]),
+    ("messages", [parts(TEXT | {"image_url": {"url": "http://10.0.0.7/"}})]),
+    ("messages", [parts(*[TEXT] * 257)]),
+    ("messages", [parts(WORD)]),
+]
+OF_COMPLETIONS: list[tuple[str, Any]] = [
+    ("logprobs", 21),
+    ("logprobs", True),
+    ("prompt", []),
+    ("prompt", [1, 2]),
+    ("prompt", [[1, 2]]),
+    ("prompt", {"prompt_token_ids": [1]}),
+    ("prompt", [WORD] * (MAX_SEQUENCES + 1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "value"),
+    [
+        *((path, *each) for path in (CHAT, COMPLETIONS) for each in OF_BOTH),
+        *((CHAT, *each) for each in OF_CHAT),
+        *((COMPLETIONS, *each) for each in OF_COMPLETIONS),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 30 else "",
+)
+def test_a_value_out_of_bounds_is_refused_with_its_key(path: str, key: str, value: Any) -> None:
+    kind = ChatCall if path == CHAT else CompletionCall
+    with pytest.raises(ApiError) as caught:
+        checked(kind, GOOD[path] | {key: value})
+
+    assert (caught.value.status, caught.value.param) == (400, key)
+    assert WORD not in caught.value.message and len(caught.value.message) < 200
+
+
+def test_an_image_is_refused_where_it_stands() -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://10.0.0.7/"}}
+    answer = ask(front(), CHAT, json=GOOD[CHAT] | {"messages": [USER, parts(TEXT, image)]})
+
+    assert_openais(answer, 400, "invalid_value")
+    assert answer.json()["error"]["message"] == "messages[1].content: Input should be 'text'"
+
+
+def test_prompts_times_n_are_bounded() -> None:
+    prompts = ["a"] * (MAX_SEQUENCES // MAX_N)
+    most = GOOD[COMPLETIONS] | {"prompt": prompts, "n": MAX_N}
+    assert checked(CompletionCall, most)["prompt"] == prompts
+    with pytest.raises(ApiError) as caught:
+        checked(CompletionCall, most | {"prompt": [*prompts, "a"]})
+    assert caught.value.param == "n"
+
+
+def test_what_is_at_the_bounds_is_handed_on_unchanged() -> None:
+    both = {
+        "n": MAX_N,
+        "max_tokens": 2**31 - 1,
+        "temperature": 2.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "frequency_penalty": -2.0,
+        "presence_penalty": 2.0,
+        "logit_bias": {"7": -100.0, "49151": 100.0},
+        "seed": -(2**63),
+        "stop": ["a", "b", "c", "d" * 256],
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "user": "u" * 256,
+    }
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [TEXT, TEXT], "name": "me"},
+        {"role": "assistant", "content": ""},
+    ]
+    chat = both | {"model": MODEL, "messages": messages, "logprobs": True, "top_logprobs": 20}
+    chat |= {"max_completion_tokens": 1, "reasoning_effort": "none"}
+    assert checked(ChatCall, chat) == chat
+    completion = both | {"model": MODEL, "prompt": ["a"], "logprobs": 20, "n": 1}
+    assert checked(CompletionCall, completion) == completion
+
+
+def test_nulls_and_an_answers_own_message_are_taken() -> None:
+    answered = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": []}
+    nulls = {"stop": None, "n": None, "seed": None, "max_tokens": None, "logit_bias": None}
+    handed_on = checked(ChatCall, GOOD[CHAT] | nulls | {"messages": [USER, answered]})
+    assert handed_on == {
+        "model": MODEL,
+        "messages": [USER, {"role": "assistant", "content": "x"}],
+    }
+
+
+def test_what_openais_client_sends_is_taken() -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def calls() -> None:
+        client = openai.AsyncOpenAI(
+            base_url="http://test/v1", api_key=KEY, http_client=http(front(seen))
+        )
+        await client.chat.completions.create(
+            model=MODEL,
+            messages=[
+                {"role": "system", "content": "s"},
+                {"role": "user", "content": [{"type": "text", "text": "t"}]},
+            ],
+            max_completion_tokens=5,
+            n=2,
+            stop="x",
+            temperature=0.5,
+            logprobs=True,
+            top_logprobs=3,
+            seed=1,
+            user="me",
+        )
+        await client.completions.create(
+            model=MODEL, prompt=["a", "b"], max_tokens=5, logit_bias={"3": -100}, stop=["x"]
+        )
+        await client.embeddings.create(model=MODEL, input=["a"], user="me", encoding_format="float")
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "t"}], n=17
+            )
+        assert refused.value.param == "n"
+
+    asyncio.run(calls())
+    assert [each.get("stop") for each in seen] == [["x"], ["x"]]
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_what_our_own_engine_sends_is_taken(api: Any) -> None:
+    kind = ChatCall if api == "chat" else CompletionCall
+    samplings = [
+        Sampling(max_tokens=5, temperature=0.7, top_p=0.9, top_k=50, stop=("\n\n", "END")),
+        Sampling(max_tokens=5),
+    ]
+    with running_server() as server:
+        engine = OpenAIEngine("m", base_url=server.url, api_key="k", api=api)
+        engine.generate([Prompt("one", "begin"), Prompt("two", "")], samplings)
+    assert len(server.requests) == 2
+    for _, body in server.requests:
+        assert checked(kind, body) == {k: v for k, v in body.items() if v is not None} | (
+            {"prompt": [body["prompt"]]} if api == "completions" else {}
+        )

@@ -1,0 +1,268 @@
+"""Ghost norms against per-example gradients that are really there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, check_norm_rules
+from dpray.training.ghost_norms import (
+    Lookup,
+    NoNormRule,
+    Outer,
+    Part,
+    Whole,
+    inner_products,
+    squared_norms,
+)
+from dpray.training.ghost_recording import GhostNorms
+from tests.training.tiny_gradients import VOCABULARY, gpt2, llama, lora, plain_gradient, texts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "gpt2": gpt2,
+    "gpt2_wide": lambda: gpt2(width=8),  # matrices smaller than T x T: the other way to a product
+    "llama": llama,
+    "llama_tied": lambda: llama(tied=True),
+    "gpt2_lora": lambda: lora(gpt2()),
+    "llama_lora": lambda: lora(llama()),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_norms_are_those_of_the_gradients(model: str) -> None:
+    loss = PerExampleLoss(MODELS[model]()).eval()
+    batch = texts(5)
+    norms = loss.norms(MicroBatch.of(batch), loss)[0]
+    plain = torch.stack([plain_gradient(loss.model, text).norm() for text in batch])
+    torch.testing.assert_close(norms, plain.double(), rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_checkpointed_blocks_have_the_same_norms_and_keep_nothing(model: str) -> None:
+    batch = MicroBatch.of(texts(5))
+    plain = PerExampleLoss(MODELS[model]()).eval()
+    norms, _ = plain.norms(batch, plain)
+    loss = PerExampleLoss(MODELS[model](), checkpointing=True).eval()
+    checkpointed, seen = loss.norms(batch, loss)
+    torch.testing.assert_close(checkpointed, norms, rtol=1e-5, atol=0)
+    inside = {p for p in loss.model.get_decoder().parameters() if p in seen.squared}
+    assert len(inside) == len(seen.squared) > 0
+    blocks = re.compile(r"\.(h|layers)\.\d")
+    kept = [name for name, p in loss.model.named_parameters() if p in seen.parts]
+    assert not any(map(blocks.search, kept))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(self.layer(x))
+        return result
+
+
+def test_what_checkpointing_cannot_do_is_refused() -> None:
+    batch = MicroBatch.of(texts(2))
+    block = type("Block", (GradientCheckpointingLayer, Twice), {})
+    loss = PerExampleLoss(Logits(block()), checkpointing=True).eval()
+    with pytest.raises(NoNormRule, match="more than once"):
+        loss.norms(batch, loss)
+    with pytest.raises(NoNormRule, match="no blocks"):
+        PerExampleLoss(Logits(nn.Linear(8, 8)), checkpointing=True)
+
+
+def test_eager_attention_is_the_same() -> None:
+    model = llama()
+    model.set_attn_implementation("eager")
+    loss = PerExampleLoss(model).eval()
+    batch = texts(3)
+    plain = torch.stack([plain_gradient(model, text).norm() for text in batch])
+    torch.testing.assert_close(
+        loss.norms(MicroBatch.of(batch), loss)[0], plain.double(), rtol=2e-5, atol=0
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_one_trainable_kind_of_layer_at_a_time(name: str) -> None:
+    """A wrong rule for a small parameter cannot hide behind the large ones."""
+    batch = texts(4, seed=3)
+    for part in ("ln_1.weight", "ln_f.bias", "wpe", "c_attn.bias", "layernorm", "q_proj", "norm."):
+        model = MODELS[name]()
+        for parameter_name, parameter in model.named_parameters():
+            parameter.requires_grad_(part in parameter_name)
+        if not any(p.requires_grad for p in model.parameters()):
+            continue
+        loss = PerExampleLoss(model).eval()
+        plain = torch.stack([plain_gradient(model, text).norm() for text in batch])
+        norms = loss.norms(MicroBatch.of(batch), loss)[0]
+        torch.testing.assert_close(norms, plain.double(), rtol=5e-5, atol=0)
+
+
+def dense(part: Part) -> torch.Tensor:
+    match part:
+        case Outer(left, right):
+            return torch.einsum("btm,btn->bmn", left, right)
+        case Lookup(ids, row):
+            return torch.einsum("btm,btn->bmn", nn.functional.one_hot(ids, 6).float(), row)
+        case Whole(gradient):
+            return gradient
+
+
+@pytest.mark.parametrize("positions", [2, 9])  # both ways to an inner product
+def test_parts_of_one_matrix(positions: int) -> None:
+    fixed = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=fixed)
+
+    ids = torch.randint(0, 6, (3, positions), generator=fixed)
+    parts: list[Part] = [
+        Outer(normal(3, positions, 6), normal(3, positions, 4)),
+        Lookup(ids, normal(3, positions, 4)),
+        Outer(normal(3, 5, 6), normal(3, 5, 4)),
+    ]
+    for first in parts:
+        for second in parts:
+            plain = (dense(first) * dense(second)).sum((1, 2))
+            torch.testing.assert_close(inner_products(first, second), plain, rtol=1e-4, atol=1e-4)
+    whole = sum((dense(part) for part in parts), torch.zeros(3, 6, 4))
+    plain = whole.square().sum((1, 2)).double()
+    torch.testing.assert_close(squared_norms(parts), plain, rtol=1e-5, atol=0)
+
+
+class Logits(nn.Module):
+    """A language model around some layers."""
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        self.between = between
+        self.head = nn.Linear(8, VOCABULARY)
+
+    def forward(self, input_ids: torch.Tensor, **ignored: Any) -> Any:
+        logits = self.head(self.between(self.embedding(input_ids)))
+        return type("Output", (), {"logits": logits})
+
+
+class Bilinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+class Flattening(nn.Module):
+    """Hands its layer all positions of all examples in one row, as mixtures of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat: torch.Tensor = self.layer(x.reshape(-1, 8))
+        return flat.reshape(x.shape)
+
+
+class Functional(nn.Module):
+    """Uses a layer's weight behind its back too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.layer(x)
+        return hidden + x @ self.layer.weight
+
+
+class Mixing(nn.Module):
+    """Lets examples see each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.layer(x + x.mean((0, 1)))
+        return hidden
+
+
+class FalseRMSNorm(nn.Module):
+    """Named like a norm, with another formula."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((8,), 2.0))
+        self.eps = 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        (Bilinear(), r"between \(Bilinear\).*scale"),
+        (nn.LSTM(8, 8), r"between \(LSTM\)"),
+        (nn.LayerNorm((3, 8)), r"between \(LayerNorm\)"),
+        (nn.BatchNorm1d(8), r"between \(BatchNorm1d\)"),
+    ],
+)
+def test_a_trainable_layer_without_a_rule_is_refused_by_name(layer: nn.Module, named: str) -> None:
+    with pytest.raises(NoNormRule, match=named):
+        GhostNorms(Logits(layer))
+
+
+def test_a_frozen_layer_needs_no_rule() -> None:
+    model = Logits(Bilinear())
+    model.between.requires_grad_(False)
+    check_norm_rules(PerExampleLoss(model).eval(), VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        (Flattening(), "between.layer: the first dimension"),
+        (Functional(), "between.layer.weight: its gradient"),
+        (Mixing(), "its gradient"),
+        (FalseRMSNorm(), "between.weight: its gradient"),
+        (nn.Sequential(nn.Dropout(0.5).train()), "its gradient"),
+    ],
+)
+def test_the_check_finds_what_names_cannot_tell(layer: nn.Module, named: str) -> None:
+    torch.manual_seed(0)
+    loss = PerExampleLoss(Logits(layer)).eval()
+    for module in loss.modules():
+        if isinstance(module, nn.Dropout):
+            module.train()
+    with pytest.raises(NoNormRule, match=named):
+        check_norm_rules(loss, VOCABULARY)
+
+
+def test_a_layer_that_is_used_twice() -> None:
+    shared = nn.Linear(8, 8)
+    torch.manual_seed(0)
+    check_norm_rules(PerExampleLoss(Logits(nn.Sequential(shared, nn.Tanh(), shared))).eval(), 97)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_check_passes_the_models(model: str) -> None:
+    check_norm_rules(PerExampleLoss(MODELS[model]()).eval(), VOCABULARY)
+
+
+def test_embeddings_with_rules_of_their_own_are_refused() -> None:
+    model = Logits(nn.Identity())
+    model.embedding = nn.Embedding(VOCABULARY, 8, max_norm=1.0)
+    with pytest.raises(NoNormRule, match="max_norm"):
+        GhostNorms(model)

@@ -1,0 +1,88 @@
+"""The fine-tuned model from a folder and back into one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dpray.mechanisms.randomness import generator, new_key
+from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
+from dpray.training.gradient_noise import DpSgdStep
+from dpray.training.model import (
+    Tuning,
+    load_loss,
+    save_model,
+    trainable_parameters,
+)
+from dpray.training.reference import ReferenceTrainer
+from tests.training.tiny_gradients import gpt2, texts
+
+STEP = DpSgdStep(
+    sampling_probability=0.5, noise_multiplier=0.5, clip_norm=1.0, expected_batch_size=4.0
+)
+PLAN = DpSgd(STEP, steps=2, micro_batch_size=2, learning_rate=0.5, optimizer="sgd")
+
+
+@pytest.fixture(scope="module")
+def gpt2_folder(tmp_path_factory: pytest.TempPathFactory, model_folder: str) -> str:
+    folder = tmp_path_factory.mktemp("gpt2")
+    gpt2().save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder)
+    return str(folder)
+
+
+def logits(model: Any) -> torch.Tensor:
+    found: torch.Tensor = model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits
+    return found.detach()
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_what_is_written_is_what_was_trained(
+    kind: Any, model: str, model_folder: str, gpt2_folder: str, tmp_path: Path
+) -> None:
+    folder = model_folder if model == "llama" else gpt2_folder
+    tuning = Tuning(folder, kind, lora_rank=2)
+    loss = load_loss(tuning)
+    before = logits(loss.model)
+    trainer = ReferenceTrainer(PLAN, loss, new_key())
+    fine_tune(PLAN, [[text] for text in texts(8)], trainer, generator(new_key()))
+    save_model(tuning, trainer.weights(), tmp_path)
+    written = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(written).__name__ in ("LlamaForCausalLM", "GPT2LMHeadModel")
+    torch.testing.assert_close(logits(written), logits(loss.model), rtol=1e-4, atol=1e-4)
+    assert (logits(written) - before).abs().max() > 1e-3
+    assert AutoTokenizer.from_pretrained(tmp_path).eos_token_id == 2
+
+
+def test_adapters_start_alike_on_every_rank_and_leave_the_model_frozen(model_folder: str) -> None:
+    tuning = Tuning(model_folder, "lora", lora_rank=2)
+    first, second = (trainable_parameters(load_loss(tuning)) for _ in range(2))
+    assert all((first[name] == second[name]).all() for name in first)
+    assert first and all("lora_" in name for name in first)
+
+
+def test_full_tuning_trains_everything(model_folder: str) -> None:
+    loss = load_loss(Tuning(model_folder, "full"))
+    assert all(p.requires_grad for p in loss.parameters())
+
+
+@pytest.mark.slow
+def test_nothing_is_printed(model_folder: str, tmp_path: Path) -> None:
+    """DeepSpeed would: what a command prints is for programs."""
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from dpray.training.model import *\n"
+        "tuning = Tuning(sys.argv[1], 'lora'); loss = load_loss(tuning)\n"
+        "save_model(tuning, trainable_parameters(loss), Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", program, model_folder, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert (tmp_path / "model.safetensors").exists()

@@ -1,0 +1,115 @@
+"""Small random language models, random texts, and per-example gradients the plain way."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, TrainingText
+
+VOCABULARY = 97
+
+
+def gpt2(width: int = 32, tied: bool = True) -> Any:
+    """Conv1D, LayerNorm, position embeddings."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=width,
+        n_layer=2,
+        n_head=2,
+        n_positions=64,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=tied,
+    )
+    return GPT2LMHeadModel(config).eval()
+
+
+def llama(tied: bool = False) -> Any:
+    """RMSNorm, grouped queries, an embedding with a padding row."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        initializer_range=0.1,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def lora(model: Any) -> Any:
+    """Adapters on every linear layer, none of them zero."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=3,
+        target_modules="all-linear",
+        fan_in_fan_out=type(model).__name__ == "GPT2LMHeadModel",
+    )
+    adapted: Any = get_peft_model(model, config)
+    fixed = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=fixed))
+    return adapted.eval()
+
+
+def texts(count: int, seed: int = 0, longest: int = 24) -> list[TrainingText]:
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        length = rng.randint(3, longest)
+        ids = tuple(rng.randrange(VOCABULARY) for _ in range(length))
+        found.append(TrainingText(ids, rng.randint(0, length // 2)))
+    return found
+
+
+def plain_loss(model: nn.Module, text: TrainingText) -> torch.Tensor:
+    """Mean negative log-likelihood of a text's own tokens, without padding or batching."""
+    ids = torch.tensor([text.ids])
+    log_p = torch.log_softmax(model(input_ids=ids).logits[0].float(), -1)
+    own = [-log_p[i - 1, text.ids[i]] for i in range(max(1, text.given), len(text.ids))]
+    return torch.stack(own).mean()
+
+
+def plain_gradient(model: nn.Module, text: TrainingText) -> torch.Tensor:
+    """One text's gradient, all trainable parameters in a row."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(plain_loss(model, text), parameters, allow_unused=True)
+    pairs = zip(parameters, found, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs])
+
+
+def clipped_sum(
+    loss: PerExampleLoss,
+    batch: list[TrainingText],
+    clip_to: float,
+    size: int,
+    two_passes: bool = False,
+) -> torch.Tensor:
+    """The sum that the code under test makes, in micro-batches of `size`."""
+    parameters = [p for p in loss.parameters() if p.requires_grad]
+    for parameter in parameters:
+        parameter.grad = None
+    for start in range(0, len(batch), size) or [0]:
+        micro_batch = MicroBatch.of(batch[start : start + size])
+        loss.clipped(micro_batch, clip_to, two_passes=two_passes).backward()
+    return torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]
+    )
