@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dpray.accounting.places import in_ray_package
 from dpray.io.files import make_private, owners_only, sha256_of, sync, write_durably
+from dpray.io.places import in_ray_package
 from dpray.types import InputError
 
 PRIVATE_NOTICE = (

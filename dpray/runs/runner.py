@@ -281,7 +281,7 @@ class Run(ABC, Generic[P]):
             if not any(held):
                 check_budget(account, self.plan, (Charge(*one) for one in charges.values()))
             files = self._check_same_data()
-            ledger.reserve_all(privacy.dataset, charges, unit, NEIGHBORING_RELATION, files)
+            ledger.reserve(privacy.dataset, charges, unit, NEIGHBORING_RELATION, files)
 
     def _ledger_to_charge(self, planned: bool) -> Ledger:
         """A new run on one machine may begin without a ledger: an SQLite file is made, and the

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.accounting.calibration import noise_multiplier
-from dpray.accounting.events import Composed, Event, SelfComposed, in_parallel
+from dpray.accounting.events import Composed, Event, SelfComposed
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.laplace_scale import laplace_scale
 from dpray.methods.dp_kps.kde import (
@@ -145,9 +145,10 @@ class DpKps:
 
     @property
     def kde_event(self) -> Event:
-        """The densities: classes in parallel, an ensemble's estimators one after the other."""
-        one_class = SelfComposed(self.kde.dp_event, max(1, len(self.estimators)))
-        return in_parallel(one_class for _ in self.labels or ("",))
+        """The densities: an ensemble's estimators one after the other, and classes in parallel. A
+        record is in one class, set by its own label alone, and all classes run the same mechanism,
+        so that all of them cost what one does (Amin et al. 2024, Lemma 2)."""
+        return SelfComposed(self.kde.dp_event, max(1, len(self.estimators)))
 
     @property
     def dp_event(self) -> Event:
