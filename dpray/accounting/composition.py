@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Context, Decimal, Inexact, localcontext
 from fractions import Fraction
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,29 +35,12 @@ class Charge:
         check_delta(self.reserved.delta)
 
 
-class Composition(Protocol):
-    """A rule by which charges add up against `budget`; stored by `name` (and `order`)."""
-
-    name: ClassVar[str]
-
-    @property
-    def budget(self) -> Budget: ...
-
-    def spent(self, charges: Iterable[Charge]) -> Budget:
-        """Return what the charges cost together; (0, 0) for none. Their order does not matter."""
-
-    def left(self, charges: Iterable[Charge]) -> Budget:
-        """Return the budget less what is spent, never negative."""
-
-    def would_exceed(self, charges: Iterable[Charge], new: Charge) -> bool:
-        """Return whether `new` on top of `charges` goes over the budget."""
-
-
 @dataclass(frozen=True)
 class BasicComposition:
     """The sums of the runs' epsilons and deltas stay within the budget.
 
-    Sums are exact on the decimal numbers that were written, so 0.1 and 0.2 fit a budget of 0.3.
+    Sums are exact on the decimal numbers that were written, so 0.1 and 0.2 fit a budget of 0.3. The
+    order of the charges does not matter.
     """
 
     budget: Budget
@@ -117,6 +100,9 @@ class RenyiComposition:
 
     def would_exceed(self, charges: Iterable[Charge], new: Charge) -> bool:
         return self.spent([*charges, new]).epsilon > self.budget.epsilon
+
+
+Composition = BasicComposition | RenyiComposition
 
 
 def composition(name: str, budget: Budget, order: float | None = None) -> Composition:

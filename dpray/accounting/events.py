@@ -12,7 +12,7 @@ import functools
 import math
 import numbers
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,10 +34,16 @@ Array = npt.NDArray[np.float64]
 class Event:
     """One mechanism, or a composition of mechanisms, applied to the private data.
 
-    The bounds given here hold for every mechanism; an event states the tighter ones that it has.
+    Its fields are public parameters. The bounds given here hold for every mechanism; an event
+    states the tighter ones that it has. Raises ValueError for a parameter that is not of its kind.
     """
 
     name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            checked = _CHECKS[str(f.type)](f.name, getattr(self, f.name))
+            object.__setattr__(self, f.name, checked)
 
     def pure_epsilon(self) -> float:
         """Return the epsilon of pure differential privacy; `inf` if there is none."""
@@ -81,9 +87,6 @@ class Gaussian(Event):
     noise_multiplier: float
     name: ClassVar[str] = "gaussian"
 
-    def __post_init__(self) -> None:
-        _set_positive(self, "noise_multiplier")
-
     def zcdp_rho(self) -> float:
         return 0.5 / self.noise_multiplier**2
 
@@ -102,9 +105,6 @@ class Laplace(Event):
 
     noise_multiplier: float
     name: ClassVar[str] = "laplace"
-
-    def __post_init__(self) -> None:
-        _set_positive(self, "noise_multiplier")
 
     def pure_epsilon(self) -> float:
         return 1.0 / self.noise_multiplier
@@ -136,10 +136,6 @@ class DiscreteLaplace(Event):
     scale: float
     sensitivity: int
     name: ClassVar[str] = "discrete_laplace"
-
-    def __post_init__(self) -> None:
-        _set_positive(self, "scale")
-        _set_count(self, "sensitivity")
 
     def pure_epsilon(self) -> float:
         return self.sensitivity / self.scale
@@ -185,10 +181,6 @@ class DiscreteGaussian(Event):
     sensitivity: int
     name: ClassVar[str] = "discrete_gaussian"
 
-    def __post_init__(self) -> None:
-        _set_positive(self, "sigma")
-        _set_count(self, "sensitivity")
-
     def zcdp_rho(self) -> float:
         return 0.5 * (self.sensitivity / self.sigma) ** 2
 
@@ -219,9 +211,6 @@ class ExponentialMechanism(Event):
     range: float
     name: ClassVar[str] = "exponential_mechanism"
 
-    def __post_init__(self) -> None:
-        _set_positive(self, "range")
-
     def pure_epsilon(self) -> float:
         return self.range
 
@@ -240,9 +229,6 @@ class AboveThreshold(Event):
     epsilon: float
     name: ClassVar[str] = "above_threshold"
 
-    def __post_init__(self) -> None:
-        _set_positive(self, "epsilon")
-
     def pure_epsilon(self) -> float:
         return self.epsilon
 
@@ -257,8 +243,7 @@ class PoissonSubsampledGaussian(Event):
     name: ClassVar[str] = "poisson_subsampled_gaussian"
 
     def __post_init__(self) -> None:
-        _set_positive(self, "sampling_probability")
-        _set_positive(self, "noise_multiplier")
+        super().__post_init__()
         if self.sampling_probability > 1:
             raise ValueError(
                 f"sampling_probability must be at most 1, got {self.sampling_probability}"
@@ -318,10 +303,6 @@ class SelfComposed(_Sequential):
     count: int
     name: ClassVar[str] = "self_composed"
 
-    def __post_init__(self) -> None:
-        _check_events("event", (self.event,))
-        _set_count(self, "count")
-
     def terms(self) -> Counter[Event]:
         return Counter({event: self.count * n for event, n in self.event.terms().items()})
 
@@ -332,9 +313,6 @@ class Composed(_Sequential):
 
     events: tuple[Event, ...]
     name: ClassVar[str] = "composed"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "events", _check_events("events", self.events))
 
     def terms(self) -> Counter[Event]:
         total: Counter[Event] = Counter()
@@ -389,28 +367,33 @@ def _value_from_json(value: Any) -> Any:
     return tuple(_value_from_json(v) for v in value) if isinstance(value, list) else value
 
 
-def _set_positive(event: Event, name: str) -> None:
-    """Make the field a float. Raises ValueError unless it is a positive finite number."""
-    value = getattr(event, name)
+def _positive(name: str, value: Any) -> float:
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not real or not math.isfinite(value) or value <= 0:
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
-    object.__setattr__(event, name, float(value))
+    return float(value)
 
 
-def _set_count(event: Event, name: str) -> None:
-    """Make the field an int. Raises ValueError unless it is a positive integer."""
-    value = getattr(event, name)
+def _count(name: str, value: Any) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    object.__setattr__(event, name, int(value))
+    return int(value)
 
 
-def _check_events(name: str, events: Iterable[Event]) -> tuple[Event, ...]:
-    checked = tuple(events)
+def _events(name: str, values: Iterable[Event]) -> tuple[Event, ...]:
+    checked = tuple(values)
     if not checked or not all(isinstance(event, Event) for event in checked):
         raise ValueError(f"{name} must hold at least one event, and events only")
     return checked
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "float": _positive,
+    "int": _count,
+    "Event": lambda name, value: _events(name, (value,))[0],
+    "tuple[Event, ...]": _events,
+}
+"""A field's check, by its type as it is written."""
 
 
 def _losses() -> Any:

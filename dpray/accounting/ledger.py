@@ -39,6 +39,7 @@ from dpray.accounting.ledger_queries import (
     dataset_names,
     find,
     find_units,
+    first,
     read_page,
     stored_name,
 )
@@ -105,7 +106,7 @@ class Ledger(BatchListings):
         for a data set that has another budget.
         """
         account = Account.new(name, budget, privacy_unit, neighboring_relation, composition, order)
-        _check_public("privacy unit", privacy_unit)
+        _check_public("privacy unit", [privacy_unit])
         terms = _plain(account.terms())
 
         def work(connection: sa.Connection) -> None:
@@ -200,7 +201,7 @@ class Ledger(BatchListings):
         """
         units = list(dict.fromkeys(units))
         _check("an attempt's id", attempt_id, _KEY)
-        _check_units(units)
+        _check_public("batch", units)
 
         def work(connection: sa.Connection) -> None:
             chain = self._open_run(connection, key)
@@ -228,7 +229,7 @@ class Ledger(BatchListings):
         if len(files) < len(distinct):
             raise LedgerConflict("a batch has one release, not two")
         _check("an attempt's id", attempt_id, _KEY)
-        _check_units(files)
+        _check_public("batch", files)
         for sha256 in files.values():
             _check("a file's SHA-256", sha256, _SHA256)
 
@@ -260,7 +261,7 @@ class Ledger(BatchListings):
         """
         _check("an attempt's id", attempt_id, _KEY)
         _check("the name of an error's class", reason_class_name, _CLASS_NAME)
-        _check_units([unit])
+        _check_public("batch", [unit])
 
         def work(connection: sa.Connection) -> bool:
             chain = self._open_run(connection, key)
@@ -293,18 +294,18 @@ class Ledger(BatchListings):
         Raises `LedgerConflict` if none is closed."""
         query = sa.select(entries).where(entries.c.kind == "commit", entries.c.key.in_(list(keys)))
         with self._store.read() as connection:
-            row = connection.execute(query.order_by(entries.c.seq.desc())).first()
-        if row is None:
+            entry = first(connection, query.order_by(entries.c.seq.desc()))
+        if entry is None:
             raise LedgerConflict("the run is not committed")
-        return Entry(**row._mapping)
+        return entry
 
     def holds(self, dataset: str, sequence: int, head: str) -> bool:
         """Return whether an entry with this hash has this place in the data set's chain. In another
         ledger, and in one that was put back to an earlier state, it has not."""
         with self._store.read() as connection:
             place = (entries.c.dataset == dataset, entries.c.seq == sequence)
-            row = connection.execute(sa.select(entries).where(*place)).first()
-        return row is not None and row.hash == Entry(**row._mapping).digest() == head
+            entry = first(connection, sa.select(entries).where(*place))
+        return entry is not None and entry.hash == entry.digest() == head
 
     def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
         with self._store.read() as connection:
@@ -410,14 +411,9 @@ def _check(what: str, text: str, pattern: re.Pattern[str]) -> None:
         raise InputError(f"{what} has to match {pattern.pattern}")
 
 
-def _check_public(what: str, text: str) -> None:
-    if not (0 < len(text) <= 200 and text.isprintable()):
+def _check_public(what: str, texts: Iterable[str]) -> None:
+    if not all(0 < len(text) <= 200 and text.isprintable() for text in texts):
         raise InputError(f"the name of a {what} has 1 to 200 printable characters")
-
-
-def _check_units(units: Iterable[str]) -> None:
-    for unit in units:
-        _check_public("batch", unit)
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -113,7 +113,11 @@ def count(connection: sa.Connection, key: str) -> dict[str, int]:
 
 def find(connection: sa.Connection, kind: str, key: str) -> Entry | None:
     """Return the one entry of this kind and key, or None."""
-    query = sa.select(entries).where(entries.c.kind == kind, entries.c.key == key)
+    return first(connection, sa.select(entries).where(entries.c.kind == kind, entries.c.key == key))
+
+
+def first(connection: sa.Connection, query: sa.Select[Any]) -> Entry | None:
+    """Return the first entry of a query, or None."""
     row = connection.execute(query).first()
     return None if row is None else Entry(**row._mapping)
 
