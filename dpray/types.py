@@ -6,6 +6,7 @@ fields only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -60,6 +61,20 @@ class Budget:
 
     def __str__(self) -> str:
         return f"(eps {self.epsilon:.6g}, delta {self.delta:.3g})"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Public quantities of a run under way: how far its present stage is. No total where that would
+    tell how many records there are."""
+
+    stage: str
+    completed: int = 0
+    total: int | None = None
+    detail: str = ""
+
+
+OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)

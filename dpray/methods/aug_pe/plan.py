@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event, SelfComposed
+from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.mechanisms.shares import largest_remainder
 from dpray.methods.aug_pe.algorithm import AugPe, Writing
@@ -58,6 +60,11 @@ class AugPePlan(Plan):
                 max_retries=settings.max_retries,
             ),
         )
+
+    def audit_targets(self) -> Iterator[Target]:
+        from dpray.methods.aug_pe.audit import targets
+
+        return targets(self)
 
     @property
     def noise_multiplier(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.audit.cases import CASES
+from tests.auditing.cases import CASES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
