@@ -64,20 +64,6 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Public quantities of a run under way: how far its present stage is. No total where that would
-    tell how many records there are."""
-
-    stage: str
-    completed: int = 0
-    total: int | None = None
-    detail: str = ""
-
-
-OnProgress = Callable[[Progress], None]
-
-
-@dataclass(frozen=True)
 class Record:
     """One private text. `unit_id` names the privacy unit; without a unit column it is the record's
     own content hash, so it depends on that record alone."""
@@ -98,6 +84,20 @@ class Prompt:
 
     user: str = field(repr=False)
     prefix: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Public quantities of work under way: how far its present stage is. There is no total where
+    that would tell how many records there are."""
+
+    stage: str
+    completed: int = 0
+    total: int | None = None
+    detail: str = ""
+
+
+OnProgress = Callable[[Progress], None]
 
 
 def valid_unicode(text: str) -> str:
