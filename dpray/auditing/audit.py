@@ -52,6 +52,10 @@ def audit(
     Returns `mechanisms` (a `Finding` each, and whether it `holds`), `holds` (whether all do), and
     `membership` and `canaries` where they are asked for. Raises InputError, before anything is
     drawn, for bad arguments, and for a plan without a claim where nothing else is asked for.
+
+        found = audit(load_config("notes.yaml"), run=run, trials=2000)
+        for mechanism in found["mechanisms"]:
+            print(mechanism["name"], mechanism["lower_bound"], "<=", mechanism["claimed"])
     """
     if (members is None) != (non_members is None):
         raise InputError("members and non-members: give both, or neither")

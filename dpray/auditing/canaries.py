@@ -124,9 +124,10 @@ def leaks(secret: str, texts: Sequence[str]) -> int:
 
 
 def check_canaries(plan: Plan, candidates: int) -> None:
-    """Raises InputError where the plan leaves no place for canaries."""
+    """Raises InputError where there are no records, or no place for canaries among them."""
     if candidates < 1:
         raise InputError(f"candidates: {candidates} is no number of look-alikes")
+    list_files(plan.config.data.path)
     if plan.texts_from_columns:
         raise InputError("method.template: makes the texts from columns: no place for canaries")
 

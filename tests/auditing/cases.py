@@ -301,7 +301,7 @@ def _cases() -> dict[str, Case]:
     add(
         "Aug-PE, votes of 4 iterations",
         lambda: votes_target(VOTES, 4),
-        4000,
+        16_000,
         ("no noise", noiseless(VoteHistogram), True),
         (halved, half_noise(VoteHistogram, "sigma"), True),
         ("three votes a record", votes_of_three, True),
@@ -326,7 +326,7 @@ def _cases() -> dict[str, Case]:
     add(
         "DP-SGD, Monte Carlo",
         lambda: repeated_target(PLAN),
-        3000,
+        6000,
         ("clipping removed", unclipped_gradients, True),
         (halved, less_gradient_noise(2), True),
         ("a fixed shuffle for Poisson", batches(fixed_shuffle), True),
