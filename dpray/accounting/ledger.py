@@ -64,7 +64,7 @@ class AlreadyPublished(LedgerConflict):
 
 
 class Ledger(BatchListings):
-    """The ledger at a URL, `sqlite:///path` or `postgresql://...`.
+    """Keeps the budgets at a URL, `sqlite:///path` or `postgresql://...`.
 
     Every method raises `LedgerError` if the database fails (full disk, lost connection, locked for
     too long): the operation may or may not have happened, and repeating it is safe.
