@@ -115,11 +115,10 @@ class Laplace(Event):
         return _library_rdp(LaplaceDpEvent(self.noise_multiplier), orders)
 
     def pld(self, interval: float, count: int) -> Pld:
-        return (
-            _losses()
-            .from_laplace_mechanism(self.noise_multiplier, value_discretization_interval=interval)
-            .self_compose(count)
+        one = _losses().from_laplace_mechanism(
+            self.noise_multiplier, value_discretization_interval=interval
         )
+        return one.self_compose(count)
 
 
 @dataclass(frozen=True)
@@ -142,16 +141,13 @@ class DiscreteLaplace(Event):
 
     def pld(self, interval: float, count: int) -> Pld:
         coarse = self._coarse()
-        return (
-            _losses()
-            .from_discrete_laplace_mechanism(
-                1.0 / coarse.scale,
-                sensitivity=coarse.sensitivity,
-                value_discretization_interval=interval,
-                use_connect_dots=True,
-            )
-            .self_compose(count)
+        one = _losses().from_discrete_laplace_mechanism(
+            1.0 / coarse.scale,
+            sensitivity=coarse.sensitivity,
+            value_discretization_interval=interval,
+            use_connect_dots=True,
         )
+        return one.self_compose(count)
 
     def _coarse(self) -> DiscreteLaplace:
         """Return an event that is at least as bad, on a grid `step` times as coarse, whose
@@ -185,16 +181,13 @@ class DiscreteGaussian(Event):
         return 0.5 * (self.sensitivity / self.sigma) ** 2
 
     def pld(self, interval: float, count: int) -> Pld:
-        return (
-            _losses()
-            .from_discrete_gaussian_mechanism(
-                self.sigma,
-                sensitivity=self.sensitivity,
-                value_discretization_interval=interval,
-                use_connect_dots=True,
-            )
-            .self_compose(count)
+        one = _losses().from_discrete_gaussian_mechanism(
+            self.sigma,
+            sensitivity=self.sensitivity,
+            value_discretization_interval=interval,
+            use_connect_dots=True,
         )
+        return one.self_compose(count)
 
 
 @dataclass(frozen=True)
@@ -263,15 +256,12 @@ class PoissonSubsampledGaussian(Event):
         return 1.0 / self.noise_multiplier if self.sampling_probability == 1 else None
 
     def pld(self, interval: float, count: int) -> Pld:
-        return (
-            _losses()
-            .from_gaussian_mechanism(
-                self.noise_multiplier,
-                value_discretization_interval=interval,
-                sampling_prob=self.sampling_probability,
-            )
-            .self_compose(count)
+        one = _losses().from_gaussian_mechanism(
+            self.noise_multiplier,
+            value_discretization_interval=interval,
+            sampling_prob=self.sampling_probability,
         )
+        return one.self_compose(count)
 
 
 class _Sequential(Event):
