@@ -1,4 +1,4 @@
-"""Every mechanism keeps its claim, and the audit catches the faults that docs/audit.md says it does.
+"""Every mechanism keeps its claim, and the audit catches the faults that docs/audit.md says.
 
 A right mechanism is reported with probability 0.1 % at most. In repeated audits the bound of a
 fault that is to be caught is above the claim by four of its standard deviations or more.

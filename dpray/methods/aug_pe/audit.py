@@ -17,7 +17,7 @@ from dpray.methods.aug_pe.votes import VoteHistogram, count_votes
 def targets(plan: AugPePlan) -> Iterator[Target]:
     """Yield one vote histogram, and those of all iterations together."""
     assert plan.votes is not None
-    for iterations in sorted({1, plan.method.iterations}):
+    for iterations in sorted({1, plan.settings.iterations}):
         yield votes_target(plan.votes, iterations)
 
 
