@@ -276,7 +276,7 @@ def _cases() -> dict[str, Case]:
             add(
                 f"private prediction, {clip}, {tokens} token(s)",
                 lambda clip=clip, tokens=tokens: tokens_target(token(clip=clip), tokens),
-                6000 if tokens == 1 else 2000,
+                8000 if tokens == 1 else 2000,
                 ("clipping removed", unclipped, True),
                 (f"temperature / {times}", colder(times), True),
             )
