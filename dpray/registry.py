@@ -1,45 +1,36 @@
-"""The plan and the run of each method, by its name in the configuration."""
+"""The methods by their names in the configuration: each one's folder holds its plan and release.
+
+A method is imported when it is asked for: a plan needs no other method, and neither torch nor Ray.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 from dpray.config.config import Config
 from dpray.engines.model_path import check_model_path
 from dpray.io.records import list_files
-from dpray.methods.aug_pe.plan import make_aug_pe_plan
-from dpray.methods.aug_pe.release import AugPeRun
-from dpray.methods.dp_kps.plan import make_dp_kps_plan
-from dpray.methods.dp_kps.release import DpKpsRun
-from dpray.methods.dp_sgd.plan import make_dp_sgd_plan
-from dpray.methods.dp_sgd.release import DpSgdRun
-from dpray.methods.private_prediction.plan import make_private_prediction_plan
-from dpray.methods.private_prediction.release import PrivatePredictionRun
-from dpray.runs.cluster import is_local
 from dpray.runs.engine import BuildEngine, build_engine
-from dpray.runs.folder import ReleaseFolder
 from dpray.runs.plan import Plan
-from dpray.runs.runner import OnProgress, Run
 
-PLANS: dict[str, Callable[[Config], Plan]] = {
-    "private_prediction": make_private_prediction_plan,
-    "aug_pe": make_aug_pe_plan,
-    "dp_kps": make_dp_kps_plan,
-    "dp_sgd": make_dp_sgd_plan,
-}
-RUNS: dict[str, Callable[[Any, ReleaseFolder, OnProgress, BuildEngine], Run[Any]]] = {
-    "private_prediction": PrivatePredictionRun,
-    "aug_pe": AugPeRun,
-    "dp_kps": DpKpsRun,
-    "dp_sgd": DpSgdRun,
+if TYPE_CHECKING:
+    from dpray.runs.runner import OnProgress
+
+RUNS = {
+    "private_prediction": "PrivatePredictionRun",
+    "aug_pe": "AugPeRun",
+    "dp_kps": "DpKpsRun",
+    "dp_sgd": "DpSgdRun",
 }
 
 
 def make_plan(config: Config) -> Plan:
     """Resolve everything that is null. Raises InputError where the keys together cost more than
     `privacy.epsilon`."""
-    return PLANS[config.method.name](config)
+    name = config.method.name
+    plan: Plan = resolve_name(f"dpray.methods.{name}.plan:make_{name}_plan")(config)
+    return plan
 
 
 def run(
@@ -52,9 +43,15 @@ def run(
 
     Raises InputError (2), BudgetRefused (3: the data was not opened), Resumable (4).
     """
+    from dpray.runs.cluster import is_local
+    from dpray.runs.folder import ReleaseFolder
+
     list_files(config.data.path)
-    if is_local(config) and config.engine.kind in ("vllm", "transformers"):
+    if is_local(config) and config.engine.is_local:
         check_model_path(config.engine.model)
     plan = make_plan(config)
+    name = config.method.name
+    make_run = resolve_name(f"dpray.methods.{name}.release:{RUNS[name]}")
     with ReleaseFolder(config.output.path) as folder:
-        return RUNS[config.method.name](plan, folder, on_progress, build).execute()
+        report: dict[str, Any] = make_run(plan, folder, on_progress, build).execute()
+        return report

@@ -25,6 +25,7 @@ from dpray.accounting import ledger_schema
 from dpray.accounting.hash_chain import Chain, Entry
 from dpray.accounting.ledger_schema import datasets, entries, secret
 from dpray.accounting.ledger_url import parse_url
+from dpray.messages import first_line
 from dpray.types import DprayError, InputError
 
 SECONDS_TO_WAIT = 60
@@ -179,7 +180,7 @@ def broken_chain(dataset: str) -> LedgerError:
 def _reason(error: SQLAlchemyError) -> str:
     """The database's own first line: no statement and no values."""
     cause = error.orig if isinstance(error, DBAPIError) else error
-    return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    return first_line(cause)
 
 
 def _engine(url: sa.URL, *, create: bool) -> sa.Engine:

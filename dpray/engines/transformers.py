@@ -1,10 +1,10 @@
-"""transformers: one group at a time, a batched KV cache, on a CPU or a GPU."""
+"""The transformers engine: one group at a time, a batched KV cache, on a CPU or a GPU."""
 
 from __future__ import annotations
 
 import gc
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria
 
+from dpray.config.engine import EngineConfig
 from dpray.engines.base import (
     Completion,
     EngineError,
     FinishReason,
     LockstepGroup,
     LockstepResult,
+    NextGroup,
     OnCompletion,
     Prompt,
     Sampling,
@@ -35,26 +37,19 @@ from dpray.engines.text import TextCodec, cut_at_stop
 class TransformersEngine:
     """An `Engine` over `AutoModelForCausalLM`.
 
-    `device` "auto" is the first GPU where there is one. `max_rows` is how many rows go through the
-    model at a time; a group may be larger, its selector sees all of them. A group's public row goes
-    through by itself, so that its logits are a function of public values (see `PublicPass`).
+    `device` "auto" is the first GPU where there is one. At most `max_rows` rows go through the
+    model at a time; the selector of a larger group still sees all of them. A group's public row
+    goes through by itself, so that its logits are a function of public values (see `PublicPass`).
     """
 
-    def __init__(
-        self,
-        model: str,
-        device: str = "auto",
-        dtype: str = "float32",
-        max_model_len: int | None = None,
-        max_rows: int = 256,
-    ) -> None:
-        model = check_model_path(model)
-        self._codec = TextCodec(model, max_model_len)
+    def __init__(self, config: EngineConfig, *, device: str = "auto", max_rows: int = 256) -> None:
+        model = check_model_path(config.model)
+        self._codec = TextCodec(model, config.max_model_len)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(device)
         self._max_rows = max_rows
-        self._model: Any = load_model(model, dtype, self._device)
+        self._model: Any = load_model(model, config.dtype, self._device)
         self._prefilled: tuple[tuple[tuple[int, ...], ...], list[Rows]] | None = None
 
     @property
@@ -97,8 +92,8 @@ class TransformersEngine:
     def _batches(
         self, encoded: list[tuple[int, ...]], samplings: list[Sampling]
     ) -> Iterator[list[int]]:
-        """Positions of prompts that go through the model together: they may differ in `max_tokens`
-        alone, and the longest prompt with the most new tokens fits the context."""
+        """Yield the positions of prompts that go through the model together: their sampling differs
+        in `max_tokens` alone, and the longest prompt with the most new tokens fits the context."""
 
         def key(i: int) -> tuple[Any, ...]:
             return astuple(replace(samplings[i], max_tokens=0))
@@ -122,7 +117,7 @@ class TransformersEngine:
     def _generate(
         self, prompts: list[tuple[int, ...]], samplings: list[Sampling]
     ) -> list[Completion]:
-        """One batch; its rows are computed as long as the longest and cut."""
+        """Complete one batch; every row is computed as long as the longest, and cut."""
         ids, mask = left_padded(prompts, self._device)
         sampling = samplings[-1]  # the one of most tokens
         options: dict[str, Any] = {"do_sample": sampling.temperature > 0}
@@ -152,16 +147,12 @@ class TransformersEngine:
             for prompt, row, each in zip(prompts, new_ids, samplings, strict=True)
         ]
 
-    def decode_lockstep(
-        self,
-        groups: Iterable[LockstepGroup],
-        then: Callable[[LockstepResult], LockstepGroup | None],
-    ) -> None:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
         try:
             for first in groups:
                 group: LockstepGroup | None = first
                 while group is not None:
-                    group = then(self._decoded(group))
+                    group = next_group(self._decoded(group))
         finally:
             self._prefilled = None
 
@@ -232,7 +223,7 @@ def _selecting() -> Iterator[None]:
 
 
 class _StopStrings(StoppingCriteria):
-    """Ends a row whose new text holds a stop string."""
+    """The criterion ends a row whose new text holds a stop string."""
 
     def __init__(
         self, codec: TextCodec, prompts: list[tuple[int, ...]], stop: tuple[str, ...]

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow.fs
 import pyarrow.parquet
 
+from dpray.messages import first_line
 from dpray.types import InputError, valid_unicode
 
 PASSWORD = re.compile(r"\w[\w+.-]*://[^@/]*:(?!\d+/)[^@]*@")
@@ -58,7 +59,7 @@ def list_files(path: str, key: str = "data.path") -> list[str]:
             if info.type == pyarrow.fs.FileType.Directory:
                 files = _glob(filesystem, root.rstrip("/") + "/*")
     except (OSError, ValueError, RuntimeError, pyarrow.ArrowException) as error:
-        raise InputError(f"{key}: {path}: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{key}: {path}: {first_line(error)}") from None
     files = [file for file in files if file.endswith(SUFFIXES)]
     if not files:
         raise InputError(f"{key}: no such file, or none of {', '.join(SUFFIXES)}: {path}")

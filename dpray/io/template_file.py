@@ -19,6 +19,7 @@ import jinja2
 import yaml
 
 from dpray.io.yaml_text import parse_yaml, read_yaml_text
+from dpray.messages import first_line
 from dpray.types import InputError
 
 LONGEST_REASON = 200
@@ -41,8 +42,7 @@ def faults_named(name_or_path: str) -> Iterator[None]:
         raise
     except Exception as error:
         kind = "" if isinstance(error, KNOWN_FAULTS) else f"{type(error).__name__}: "
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        reason = f"{kind}{first}"[:LONGEST_REASON]
+        reason = f"{kind}{first_line(error)}"[:LONGEST_REASON]
         raise InputError(f"method.template: {name_or_path}: {reason}") from None
 
 

@@ -18,10 +18,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import opendp.prelude as dp
+from opendp.domains import atom_domain, vector_domain
+from opendp.measurements import make_gaussian, make_laplace
+from opendp.metrics import l1_distance, l2_distance
+from opendp.mod import enable_features
+from opendp.typing import f64, i64
 
 # The samplers are behind OpenDP's flag for components that its committee has not all vetted.
-dp.enable_features("contrib")
+enable_features("contrib")
 
 INTEGER_NOISE_SOURCE = (
     "exact discrete Laplace and discrete Gaussian samplers of OpenDP (Canonne, Kamath, Steinke "
@@ -42,8 +46,8 @@ def discrete_laplace(counts_N: npt.NDArray[np.integer], scale: float) -> Counts:
     not integers.
     """
     scale = _checked(scale, "scale")
-    space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l1_distance(T=dp.i64)
-    return _release(dp.m.make_laplace(*space, scale=scale), counts_N)
+    space = vector_domain(atom_domain(T=i64)), l1_distance(T=i64)
+    return _release(make_laplace(*space, scale=scale), counts_N)
 
 
 def discrete_gaussian(counts_N: npt.NDArray[np.integer], sigma: float) -> Counts:
@@ -53,8 +57,8 @@ def discrete_gaussian(counts_N: npt.NDArray[np.integer], sigma: float) -> Counts
     `dpray.accounting.events.DiscreteGaussian`. Errors are those of `discrete_laplace`.
     """
     sigma = _checked(sigma, "sigma")
-    space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l2_distance(T=dp.f64)
-    return _release(dp.m.make_gaussian(*space, scale=sigma), counts_N)
+    space = vector_domain(atom_domain(T=i64)), l2_distance(T=f64)
+    return _release(make_gaussian(*space, scale=sigma), counts_N)
 
 
 def _checked(scale: float, name: str) -> float:

@@ -11,14 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-from dpray.accounting.ledger import Ledger
 from dpray.io.files import sha256_of
-from dpray.runs.accountant import AccountantClient
-from dpray.training.state import TrainingState
 from dpray.types import DprayError
 
-Books = Ledger | AccountantClient
+# A plan holds `Blocks` and needs neither torch nor Ray.
+if TYPE_CHECKING:
+    from dpray.accounting.ledger import Ledger
+    from dpray.runs.accountant import AccountantClient
+    from dpray.training.state import TrainingState
+
+Books: TypeAlias = "Ledger | AccountantClient"
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class Journal:
     def latest(self) -> TrainingState | None:
         """The state of the last block that was published, None before there is one. Raises
         DprayError where its file is not what was published."""
+        from dpray.training.state import TrainingState
+
         path, sha = self._latest()
         if path is None:
             return None
