@@ -110,6 +110,11 @@ class LockstepGroup:
     max_tokens: int
     stop: tuple[str, ...] = ()
 
+    @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        """Return the prompts of all rows, the public one last."""
+        return (*self.private_prompts, self.public_prompt)
+
 
 @dataclass(frozen=True)
 class LockstepResult:
@@ -148,10 +153,7 @@ class TextGenerator(Protocol):
 
 @runtime_checkable
 class Engine(TextGenerator, Protocol):
-    """A language model: vLLM, transformers, or an OpenAI-compatible API, which only generates."""
-
-    @property
-    def vocabulary_size(self) -> int: ...
+    """A language model in dpray's own processes, by vLLM or transformers."""
 
     @property
     def context_length(self) -> int: ...
@@ -192,10 +194,6 @@ class SelectorFailed(EngineError):
 
 class OutOfMemory(EngineError):
     """The model's work does not fit the memory, and how much it needs depends on the prompts."""
-
-
-class Unsupported(EngineError):
-    """The backend cannot do this at all (an API has no logits to aggregate)."""
 
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "ALLOC_FAILED")

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible engine generates and does no more: an API has no logits to aggregate."""
+"""Generation by an OpenAI-compatible API, which has no logits for lockstep decoding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,12 +24,9 @@ from dpray.config.engine import EngineConfig
 from dpray.engines.base import (
     Completion,
     EngineError,
-    LockstepGroup,
-    NextGroup,
     OnCompletion,
     Prompt,
     Sampling,
-    Unsupported,
     sampling_of_each,
 )
 
@@ -67,26 +64,6 @@ class OpenAIEngine:
         for name in ("openai", "httpx", "httpx2"):
             logging.getLogger(name).setLevel(logging.WARNING)
         self._config, self._max_pause = config, max_pause
-
-    @property
-    def vocabulary_size(self) -> int:
-        raise Unsupported("engine.kind=openai does not know the model's vocabulary")
-
-    @property
-    def context_length(self) -> int:
-        raise Unsupported("engine.kind=openai does not know the model's context length")
-
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        raise Unsupported("engine.kind=openai has no tokenizer")
-
-    def truncate(self, text: str, max_tokens: int) -> str:
-        raise Unsupported("engine.kind=openai has no tokenizer")
-
-    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
-        raise Unsupported(
-            "engine.kind=openai cannot decode in lockstep: it needs the logits of every row; "
-            "use vllm or transformers"
-        )
 
     def close(self) -> None:
         """Do nothing: nothing is held between calls."""

@@ -4,10 +4,18 @@ same text, in vLLM and in transformers."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from dpray.engines.base import Completion, EngineError, PlainPrompt, Prompt, Sampling
+from dpray.engines.base import (
+    Completion,
+    EngineError,
+    PlainPrompt,
+    Prompt,
+    Sampling,
+    sampling_of_each,
+)
 from dpray.types import InputError, valid_unicode
 
 # How far back in a prompt a tokenizer's decoder may look to decide on a leading space.
@@ -35,7 +43,6 @@ class TextCodec:
         if not self.tokenizer.is_fast:
             raise InputError(f"engine.model: {model} has no fast tokenizer (tokenizer.json)")
         text_config = config.get_text_config()
-        self.vocabulary_size: int = text_config.vocab_size
         longest: int = text_config.max_position_embeddings
         if max_model_len is not None and max_model_len > longest:
             raise InputError(
@@ -161,3 +168,31 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
     """Return `text` up to the earliest stop string, or None where it holds none."""
     ends = [end for end in (text.find(string) for string in stop) if end >= 0]
     return text[: min(ends)] if ends else None
+
+
+class LocalEngine:
+    """The part of an `Engine` that its tokenizer answers."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self.codec = codec
+
+    @property
+    def context_length(self) -> int:
+        return self.codec.context_length
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        return self.codec.encode(prompt)
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        return self.codec.truncate(text, max_tokens)
+
+    def encoded(
+        self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling]
+    ) -> tuple[list[tuple[int, ...]], list[Sampling]]:
+        """Return token ids and sampling parameters of each prompt. Raises EngineError where one
+        does not fit the context."""
+        samplings = sampling_of_each(prompts, sampling)
+        encoded = [self.encode(prompt) for prompt in prompts]
+        for ids, each in zip(encoded, samplings, strict=True):
+            self.codec.check_length(len(ids), each.max_tokens)
+        return encoded, samplings

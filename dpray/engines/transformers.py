@@ -26,15 +26,14 @@ from dpray.engines.base import (
     TokenSelector,
     engine_error,
     failure_name,
-    sampling_of_each,
     selector_error,
 )
 from dpray.engines.model_path import check_model_path
 from dpray.engines.rows import Rows, advance, left_padded, load_model, prefill
-from dpray.engines.text import TextCodec, cut_at_stop
+from dpray.engines.text import LocalEngine, TextCodec, cut_at_stop
 
 
-class TransformersEngine:
+class TransformersEngine(LocalEngine):
     """An `Engine` over `AutoModelForCausalLM`.
 
     `device` "auto" is the first GPU where there is one. At most `max_rows` rows go through the
@@ -44,27 +43,13 @@ class TransformersEngine:
 
     def __init__(self, config: EngineConfig, *, device: str = "auto", max_rows: int = 256) -> None:
         model = check_model_path(config.model)
-        self._codec = TextCodec(model, config.max_model_len)
+        super().__init__(TextCodec(model, config.max_model_len))
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(device)
         self._max_rows = max_rows
         self._model: Any = load_model(model, config.dtype, self._device)
         self._prefilled: tuple[tuple[tuple[int, ...], ...], list[Rows]] | None = None
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self._codec.vocabulary_size
-
-    @property
-    def context_length(self) -> int:
-        return self._codec.context_length
-
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        return self._codec.encode(prompt)
-
-    def truncate(self, text: str, max_tokens: int) -> str:
-        return self._codec.truncate(text, max_tokens)
 
     def close(self) -> None:
         self._model = self._prefilled = None
@@ -76,10 +61,7 @@ class TransformersEngine:
         sampling: Sampling | Sequence[Sampling],
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
-        samplings = sampling_of_each(prompts, sampling)
-        encoded = [self.encode(prompt) for prompt in prompts]
-        for ids, each in zip(encoded, samplings, strict=True):
-            self._codec.check_length(len(ids), each.max_tokens)
+        encoded, samplings = self.encoded(prompts, sampling)
         completions: dict[int, Completion] = {}
         for chosen in self._batches(encoded, samplings):
             answers = self._generate([encoded[i] for i in chosen], [samplings[i] for i in chosen])
@@ -128,7 +110,7 @@ class TransformersEngine:
                 "top_p": sampling.top_p,
             }
         if sampling.stop:
-            options["stopping_criteria"] = [_StopStrings(self._codec, prompts, sampling.stop)]
+            options["stopping_criteria"] = [_StopStrings(self.codec, prompts, sampling.stop)]
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             # transformers draws from the global generator, whose default seed is a constant
@@ -137,13 +119,13 @@ class TransformersEngine:
                 input_ids=ids,
                 attention_mask=mask,
                 max_new_tokens=sampling.max_tokens,
-                eos_token_id=list(self._codec.eos_ids),
-                pad_token_id=self._codec.eos_ids[0],
+                eos_token_id=list(self.codec.eos_ids),
+                pad_token_id=self.codec.eos_ids[0],
                 **options,
             )
         new_ids = output[:, ids.shape[1] :].tolist()
         return [
-            self._codec.completion(prompt, row[: each.max_tokens], each)
+            self.codec.completion(prompt, row[: each.max_tokens], each)
             for prompt, row, each in zip(prompts, new_ids, samplings, strict=True)
         ]
 
@@ -166,8 +148,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _decode(self, group: LockstepGroup) -> LockstepResult:
-        prompts = (*group.private_prompts, group.public_prompt)
-        self._codec.check_length(max(map(len, prompts)), group.max_tokens)
+        self.codec.check_length(max(map(len, group.prompts)), group.max_tokens)
         with _selecting():
             selector = group.selector.build()
         rows = self._prefill(group)
@@ -183,9 +164,9 @@ class TransformersEngine:
                 reason = "exhausted"
                 break
             tokens.append(token)
-            text = self._codec.ended(group.public_prompt, tokens, group.stop)
+            text = self.codec.ended(group.public_prompt, tokens, group.stop)
         if text is None:
-            text = self._codec.text(group.public_prompt, tokens)
+            text = self.codec.text(group.public_prompt, tokens)
         else:
             reason = "stop"
         return LockstepResult(group.group_id, text, tuple(tokens), reason, selector.state())
@@ -198,8 +179,7 @@ class TransformersEngine:
     def _prefill(self, group: LockstepGroup) -> list[Rows]:
         """Compute the private rows after their prompts, then the public one by itself; both are
         kept for the batch's next text, which has the same prompts."""
-        prompts = (*group.private_prompts, group.public_prompt)
-        if self._prefilled is not None and self._prefilled[0] == prompts:
+        if self._prefilled is not None and self._prefilled[0] == group.prompts:
             for part in self._prefilled[1]:
                 part.rewind()
             return self._prefilled[1]
@@ -210,7 +190,7 @@ class TransformersEngine:
             prefill(self._model, chunk, self._device) for chunk in (*chunks, (group.public_prompt,))
         ]
         if all(part.can_rewind for part in rows):
-            self._prefilled = (prompts, rows)
+            self._prefilled = (group.prompts, rows)
         return rows
 
 

@@ -14,13 +14,13 @@ from dpray.engines.base import (
     OnCompletion,
     Prompt,
     Sampling,
-    sampling_of_each,
 )
+from dpray.engines.text import LocalEngine
 from dpray.engines.vllm_model import VllmModel
 from dpray.engines.vllm_run import LockstepRun
 
 
-class VllmEngine:
+class VllmEngine(LocalEngine):
     """An `Engine` over vLLM.
 
     `max_model_len` defaults to the model's context, 8192 at most. `max_num_seqs` rows run at a
@@ -38,21 +38,7 @@ class VllmEngine:
         self, config: EngineConfig, *, private_rows: bool = False, public_alone: bool = False
     ) -> None:
         self.model = VllmModel(config, private_rows, public_alone)
-        self._codec = self.model.codec
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self._codec.vocabulary_size
-
-    @property
-    def context_length(self) -> int:
-        return self._codec.context_length
-
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        return self._codec.encode(prompt)
-
-    def truncate(self, text: str, max_tokens: int) -> str:
-        return self._codec.truncate(text, max_tokens)
+        super().__init__(self.model.codec)
 
     def close(self) -> None:
         self.model.close()
@@ -64,11 +50,8 @@ class VllmEngine:
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
         model = self.model
-        samplings = sampling_of_each(prompts, sampling)
+        encoded, samplings = self.encoded(prompts, sampling)
         params = {each: self._params(each) for each in set(samplings)}
-        encoded = [self.encode(prompt) for prompt in prompts]
-        for ids, each in zip(encoded, samplings, strict=True):
-            self._codec.check_length(len(ids), each.max_tokens)
         place = {f"generate-{next(model.serial)}": i for i in range(len(encoded))}
         completions: dict[int, Completion] = {}
         try:
@@ -78,7 +61,7 @@ class VllmEngine:
                 for output in model.step():
                     i = place[output.request_id]
                     written = list(output.outputs[0].token_ids)
-                    completions[i] = self._codec.completion(encoded[i], written, samplings[i])
+                    completions[i] = self.codec.completion(encoded[i], written, samplings[i])
                     if on_completion is not None:
                         on_completion(i, completions[i])
         except BaseException:
@@ -94,7 +77,7 @@ class VllmEngine:
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             stop=list(sampling.stop),
-            stop_token_ids=list(self._codec.eos_ids),
+            stop_token_ids=list(self.codec.eos_ids),
             output_kind=self.model.final_only,
         )
 

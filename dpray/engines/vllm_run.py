@@ -38,10 +38,6 @@ class _Running:
     public_ids: list[int] = field(default_factory=list)
 
     @property
-    def prompts(self) -> tuple[tuple[int, ...], ...]:
-        return (*self.group.private_prompts, self.group.public_prompt)
-
-    @property
     def rows(self) -> int:
         return len(self.group.private_prompts) + 1
 
@@ -99,7 +95,7 @@ class LockstepRun:
                 self._start(self.ready.popleft(), uncached)
             elif self._pull() and self._fits(self.cold[0], self.cold[0].rows):
                 running = self.cold.popleft()
-                tokens = sum(map(len, running.prompts))
+                tokens = sum(map(len, running.group.prompts))
                 if running.attempt == 0 and tokens <= self._step_tokens_left():
                     self._start(running, tokens)
                 else:
@@ -120,7 +116,7 @@ class LockstepRun:
         """Return the group with the KV blocks that it needs at full length. Raises EngineError
         where it can never run."""
         model = self.model
-        prompts = (*group.private_prompts, group.public_prompt)
+        prompts = group.prompts
         model.codec.check_length(max(map(len, prompts)), group.max_tokens)
         if len(prompts) > model.max_rows:
             raise EngineError(
@@ -193,7 +189,7 @@ class LockstepRun:
 
     def _submit(self, running: _Running, params: list[Any]) -> None:
         running.requests, running.outputs, running.public_ids = [], {}, []
-        for ids, row_params in zip(running.prompts, params, strict=True):
+        for ids, row_params in zip(running.group.prompts, params, strict=True):
             request = f"row-{next(self.model.serial)}"
             running.requests.append(request)
             self.by_request[request] = running

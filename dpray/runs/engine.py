@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine, EngineError
@@ -38,7 +38,8 @@ def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> E
     if config.kind == "openai":
         from dpray.engines.openai import OpenAIEngine
 
-        return OpenAIEngine(config)
+        # Only methods that generate and do no more may have an API, by the configuration's check.
+        return cast(Engine, OpenAIEngine(config))
     check_model_path(config.model)
     if config.kind == "vllm":
         from dpray.engines.vllm import VllmEngine

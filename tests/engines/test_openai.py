@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpray.config.engine import EngineConfig
-from dpray.engines.base import Completion, EngineError, Prompt, Sampling, Unsupported
+from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from tests.engines.api_server import MALFORMED, SLOW, Server, chat, running_server
 
@@ -165,15 +165,3 @@ def test_nobody_there() -> None:
     nobody = OpenAIEngine(config, max_pause=0.01)
     with pytest.raises(EngineError, match="APIConnectionError"):
         nobody.generate([Prompt("a")], Sampling(1))
-
-
-def test_what_an_api_cannot_do(server: Server) -> None:
-    api = engine(server)
-    with pytest.raises(Unsupported):
-        api.encode(Prompt("a"))
-    with pytest.raises(Unsupported):
-        api.truncate("a", 1)
-    with pytest.raises(Unsupported):
-        api.decode_lockstep([], lambda result: None)
-    with pytest.raises(Unsupported):
-        _ = api.vocabulary_size
