@@ -62,7 +62,16 @@ print(json.dumps([code, [name for name in sys.argv[1].split() if name in sys.mod
 """
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+SLOW = [command for command, allowed in COMMANDS.items() if "torch" in allowed]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=pytest.mark.slow) if command in SLOW else command
+        for command in COMMANDS
+    ],
+)
 def test_a_command_imports_no_more_than_it_needs(command: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.db"
     if "LEDGER" in command:

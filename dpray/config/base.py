@@ -1,4 +1,4 @@
-"""What every section of the configuration is: frozen, without unknown keys."""
+"""The base of every section of the configuration: frozen, without unknown keys."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ class EngineConfig(Section):
     tensor_parallel_size: Count = Field(1, description="GPUs that vLLM splits the model over")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     kv_cache_gib: Positive = Field(2.0, description="KV cache of the vLLM engine on a CPU")
-    base_url: str | None = Field(None, description="of an OpenAI-compatible endpoint")
-    api_key: str | None = Field(None, repr=False, description="of that endpoint")
+    base_url: str | None = Field(None, description="the URL of an OpenAI-compatible endpoint")
+    api_key: str | None = Field(None, repr=False, description="the key of that endpoint")
     api: Literal["chat", "completions"] = Field(
-        "chat", description="which of that endpoint's APIs is asked; completions for a base model"
+        "chat", description="the API of that endpoint; completions for a base model"
     )
     max_in_flight: Count = Field(64, description="concurrent requests to that endpoint")
     attempts: Count = Field(6, description="tries of a request before the run stops for now")
@@ -37,18 +37,18 @@ class EngineConfig(Section):
 
     @property
     def is_local(self) -> bool:
-        """Whether the model runs in dpray's own processes."""
+        """Return whether the model runs in dpray's own processes."""
         return self.kind in ("vllm", "transformers")
 
     @property
     def gpus(self) -> int:
-        """One copy of the model uses so many GPUs; transformers does not split it."""
+        """Return the GPUs of one copy of the model, which transformers does not split."""
         return self.tensor_parallel_size if self.kind == "vllm" else 1
 
     @field_validator("base_url")
     @classmethod
     def _no_credentials(cls, url: str | None) -> str | None:
-        # What is configured is written down in the release.
+        # A release holds its configuration.
         if url is not None and "@" in urlsplit(url).netloc:
             raise ValueError("a name or password has no place in it; give engine.api_key")
         return url

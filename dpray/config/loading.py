@@ -21,10 +21,10 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def read_tree(path: str | Path, overrides: list[str]) -> Any:
-    """Read the plain tree of a YAML file with `key.sub=value` overrides; raises InputError.
+    """Read the plain tree of a YAML file with `key.sub=value` overrides. Raises InputError.
 
-    Nothing in it is resolved: OmegaConf's `${oc.env:NAME}` would put an environment variable into
-    the files of a release, so `${` is refused before OmegaConf sees it.
+    Nothing is interpolated: OmegaConf's `${oc.env:NAME}` would put an environment variable into the
+    files of a release, so `${` is refused before OmegaConf sees it.
     """
     settings = [_override(each) for each in overrides]
     try:
@@ -57,14 +57,14 @@ def _override(setting: str) -> Any:
 
 
 def _refuse_interpolation(tree: Any) -> None:
-    """Raises InputError, which names the key, where a text holds `${`."""
+    """Raises InputError that names the key where a text holds `${`."""
     for key, text in _texts(tree):
         if "${" in text:
             raise InputError(f"{key}: `${{` has no meaning in a configuration; write the value")
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text of a plain tree, the mappings' keys too, with the key that it is under."""
+    """Yield every text of a plain tree, the mappings' keys included, each with its full key."""
     if isinstance(value, Mapping):
         for name, below in value.items():
             place = f"{key}.{name}" if key else str(name)
@@ -78,10 +78,10 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def parse(model: type[M], values: Any) -> M:
-    """Make a configuration of a plain tree; raises InputError that names the first wrong key.
+    """Make a model of a plain tree. Raises InputError that names the first wrong key.
 
-    A text has no control characters but tabs and line feeds: they stand in paths, names and error
-    messages, and no file system, database or terminal takes them for what they are.
+    Control characters but tabs and line feeds are refused: texts become paths, names and error
+    messages, and file systems, databases and terminals disagree on what these characters mean.
     """
     for key, text in _texts(values):
         if re.search(f"[{CONTROL}]", text):

@@ -40,7 +40,7 @@ class DataConfig(Section):
         if self.label is None and self.labels:
             raise ValueError("label: the column of the labels is needed where labels are given")
         if len(set(self.labels)) != len(self.labels):
-            raise ValueError("labels: a label is there twice")
+            raise ValueError("labels: a label is given twice")
         if self.unit is None and self.max_records_per_unit != 1:
             raise ValueError("max_records_per_unit: without unit every record is its own unit")
         if self.label_proportions == "measured":
@@ -58,8 +58,8 @@ class DataConfig(Section):
 
     @property
     def proportions(self) -> dict[str, float]:
-        """Public share of each label; one nameless label where the data has none. Uniform where
-        they are to be measured: what a plan expects before they are."""
+        """Return the public share of each label; data without labels has one, "". Shares that are
+        to be measured are uniform until then."""
         if isinstance(self.label_proportions, dict):
             return self.label_proportions
         labels = self.labels or ("",)
@@ -88,7 +88,7 @@ class EmbedderConfig(Section):
 
 
 class RuntimeConfig(Section):
-    """Never changes eps or the distribution of the output."""
+    """The section that never changes epsilon or the distribution of the output."""
 
     ray_address: str | None = Field(
         None, description="null: RAY_ADDRESS or a local Ray; 'none': this process, without Ray"
