@@ -1,4 +1,4 @@
-"""The command line: `dpray COMMAND`. Every command has `--json`; exit codes are the contract's:
+"""The command line is `dpray COMMAND`. Every command has `--json`; exit codes are the contract's:
 0 done, 2 bad input or configuration, 3 budget refused, 4 finished in part, 1 anything else."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMMANDS = {
     "demo": "Private prediction on packaged, fictional clinic notes: a few minutes on a laptop.",
     "ledger": "Budgets: create, show, verify, export.",
 }
-"""The line of each command in `dpray --help`."""
+"""`dpray --help` shows these lines."""
 
 
 class Commands(TyperGroup):

@@ -1,10 +1,10 @@
-"""Messages of one line, which stand in a terminal, a log or an error."""
+"""Messages are one line, for terminals, logs and errors."""
 
 from __future__ import annotations
 
 CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
-"""The inside of a regular expression's bracket: all of C0 but tab and line feed, delete, C1, and
-lone surrogates."""
+"""A regular expression's bracket may hold these: C0 but tab and line feed, delete, C1, and lone
+surrogates."""
 
 
 def first_line(error: BaseException | None) -> str:

@@ -1,4 +1,4 @@
-"""The progress bar of commands that take minutes."""
+"""Commands that take minutes show a progress bar."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def one_line(text: str) -> str:
 
 
 class Terminal(Console):
-    """A console that takes no string for markup: a data set may be called "[/bold]" and a text may
+    """The console takes no string for markup: a data set may be called "[/bold]", and a text may
     hold escape sequences. dpray's own bold and colour are `Text`."""
 
     def __init__(self, *, stderr: bool = False) -> None:

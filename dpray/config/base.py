@@ -1,4 +1,4 @@
-"""The base of every section of the configuration: frozen, without unknown keys."""
+"""Every section of the configuration is frozen and refuses unknown keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration of every command: YAML, with `key.sub=value` after the file.
+"""Every command has the same configuration: YAML, with `key.sub=value` after the file.
 
 All keys are public numbers and names; none is read from the data or from environment variables.
 """

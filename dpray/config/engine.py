@@ -1,4 +1,4 @@
-"""The section `engine`: which language model, and how it is run."""
+"""The section `engine` says which language model is used, and how it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections every method shares: data, privacy, embedder, runtime, output."""
+"""All methods share these sections: data, privacy, embedder, runtime, output."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class EmbedderConfig(Section):
 
 
 class RuntimeConfig(Section):
-    """The section that never changes epsilon or the distribution of the output."""
+    """This section never changes epsilon or the distribution of the output."""
 
     ray_address: str | None = Field(
         None, description="null: RAY_ADDRESS or a local Ray; 'none': this process, without Ray"

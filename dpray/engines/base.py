@@ -1,4 +1,4 @@
-"""The protocol of a language model: `encode`, `generate` and `decode_lockstep`.
+"""A language model has three methods: `encode`, `generate` and `decode_lockstep`.
 
 Engines know nothing of privacy. In lockstep decoding every row of a group (some private prompts and
 one public prompt) is continued with the SAME token at every step, which a `TokenSelector` chooses
@@ -26,14 +26,14 @@ FinishReason = Literal["stop", "length", "exhausted"]
 
 @dataclass(frozen=True)
 class PlainPrompt(Prompt):
-    """A prompt that is the beginning of a text, for models that were tuned on such texts: there is
-    no chat template, and nothing between the start token (the model's bos, or eos where it has
-    none) and `user`."""
+    """The prompt is the beginning of a text, for models that were tuned on such texts: there is no
+    chat template, and nothing between the start token (the model's bos, or eos where it has none)
+    and `user`."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The usual sampling parameters: `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
+    """`temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -44,7 +44,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Completion:
-    """A generated text, without the stop string, and its lengths in tokens."""
+    """A generated text lacks the stop string; its lengths are in tokens."""
 
     text: str = field(repr=False)
     prompt_tokens: int
@@ -53,8 +53,8 @@ class Completion:
 
 
 OnCompletion = Callable[[int, Completion], None]
-"""A callback that gets a prompt's position and its completion as each finishes, so that it can be
-kept before the others are done: in any order, one at a time, perhaps in another thread."""
+"""It gets a prompt's position and its completion as each finishes, so that it can be kept before
+the others are done: in any order, one at a time, perhaps in another thread."""
 
 
 def sampling_of_each(
@@ -85,8 +85,8 @@ class TokenSelector(Protocol):
 
 @dataclass(frozen=True)
 class SelectorSpec:
-    """The recipe of a `TokenSelector`: `factory` is "package.module:callable" inside dpray, called
-    with `arguments` (plain JSON values) by name."""
+    """A `TokenSelector` is built from it: `factory` is "package.module:callable" inside dpray,
+    called with `arguments` (plain JSON values) by name."""
 
     factory: str
     arguments: Mapping[str, Any] = field(repr=False)
@@ -100,8 +100,8 @@ class SelectorSpec:
 
 @dataclass(frozen=True)
 class LockstepGroup:
-    """A text to decode: the token ids of its private prompts (none for an empty batch) and of the
-    public one, which may differ in length."""
+    """A text is decoded from the token ids of its private prompts (none for an empty batch) and of
+    the public one, which may differ in length."""
 
     group_id: str
     private_prompts: tuple[tuple[int, ...], ...] = field(repr=False)
@@ -118,8 +118,8 @@ class LockstepGroup:
 
 @dataclass(frozen=True)
 class LockstepResult:
-    """A decoded text, without the eos token or stop string. `finish_reason` is "exhausted" where
-    the selector returned None; `state` is the selector's."""
+    """`text` lacks the eos token or stop string. `finish_reason` is "exhausted" where the selector
+    returned None; `state` is the selector's."""
 
     group_id: str
     text: str = field(repr=False)
@@ -153,7 +153,7 @@ class TextGenerator(Protocol):
 
 @runtime_checkable
 class Engine(TextGenerator, Protocol):
-    """A language model in dpray's own processes, by vLLM or transformers."""
+    """The model runs in dpray's own processes, in vLLM or transformers."""
 
     @property
     def context_length(self) -> int: ...
@@ -185,7 +185,7 @@ class Embedder(Protocol):
 
 
 class EngineError(RuntimeError):
-    """A model that cannot be loaded or run. The message never holds a prompt."""
+    """A model cannot be loaded or run. The message never holds a prompt."""
 
 
 class SelectorFailed(EngineError):

@@ -1,4 +1,4 @@
-"""The embedder: sentence-transformers."""
+"""sentence-transformers embeds texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _located(model: str) -> str:
 
 
 class SentenceTransformerEmbedder:
-    """An `Embedder`. `model` is a folder or a hub's name; `device` None chooses a GPU if there is
+    """Embeds texts. `model` is a folder or a hub's name; `device` None chooses a GPU if there is
     one; `dtype` is torch's name of the type of the weights."""
 
     def __init__(

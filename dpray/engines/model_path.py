@@ -1,4 +1,4 @@
-"""The check that a configured model can exist, made before anything heavy is imported."""
+"""A configured model is checked for existence before anything heavy is imported."""
 
 from __future__ import annotations
 

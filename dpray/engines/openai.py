@@ -1,4 +1,4 @@
-"""Generation by an OpenAI-compatible API, which has no logits for lockstep decoding."""
+"""An OpenAI-compatible API generates texts; it has no logits for lockstep decoding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MISSING = object()
 
 
 class OpenAIEngine:
-    """A `TextGenerator` through the `openai` client.
+    """This `TextGenerator` goes through the `openai` client.
 
     `api` "chat" sends `Prompt.user` as the user message; a non-empty `prefix` follows as the
     beginning of the assistant's message, which vLLM continues (the two extra body fields) and other

@@ -1,4 +1,4 @@
-"""Calls of a language model by name, repeated where an answer is empty or a refusal."""
+"""Calls of a language model have names, and are repeated after an empty answer or a refusal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Request:
 
 
 Ask = Callable[[Sequence[Request]], list[str]]
-"""A function that returns texts in the order of the requests, "" where the model wrote nothing."""
+"""It returns texts in the order of the requests, "" where the model wrote nothing."""
 
 
 def answered(

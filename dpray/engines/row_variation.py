@@ -1,4 +1,4 @@
-"""A test of the device: do a row's logits depend on the rows that share its forward pass?
+"""The device is tested: do a row's logits depend on the rows that share its forward pass?
 
 Private prediction's sensitivity c / s is that of rows whose logits are functions of their own
 prompt. Kernels keep to that up to their rounding, which depends on the shape of the whole pass and
@@ -24,11 +24,11 @@ from dpray.engines.base import (
 
 POSITIONS = 3
 TOKENS = 1024
-"""The number of a row's logits that are compared, spread over the vocabulary."""
+"""So many logits of a row are compared, spread over the vocabulary."""
 
 
 class RowProbe:
-    """A `TokenSelector` that keeps the first row's logits and continues with a fixed token."""
+    """Keeps the first row's logits, as a `TokenSelector`, and continues with a fixed token."""
 
     def __init__(self, token: int) -> None:
         self.token = token

@@ -1,4 +1,4 @@
-"""Forward passes of a transformers model over several rows, and over a public row by itself."""
+"""A transformers model computes several rows in a pass, and a public row by itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def left_padded(
 
 @dataclass
 class Rows:
-    """Rows after their prompts: KV cache, attention mask, and the first logits, float32, shape
+    """Holds rows after their prompts: KV cache, attention mask, and first logits, float32, shape
     (rows, V)."""
 
     cache: Any
@@ -111,7 +111,7 @@ class PublicPass:
 
 
 class PublicRow:
-    """One public prompt and the tokens drawn after it."""
+    """Continues one public prompt with the tokens drawn."""
 
     def __init__(self, model: Any, rows: Rows) -> None:
         self._model, self._rows = model, rows

@@ -1,5 +1,5 @@
-"""The tokenizer of both local engines: the same prompt has the same token ids, and the same ids the
-same text, in vLLM and in transformers."""
+"""Both local engines share the tokenizer: the same prompt has the same token ids, and the same ids
+the same text, in vLLM and in transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DECODER_CONTEXT = 6
 
 
 class TextCodec:
-    """A model's tokenizer, chat template, end-of-sequence ids and sizes, read without its weights.
+    """Reads a model's tokenizer, chat template, end-of-sequence ids and context, without weights.
 
     Raises InputError for a model whose files do not allow it.
     """
@@ -83,7 +83,7 @@ class TextCodec:
 
     @property
     def start_id(self) -> int:
-        """The token that a `PlainPrompt` begins with."""
+        """Return the token that a `PlainPrompt` begins with."""
         bos: int | None = self.tokenizer.bos_token_id
         return self.eos_ids[0] if bos is None else bos
 
@@ -171,7 +171,7 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
 
 
 class LocalEngine:
-    """The part of an `Engine` that its tokenizer answers."""
+    """Implements what an `Engine` needs only its tokenizer for."""
 
     def __init__(self, codec: TextCodec) -> None:
         self.codec = codec

@@ -1,4 +1,4 @@
-"""The transformers engine: one group at a time, a batched KV cache, on a CPU or a GPU."""
+"""The transformers engine decodes one group at a time, on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dpray.engines.text import LocalEngine, TextCodec, cut_at_stop
 
 
 class TransformersEngine(LocalEngine):
-    """An `Engine` over `AutoModelForCausalLM`.
+    """This `Engine` runs an `AutoModelForCausalLM`.
 
     `device` "auto" is the first GPU where there is one. At most `max_rows` rows go through the
     model at a time; the selector of a larger group still sees all of them. A group's public row

@@ -1,4 +1,4 @@
-"""The vLLM engine: continuous batching, prefix cache, tensor parallelism, lockstep decoding."""
+"""The vLLM engine has continuous batching, a prefix cache and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dpray.engines.vllm_run import LockstepRun
 
 
 class VllmEngine(LocalEngine):
-    """An `Engine` over vLLM.
+    """This `Engine` generates and decodes in vLLM.
 
     `max_model_len` defaults to the model's context, 8192 at most. `max_num_seqs` rows run at a
     time: a group needs one for every private prompt and one more. `max_num_batched_tokens` defaults

@@ -1,4 +1,4 @@
-"""Lockstep decoding in vLLM's workers.
+"""vLLM's workers decode in lockstep.
 
 `LockstepProcessor` sees the logits of the whole batch at every step. It gathers each group's rows,
 lets the group's selector draw one token, and forces it on all of them. A group that is not whole
@@ -32,7 +32,7 @@ Fate = Literal["running", "exhausted", "broken", "failed"]
 
 @dataclass(eq=False)
 class _Group:
-    """A group's rows in the present batch, and the tokens drawn for it."""
+    """Keeps track of a group's rows in the present batch, and of its tokens."""
 
     size: int
     eos: int

@@ -1,4 +1,4 @@
-"""A model that vLLM has loaded in this process: requests in, outputs out.
+"""vLLM runs a model in this process: requests go in, outputs come out.
 
 A row of a lockstep group is an ordinary vLLM request with its own KV cache; `LockstepProcessor`
 makes all rows of a group emit the same token.
@@ -20,7 +20,7 @@ from dpray.engines.model_path import check_model_path
 from dpray.engines.text import TextCodec
 
 DEFAULT_CONTEXT = 8192
-"""The context, in tokens, of a model with a longer one, unless `max_model_len` is given."""
+"""A model with a longer context gets this one, in tokens, unless `max_model_len` is given."""
 
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -28,7 +28,7 @@ ENVIRONMENT = {
     # not know.
     "VLLM_LOGGING_LEVEL": "CRITICAL",
 }
-"""The environment of every process with vLLM."""
+"""Every process with vLLM has this environment."""
 
 _IN_PROCESS = {
     # The engine runs in this process and the first model runner: a row is a request there.
@@ -65,7 +65,7 @@ def take_invariant_kernels(vllm: Any) -> bool:
 
 
 class VllmModel:
-    """The loaded model of a configuration; `VllmEngine` describes the arguments."""
+    """Loads a model and calls vLLM; `VllmEngine` describes the arguments."""
 
     def __init__(self, config: EngineConfig, private_rows: bool, public_alone: bool) -> None:
         model = check_model_path(config.model)

@@ -1,4 +1,4 @@
-"""The admission of lockstep groups to vLLM: a group's rows enter in one step, or none of them.
+"""Lockstep groups are admitted to vLLM whole: a group's rows enter in one step, or none of them.
 
 A group waits, warms vLLM's prefix cache, and runs.
 """
@@ -26,7 +26,7 @@ _MAX_ATTEMPTS = 3
 
 @dataclass
 class _Running:
-    """A group in vLLM, under a new name for every attempt."""
+    """A group has a new name in vLLM for every attempt."""
 
     group: LockstepGroup
     blocks: int
@@ -43,7 +43,7 @@ class _Running:
 
 
 class LockstepRun:
-    """One call of `decode_lockstep`.
+    """Carries out one call of `decode_lockstep`.
 
     A group whose prompts may not fit one scheduling step first sends them through as ordinary
     requests of one token, which fills the prefix cache; then all its rows enter together. Where it

@@ -1,4 +1,4 @@
-"""Writing files that are whole after a crash, and private ones for their owner alone."""
+"""Files are whole after a crash, and private ones are for their owner alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader of rows: JSONL, CSV or Parquet, one file or many, local or in a cloud.
+"""Rows are read from JSONL, CSV or Parquet, one file or many, local or in a cloud.
 
 Errors name the file and the row, never its content.
 """
@@ -23,14 +23,14 @@ from dpray.messages import first_line
 from dpray.types import InputError, valid_unicode
 
 PASSWORD = re.compile(r"\w[\w+.-]*://[^@/]*:(?!\d+/)[^@]*@")
-"""The beginning of a URI with a password, which may hold a slash; a port is not a password."""
+"""It matches the beginning of a URI with a password, which may hold a slash and is not a port."""
 
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
 class Where:
-    """A row's place, for error messages: rows count from 1, without a CSV's header."""
+    """Names a row's place in error messages: rows count from 1, without a CSV's header."""
 
     file: str
     row: int

@@ -1,4 +1,4 @@
-"""Jinja for untrusted templates: no code runs, and a rendering ends.
+"""Untrusted Jinja templates are rendered safely: no code runs, and a rendering ends.
 
 Jinja's immutable sandbox keeps a template away from Python's internals, but not from
 `'a' * 10**10` or from nested loops. So templates get a part of the language: output, `if`, `for`
@@ -37,20 +37,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError, safe_ra
 from jinja2.visitor import NodeTransformer
 
 MOST = 10_000_000
-"""The most characters of a text that a template makes, or of any intermediate value."""
+"""A text that a template makes, or an intermediate value, has at most so many characters."""
 
 MOST_IN_ALL = 20 * MOST
-"""The most characters and entries that a rendering reads or makes, counted every time."""
+"""A rendering reads or makes at most so many characters and entries, counted every time."""
 
 MOST_VALUES = 1_000_000
-"""The most entries of a list or mapping, nested ones included."""
+"""A list or mapping has at most so many entries, nested ones included."""
 
 MOST_SOURCE = 100_000
 SECONDS = 10.0
 MOST_BITS = 64
 MOST_INDENT = 16
 MOST_DIGITS = 1_000
-"""The most digits of a number in a base other than ten, for which Python has no bound."""
+"""A number in a base other than ten, for which Python has no bound, has at most so many digits."""
 
 STATEMENTS = (nodes.Output, nodes.If, nodes.For, nodes.Assign)
 
@@ -62,7 +62,7 @@ FILTERS = (
 )  # fmt: skip
 
 LOOPS = ("map", "reject", "rejectattr", "select", "selectattr")
-"""Filters that apply a test or a filter to each value: `select('in', values)`."""
+"""These filters apply a test or a filter to each value: `select('in', values)`."""
 
 METHODS = frozenset({
     "capitalize", "casefold", "count", "endswith", "find", "get", "index", "isalnum", "isalpha",
@@ -75,7 +75,7 @@ METHODS = frozenset({
 
 @dataclass
 class _Left:
-    """The time and the size that a rendering has left."""
+    """Counts the time and the size that a rendering has left."""
 
     deadline: float
     size: int = MOST_IN_ALL

@@ -53,7 +53,7 @@ def packaged(package: str) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class TemplateFile:
-    """A template's keys and values; `folder` is what its own files are relative to."""
+    """Holds a template's keys and values; its own files are relative to `folder`."""
 
     values: Mapping[str, Any]
     folder: Path

@@ -1,4 +1,4 @@
-"""Safe parsing of untrusted YAML: a text is checked before anything is built from it.
+"""Untrusted YAML is checked before anything is built from it.
 
 PyYAML and OmegaConf build whatever a text describes: a short one may describe a great deal (aliases
 of aliases of a list), and a deeply nested one ends in a RecursionError.
@@ -42,7 +42,7 @@ def check_yaml(text: str) -> None:
     It works on the parser's events, without recursion and without memory for the nodes.
     """
     sizes: dict[str, int | None] = {}
-    """The number of nodes of each anchor; None while its own node is open."""
+    """Counts the nodes of each anchor; None while its own node is open."""
     opened: list[tuple[str | None, int]] = []
     nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):

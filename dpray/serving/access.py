@@ -1,4 +1,4 @@
-"""API keys, limits on requests in flight, and cache salts: one of each for every caller."""
+"""Every caller has an API key, a limit on requests in flight, and a cache salt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpray.serving.errors import ApiError
 from dpray.serving.settings import LimitsConfig
 
 ANYBODY = "anybody"
-"""The caller's name where no key is needed."""
+"""Every caller has this name where no key is needed."""
 
 
 class Keys:

@@ -1,4 +1,4 @@
-"""The Ray Serve application: a gateway, an LLM (`ray.serve.llm` on vLLM), an embedder.
+"""The Ray Serve application has a gateway, an LLM (`ray.serve.llm` on vLLM) and an embedder.
 
 The actors delegate to `gateway`, `embedding` and Ray's own LLM ingress. The replicas log nothing
 that can hold a prompt: no access log, and nothing below CRITICAL, because Serve and vLLM log the
@@ -44,7 +44,7 @@ BUILDER = "dpray.serving.applications:build"
 _READY_SECONDS = 2.0
 _REPLICA_LOGS = {"enable_access_log": False, "log_level": "CRITICAL"}
 SYSTEM_LOGS = {"enable_access_log": False, "log_level": "WARNING"}
-"""The logging of Serve's controller and proxy: an access log would hold callers' paths."""
+"""Serve's controller and proxy log by it: an access log would hold callers' paths."""
 
 
 def serve_config(file: ServeFile) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def llm_config(file: ServeFile) -> Any:
 
 
 class EmbeddingServer:
-    """The embedder's actor, which delegates to `EmbeddingBatch`."""
+    """The embedder's actor delegates to `EmbeddingBatch`."""
 
     def __init__(self, model: str, served: ServedEmbedder) -> None:
         self._batch = EmbeddingBatch(CountingEmbedder(model))
@@ -193,7 +193,7 @@ class EmbeddingServer:
 
 
 class Ingress:
-    """The gateway's actor, which delegates to `Gateway`."""
+    """The gateway's actor delegates to `Gateway`."""
 
     def __init__(
         self,

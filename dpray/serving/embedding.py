@@ -1,4 +1,4 @@
-"""OpenAI's embeddings API over an `Embedder`: the request, the answer, the batch, its tokens."""
+"""An `Embedder` answers OpenAI's embeddings API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAILURES = 3
 
 @dataclass(frozen=True)
 class EmbeddingCall:
-    """A valid request: its texts and the encoding of the vectors."""
+    """A valid request has texts and an encoding of the vectors."""
 
     texts: tuple[str, ...] = field(repr=False)
     encoding: Literal["float", "base64"]
@@ -33,7 +33,7 @@ class EmbeddingCall:
 
 @dataclass(frozen=True)
 class Embedded:
-    """Vectors of shape (texts, dimension), and the number of tokens that the model read."""
+    """`vectors` have the shape (texts, dimension); `tokens` were read by the model."""
 
     vectors: npt.NDArray[np.float32] = field(repr=False)
     tokens: int
@@ -82,7 +82,7 @@ def _encoded(vector: npt.NDArray[np.float32], encoding: str) -> str | list[float
 
 
 class CountingEmbedder(SentenceTransformerEmbedder):
-    """An embedder that also counts tokens, up to the model's length, where it cuts a text."""
+    """Also counts tokens, up to the model's length, where it cuts a text."""
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         encoded = self._model.tokenizer(

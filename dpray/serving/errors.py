@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format: `{"error": {message, type, param, code}}`.
+"""Errors have OpenAI's format: `{"error": {message, type, param, code}}`.
 
 Their messages are dpray's own: a request's words or an exception's text may hold a prompt.
 """
@@ -15,7 +15,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 class ApiError(Exception):
-    """An HTTP status and a message that holds none of the caller's words."""
+    """Has an HTTP status and a message that holds none of the caller's words."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Serving on the cluster for as long as this process lives."""
+"""The application is served for as long as this process lives."""
 
 from __future__ import annotations
 

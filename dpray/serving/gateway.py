@@ -1,4 +1,4 @@
-"""The gateway in front of the models: authentication, limits, metrics, and OpenAI's errors.
+"""The gateway authenticates, limits, counts, and answers errors in OpenAI's format.
 
 It is a plain ASGI application that knows no Ray, so that tests run it without a cluster; in a
 cluster `applications.Ingress` is the actor around it.
@@ -27,11 +27,11 @@ from dpray.serving.settings import ServeConfig
 from dpray.types import valid_unicode
 
 Endpoint = Callable[[dict[str, Any], str], Awaitable[Response]]
-"""A function that answers a request's JSON object; it also gets the salt of the caller's cache."""
+"""It answers a request's JSON object, and gets the salt of the caller's cache."""
 Ready = Callable[[], Awaitable[Mapping[str, bool]]]
-"""A function that returns, for each deployment, whether it has a running replica."""
+"""It returns, for each deployment, whether it has a running replica."""
 Translate = Callable[[Exception], ApiError | None]
-"""A function that returns the API error for an exception that the endpoints raise."""
+"""It returns the API error for an exception that the endpoints raise."""
 
 HEALTH, METRICS, MODELS = "/health", "/metrics", "/v1/models"
 _LOST_CLIENT = 499
@@ -39,8 +39,7 @@ logger = logging.getLogger("dpray.serving")
 
 
 class Gateway:
-    """The ASGI application. `endpoints` answer POST requests, by path; `models` are OpenAI's model
-    cards."""
+    """`endpoints` answer POST requests, by path; `models` are OpenAI's model cards."""
 
     def __init__(
         self,
@@ -161,7 +160,7 @@ class Gateway:
 
 
 class _Answer:
-    """An ASGI `send` that keeps track of how much of the answer was sent."""
+    """Sends as ASGI's `send`, and keeps track of how much of the answer was sent."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

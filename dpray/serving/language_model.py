@@ -1,4 +1,4 @@
-"""The LLM's endpoints: Ray's own OpenAI ingress, used as a library. It imports vLLM.
+"""The LLM's endpoints use Ray's own OpenAI ingress as a library, which imports vLLM.
 
 The gateway has checked the API key, the body's length and the limits; `requests` checks the body.
 """

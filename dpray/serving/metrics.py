@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway; no label holds a caller's words."""
+"""The gateway has Prometheus metrics, whose labels hold none of a caller's words."""
 
 from __future__ import annotations
 

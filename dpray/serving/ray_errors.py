@@ -1,4 +1,4 @@
-"""Errors of Ray, Serve and vLLM as API errors, without their messages, which may quote a prompt."""
+"""Errors of Ray, Serve and vLLM become API errors without their messages, which may quote a prompt."""
 
 from __future__ import annotations
 

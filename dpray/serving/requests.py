@@ -1,4 +1,4 @@
-"""The keys of each endpoint, with their types and bounds; any other key is refused.
+"""Each endpoint has keys with types and bounds; any other key is refused.
 
 vLLM's own request classes ignore unknown keys, and know many that cost the server far more than the
 caller or reach into it: a grammar to compile, the address of an image to fetch, a chat template,
@@ -15,16 +15,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from dpray.serving.errors import ApiError
 
 MAX_N = 16
-"""The most answers to one prompt."""
+"""A prompt has at most so many answers."""
 MAX_SEQUENCES = 128
-"""The most answers to one request: prompts times n."""
+"""A request has at most so many answers: prompts times n."""
 _MAX_MESSAGES = 256
 _INT64 = 2**63
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 class _Checked(BaseModel):
-    """A model that converts no types: "1" is not a number. A null is as good as no key."""
+    """Converts no types: "1" is not a number. A null is as good as no key."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
@@ -52,7 +52,7 @@ class _StreamOptions(_Checked):
 
 
 class _Generation(_Checked):
-    """The keys of both ways to generate."""
+    """Both ways to generate have these keys."""
 
     model: str
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -91,7 +91,7 @@ class _Message(_Checked):
 
 
 class ChatCall(_Generation):
-    """A request for `/v1/chat/completions`."""
+    """Checks a request for `/v1/chat/completions`."""
 
     messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
     max_completion_tokens: _Tokens | None = None
@@ -103,7 +103,7 @@ class ChatCall(_Generation):
 
 
 class CompletionCall(_Generation):
-    """A request for `/v1/completions`; its prompts are texts, never token ids or tensors."""
+    """Checks a request for `/v1/completions`; prompts are texts, never token ids or tensors."""
 
     prompt: Annotated[
         list[str], BeforeValidator(_listed), Field(min_length=1, max_length=MAX_SEQUENCES)

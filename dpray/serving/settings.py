@@ -1,4 +1,4 @@
-"""The configuration of `dpray serve`: `engine`, `embedder`, `serve` and `runtime`.
+"""`dpray serve` has its own configuration: `engine`, `embedder`, `serve` and `runtime`.
 
 Serving needs no data, budget or method, so its file has a top level of its own.
 """
@@ -21,7 +21,7 @@ _HASHED = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class ReplicasConfig(Section):
-    """The scaling of a deployment, and the resources of its replicas."""
+    """These keys scale a deployment and give its replicas resources."""
 
     min_replicas: Count = Field(1, description="the fewest replicas")
     max_replicas: Count = Field(1, description="the most; Serve scales between the two by load")
