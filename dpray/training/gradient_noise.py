@@ -7,12 +7,14 @@ a float32 sum; the sampler is not the exact one of the theory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
-
-import torch
+from typing import TYPE_CHECKING, NoReturn
 
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.mechanisms.randomness import generator
+
+# A plan holds a `DpSgdStep` and needs no torch.
+if TYPE_CHECKING:
+    import torch
 
 BLOCK = 1 << 20
 """Normals held at once: 8 MiB."""
@@ -93,6 +95,8 @@ class GradientNoise:
 
     def add_(self, gradient: torch.Tensor) -> None:
         """In place, blockwise; `gradient` is contiguous and float32."""
+        import torch
+
         if gradient.dtype != torch.float32:
             raise TypeError(f"noise is added in float32, the gradient is {gradient.dtype}")
         flat = gradient.detach().view(-1)

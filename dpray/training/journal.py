@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpray.accounting.run_ledger import NullLedger, RunLedger
 from dpray.io.files import sha256_of
-from dpray.training.state import TrainingState
 from dpray.types import DprayError
+
+# A plan holds `Blocks`, which have no need of torch.
+if TYPE_CHECKING:
+    from dpray.training.state import TrainingState
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Journal:
     def latest(self) -> TrainingState | None:
         """The state of the last block that was published, None before there is one. Raises
         DprayError where its file is not what was published."""
+        from dpray.training.state import TrainingState
+
         path, sha = self._latest()
         if path is None:
             return None

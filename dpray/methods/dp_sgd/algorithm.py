@@ -12,16 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
 from dpray.accounting.events import Event, SelfComposed
 from dpray.methods.dp_sgd.poisson import one_record_each, poisson_batch
-from dpray.training.clipped_loss import MicroBatch, TrainingText
 from dpray.training.gradient_noise import DpSgdStep
 
-Units = Sequence[Sequence[TrainingText]]
+# A plan holds a `DpSgd` and needs no torch: what trains imports it.
+if TYPE_CHECKING:
+    from dpray.training.clipped_loss import MicroBatch, TrainingText
+
+Units = Sequence[Sequence["TrainingText"]]
 """The private data: the records of every unit, at least one each."""
 
 
@@ -89,6 +92,8 @@ def fine_tune(
     before anything of step t is drawn, `after_step` once it is made. The steps before `start` are
     in the trainer's model already; `rng` is new nevertheless.
     """
+    from dpray.training.clipped_loss import MicroBatch
+
     q = plan.mechanism.sampling_probability
     for t in range(start, plan.steps):
         before_step(t)
@@ -164,6 +169,8 @@ class TextEncoder:
         return (start, *self.encode(code))
 
     def training_text(self, code: str, text: str) -> TrainingText:
+        from dpray.training.clipped_loss import TrainingText
+
         prompt = self.prompt(code)
         ids = (*prompt, *self.encode(text), self.eos)
         return TrainingText(ids[: self.max_length], min(len(prompt), self.max_length))
