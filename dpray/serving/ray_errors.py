@@ -1,4 +1,4 @@
-"""Errors of Ray, Serve and vLLM become API errors, without messages that may quote a prompt."""
+"""API errors for errors of Ray, Serve and vLLM repeat no message: it may quote a prompt."""
 
 from __future__ import annotations
 
