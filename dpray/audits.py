@@ -80,4 +80,4 @@ def targets(plan: Plan) -> Iterator[Target]:
 
 def _trainer(plan: DpSgd, loss: PerExampleLoss) -> ReferenceTrainer:
     """What trains where there is one process; ranks are held against it."""
-    return ReferenceTrainer(plan, loss, new_key())
+    return ReferenceTrainer(plan.mechanism, plan.settings, loss, new_key())

@@ -20,10 +20,10 @@ from dpray.audit.canaries import Canary, exposure, leaks, look_alikes, make_cana
 from dpray.config.config import Config
 from dpray.io.records import list_files, read_rows
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.dp_sgd.release import MODEL
 from dpray.methods.dp_sgd.released_model import ReleasedModel
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.private_prediction.prompts import load_template
+from dpray.runs.folder import MODEL
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 
 Values = dict[str, str]
@@ -69,7 +69,7 @@ def try_canaries(
             for canary, _ in planted
         ]
         if isinstance(config.method, DpSgdSettings):
-            model = ReleasedModel(copy, folder / "run" / MODEL)
+            model = ReleasedModel(copy, config.method, folder / "run" / MODEL)
             for number, (canary, values) in enumerate(planted):
                 on_progress(Progress("look-alikes", number, len(planted)))
                 others = look_alikes(canary, candidates, rng)

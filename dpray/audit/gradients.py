@@ -20,10 +20,12 @@ from torch import nn
 
 from dpray.audit.monte_carlo import MonteCarlo, Scores
 from dpray.audit.one_run import OneRun
+from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.dp_sgd.algorithm import DpSgd, Trainer, fine_tune
-from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, Precision, TrainingText
-from dpray.training.gradient_noise import DpSgdStep
+from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
+from dpray.training.batches import TrainingText
+from dpray.training.clipped_loss import PerExampleLoss
+from dpray.training.step import DpSgdStep, Trainer
 
 MOST_STEPS = 1000
 """Of a training: what is claimed for so many is audited where the plan has more."""
@@ -65,8 +67,8 @@ class Spy:
     rank: int = 0
     ranks: int = 1
 
-    def accumulate(self, micro_batch: MicroBatch, last: bool) -> None:
-        self.inner.accumulate(micro_batch, last)
+    def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
+        self.inner.accumulate(texts, shape, last)
 
     def step(self, learning_rate: float) -> None:
         self.inner.step(learning_rate)
@@ -86,14 +88,13 @@ class Rehearsal:
     rank: int = 0
     ranks: int = 1
     batches: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    _batch: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _batch: list[int] = field(default_factory=list)
 
-    def accumulate(self, micro_batch: MicroBatch, last: bool) -> None:
-        ids = micro_batch.ids[:, 0].numpy()
-        self._batch.append(ids[ids > 0] - 1)
+    def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
+        self._batch += [text.ids[0] - 1 for text in texts]
 
     def step(self, learning_rate: float) -> None:
-        self.batches.append(np.concatenate(self._batch))
+        self.batches.append(np.array(self._batch, dtype=np.int64))
         self._batch = []
 
 
@@ -106,9 +107,8 @@ class CanaryTraining:
 
     def run(self, canaries: int, included: Sequence[int], see: Callable[[Array], None]) -> None:
         mechanism = self.plan.mechanism
-        precision: Precision = "bfloat16" if mechanism.precision == "bfloat16" else "float32"
         model = CanaryTable(canaries, TOO_LONG * mechanism.clip_norm)
-        loss = PerExampleLoss(model, precision).eval()
+        loss = PerExampleLoss(model, mechanism.precision).eval()
         spy = Spy(self.make_trainer(self.plan, loss), loss, mechanism, see)
         self._fine_tune(included, spy)
 
@@ -187,14 +187,6 @@ def repeated_target(plan: DpSgd, make_trainer: MakeTrainer) -> MonteCarlo:
 
 def _audited(plan: DpSgd, make_trainer: MakeTrainer) -> CanaryTraining:
     """Plain SGD at rate 1 shows the noisy mean itself: what an optimizer makes of it is free."""
-    audited = replace(
-        plan,
-        steps=min(plan.steps, MOST_STEPS),
-        repeats=0,
-        optimizer="sgd",
-        learning_rate=1.0,
-        schedule="constant",
-        weight_decay=0.0,
-        micro_batch_size=4096,
-    )
+    settings = TrainingSettings(optimizer="sgd", learning_rate=1.0, micro_batch_size=4096)
+    audited = replace(plan, steps=min(plan.steps, MOST_STEPS), repeats=0, settings=settings)
     return CanaryTraining(audited, make_trainer)

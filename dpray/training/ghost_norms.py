@@ -1,4 +1,4 @@
-"""Norms, and clipped sums, of per-example gradients that are never formed (Li et al. 2022b, section
+"""Norms and clipped sums of per-example gradients that are never formed (Li et al. 2022b, section
 4, "ghost clipping"; Bu et al. 2022 for the choice between the two ways to an inner product; Bu et
 al. 2023, "book-keeping", for the sums).
 
@@ -14,7 +14,7 @@ Legend: B examples, T positions (U: of another use of the same parameter), M x N
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -23,18 +23,15 @@ from dpray.types import InputError
 
 
 class NoNormRule(InputError):
-    """A trainable layer whose per-example gradient norm is not known here."""
+    """A trainable layer has no rule for its per-example gradient norms."""
 
 
 @dataclass(frozen=True)
 class Outer:
-    """The gradient `sum_t left_t right_t^T` of a matrix: (B, T, M) and (B, T, N)."""
+    """Stands for the gradient `sum_t left_t right_t^T` of a matrix: (B, T, M) and (B, T, N)."""
 
     left: torch.Tensor = field(repr=False)
     right: torch.Tensor = field(repr=False)
-
-    def examples(self, chosen_B: torch.Tensor) -> Outer:
-        return Outer(self.left[chosen_B], self.right[chosen_B])
 
     def add_to(self, total_MN: torch.Tensor, weight_B: torch.Tensor) -> None:
         left_BTM = self.left * weight_B[:, None, None]
@@ -43,14 +40,11 @@ class Outer:
 
 @dataclass(frozen=True)
 class Lookup:
-    """The gradient `sum_t e_{ids_t} row_t^T` of a matrix, e the unit vectors: (B, T) and
+    """Stands for the gradient `sum_t e_{ids_t} row_t^T` of a matrix, e the unit vectors: (B, T) and
     (B, T, N)."""
 
     ids: torch.Tensor = field(repr=False)
     row: torch.Tensor = field(repr=False)
-
-    def examples(self, chosen_B: torch.Tensor) -> Lookup:
-        return Lookup(self.ids[chosen_B], self.row[chosen_B])
 
     def add_to(self, total_MN: torch.Tensor, weight_B: torch.Tensor) -> None:
         row_BTN = self.row * weight_B[:, None, None]
@@ -59,27 +53,24 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Whole:
-    """The gradient itself, of a vector: (B, N)."""
+    """Holds the gradient of a vector itself: (B, N)."""
 
     gradient: torch.Tensor = field(repr=False)
-
-    def examples(self, chosen_B: torch.Tensor) -> Whole:
-        return Whole(self.gradient[chosen_B])
 
     def add_to(self, total_N: torch.Tensor, weight_B: torch.Tensor) -> None:
         total_N.addmv_(self.gradient.T, weight_B)
 
 
 Part = Outer | Lookup | Whole
-"""What one use of a parameter adds to its per-example gradients."""
+"""One use of a parameter adds a `Part` to its per-example gradients."""
 
 Rule = Callable[[torch.Tensor, torch.Tensor], list[Part]]
-"""From a layer's input and its output's gradient to one part for each trainable parameter, in the
-order of `named_parameters`."""
+"""A `Rule` maps a layer's input and its output's gradient to one part for each trainable parameter,
+in the order of `named_parameters`."""
 
 
 def inner_products(first: Part, second: Part) -> torch.Tensor:
-    """For every example the inner product of two parts of one parameter's gradient, shape (B,)."""
+    """Return each example's inner product of two parts of one parameter's gradient, (B,)."""
     if isinstance(first, Whole) and isinstance(second, Whole):
         return (first.gradient * second.gradient).sum(1)
     if isinstance(first, Outer) and isinstance(second, Lookup):
@@ -103,24 +94,28 @@ def inner_products(first: Part, second: Part) -> torch.Tensor:
 
 
 def squared_norms(parts: Sequence[Part]) -> torch.Tensor:
-    """Of one parameter's per-example gradients, the sum of `parts`: shape (B,), float64."""
-    total = torch.zeros((), dtype=torch.float64)
-    for i, part in enumerate(parts):
-        total = total.to(_device(part)) + inner_products(part, part).double()
-        for other in parts[:i]:
-            total = total + 2.0 * inner_products(part, other).double()
-    return total.clamp(min=0.0)  # NaN stays NaN
+    """Return the squared norms of a parameter's per-example gradients, each the sum of `parts`:
+    shape (B,), float64."""
+    products = [
+        (1.0 if first is second else 2.0) * inner_products(first, second).double()
+        for i, first in enumerate(parts)
+        for second in parts[: i + 1]
+    ]
+    return torch.stack(products).sum(0).clamp(min=0.0)  # NaN stays NaN
 
 
 def weighted_sum(parts: Sequence[Part], weight_B: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    """`sum_i weight_i g_i`, g_i the gradient of the parameter `of` for example i, the sum of
-    `parts`: the parameter's shape.
+    """Return `sum_i weight_i g_i`, g_i the gradient of the parameter `of` for example i, the sum
+    of `parts`: the parameter's shape.
 
     An example of weight 0 is left out before anything is added up, whatever is in its parts.
     """
     counted_B = weight_B != 0
     if not counted_B.all():
-        parts = [part.examples(counted_B) for part in parts]
+        parts = [
+            replace(part, **{name: tensor[counted_B] for name, tensor in vars(part).items()})
+            for part in parts
+        ]
         weight_B = weight_B[counted_B]
     total = torch.zeros_like(of)
     for part in parts:
@@ -129,9 +124,9 @@ def weighted_sum(parts: Sequence[Part], weight_B: torch.Tensor, of: torch.Tensor
 
 
 def rule_of(name: str, module: nn.Module) -> Rule:
-    """How to get at the parts of `module`'s trainable parameters.
+    """Return the rule for `module`'s trainable parameters.
 
-    Conv1D (GPT-2's linear layer with a transposed weight) and the RMS norms of the models are known
+    Conv1D (GPT-2's linear layer with a transposed weight) and the models' RMS norms are recognised
     by their class names. Raises NoNormRule that names the layer.
     """
     kind = type(module).__name__
@@ -148,7 +143,9 @@ def rule_of(name: str, module: nn.Module) -> Rule:
             return _scale_rule(trainable, _rms_norm(name, module))
         if isinstance(module, nn.Embedding):
             if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
-                raise NoNormRule(f"{name}: an embedding with max_norm, scale_grad_by_freq, sparse")
+                raise NoNormRule(
+                    f"{name}: an embedding with max_norm, scale_grad_by_freq or sparse"
+                )
             return _lookup_rule(module.padding_idx)
     raise NoNormRule(
         f"{name} ({kind}) has trainable parameters {sorted(trainable)} and no rule for the norms "
@@ -192,9 +189,3 @@ def _rms_norm(name: str, module: nn.Module) -> Callable[[torch.Tensor], torch.Te
     if not isinstance(eps, float):
         raise NoNormRule(f"{name} ({type(module).__name__}): no eps to compute its norm with")
     return lambda a: a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + eps)
-
-
-def _device(part: Part) -> torch.device:
-    match part:
-        case Outer(left=tensor) | Lookup(row=tensor) | Whole(gradient=tensor):
-            return tensor.device

@@ -26,6 +26,7 @@ from dpray.audit.histograms import (
 )
 from dpray.audit.target import Finding, Target, audit
 from dpray.audit.tokens import sparse_vector_target, tokens_target
+from dpray.config.training import TrainingSettings
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.aug_pe.votes import VoteHistogram
@@ -38,8 +39,8 @@ from dpray.methods.private_prediction.exponential import SoftmaxSampler
 from dpray.methods.private_prediction.sparse_vector import SparseVector
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.gradient_noise import DpSgdStep
 from dpray.training.reference import ReferenceTrainer
+from dpray.training.step import DpSgdStep
 
 DELTA = 1e-2
 ONE_RUN_DELTA = 1e-5
@@ -193,12 +194,12 @@ def uncut() -> AbstractContextManager[Any]:
 PLAN = DpSgd(
     DpSgdStep(sampling_probability=0.1, noise_multiplier=1.2, clip_norm=0.5,
               expected_batch_size=100.0),
-    steps=40, micro_batch_size=64, learning_rate=1e-3,
+    steps=40, settings=TrainingSettings(micro_batch_size=64, learning_rate=1e-3),
 )  # fmt: skip
 
 
 def trainer(plan: DpSgd, loss: PerExampleLoss) -> ReferenceTrainer:
-    return ReferenceTrainer(plan, loss, new_key())
+    return ReferenceTrainer(plan.mechanism, plan.settings, loss, new_key())
 
 
 def unclipped_gradients() -> AbstractContextManager[Any]:

@@ -51,12 +51,12 @@ def test_checkpointed_blocks_have_the_same_norms_and_keep_nothing(model: str) ->
     plain = PerExampleLoss(MODELS[model]()).eval()
     norms, _ = plain.norms(batch, plain)
     loss = PerExampleLoss(MODELS[model](), checkpointing=True).eval()
-    checkpointed, seen = loss.norms(batch, loss)
+    checkpointed, recorded = loss.norms(batch, loss)
     torch.testing.assert_close(checkpointed, norms, rtol=1e-5, atol=0)
-    inside = {p for p in loss.model.get_decoder().parameters() if p in seen.squared}
-    assert len(inside) == len(seen.squared) > 0
+    inside = {p for p in loss.model.get_decoder().parameters() if p in recorded.squared}
+    assert len(inside) == len(recorded.squared) > 0
     blocks = re.compile(r"\.(h|layers)\.\d")
-    kept = [name for name, p in loss.model.named_parameters() if p in seen.parts]
+    kept = [name for name, p in loss.model.named_parameters() if p in recorded.parts]
     assert not any(map(blocks.search, kept))
 
 

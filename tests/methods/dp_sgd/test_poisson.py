@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.dp_sgd.poisson import one_record_each, poisson_batch
+from dpray.methods.dp_sgd.algorithm import one_record_each, poisson_batch
 from tests.statistical.two_sided import ALPHA, WRONG_SCALES
 
 UNITS, STEPS, Q = 400, 2000, 0.1
