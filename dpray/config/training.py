@@ -1,4 +1,4 @@
-"""The keys of a fine-tuning, whatever its loss and its guarantee."""
+"""`TrainingSettings` are the keys of any fine-tuning, whatever its loss and its guarantee."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts as token ids, and the division of a batch over ranks into micro-batches of fixed shapes."""
+"""A batch of texts is divided over ranks, into micro-batches of fixed shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class TrainingText:
-    """A record as token ids; the loss is over `ids[given:]`, its own tokens."""
+    """Holds a record's token ids; the loss is over `ids[given:]`, its own tokens."""
 
     ids: tuple[int, ...] = field(repr=False)
     given: int

@@ -1,4 +1,4 @@
-"""The loss whose gradient is the sum of a micro-batch's clipped per-example gradients.
+"""`PerExampleLoss.clipped` has the sum of clipped per-example gradients as its gradient.
 
 One pass (Bu et al. 2023, "book-keeping") keeps every layer's input and its output's gradient: both
 the norms (`dpray.training.ghost_norms`) and the clipped sum are made of them. Two passes (Li et al.
@@ -26,7 +26,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Token ids, attention mask and labels, (B, T) each, padded on the right.
+    """Holds token ids, attention mask and labels, (B, T) each, padded on the right.
 
     Padding changes an example's loss in the last bits, in bfloat16 in the third digit: kernels are
     chosen by shape, and by whether anything is padded. Where one example may not move another's

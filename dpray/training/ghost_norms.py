@@ -1,6 +1,6 @@
-"""Norms and clipped sums of per-example gradients that are never formed (Li et al. 2022b, section
-4, "ghost clipping"; Bu et al. 2022 for the choice between the two ways to an inner product; Bu et
-al. 2023, "book-keeping", for the sums).
+"""Norms and clipped sums of per-example gradients are computed without forming the gradients (Li et
+al. 2022b, section 4, "ghost clipping"; Bu et al. 2022 for the choice between the two ways to an
+inner product; Bu et al. 2023, "book-keeping", for the sums).
 
 A linear layer's gradient for one example is `sum_t g_t a_t^T`, g_t the gradient of that example's
 loss with respect to the layer's output at position t, a_t its input. Its squared norm is
@@ -134,9 +134,9 @@ def rule_of(name: str, module: nn.Module) -> Rule:
     vectors = {"bias"} if getattr(module, "bias", None) is not None else set()
     if trainable <= {"weight"} | vectors:
         if isinstance(module, nn.Linear):
-            return _matrix_rule(trainable, output_first=True)
+            return _rule(trainable, lambda a_BTN, g_BTM: Outer(g_BTM, a_BTN))
         if kind == "Conv1D":
-            return _matrix_rule(trainable, output_first=False)
+            return _rule(trainable, Outer)
         if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
             return _scale_rule(trainable, _layer_norm(module))
         if isinstance(module, nn.RMSNorm) or kind.endswith("RMSNorm"):
@@ -146,38 +146,32 @@ def rule_of(name: str, module: nn.Module) -> Rule:
                 raise NoNormRule(
                     f"{name}: an embedding with max_norm, scale_grad_by_freq or sparse"
                 )
-            return _lookup_rule(module.padding_idx)
+            return _rule(trainable, _lookup(module.padding_idx))
     raise NoNormRule(
         f"{name} ({kind}) has trainable parameters {sorted(trainable)} and no rule for the norms "
         "of their gradients: freeze it, or use LoRA on linear layers"
     )
 
 
-def _matrix_rule(trainable: set[str], output_first: bool) -> Rule:
-    def parts(a_BTM: torch.Tensor, g_BTN: torch.Tensor) -> list[Part]:
-        outer = Outer(g_BTN, a_BTM) if output_first else Outer(a_BTM, g_BTN)
-        found: list[Part] = [outer] if "weight" in trainable else []
-        return [*found, Whole(g_BTN.sum(1))] if "bias" in trainable else found
+def _rule(trainable: set[str], weight_part: Callable[[torch.Tensor, torch.Tensor], Part]) -> Rule:
+    def parts(a: torch.Tensor, g_BTM: torch.Tensor) -> list[Part]:
+        found = [weight_part(a, g_BTM)] if "weight" in trainable else []
+        return [*found, Whole(g_BTM.sum(1))] if "bias" in trainable else found
 
     return parts
 
 
 def _scale_rule(trainable: set[str], normalised: Callable[[torch.Tensor], torch.Tensor]) -> Rule:
-    def parts(a_BTN: torch.Tensor, g_BTN: torch.Tensor) -> list[Part]:
-        weight = Whole((g_BTN * normalised(a_BTN)).sum(1))
-        found: list[Part] = [weight] if "weight" in trainable else []
-        return [*found, Whole(g_BTN.sum(1))] if "bias" in trainable else found
-
-    return parts
+    return _rule(trainable, lambda a_BTN, g_BTN: Whole((g_BTN * normalised(a_BTN)).sum(1)))
 
 
-def _lookup_rule(padding_idx: int | None) -> Rule:
-    def parts(ids_BT: torch.Tensor, g_BTN: torch.Tensor) -> list[Part]:
+def _lookup(padding_idx: int | None) -> Callable[[torch.Tensor, torch.Tensor], Part]:
+    def lookup(ids_BT: torch.Tensor, g_BTN: torch.Tensor) -> Part:
         if padding_idx is not None:  # torch gives this row no gradient
             g_BTN = g_BTN * (ids_BT != padding_idx).unsqueeze(-1)
-        return [Lookup(ids_BT, g_BTN)]
+        return Lookup(ids_BT, g_BTN)
 
-    return parts
+    return lookup
 
 
 def _layer_norm(module: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:

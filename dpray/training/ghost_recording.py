@@ -1,6 +1,5 @@
-"""Records the layers' inputs in a forward pass and their outputs' gradients in the backward pass:
-the norms and the clipped sums of per-example gradients are made of them
-(`dpray.training.ghost_norms`).
+"""`GhostNorms` records the layers' inputs in a forward pass and their outputs' gradients in the
+backward pass: `dpray.training.ghost_norms` makes norms and clipped sums of them.
 
 With gradient checkpointing (Chen et al. 2016) the activations of a model's blocks are not kept but
 computed again in the backward pass. Layers in such blocks keep no inputs: their norms are computed
@@ -31,7 +30,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Call:
-    """One use of a layer in the forward pass."""
+    """Notes one use of a layer in the forward pass."""
 
     layer: _Layer
     input: torch.Tensor = field(repr=False)
@@ -40,7 +39,7 @@ class _Call:
 
 @dataclass(repr=False)
 class _Recording:
-    """One forward pass, and the backward pass after it."""
+    """Follows one forward pass and the backward pass after it."""
 
     calls: list[_Call] = field(default_factory=list)
     block_inputs: list[torch.Tensor] = field(default_factory=list)
@@ -68,8 +67,8 @@ class _Recording:
 
 @dataclass(frozen=True)
 class Recorded:
-    """B examples: their losses (B,); the parts of each parameter's per-example gradients; and
-    instead of these, for layers in checkpointed blocks, their squared norms (B,), float64. A
+    """Holds the losses (B,) of B examples, the parts of each parameter's per-example gradients, and
+    instead of the parts, for layers in checkpointed blocks, the squared norms (B,), float64. A
     parameter without a gradient is in neither."""
 
     losses: torch.Tensor = field(repr=False)

@@ -1,6 +1,6 @@
-"""An optimizer that adds DP-SGD's noise itself, right before its step.
+"""The optimizer adds DP-SGD's noise itself, right before its step.
 
-The hook sees what the optimizer is about to use: whole parameters, or, under ZeRO, this rank's
+Its hook sees what the optimizer is about to use: whole parameters, or, under ZeRO, this rank's
 partition of them. Each coordinate is in one optimizer's groups once, so it gets its noise once.
 
 Floating-point caveat: normals are drawn in float64 and rounded to float32, and the clipped sum is
@@ -68,7 +68,7 @@ def make_optimizer(step: DpSgdStep, settings: TrainingSettings, loss: PerExample
 
 
 def add_noise_before_steps(optimizer: Optimizer, noise: GradientNoise) -> None:
-    """Every step of `optimizer` from now on is on noisy gradients."""
+    """From now on, `optimizer` makes every step on noisy gradients."""
 
     def add_noise(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""The record of a training, block of steps by block, so that an interrupted one can resume and is
+"""A `Journal` records a training by blocks of steps, so that an interrupted one can resume and is
 charged for every step that it may have made.
 
 A block is begun in the ledger, durably, before any of its noise is drawn; after its last step the
@@ -43,8 +43,8 @@ def lost_blocks(ledger: RunLedger, key: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Journal:
-    """The journal of one attempt at a training of `steps` steps, in blocks of `block_size`; it
-    travels to the ranks.
+    """Records one attempt at a training of `steps` steps, in blocks of `block_size`; it travels to
+    the ranks.
 
     `folder` holds the checkpoints and has to be reachable from rank 0's node and from the next
     attempt's.

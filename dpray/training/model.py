@@ -1,4 +1,4 @@
-"""Loads and saves the model that is fine-tuned."""
+"""`load_loss` loads the model that is fine-tuned, `save_model` saves it."""
 
 from __future__ import annotations
 

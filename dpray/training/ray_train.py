@@ -1,4 +1,4 @@
-"""DP-SGD on the ranks of a Ray Train worker group.
+"""`train_on_ray` trains on the ranks of a Ray Train worker group.
 
 Ray retries nothing here: a repeated step would be a second, uncharged release of the same data. The
 caller decides what is repeated, and charges it.

@@ -1,4 +1,5 @@
-"""DP-SGD in one process with plain torch: the measure that training on ranks is held against."""
+"""`ReferenceTrainer` makes DP-SGD's steps in one process with plain torch; training on ranks is
+tested against it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from dpray.training.training import OnStep, Training, train
 
 
 class ReferenceTrainer:
-    """A `ResumableTrainer` of one process. `noise_key` is a `new_key()` of this attempt alone."""
+    """Trains in one process. `noise_key` is a `new_key()` of this attempt alone."""
 
     rank = 0
     ranks = 1

@@ -1,5 +1,4 @@
-"""The state that an interrupted training resumes from: weights and the optimizer's moments,
-whatever the number of ranks.
+"""An interrupted training resumes from a `TrainingState`, whatever the number of ranks.
 
 The states of the noise and of the sampling are no part of it: they are never stored.
 """
@@ -25,9 +24,9 @@ MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The state after `steps` steps: weights by their names in
-    `PerExampleLoss.trainable_parameters`, on the CPU; each of the optimizer's moments by the same
-    names."""
+    """Holds, after `steps` steps, the weights by their names in
+    `PerExampleLoss.trainable_parameters`, on the CPU, and each of the optimizer's moments by the
+    same names."""
 
     steps: int
     weights: Mapping[str, torch.Tensor] = field(repr=False)

@@ -1,5 +1,4 @@
-"""One step of DP-SGD as a mechanism (its sensitivity, its noise, its cost), and the protocol of
-trainers, which make steps."""
+"""`DpSgdStep` is one step of DP-SGD as a mechanism; a `Trainer` makes it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A fine-tuning from the base model to a model folder, in this process or on one of several
-ranks."""
+"""`train` fine-tunes a base model to a model folder, in this process or on one of several ranks."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ number, from 0."""
 
 @dataclass(frozen=True)
 class Training:
-    """Everything that a rank needs; it is pickled, and holds no private data: `loop` reads that on
-    the rank.
+    """Tells a rank everything. It is pickled and holds no private data: `loop` reads that on the
+    rank.
 
     `base` is the folder of the model that is tuned, and adapters call it `base_name`. Rank 0 writes
     the tuned model to `folder`, whose parent every rank has to see.

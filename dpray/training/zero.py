@@ -1,4 +1,5 @@
-"""DP-SGD over ranks with DeepSpeed ZeRO: the same sum, the noise added where the sum is.
+"""`ZeroTrainer` makes the same steps over ranks with DeepSpeed ZeRO: noise is added where the sum
+is.
 
 The engine sums the gradients over ranks and leaves each rank its partition of the sum (stage 0: all
 of it); the optimizer of that rank adds the noise right before its step
@@ -65,7 +66,7 @@ def zero_config(stage: int) -> dict[str, Any]:
 
 
 class ZeroTrainer:
-    """A `ResumableTrainer` in an initialised process group.
+    """Trains in an initialised process group.
 
     Claim: every coordinate of the weights gets its noise once a step. Stage 0 keeps the whole
     optimizer on every rank: the ranks share a noise key and so their replicas stay equal. From

@@ -1,4 +1,4 @@
-"""A driver: `python train_driver.py MODEL OUT SCRATCH` fine-tunes on two ranks of Ray Train.
+"""`python train_driver.py MODEL OUT SCRATCH` fine-tunes on two ranks of Ray Train.
 
 Every unit is in every batch and there is almost no noise, so that the outcome is known.
 """
@@ -35,8 +35,8 @@ def units(model: str) -> Units:
     tokenizer = AutoTokenizer.from_pretrained(model)
     encoder = TextEncoder(
         lambda text: tokenizer(text, add_special_tokens=False)["input_ids"],
+        start=tokenizer.bos_token_id,
         eos=tokenizer.eos_token_id,
-        bos=tokenizer.bos_token_id,
         max_length=32,
     )
     code = control_code({"Kind": "note"})

@@ -83,7 +83,7 @@ def steps(trainer: Any, optimizer: Any, start: int, end: int) -> None:
 
 
 class Silent:
-    """A trainer that does nothing: what it is given is drawn nevertheless."""
+    """Does nothing with the batches, which are drawn nevertheless."""
 
     rank, ranks = 0, 1
 

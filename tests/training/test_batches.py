@@ -1,4 +1,4 @@
-"""The division of a batch over ranks and into micro-batches."""
+"""A batch is divided over ranks, into micro-batches of fixed shapes."""
 
 from __future__ import annotations
 

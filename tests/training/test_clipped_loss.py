@@ -1,4 +1,4 @@
-"""Clipped sums against plain autograd, and their claim on neighbouring batches."""
+"""Clipped sums are those of plain autograd, and neighbouring batches differ by C at most."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_training_mode_is_refused() -> None:
 
 
 def test_bfloat16_stays_within_c() -> None:
-    """The true norm of what an example adds, after rounding in both passes."""
+    """After rounding in both passes, the true norm of an example's gradient is at most C."""
     loss = PerExampleLoss(lora(llama()), "bfloat16").eval()
     step = DpSgdStep(0.1, 1.0, 0.05, 6.0, "bfloat16")
     norms = [float(clipped_sum(loss, [t], step.clip_to, 1).double().norm()) for t in texts(30)]

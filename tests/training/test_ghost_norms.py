@@ -1,4 +1,4 @@
-"""Ghost norms against per-example gradients that are really there."""
+"""Ghost norms are those of per-example gradients that are formed."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_parts_of_one_matrix(positions: int) -> None:
 
 
 class Logits(nn.Module):
-    """A language model around some layers."""
+    """Makes a language model of some layers."""
 
     def __init__(self, between: nn.Module) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Mixing(nn.Module):
 
 
 class FalseRMSNorm(nn.Module):
-    """Named like a norm, with another formula."""
+    """Is named like a norm and has another formula."""
 
     def __init__(self) -> None:
         super().__init__()

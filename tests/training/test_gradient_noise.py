@@ -1,4 +1,4 @@
-"""The step of DP-SGD as a mechanism: its event, its numbers, and what it refuses."""
+"""A step of DP-SGD states its event, and its noise is added once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fine-tuned model from a folder and back into one."""
+"""A fine-tuned model is loaded from a folder and saved into one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_full_tuning_trains_everything(model_folder: str) -> None:
 
 @pytest.mark.slow
 def test_nothing_is_printed(model_folder: str, tmp_path: Path) -> None:
-    """DeepSpeed would: what a command prints is for programs."""
+    """DeepSpeed would print on the standard output, which belongs to the command."""
     program = (
         "import sys; from pathlib import Path\n"
         "from dpray.training.model import *\n"

@@ -1,4 +1,4 @@
-"""Single steps of the trainer of one process."""
+"""The reference trainer makes single steps."""
 
 from __future__ import annotations
 

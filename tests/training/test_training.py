@@ -1,4 +1,4 @@
-"""A training from the base model to the folder of the tuned one."""
+"""A training goes from the base model to the folder of the tuned one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Steps:
-    """A loop of `steps` steps on the same texts."""
+    """Makes `steps` steps on the same texts."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.made = steps, list[int]()

@@ -1,4 +1,4 @@
-"""Small random language models, random texts, and per-example gradients the plain way."""
+"""Make small random language models, random texts, and per-example gradients the plain way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOCABULARY = 97
 
 
 def gpt2(width: int = 32, tied: bool = True) -> Any:
-    """Conv1D, LayerNorm, position embeddings."""
+    """Return a model with Conv1D, LayerNorm and position embeddings."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -33,7 +33,7 @@ def gpt2(width: int = 32, tied: bool = True) -> Any:
 
 
 def llama(tied: bool = False) -> Any:
-    """RMSNorm, grouped queries, an embedding with a padding row."""
+    """Return a model with RMSNorm, grouped queries and an embedding with a padding row."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -53,7 +53,7 @@ def llama(tied: bool = False) -> Any:
 
 
 def lora(model: Any) -> Any:
-    """Adapters on every linear layer, none of them zero."""
+    """Return the model with adapters on every linear layer, none of them zero."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(

@@ -1,5 +1,5 @@
-"""Fine-tuning a language model with DP-SGD (Abadi et al. 2016) on texts with control codes (Yue et
-al. 2023).
+"""DP-SGD (Abadi et al. 2016) fine-tunes a language model on texts with control codes (Yue et al.
+2023).
 
 The control code c stands before the text x and the model learns P(x | c) (section 3.2); afterwards
 any number of texts is drawn from it with the wanted codes: post-processing, free. The paper's
@@ -31,7 +31,7 @@ Units = Sequence[Sequence[TrainingText]]
 
 @dataclass(frozen=True)
 class DpSgd:
-    """The frozen plan of a fine-tuning; all of it public.
+    """Freezes the plan of a fine-tuning; all of it is public.
 
     Guarantee: add or remove one unit. Every step is a `DpSgdStep` on a Poisson sample of its own,
     `steps` is fixed before the data is opened, and all that leaves a step is its noisy mean: the
@@ -129,20 +129,15 @@ class TextEncoder:
 
     The code and the text are encoded apart, so that the prompt for a text is token for token the
     start of the training texts. A record longer than `max_length` tokens is cut there, a rule on
-    that record alone; `eos` follows a text that was not cut.
+    that record alone; `start` stands before the code, `eos` after a text that was not cut.
     """
 
     encode: Callable[[str], Sequence[int]]
+    start: int
     eos: int
     max_length: int
-    bos: int | None = None
-
-    def prompt(self, code: str) -> tuple[int, ...]:
-        """Return the ids that the model continues."""
-        start = self.eos if self.bos is None else self.bos
-        return (start, *self.encode(code))
 
     def training_text(self, code: str, text: str) -> TrainingText:
-        prompt = self.prompt(code)
+        prompt = (self.start, *self.encode(code))
         ids = (*prompt, *self.encode(text), self.eos)
         return TrainingText(ids[: self.max_length], min(len(prompt), self.max_length))

@@ -1,6 +1,6 @@
-"""Control codes, and the private records that follow them in training.
+"""A control code names the values of a text's control columns, and stands before it in training.
 
-A code names the values of a text's control columns. The values and their shares are public.
+The values and their shares are public; the records are private.
 """
 
 from __future__ import annotations
@@ -40,16 +40,9 @@ class ControlCodes:
         """Return the code of each column's longest value."""
         return self.code({column: max(self.values[column], key=length) for column in self.names})
 
-    def shares(
-        self, label: str | None, proportions: Mapping[str, float]
-    ) -> dict[str, Mapping[str, float]]:
-        return {
-            column: proportions if column == label else self.values[column] for column in self.names
-        }
-
 
 def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
-    """Raises InputError that names the key."""
+    """Return the codes of the configured columns. Raises InputError that names the key."""
     names = settings.control_columns or ({data.label: data.label} if data.label else {})
     others = set(names) - {data.label}
     for column in sorted(others ^ set(settings.control_values)):
@@ -85,7 +78,7 @@ def draw_values(
 def text_encoder(engine: EngineConfig, settings: DpSgdSettings) -> TextEncoder:
     """Return the encoder with the tokenizer of the base model."""
     codec = TextCodec(check_model_path(engine.model), engine.max_model_len)
-    return TextEncoder(codec.ids, codec.eos_ids[0], settings.max_length, codec.start_id)
+    return TextEncoder(codec.ids, codec.start_id, codec.eos_ids[0], settings.max_length)
 
 
 def check_rows(data: DataConfig, codes: ControlCodes) -> None:

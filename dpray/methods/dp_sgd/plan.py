@@ -1,4 +1,4 @@
-"""The frozen plan of a DP-SGD run, made from its configuration."""
+"""`make_plan` freezes the plan of a DP-SGD run from its configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_NOISE = 1e-12
 
 @dataclass(frozen=True)
 class DpSgdPlan(Plan):
-    """The plan of a run that trains in blocks of `checkpoint_steps`.
+    """Plans a run that trains in blocks of `checkpoint_steps`.
 
     An interrupted training resumes from its last checkpoint. The steps after it may have been made
     and seen (their noise has been drawn), so they count, and so do those that are made in their
@@ -81,7 +81,11 @@ class DpSgdPlan(Plan):
     @property
     def shares(self) -> dict[str, Mapping[str, float]]:
         """Return the public share of each value of every control column."""
-        return self.codes.shares(self.config.data.label, self.proportions)
+        values = self.codes.values
+        return {
+            column: self.proportions if column == self.config.data.label else values[column]
+            for column in self.codes.names
+        }
 
     def method_summary(self) -> dict[str, Any]:
         settings = self.settings
@@ -100,16 +104,13 @@ class DpSgdPlan(Plan):
             "most_completion_tokens": settings.records * settings.max_length,
             "expected_examples": round(settings.epochs * self.config.data.public_size),
             "noise_multiplier": self.noise_multiplier,
-            "warnings": self._warnings(),
+            "warnings": [
+                "data.label is not in method.control_columns: the texts will be written without a "
+                "label"
+            ]
+            if self.config.data.label not in {None, *self.codes.names}
+            else [],
         }
-
-    def _warnings(self) -> list[str]:
-        label = self.config.data.label
-        if label is None or label in self.codes.names:
-            return []
-        return [
-            "data.label is not in method.control_columns: the texts will be written without a label"
-        ]
 
     def lines(self) -> dict[str, str]:
         settings, method = self.settings, self.method

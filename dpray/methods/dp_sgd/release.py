@@ -1,4 +1,4 @@
-"""A release by DP-SGD: train the model, publish it once, and have it write the texts.
+"""DP-SGD trains a model, publishes it once, and has it write the texts.
 
 The unit `model` of the charge is the training as a whole: its output holds the SHA-256 of every
 file of the released model. Each block of steps is a unit of its own beside it: an interrupted

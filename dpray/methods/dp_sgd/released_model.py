@@ -1,4 +1,4 @@
-"""Losses of texts under a released fine-tuned model."""
+"""`ReleasedModel` computes losses of texts under a released fine-tuned model."""
 
 from __future__ import annotations
 

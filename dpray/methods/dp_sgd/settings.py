@@ -1,4 +1,4 @@
-"""The keys of `method` for DP-SGD fine-tuning (Yue et al. 2023).
+"""`DpSgdSettings` are the keys of `method` for DP-SGD (Yue et al. 2023).
 
 `engine.model` is the base model, which is tuned; `engine.kind` runs the tuned one to write the
 texts. `runtime.actors` is the number of ranks, where the run is on Ray.

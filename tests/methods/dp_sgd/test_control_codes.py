@@ -1,4 +1,4 @@
-"""Control codes and units of DP-SGD."""
+"""Records become units of texts with control codes."""
 
 from __future__ import annotations
 

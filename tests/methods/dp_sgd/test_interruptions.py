@@ -1,4 +1,4 @@
-"""Interrupted DP-SGD runs: what they keep, repeat and are charged for."""
+"""Interrupted DP-SGD runs keep their checkpoints, and are charged for the steps they repeat."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def interrupt(run: Config, steps: int) -> None:
 def test_an_interrupted_run_resumes_with_fresh_noise_and_is_charged_for_repeats(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the third of six steps: the first two are kept, the third is made again."""
+    """After the third of six steps, the first two are kept and the third is repeated."""
     run = config(method__schedule="linear")
     ledger = open_budget(run)
     keys: list[str] = []
