@@ -50,12 +50,21 @@ DpSgdSession = Session[DpSgdPlan]
 
 def release(session: DpSgdSession) -> Release:
     plan, config, settings = session.plan, session.config, session.plan.settings
+    going_on = session.going_on
     if session.published(MODEL) is None:
         if is_local(config):
             check_lengths(config, settings, plan.codes)
         if not session.has_begun:
             check_rows(config.data, plan.codes)
-    files = train_once(session)
+        if not plan.not_private:
+            session.going_on = (
+                "the same command goes on from the last checkpoint: the steps after it, "
+                f"{plan.checkpoint_steps} at most, are charged again"
+            )
+    files: dict[str, str] = session.publish_once(MODEL, lambda: train(session))["files"]
+    session.going_on = going_on
+    if hashes(released_folder(session)) != files:
+        raise DprayError("private/model: the tuned model is not there, or altered")
 
     # From here on all is post-processing: the tuned model writes as many texts as are wanted.
     drawn = draw_values(plan.shares, settings.records, session.public_generator("control-values"))
@@ -68,22 +77,6 @@ def release(session: DpSgdSession) -> Release:
     if lost := lost_blocks(session.ledger, session.key()):
         session.plan = plan.with_repeats(lost)
     return Release(records, report(session, files, sum(lost)), released_folder(session))
-
-
-def train_once(session: DpSgdSession) -> dict[str, str]:
-    """Return the SHA-256 of each file of the tuned model by its name, as they were published.
-    Raises DprayError where the files in the folder are others."""
-    words = session.going_on
-    if session.published(MODEL) is None and not session.plan.not_private:
-        session.going_on = (
-            "the same command goes on from the last checkpoint: the steps after it, "
-            f"{session.plan.checkpoint_steps} at most, are charged again"
-        )
-    files: dict[str, str] = session.publish_once(MODEL, lambda: train(session))["files"]
-    session.going_on = words
-    if hashes(released_folder(session)) != files:
-        raise DprayError("private/model: the tuned model is not there, or altered")
-    return files
 
 
 def train(session: DpSgdSession) -> dict[str, Any]:
