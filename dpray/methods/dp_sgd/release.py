@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import NEIGHBORING_RELATION, SelfComposed
+from dpray.accounting.events import NEIGHBORING_RELATION, Event, SelfComposed
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.config import Config
 from dpray.engines.base import PlainPrompt, Sampling
@@ -169,18 +169,18 @@ def charge_repeats(session: DpSgdSession) -> None:
             Budget(privacy.epsilon - plan.cost.epsilon, 0.0),
             f"privacy.epsilon is {privacy.epsilon:g}: {why}",
         )
+    charges: dict[str, tuple[Event, Budget]] = {}
     for number, steps in enumerate(plan.unpaid_repeats(lost), start=1):
-        if not steps:
-            continue
-        event = SelfComposed(plan.method.mechanism.dp_event, steps)
-        price = cost(event, privacy.delta)
-        key, budget = session.key(f"again-{number}"), Budget(price.epsilon, price.delta)
-        relation = plan.privacy_unit, NEIGHBORING_RELATION
-        try:
-            session.ledger.reserve(privacy.dataset, key, event, budget, *relation)
-        except BudgetRefused as refused:
-            known = (refused.dataset, refused.asked, refused.spent, refused.left)
-            raise BudgetRefused(*known, why) from None
+        if steps:
+            event = SelfComposed(plan.method.mechanism.dp_event, steps)
+            price = cost(event, privacy.delta)
+            budget = Budget(price.epsilon, price.delta)
+            charges[session.key(f"again-{number}")] = event, budget
+    try:
+        session.ledger.reserve(privacy.dataset, charges, plan.privacy_unit, NEIGHBORING_RELATION)
+    except BudgetRefused as refused:
+        known = (refused.dataset, refused.asked, refused.spent, refused.left)
+        raise BudgetRefused(*known, why) from None
 
 
 def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> list[str]:
