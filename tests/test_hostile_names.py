@@ -175,7 +175,7 @@ def test_an_evaluations_tables(capsys: pytest.CaptureFixture[str]) -> None:
             "wasserstein": {"real_to_real": mean, "synthetic_to_real": mean},
         },
         "structure": {"real": shares, "synthetic": shares}, "warnings": ["[/bold] \x1b[31m"],
-        "topics": [],
+        "topics": [], "private": "",
     }  # fmt: skip
     show_evaluation(result, Path("[/bold]"))
     shown = told(capsys)

@@ -14,13 +14,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from dpray.commands.evaluate import check_output, load_embedder
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
-from dpray.commands.progress import part_bar
+from dpray.commands.progress import progress_bar
 from dpray.commands.terminal import Terminal, titled_table
 from dpray.config.config import Config, load_config
-from dpray.io.files import write_durably
-from dpray.types import InputError
+from dpray.io.files import check_writable, write_durably
+from dpray.types import InputError, Progress
 
 NOTHING_CHARGED = (
     "run with a ledger of its own that is gone: nothing was charged, so nothing of it is released"
@@ -71,7 +70,7 @@ def audit(
     if not 0.5 <= confidence < 1:
         raise InputError(f"confidence: {confidence:g} is not at least 0.5 and below 1")
     if out is not None:
-        check_output(out)
+        check_writable(out, "--out")
     attack = None
     if members is not None and non_members is not None:
         attack = _membership(loaded, members, non_members, confidence)
@@ -103,8 +102,8 @@ def _bounds(config: Config, trials: int, confidence: float, optional: bool) -> d
     if plan.not_private and optional:
         claim = {"epsilon": None, "delta": None}
         return result | claim | {"mechanisms": [], "holds": True, "not_private": True}
-    with part_bar() as show:
-        findings = audit_plan(plan, trials, confidence, show)
+    with progress_bar(Terminal(stderr=True)) as show:
+        findings = audit_plan(plan, trials, confidence, lambda *step: show(Progress(*step)))
     return result | {
         "epsilon": plan.cost.epsilon,
         "delta": plan.cost.delta,
@@ -118,6 +117,7 @@ def _membership(
     config: Config, members: str, non_members: str, confidence: float
 ) -> Callable[[], dict[str, Any]]:
     """The attack, to be called: its texts are read and its model is loaded."""
+    from dpray.evaluation.files import load_embedder
     from dpray.evaluation.membership import check_numbers, membership
 
     released = Path(config.output.path) / "synthetic.jsonl"
@@ -140,14 +140,10 @@ def _texts(path: str, key: str, column: str) -> list[str]:
 
 def _canaries(config: Config, candidates: int) -> dict[str, Any]:
     from dpray.canaries import try_canaries
-    from dpray.evaluation.evaluate import NOT_FOR_RELEASE
+    from dpray.evaluation import NOT_FOR_RELEASE
 
-    with part_bar() as show:
-        found = try_canaries(
-            config,
-            candidates,
-            lambda progress: show(progress.stage, progress.completed, progress.total),
-        )
+    with progress_bar(Terminal(stderr=True)) as show:
+        found = try_canaries(config, candidates, show)
     return {"private": NOT_FOR_RELEASE, "ledger": NOTHING_CHARGED, "secrets": found}
 
 

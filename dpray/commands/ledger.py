@@ -12,9 +12,8 @@ from rich.table import Table
 
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
-from dpray.commands.report import read_json
 from dpray.commands.terminal import Terminal, printable
-from dpray.io.files import refuse_cloud
+from dpray.io.files import read_json, refuse_cloud
 from dpray.runs.plan import privacy_unit
 from dpray.types import Budget, InputError
 

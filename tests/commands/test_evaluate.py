@@ -227,7 +227,7 @@ def test_phrases_are_extracted_and_nothing_classifies(
         (("--label", "dept"), "^--label: no record of --real has a label in 'dept'$"),
         (("--label", "dept", "--networks"), "^--label: no record"),
         (("--actors", 2), "^actors: without --ray-address"),
-        (("--gpus-per-actor", 1), "^actors: without --ray-address"),
+        (("--gpus-per-actor", 1), "^gpus_per_actor: without --ray-address"),
         (("--topics", "bertopic"), r"^topics: BERTopic .* pip install 'dpray\[bertopic\]'$"),
     ],
 )

@@ -16,7 +16,8 @@ from dpray.report.evaluation_pictures import (
     map_svg,
     topics_svg,
 )
-from dpray.report.page import number, spread, words
+from dpray.report.figures import number, plus_minus
+from dpray.report.page import words
 
 from ..evaluation.test_evaluate import BagOfWords, notes
 
@@ -95,7 +96,7 @@ def test_the_part_shows_every_section():
         autoescape=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"number": number, "words": words, "spread": spread}
+    environment.filters |= {"number": number, "words": words, "plus_minus": plus_minus}
     result = evaluate(notes(120, 1), notes(80, 2), BagOfWords(), seeds=2, networks=True)
     spreads = {"accuracy": SPREADS[0], "fitted": 3.5}
     result["in_context"] = {
@@ -128,4 +129,4 @@ def test_the_part_shows_every_section():
     ):
         assert part in page
     mauve = result["fidelity"]["measures"]["mauve"]["synthetic_to_real"]
-    assert spread(mauve, 3) in page
+    assert plus_minus(mauve, 3) in page
