@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from dpray.commands.evaluation_tables import show_evaluation
 from dpray.commands.progress import progress_bar
-from dpray.commands.terminal import Terminal
+from dpray.commands.terminal import Terminal, titled_table
 from dpray.config.loading import parse
 from dpray.evaluation.settings import EvaluationSettings
 
@@ -51,6 +50,27 @@ def _options() -> Iterator[Parameter]:
     option = typer.Option("--json", help="Print evaluation.json itself, for programs.")
     yield Parameter(
         "as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
+    )
+
+
+def show_evaluation(result: dict[str, Any], path: Path) -> None:
+    """Print the tables of `evaluation.json`, which is at `path`, without labels' own figures and
+    without the topics' terms, which are words of private texts."""
+    from dpray.report.tables import evaluation_tables
+
+    console = Terminal()
+    console.note("NOT PRIVATE", "bold", f"{result['private']}.")
+    for part, tables in evaluation_tables(result).items():
+        for table in tables if part not in ("classes", "topics") else ():
+            shown = titled_table(table.caption, *table.columns)
+            for row in table.rows:
+                shown.add_row(*row)
+            console.print(shown)
+    for warning in result["warnings"]:
+        console.print(f"Note: {warning}.", highlight=False, soft_wrap=True)
+    console.print(
+        f"Written to {path}, with {len(result['topics'])} topics and their shares",
+        soft_wrap=True,
     )
 
 

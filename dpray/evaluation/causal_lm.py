@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -63,13 +64,18 @@ class CausalLM:
 
         The prefix and each query go through the model once.
         """
+        from transformers import DynamicCache
+
         found = np.zeros((len(queries), len(answers)))
         by_length = sorted(range(len(queries)), key=lambda i: len(queries[i]))
         with torch.inference_mode():
-            context = _Context.after(self.model, (self.codec.start_id, *prefix), self.device)
+            nothing = torch.zeros(1, 0, dtype=torch.long, device=self.device)
+            context = _Context(self.model, DynamicCache(config=self.model.config), nothing)
+            context, _ = context.read([(self.codec.start_id, *prefix)])
             for start in range(0, len(by_length), _ROWS):
                 rows = by_length[start : start + _ROWS]
-                found[rows] = context.extended([queries[i] for i in rows]).answers(answers)
+                asked, logits = context.read([queries[i] for i in rows], "left")
+                found[rows] = asked.answers(logits[:, -1], answers)
         return found
 
 
@@ -82,67 +88,47 @@ def padded(
     return pad(ids), pad([torch.ones_like(row) for row in ids])
 
 
+@dataclass(frozen=True)
 class _Context:
-    """A `_Context` is rows of tokens that the model has read: key-value cache, attention mask and
-    last logits."""
+    """A `_Context` is rows of tokens that the model has read: their key-value cache and mask."""
 
-    def __init__(
-        self, model: Any, cache: Any, mask: torch.Tensor, logits: torch.Tensor | None
-    ) -> None:
-        self.model, self.cache, self.mask, self.logits = model, cache, mask, logits
+    model: Any
+    cache: Any
+    mask: torch.Tensor
 
-    @classmethod
-    def after(cls, model: Any, prefix: Ids, device: torch.device) -> _Context:
-        """Read a prefix, as one row."""
-        from transformers import DynamicCache
+    def read(
+        self, rows: Sequence[Ids], side: Literal["left", "right"] = "right"
+    ) -> tuple[_Context, torch.Tensor]:
+        """Read each of `rows`, padded at `side`, after each row of the context; return the longer
+        context, whose rows are (context, row) in this order, and the logits of what was read."""
+        cache, device = copy.deepcopy(self.cache), self.mask.device
+        if len(rows) > 1:
+            cache.batch_repeat_interleave(len(rows))
+        ids, seen = (part.repeat(len(self.mask), 1).to(device) for part in padded(rows, side))
+        before = self.mask.repeat_interleave(len(rows), 0)
+        mask = torch.cat([before, seen], dim=1)
+        positions = before.sum(1, keepdim=True) + seen.cumsum(1) - 1
+        output = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions.clamp(min=0),
+            past_key_values=cache,
+        )
+        return _Context(self.model, cache, mask), output.logits
 
-        nothing = torch.zeros(1, 0, dtype=torch.long, device=device)
-        row = cls(model, DynamicCache(config=model.config), nothing, None)
-        logits = row._read(*padded([prefix]))
-        row.logits = logits[:, -1]
-        return row
-
-    def extended(self, queries: Sequence[Ids]) -> _Context:
-        """Return this one row followed by each query; queries are padded on the left."""
-        rows = self._repeated(len(queries))
-        rows.logits = rows._read(*padded(queries, "left"))[:, -1]
-        return rows
-
-    def answers(self, answers: Sequence[Ids]) -> np.ndarray:
-        """Return the log-likelihood of each answer after each row, shape (N, A)."""
-        assert self.logits is not None
-        first_NV = self.logits.float().log_softmax(-1)
-        found_NA = first_NV[:, [answer[0] for answer in answers]]
+    def answers(self, logits_NV: torch.Tensor, answers: Sequence[Ids]) -> np.ndarray:
+        """Return the log-likelihood of each answer after each row, whose last logits are given,
+        shape (N, A)."""
+        found_NA = logits_NV.float().log_softmax(-1)[:, [answer[0] for answer in answers]]
         # Rows are costly to repeat, and answers of one token are finished.
         longer = [place for place, answer in enumerate(answers) if len(answer) > 1]
         if longer:
-            count = len(first_NV)
+            _, logits = self.read([answers[place][:-1] for place in longer])
+            count = len(found_NA)
             ids, seen = (
-                each.repeat(count, 1).to(self.mask.device)
-                for each in padded([answers[place] for place in longer])
+                part.repeat(count, 1).to(logits.device)
+                for part in padded([answers[place][1:] for place in longer])
             )
-            rows = self._repeated(len(longer))
-            logits = rows._read(ids[:, :-1], seen[:, :-1]).float().log_softmax(-1)
-            later = logits.gather(-1, ids[:, 1:, None])[..., 0] * seen[:, 1:]
+            later = logits.float().log_softmax(-1).gather(-1, ids[..., None])[..., 0] * seen
             found_NA[:, longer] += later.sum(-1).reshape(count, len(longer))
         return found_NA.double().cpu().numpy()
-
-    def _repeated(self, times: int) -> _Context:
-        """Return a copy with each row repeated so many times."""
-        cache = copy.deepcopy(self.cache)
-        cache.batch_repeat_interleave(times)
-        return _Context(self.model, cache, self.mask.repeat_interleave(times, 0), None)
-
-    def _read(self, ids: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """Return the logits of `ids`, whose tokens not `seen` are padding; extends the cache."""
-        before = self.mask.sum(1, keepdim=True)
-        ids, seen = ids.to(self.mask.device), seen.to(self.mask)
-        self.mask = torch.cat([self.mask, seen], dim=1)
-        output = self.model(
-            input_ids=ids,
-            attention_mask=self.mask,
-            position_ids=(before + seen.cumsum(1) - 1).clamp(min=0),
-            past_key_values=self.cache,
-        )
-        logits: torch.Tensor = output.logits
-        return logits

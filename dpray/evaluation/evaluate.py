@@ -37,6 +37,8 @@ from dpray.types import InputError, OnProgress, Progress
 Labelled = tuple[str, str | None]
 """A `Labelled` record is a text and its label, None where the data has none."""
 
+SIDES = ("synthetic", "ceiling", "test")
+
 Sets = Mapping[str, Sequence[Labelled]]
 """The `Sets` are `synthetic`; `ceiling`, other real records; `test`, real ones; maybe `floor`."""
 
@@ -78,22 +80,23 @@ def evaluate(
     records = {name: rows for name, rows in given.items() if rows is not None}
     sets = _sets(records, classes=extractor is None)
     texts = {name: [text for text, _ in rows] for name, rows in sets.items()}
-    sides = made, other, tested = texts["synthetic"], texts["ceiling"], texts["test"]
+    made, other, tested = sides = texts["synthetic"], texts["ceiling"], texts["test"]
     # A bad schema is refused before the long work.
     shares = {
         "real": structure([text for text, _ in real], schema),
         "synthetic": structure(made, schema),
     }
-    vectors = _embed_all(sets, embedder, map_chunks, on_progress)
-    first = next(iter(vectors.values()))
+    embedders = embedder if isinstance(embedder, Mapping) else {"embedder": embedder}
+    vectors = _embed_all(sets, embedders, map_chunks, on_progress)
+    arrays = {name: [of_set[key].vectors for key in SIDES] for name, of_set in vectors.items()}
+    first, first_arrays = next(iter(vectors.values())), next(iter(arrays.values()))
     downstream = None
     if first["test"].labels is not None and extractor is None:
         downstream = _downstream(sets, first, seeds, networks, encoder, on_progress)
     in_context, next_word = _language(sets, texts, lm, extractor, seeds, on_progress)
-    arrays = {name: _of_sides(embedded) for name, embedded in vectors.items()}
     fidelity = compare_fidelity(arrays, seeds, on_progress)
     searched = _with_progress(map_chunks, "near-duplicates", on_progress)
-    copies = compare_copies(*sides, _of_sides(first), searched)
+    copies = compare_copies(*sides, first_arrays, searched)
     on_progress(Progress("topics, words"))
     return {
         "private": NOT_FOR_RELEASE,
@@ -108,8 +111,8 @@ def evaluate(
         "next_word": next_word,
         "fidelity": fidelity,
         "copies": copies,
-        "topics": compare_topics(sides, _of_sides(first), cluster),
-        "map": embedding_map(first["synthetic"].vectors, first["test"].vectors),
+        "topics": compare_topics(sides, first_arrays, cluster),
+        "map": embedding_map(first_arrays[0], first_arrays[2]),
         "diversity": compare_diversity(made, tested, other, seeds),
         "lengths": compare_lengths(*sides, seeds),
         "structure": shares,
@@ -142,7 +145,7 @@ def _sets(records: Sets, classes: bool) -> Sets:
     for name, rows in named.items():
         if len(rows) < FEW:
             raise InputError(f"{name} records: too few, it takes {FEW}")
-    sets = dict(zip(("synthetic", "ceiling", "test"), named.values(), strict=True))
+    sets = dict(zip(SIDES, named.values(), strict=True))
     return sets | ({"floor": records["floor"]} if "floor" in records else {})
 
 
@@ -242,14 +245,12 @@ def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> li
 
 def _embed_all(
     sets: Sets,
-    embedder: Embedder | Mapping[str, Embedder],
+    embedders: Mapping[str, Embedder],
     map_chunks: ChunkMap,
     on_progress: OnProgress,
 ) -> dict[str, dict[str, Embedded]]:
     """Return the sets' embeddings by each embedder; the floor's by the first only."""
-    embedders = embedder if isinstance(embedder, Mapping) else {"embedder": embedder}
-    total = len(embedders) * sum(map(len, sets.values()))
-    total -= (len(embedders) - 1) * len(sets.get("floor", ()))
+    total = len(embedders) * sum(len(sets[key]) for key in SIDES) + len(sets.get("floor", ()))
     done = 0
     found: dict[str, dict[str, Embedded]] = {}
     for name, model in embedders.items():
@@ -276,10 +277,6 @@ def _with_progress(map_chunks: ChunkMap, stage: str, on_progress: OnProgress) ->
             yield found
 
     return mapped
-
-
-def _of_sides(embedded: Mapping[str, Embedded]) -> list[np.ndarray]:
-    return [embedded[name].vectors for name in ("synthetic", "ceiling", "test")]
 
 
 def _labels(records: Sequence[Labelled]) -> np.ndarray | None:

@@ -9,21 +9,16 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from dpray.config.base import Count, Section
 
-DEFAULT_EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
-
 IN_PROCESS = "none"
 
 
 class EvaluationSettings(Section):
     """`dpray evaluate` has an option for each key, with the key's description as its help."""
 
-    real: str = Field(
-        description="Real records: the test records, where --train is given too.",
-    )
+    real: str = Field(description="Real records: the test records, where --train is given too.")
     synthetic: str = Field(description="Synthetic records.")
     out: Path | None = Field(
-        None,
-        description="Folder for evaluation.json; RUN/private puts it into the run's report.",
+        None, description="Folder for evaluation.json; RUN/private puts it into the run's report."
     )
     train: str | None = Field(
         None, description="Real records to train the ceiling on; without it --real is halved."
@@ -38,8 +33,7 @@ class EvaluationSettings(Section):
         "film records of Amin et al. 2024.",
     )
     text: str = Field(
-        "text",
-        description="Name of the column with the text; a release may have its own, `text`.",
+        "text", description="Name of the column with the text; a release may have its own, `text`."
     )
     label: str | None = Field(
         None,
@@ -47,19 +41,17 @@ class EvaluationSettings(Section):
         "`label` where there is one. A release may have its own, `label`.",
     )
     embedder: list[str] = Field(
-        [DEFAULT_EMBEDDER],
+        ["sentence-transformers/all-MiniLM-L6-v2"],
         min_length=1,
         description="Sentence embedding model: a name or a folder. Given several times, fidelity "
         "is their average, and the first serves the rest.",
     )
     seeds: Count = Field(5, description="Repetitions behind each mean and deviation.")
     networks: bool = Field(
-        False,
-        description="Also train 3-layer networks, without and with Deep CORAL (slower).",
+        False, description="Also train 3-layer networks, without and with Deep CORAL (slower)."
     )
     encoder: str | None = Field(
-        None,
-        description="Encoder to fine-tune as a classifier too: a name or a folder (slow).",
+        None, description="Encoder to fine-tune as a classifier too: a name or a folder (slow)."
     )
     lm: str | None = Field(
         None,
@@ -71,8 +63,7 @@ class EvaluationSettings(Section):
         description="Labels are phrases of their texts: --lm looks for them, nothing classifies.",
     )
     topics: Literal["kmeans", "bertopic"] = Field(
-        "kmeans",
-        description="Clustering of the embeddings; bertopic is an extra, dpray[bertopic].",
+        "kmeans", description="Clustering of the embeddings; bertopic is an extra, dpray[bertopic]."
     )
     ray_address: str = Field(
         IN_PROCESS,

@@ -9,8 +9,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
 from dpray.report.evaluation_pictures import PICTURES
-from dpray.report.figures import at_most, number, one_in, plus_minus
+from dpray.report.figures import at_most, number, one_in
 from dpray.report.pictures import iterations_svg
+from dpray.report.tables import SYNTHETIC, evaluation_tables
 from dpray.types import InputError
 
 # A report has to state these; a page that silently left one out would look complete.
@@ -66,7 +67,7 @@ def render_report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "words": words, "plus_minus": plus_minus}
+    environment.filters |= {"number": number, "words": words}
     template = environment.get_template("report.html.j2")
     try:
         return template.render(
@@ -86,6 +87,8 @@ def render_report(
             **PICTURES,
             samples=samples,
             evaluation=None if public else evaluation,
+            tables={} if public else evaluation_tables(evaluation or {}),
+            synthetic_row=SYNTHETIC,
             config=_shown_config(run.get("config", {}), privacy_report["method"]),
         )
     except (UndefinedError, KeyError, TypeError) as error:

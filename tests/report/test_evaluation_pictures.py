@@ -16,8 +16,8 @@ from dpray.report.evaluation_pictures import (
     map_svg,
     topics_svg,
 )
-from dpray.report.figures import number, plus_minus
-from dpray.report.page import words
+from dpray.report.figures import plus_minus
+from dpray.report.tables import SYNTHETIC, evaluation_tables
 
 from ..evaluation.test_evaluate import BagOfWords, notes
 
@@ -96,7 +96,6 @@ def test_the_part_shows_every_section():
         autoescape=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"number": number, "words": words, "plus_minus": plus_minus}
     result = evaluate(notes(120, 1), notes(80, 2), BagOfWords(), seeds=2, networks=True)
     spreads = {"accuracy": SPREADS[0], "fitted": 3.5}
     result["in_context"] = {
@@ -109,7 +108,10 @@ def test_the_part_shows_every_section():
     }  # fmt: skip
 
     page = environment.get_template("report_evaluation.html.j2").render(
-        evaluation=result, **PICTURES
+        evaluation=result,
+        tables=evaluation_tables(result),
+        synthetic_row=SYNTHETIC,
+        **PICTURES,
     )
 
     assert page.count("<svg") == 5 == page.count('role="img"')
