@@ -1,4 +1,4 @@
-"""Classifiers that are trained on synthetic records and tested on real ones."""
+"""Classifiers are trained on synthetic records and tested on real ones."""
 
 from __future__ import annotations
 

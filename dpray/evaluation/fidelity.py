@@ -24,6 +24,7 @@ et al. 2024, Appendix B.4)."""
 FEW = 8
 """With fewer records a side no measure says anything."""
 
+# Points a side in the picture of the embeddings.
 MAP_POINTS = 400
 
 

@@ -1,4 +1,4 @@
-"""Scores that several measures share."""
+"""Several measures share these scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of an evaluation: the one place where the keys of `dpray evaluate` are declared."""
+"""The settings declare the keys of an evaluation, and so the options of `dpray evaluate`, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures of the texts' words: their lengths and their diversity."""
+"""Texts are measured by their words: how long they are and how varied."""
 
 from __future__ import annotations
 

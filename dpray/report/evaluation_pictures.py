@@ -10,6 +10,9 @@ from markupsafe import Markup
 
 from dpray.report.pictures import ACCENT, INK, figure_of_the_page, inline
 
+FILLED: Mapping[str, Any] = {"color": ACCENT, "alpha": 0.45}
+OUTLINE: Mapping[str, Any] = {"fill": False, "edgecolor": INK, "linewidth": 1.2}
+
 TERMS_SHOWN = 4
 
 # A picture shows at most so many labels, those with the most test records.
@@ -42,11 +45,8 @@ def topics_svg(topics: Sequence[Mapping[str, Any]]) -> Markup:
     names = [", ".join(topic["terms"][:TERMS_SHOWN]) or "no terms" for topic in topics]
     places = np.arange(len(topics))
     with figure_of_the_page(0.9 + 0.34 * len(topics)) as (figure, axes):
-        axes.barh(places, [topic["synthetic"] for topic in topics], 0.7, color=ACCENT, alpha=0.45)
-        axes.barh(
-            places, [topic["real"] for topic in topics], 0.7, fill=False, edgecolor=INK,
-            linewidth=1.2,
-        )  # fmt: skip
+        for side, style in (("synthetic", FILLED), ("real", OUTLINE)):
+            axes.barh(places, [topic[side] for topic in topics], 0.7, **style)
         # A dollar sign in a text would start a formula.
         axes.set_yticks(places, names, parse_math=False)
         axes.invert_yaxis()
@@ -79,10 +79,7 @@ def class_accuracy_svg(classes: Mapping[str, Any]) -> Markup:
     shown = _largest(classes["records"])
     places = np.arange(len(shown))
     with figure_of_the_page(0.9 + 0.34 * len(shown)) as (figure, axes):
-        for side, style in (
-            ("synthetic", {"color": ACCENT, "alpha": 0.45}),
-            ("ceiling", {"fill": False, "edgecolor": INK, "linewidth": 1.2}),
-        ):
+        for side, style in (("synthetic", FILLED), ("ceiling", OUTLINE)):
             means, deviations = (
                 [classes[side]["accuracy"][i][key] for i in shown] for key in ("mean", "deviation")
             )
