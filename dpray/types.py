@@ -89,7 +89,7 @@ class Prompt:
 @dataclass(frozen=True)
 class Progress:
     """Public quantities of work under way: how far its present stage is. There is no total where
-    it would tell how many records there are."""
+    that would tell how many records there are."""
 
     stage: str
     completed: int = 0

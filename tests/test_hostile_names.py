@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from dpray.cli import run_command
-from dpray.commands.audit import _show as show_audit
+from dpray.commands.audit import show_audit
 from dpray.commands.demo import _show_records
 from dpray.commands.evaluate import show_evaluation
 from dpray.commands.ledger import _overview, _runs

@@ -78,15 +78,15 @@ def evaluate_files(
     return result
 
 
-def load_embedder(name: str, key: str = "embedder") -> Embedder:
-    """Load an embedding model. Raises InputError that names `key` where there is none."""
+def load_embedder(name: str) -> Embedder:
+    """Load an embedding model. Raises InputError where there is none."""
     # Importing sentence-transformers takes seconds, which a wrong path should not cost.
     from dpray.engines.embedder import SentenceTransformerEmbedder
 
     try:
         return SentenceTransformerEmbedder(name)
     except (EngineError, InputError):
-        raise InputError(f"{key}: cannot load {name}, as a folder or from a hub") from None
+        raise InputError(f"embedder: cannot load {name}, as a folder or from a hub") from None
 
 
 class LazyEmbedder:

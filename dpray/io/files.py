@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -71,6 +72,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def touch_private(path: str) -> None:
+    """Make an empty file for its owner alone if there is none; SQLite gives its journals the same
+    rights. A path that cannot be a file is left to the one who opens it."""
+    with suppress(OSError):
+        os.close(owners_only(path, os.O_CREAT | os.O_RDONLY))
+
+
 def write_durably(path: Path, text: str, *, private: bool = False) -> None:
     """Replace a file so that after a crash it holds the old text or the new one, whole; `private`,
     for its owner alone."""
@@ -92,6 +100,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_all(folder: Path) -> None:
+    """Flush a folder and everything in it to the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        sync(path)
 
 
 def sha256_of(path: Path) -> str:

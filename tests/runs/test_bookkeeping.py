@@ -47,7 +47,7 @@ def test_a_ledger_that_was_put_back_has_nothing_drawn_twice(
     tmp_path: Path,
 ) -> None:
     run, backup = config(), tmp_path / "backup.db"
-    back_up = "Shards" if backed_up.startswith("before") else "total_counts"
+    back_up = "VocabularyShard" if backed_up.startswith("before") else "total_counts"
     cut_off(run, back_up, lambda: shutil.copy(ledger_file(run), backup))
     cut_off(run, "total_sums")
     first = (Path(run.output.path) / "private/parts/vocabulary.json").read_bytes()
@@ -74,15 +74,15 @@ def test_a_folder_without_its_run_is_charged_nothing_and_released_nothing(
 def test_a_run_that_stopped_after_its_charges_goes_on(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve_all = Ledger.reserve_all
+    reserve = Ledger.reserve
 
     def cut_off_afterwards(*arguments: Any) -> None:
-        reserve_all(*arguments)
+        reserve(*arguments)
         raise DprayError("cut off")
 
     run = config()
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "reserve_all", cut_off_afterwards)
+        patch.setattr(Ledger, "reserve", cut_off_afterwards)
         with pytest.raises(DprayError, match="cut off"):
             methods.run(run)
     assert json.loads((Path(run.output.path) / "run.json").read_text())["state"] == "planned"

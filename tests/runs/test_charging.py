@@ -68,7 +68,7 @@ def test_a_run_that_made_its_ledger_and_was_cut_off_goes_on(
     def stop(*_: Any) -> None:
         raise DprayError("cut off")
 
-    for name in ("create_dataset", "reserve_all"):
+    for name in ("create_dataset", "reserve"):
         with monkeypatch.context() as patch:
             patch.setattr(Ledger, name, stop)
             with pytest.raises(DprayError, match="cut off"):
@@ -144,7 +144,7 @@ def test_a_run_that_has_not_begun_writes_the_fingerprint_anew(
     config: Callable[..., Config], cut_off: Callable[..., None], ledger: Ledger
 ):
     run = config()
-    cut_off(run, "Shards")
+    cut_off(run, "VocabularyShard")
     kept = Path(run.output.path) / "private" / runner.DATA_FINGERPRINT
     kept.unlink()
     assert methods.run(run)["records"] == 8

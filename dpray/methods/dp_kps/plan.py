@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from dpray.accounting.accountant import Cost, cost
 from dpray.accounting.composition import BasicComposition, Charge
 from dpray.accounting.events import Event
+from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.io.records import list_files, read_rows
 from dpray.methods.dp_kps.algorithm import DpKps
@@ -24,13 +26,9 @@ from dpray.types import Budget, InputError
 class DpKpsPlan(Plan):
     """`method.dimension` is 0 until the embedder is loaded: it costs nothing."""
 
+    settings: DpKpsSettings
     method: DpKps
     prompts: KeyphrasePrompts
-
-    @property
-    def settings(self) -> DpKpsSettings:
-        assert isinstance(self.config.method, DpKpsSettings)
-        return self.config.method
 
     @property
     def charges(self) -> dict[str, Event]:
@@ -46,7 +44,7 @@ class DpKpsPlan(Plan):
 
     def charge(self, name: str) -> Budget:
         """Pure epsilon wherever the noise is Laplace's."""
-        gaussian = name == "kde" and self.method.noise == "gaussian"
+        gaussian = name == "kde" and self.settings.noise == "gaussian"
         price = cost(self.charges[name], self.config.privacy.delta if gaussian else 0.0)
         return Budget(price.epsilon, price.delta)
 
@@ -61,6 +59,11 @@ class DpKpsPlan(Plan):
             total = replace(total, epsilon=math.nextafter(total.epsilon, math.inf))
         return Cost(total.epsilon, total.delta, "basic")
 
+    def audit_targets(self) -> Iterator[Target]:
+        from dpray.methods.dp_kps.audit import targets
+
+        return targets(self.method)
+
     @property
     def makes_texts(self) -> bool:
         return self.config.engine.kind != "none"
@@ -71,7 +74,7 @@ class DpKpsPlan(Plan):
         return {
             "method": resolved
             | {
-                "bandwidth": self.method.bandwidth,
+                "bandwidth": self.settings.kernel_bandwidth,
                 "epsilon_vocabulary": self.method.epsilon_vocabulary,
                 "epsilon_kde": self.method.epsilon_kde,
             },
@@ -87,46 +90,33 @@ class DpKpsPlan(Plan):
         return {
             "vocabulary": f"{method.terms:,} of {method.public_terms:,} terms, "
             f"eps {method.epsilon_vocabulary:g}",
-            "densities": f"{method.estimator}, {method.sampling}, eps {method.epsilon_kde:g}",
-            "records": f"{settings.records:,}, {method.sequence_length} terms each",
+            "densities": f"{settings.estimator}, {settings.sampling}, eps {method.epsilon_kde:g}",
+            "records": f"{settings.records:,}, {settings.sequence_length} terms each",
             "LLM calls": calls,
         }
 
 
-def make_dp_kps_plan(config: Config) -> DpKpsPlan:
+def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     """Resolve everything that is null; reads the public vocabulary. Raises InputError where the
     keys together cost more than `privacy.epsilon`: the plan never does."""
-    settings, privacy = config.method, config.privacy
-    assert isinstance(settings, DpKpsSettings)
+    privacy = config.privacy
     labels = privacy.epsilon_labels if config.data.label_proportions == "measured" else 0.0
     try:
         epsilon_vocabulary, epsilon_kde = settings.epsilons(privacy.epsilon, labels)
     except ValueError as error:
         raise InputError(str(error)) from None
     method = DpKps(
+        settings=settings,
         labels=tuple(config.data.labels) or ("",),
         public_terms=len(read_vocabulary(settings.vocabulary, settings.stop_words)),
         dimension=0,
         epsilon_vocabulary=epsilon_vocabulary,
         epsilon_kde=epsilon_kde,
         delta=privacy.delta,
-        phrases_per_record=settings.phrases_per_record,
-        vocabulary_size=settings.vocabulary_size,
-        sequence_length=settings.sequence_length,
-        estimator=settings.estimator,
-        features=settings.features,
-        bandwidth=settings.kernel_bandwidth,
-        noise=settings.noise,
-        sampling=settings.sampling,
-        ensemble=settings.ensemble,
-        top_m=settings.top_m,
-        temperature=settings.temperature,
-        threshold=settings.threshold,
-        contrast=settings.contrast,
         records_per_unit=config.data.max_records_per_unit,
     )
     prompts = load_keyphrase_prompts(settings.template, settings.document_type, _examples(settings))
-    plan = DpKpsPlan(config, config.data.proportions, method, prompts)
+    plan = DpKpsPlan(config, config.data.proportions, settings, method, prompts)
     try:
         _ = method.kde
     except ValueError as error:
