@@ -1,24 +1,25 @@
-"""Commands that take minutes show a progress bar."""
+"""One bar shows the progress of every command that takes long."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 
 from dpray.commands.terminal import Terminal
+from dpray.types import OnProgress, Progress
 
 
 @contextmanager
-def part_bar(
-    first: str = "", *, console: Terminal | None = None, transient: bool = True
-) -> Iterator[Callable[..., None]]:
-    """Show a line on stderr, where that is a terminal. It yields a function of a part's name
-    (public), how much of the part is done, of how much (None: unknown), and a word on it."""
-    console = console or Terminal(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
+def progress_bar(
+    console: Terminal, stage: str = "", *, transient: bool = True
+) -> Iterator[OnProgress]:
+    """Show a bar of public quantities while the block runs, and yield what moves it. A file or a
+    program gets no bar; a `transient` bar is erased at the end."""
+    bar = Bar(
+        TextColumn("{task.fields[stage]}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[detail]}", markup=False),
@@ -28,10 +29,12 @@ def part_bar(
         transient=transient,
     )
     with bar:
-        task = bar.add_task(first, total=None, detail="")
+        task = bar.add_task("", total=None, stage=stage, detail="")
 
-        def show(part: str, done: int, total: int | None, detail: str = "") -> None:
-            bar.tasks[task].total = total  # `update` takes None for no change
-            bar.update(task, description=part, completed=done, detail=detail)
+        def show(progress: Progress) -> None:
+            bar.tasks[task].total = progress.total  # `update` takes None for no change
+            bar.update(
+                task, stage=progress.stage, completed=progress.completed, detail=progress.detail
+            )
 
         yield show

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.text import Text
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
-from dpray.commands.progress import part_bar
-from dpray.commands.report import write_report
+from dpray.commands.progress import progress_bar
 from dpray.commands.terminal import Terminal
 from dpray.config.config import Config, load_config
-
-if TYPE_CHECKING:
-    from dpray.types import Progress
 
 
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -33,13 +29,10 @@ def run_with_progress(config: Config, console: Terminal) -> dict[str, Any]:
     """Run with a bar of public quantities on `console`; write the HTML report too."""
     # Imported late: a mistyped key should not have to wait for torch and Ray.
     from dpray import registry as methods
+    from dpray.report.write import write_report
 
-    with part_bar("loading, charging, starting", console=console, transient=False) as bar:
-
-        def show(now: Progress) -> None:
-            bar(now.stage, now.completed, now.total, now.detail)
-
-        report = methods.run(config, show)
+    with progress_bar(console, "loading, charging, starting", transient=False) as on_progress:
+        report = methods.run(config, on_progress)
     write_report(Path(config.output.path), public=True)
     return report
 
