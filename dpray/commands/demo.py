@@ -102,7 +102,7 @@ def _floor(config: Config) -> Labelled:
     assert isinstance(config.method, PrivatePredictionSettings)
     template = load_template(config.method.template)
     labels = [label for label in config.data.labels for _ in range(FLOOR_RECORDS)]
-    engine = TransformersEngine(config.engine.model)
+    engine = TransformersEngine(config.engine)
     try:
         prompts = [template.public_prompt(label) for label in labels]
         made = engine.generate(prompts, Sampling(max_tokens=config.method.max_tokens))

@@ -13,6 +13,7 @@ import typer
 
 from dpray.commands.evaluation_tables import show_evaluation
 from dpray.commands.progress import part_bar
+from dpray.config.engine import EngineConfig
 from dpray.engines.base import Embedder
 from dpray.evaluation.bertopic_topics import load_bertopic
 from dpray.evaluation.evaluate import Labelled
@@ -204,7 +205,7 @@ def _load_language(encoder: str | None, lm: str | None, extraction: bool) -> dic
     if lm is not None and extraction:
         from dpray.engines.transformers import TransformersEngine
 
-        models["extractor"] = TransformersEngine(lm)
+        models["extractor"] = TransformersEngine(EngineConfig(model=lm, dtype="float32"))
     return models
 
 

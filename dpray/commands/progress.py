@@ -1,4 +1,4 @@
-"""The bar of commands that work through named parts."""
+"""Commands that take minutes show a progress bar."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from dpray.commands.terminal import Terminal
 
 
 @contextmanager
-def part_bar() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A line on stderr, where that is a terminal. What is yielded takes a part's name (public), how
-    much of it is done, and of how much, where that is known."""
-    console = Terminal(stderr=True)
+def part_bar(
+    first: str = "", *, console: Terminal | None = None, transient: bool = True
+) -> Iterator[Callable[..., None]]:
+    """Show a line on stderr, where that is a terminal. It yields a function of a part's name
+    (public), how much of the part is done, of how much (None: unknown), and a word on it."""
+    console = console or Terminal(stderr=True)
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("{task.fields[detail]}", markup=False),
         TimeElapsedColumn(),
         console=console,
         disable=not console.is_terminal,
-        transient=True,
+        transient=transient,
     )
     with bar:
-        task = bar.add_task("", total=None)
+        task = bar.add_task(first, total=None, detail="")
 
-        def show(part: str, done: int, total: int | None) -> None:
+        def show(part: str, done: int, total: int | None, detail: str = "") -> None:
             bar.tasks[task].total = total  # `update` takes None for no change
-            bar.update(task, description=part, completed=done)
+            bar.update(task, description=part, completed=done, detail=detail)
 
         yield show

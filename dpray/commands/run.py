@@ -1,4 +1,4 @@
-"""`dpray run`: the method of a configuration, from its charge to its release."""
+"""`dpray run` runs the method of a configuration, from its charge to its release."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 from rich.text import Text
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.commands.progress import part_bar
 from dpray.commands.report import write_report
 from dpray.commands.terminal import Terminal
 from dpray.config.config import Config, load_config
@@ -31,31 +30,14 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 
 
 def run_with_progress(config: Config, console: Terminal) -> dict[str, Any]:
-    """Run with a bar of public quantities on `console`; writes the HTML report too."""
+    """Run with a bar of public quantities on `console`; write the HTML report too."""
     # Imported late: a mistyped key should not have to wait for torch and Ray.
     from dpray import registry as methods
 
-    bar = Bar(
-        TextColumn("{task.fields[stage]}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[detail]}", markup=False),
-        TimeElapsedColumn(),
-        console=console,
-        # A file or a program gets one line where the run fails, and no picture of a bar.
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("", total=None, stage="loading, charging, starting", detail="")
+    with part_bar("loading, charging, starting", console=console, transient=False) as bar:
 
-        def show(progress: Progress) -> None:
-            bar.tasks[task].total = progress.total  # `update` takes None for no change
-            bar.update(
-                task,
-                stage=progress.stage,
-                completed=progress.completed,
-                detail=progress.detail,
-            )
+        def show(now: Progress) -> None:
+            bar(now.stage, now.completed, now.total, now.detail)
 
         report = methods.run(config, show)
     write_report(Path(config.output.path), public=True)
@@ -63,6 +45,7 @@ def run_with_progress(config: Config, console: Terminal) -> dict[str, Any]:
 
 
 def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
+    """Print the result of a run, its cost and its files."""
     records = Text(f"{report['records']} synthetic records", "bold")
     console.print(records, _how(report), sep="", soft_wrap=True)
     if report["not_private"]:
@@ -81,7 +64,7 @@ def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
 
 
 def _how(report: dict[str, Any]) -> str:
-    """What the method counted on the way."""
+    """Describe how the records were made, by the method's counts."""
     parts = []
     if batches := report.get("batches"):
         parts.append(

@@ -1,4 +1,4 @@
-"""Files that dpray writes: whole after a crash, and private ones for their owner alone."""
+"""Files are whole after a crash, and private ones are for their owner alone."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ def names_cloud(path: str | Path) -> bool:
 
 
 def refuse_cloud(path: Path, key: str) -> None:
-    """Raises InputError, which names the key, for a path that begins like a URI."""
+    """Raises InputError that names the key for a path that begins like a URI."""
     if names_cloud(path):
         # Without the path, which has lost a slash of its URI.
         raise InputError(f"{key}: no cloud path; copy what is written to a cloud afterwards")
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder for its owner alone; one that was there is closed to others. Raises
-    OSError."""
+    """Make the folder for its owner alone; an existing one is closed to others. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
@@ -80,6 +79,6 @@ def sync_all(folder: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The file's SHA-256 in hexadecimal digits."""
+    """Return the file's SHA-256 in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpray import registry as methods
 from dpray.config.config import EngineConfig, load_config
-from dpray.engines.base import Engine, EngineError, LockstepGroup, LockstepResult
+from dpray.engines.base import Engine, EngineError, LockstepGroup, LockstepResult, NextGroup
 from dpray.runs.engine import build_engine
 from dpray.types import DprayError
 
@@ -39,17 +39,13 @@ class FailsOnce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def decode_lockstep(
-        self,
-        groups: Iterable[LockstepGroup],
-        then: Callable[[LockstepResult], LockstepGroup | None],
-    ) -> None:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
         finished = 0
 
         def failing(result: LockstepResult) -> LockstepGroup | None:
             nonlocal finished
             finished += 1
-            following = then(result)
+            following = next_group(result)
             if finished == 2 and first_time(self.marker):
                 raise EngineError("a rank is dead")
             return following

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,13 +11,14 @@ from typing import Any
 
 from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event, PoissonSubsampledGaussian, SelfComposed
+from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.plan import Plan, with_labels
+from dpray.runs.plan import Losses, Plan, with_labels
 from dpray.training.step import DpSgdStep
 from dpray.types import InputError
 
@@ -59,6 +60,22 @@ class DpSgdPlan(Plan):
         if self.not_private:
             return {}
         return {"": with_labels(self.config, self.method.dp_event)}
+
+    def audit_targets(self) -> Iterator[Target]:
+        from dpray.methods.dp_sgd.audit import targets
+
+        return targets(self.method)
+
+    @property
+    def column_values(self) -> dict[str, Sequence[str]]:
+        control = {name: tuple(shares) for name, shares in self.settings.control_values.items()}
+        return super().column_values | control
+
+    def released_losses(self, folder: Path) -> Losses:
+        from dpray.methods.dp_sgd.released_model import ReleasedModel
+        from dpray.runs.folder import MODEL
+
+        return ReleasedModel(self.config, self.settings, folder / MODEL).losses
 
     def unpaid_repeats(self, lost: Sequence[int]) -> list[int]:
         """Return how many of the steps of each lost block the first charge does not pay for."""
