@@ -53,6 +53,6 @@ def test_cited_sections_exist() -> None:
 
 
 def test_cross_references_exist() -> None:
-    referred = re.findall(r"\b(?:section|by|of|in|to) (\d\.\d)(?!\d)", TEXT)
-    assert len(referred) > 10
+    referred = re.findall(r"\b(?:section|by|of|in|to)\s(\d\.\d)(?!\d)", TEXT)
+    assert len(referred) > 5
     assert sorted(set(referred) - SECTIONS) == []
