@@ -169,8 +169,9 @@ class FeatureSum:
         total_I = np.zeros(self.number, dtype=np.int64)
         for block_RI in blocks_of_records:
             # Zero is nearer on the grid than the feature, so nothing grows; a row that is not the
-            # features of a point, or an average of such, is cut to what a record may give.
-            cut_RI = np.trunc(block_RI * GRID)
+            # features of a point, or an average of such, is cut to what a record may give. Not a
+            # number would be the least integer of all.
+            cut_RI = np.nan_to_num(np.trunc(block_RI * GRID), nan=0.0)
             np.clip(cut_RI, -LARGEST, LARGEST, out=cut_RI)
             total_I += cut_RI.astype(np.int64).sum(axis=0)
         return total_I
