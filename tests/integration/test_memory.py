@@ -14,8 +14,8 @@ import pytest
 
 from dpray.config.config import parse_config
 from dpray.mechanisms.partition import new_salt
-from dpray.methods.private_prediction.plan import make_private_prediction_plan
 from dpray.methods.private_prediction.rows import batch_rows
+from dpray.registry import make_plan
 from tests.integration import shard_driver
 from tests.integration.processes import TIMEOUT, Cluster, environment
 
@@ -48,7 +48,7 @@ def test_a_file_is_read_row_by_row(settings: Callable[..., dict[str, Any]], tmp_
         for number in range(rows):
             file.write(f'{{"text": "note {number} of a cough", "label": "a"}}\n')
     config = parse_config(settings(data__path=str(path)))
-    plan = make_private_prediction_plan(config).with_salt(new_salt())
+    plan = make_plan(config).with_salt(new_salt())
     process, read, growth = psutil.Process(), 0, 0
     before = process.memory_info().rss
     for _ in batch_rows(str(path), plan.config.data, plan.template, plan.partition):

@@ -29,22 +29,12 @@ from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.methods.aug_pe.selection import select_by_probability, select_by_rank
 from dpray.methods.aug_pe.votes import VoteHistogram
-from dpray.types import DprayError, Prompt
+from dpray.types import DprayError, OnProgress, Progress, Prompt
 
 Variation = Literal["paraphrase", "fill_in_the_blanks"]
 Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]
 Population = dict[str, list[str]]
 """Texts of each label, "" where there are no labels."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is; public numbers only."""
-
-    iteration: int
-    iterations: int
-    doing: Doing
-    texts: int
 
 
 Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
@@ -204,7 +194,7 @@ class AugPe:
         vote: Vote,
         salt: str,
         checkpoint: Checkpoint | None = None,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
+        on_progress: OnProgress = lambda progress: None,
     ) -> Population:
         """Algorithm 1; returns S' of the last iteration, at most n_syn texts of each label.
 
@@ -247,7 +237,7 @@ class _Run:
     embed: Embed
     vote: Vote
     salt: str
-    on_progress: Callable[[Progress], None]
+    on_progress: OnProgress
 
     def algorithm_1(self, checkpoint: Checkpoint | None) -> Population:
         done, kept = 0, Population()
@@ -350,4 +340,5 @@ class _Run:
         return Request(request_id, prompt, writing.sampling(w, stop))
 
     def progress(self, t: int, doing: Doing, texts: int) -> None:
-        self.on_progress(Progress(t, self.plan.iterations, doing, texts))
+        T = self.plan.iterations
+        self.on_progress(Progress(f"iteration {t} of {T}: {doing}", t - 1, T, f"{texts} texts"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,15 +20,11 @@ from dpray.types import InputError
 
 @dataclass(frozen=True)
 class AugPePlan(Plan):
-    """`votes` None: a run without noise, which is not private."""
+    """A run without noise, which is not private, has no `votes`."""
 
+    settings: AugPeSettings
     votes: VoteHistogram | None
     prompts: VariationPrompts
-
-    @property
-    def settings(self) -> AugPeSettings:
-        assert isinstance(self.config.method, AugPeSettings)
-        return self.config.method
 
     @property
     def charges(self) -> dict[str, Event]:
@@ -58,6 +54,10 @@ class AugPePlan(Plan):
                 max_retries=settings.max_retries,
             ),
         )
+
+    def how_far(self, published: int) -> str:
+        done = published - (self.label_histogram is not None)
+        return f" ({max(done, 0)} of {self.settings.iterations} iterations are done)"
 
     @property
     def noise_multiplier(self) -> float:
@@ -100,30 +100,28 @@ class AugPePlan(Plan):
         }
 
 
-def make_aug_pe_plan(config: Config) -> AugPePlan:
+def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
     """Resolve everything that is null. Raises InputError where the keys together cost more than
     `privacy.epsilon`."""
-    method = config.method
-    assert isinstance(method, AugPeSettings)
     proportions = config.data.proportions
     prompts = load_variation_prompts(
-        method.template, method.variation, method.demonstrations, proportions
+        settings.template, settings.variation, settings.demonstrations, proportions
     )
-    plan = AugPePlan(config, proportions, None, prompts)
+    plan = AugPePlan(config, proportions, settings, None, prompts)
     if plan.not_private:
-        if method.noise_multiplier is not None:
+        if settings.noise_multiplier is not None:
             raise InputError("method.noise_multiplier: an infinite privacy.epsilon adds no noise")
         return plan
-    multiplier = method.noise_multiplier
+    multiplier = settings.noise_multiplier
     if multiplier is None:
         multiplier = calibrate(
-            lambda z: with_labels(config, _event(_votes(config, z), method.iterations)),
+            lambda z: with_labels(config, _event(_votes(config, z), settings.iterations)),
             config.privacy.epsilon,
             config.privacy.delta,
             bracket=(1e-3, 1e7),
             increasing=False,
         )
-    plan = AugPePlan(config, proportions, _votes(config, multiplier), prompts)
+    plan = replace(plan, votes=_votes(config, multiplier))
     return plan.affordable(multiplier)
 
 

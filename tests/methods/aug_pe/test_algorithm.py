@@ -367,14 +367,14 @@ def test_a_plan_that_makes_nothing_is_refused(wrong: dict[str, Any]) -> None:
 def test_progress_has_public_numbers_only() -> None:
     seen: list[Progress] = []
     run(replace(PLAN, iterations=2, lookahead=1), Model(), Voters(), on_progress=seen.append)
-    assert [(p.iteration, p.doing, p.texts) for p in seen] == [
-        (1, "random texts", 15),
-        (1, "lookahead", 15),
-        (1, "embeddings", 15),
-        (1, "votes", 15),
-        (2, "variations", 10),
-        (2, "lookahead", 15),
-        (2, "embeddings", 15),
-        (2, "votes", 15),
+    assert [(p.completed + 1, p.stage.partition(": ")[2], p.detail) for p in seen] == [
+        (1, "random texts", "15 texts"),
+        (1, "lookahead", "15 texts"),
+        (1, "embeddings", "15 texts"),
+        (1, "votes", "15 texts"),
+        (2, "variations", "10 texts"),
+        (2, "lookahead", "15 texts"),
+        (2, "embeddings", "15 texts"),
+        (2, "votes", "15 texts"),
     ]
-    assert {p.iterations for p in seen} == {2}
+    assert {p.total for p in seen} == {2}
