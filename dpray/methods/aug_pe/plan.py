@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,7 @@ from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event, SelfComposed
 from dpray.config.config import Config
 from dpray.mechanisms.shares import largest_remainder
-from dpray.methods.aug_pe.algorithm import AugPe, Writing
+from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
@@ -35,25 +35,8 @@ class AugPePlan(Plan):
     @cached_property
     def method(self) -> AugPe:
         settings = self.settings
-        return AugPe(
-            records=largest_remainder(settings.records, self.proportions),
-            iterations=settings.iterations,
-            variations=settings.variations,
-            lookahead=settings.lookahead,
-            selection=settings.selection,
-            votes=self.votes,
-            writing=Writing(
-                variation=settings.variation,
-                mask_probability=settings.mask_probability,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                max_tokens=settings.max_tokens,
-                word_var=settings.word_var,
-                tokens_per_word=settings.tokens_per_word,
-                min_words=settings.min_words,
-                max_retries=settings.max_retries,
-            ),
-        )
+        records = largest_remainder(settings.records, self.proportions)
+        return AugPe(settings, records, self.votes)
 
     def how_far(self, published: int) -> str:
         done = published - (self.label_histogram is not None)
@@ -65,19 +48,13 @@ class AugPePlan(Plan):
         return 0.0 if self.votes is None else self.votes.sigma / self.votes.votes_per_unit
 
     def method_summary(self) -> dict[str, Any]:
-        settings, writing = self.settings, asdict(self.method.writing)
+        settings = self.settings
         return {
-            "method": {"name": settings.name, "template": settings.template}
+            "method": settings.model_dump(exclude={"records"})
             | {
                 "records_per_label": dict(self.method.records),
-                "iterations": settings.iterations,
-                "variations": settings.variations,
-                "lookahead": settings.lookahead,
-                "selection": settings.selection,
                 "noise_multiplier": self.noise_multiplier,
-                "demonstrations": settings.demonstrations,
-            }
-            | writing,
+            },
             "records": settings.records,
             "llm_calls": self.method.llm_calls,
             "llm_calls_by_purpose": self.method.calls_by_purpose,
