@@ -113,6 +113,7 @@ class FeatureSum:
     rounding, by Poisson summation; the convolution theorem of Peikert 2010). Rounding is
     post-processing, and the factors add less than 1e-75 I to epsilon, and that share to delta: the
     accountant adds 1e-11 to every epsilon that it takes from Gaussian mechanisms.
+    Proof: docs/privacy.md, sections 4.3, 4.4 and 4.5.
 
     Raises ValueError for a multiplier that is not positive, and for noise that is larger than
     integer noise may be.
