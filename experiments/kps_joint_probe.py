@@ -67,11 +67,9 @@ class Setting:
         """The class's `top` terms, and the noisy weights of their pairs, shape (top, top)."""
         order = np.argsort(-self.density(label))[:top]
         place = {int(term): i for i, term in enumerate(order)}
-        M = np.zeros((top, top))
+        M, S = np.zeros((top, top)), self.plan.settings.phrases_per_record
         for text in self.private[label]:
-            found = self.density_pass.matcher.first_terms(
-                text, self.plan.settings.phrases_per_record
-            )
+            found = self.density_pass.matcher.first_terms(text, S)
             together = list(combinations(sorted(place[i] for i in found if i in place), 2))
             for a, b in together:
                 M[a, b] += 1 / len(together)
