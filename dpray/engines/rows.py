@@ -95,6 +95,7 @@ class PublicPass:
     public. So the logits are too, to the last bit, and a set of candidates cut out by them is the
     same whoever is in the batch. In a pass shared with private rows the last bits move with these
     rows, and a token at the edge of the set flips in or out: a loss without bound.
+    Proof: docs/privacy.md, section 2.4.
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:

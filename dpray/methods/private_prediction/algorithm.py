@@ -57,6 +57,7 @@ class PrivatePrediction:
     `dpray.mechanisms.partition.HashPartition`), each draws at most r private tokens, so the whole
     run costs `dp_event` once, however many batches there are. Lengths and numbers of texts are
     bounded by `max_tokens` and `examples_per_batch`, public both.
+    Proof: docs/privacy.md, section 2.6.
     """
 
     mechanism: PrivateToken

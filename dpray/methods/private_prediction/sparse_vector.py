@@ -25,6 +25,7 @@ class SparseVector:
     to and including one "far" is `2 * sensitivity / noise`-DP (Dwork et al. 2009) and
     `2 * (sensitivity / noise)^2` zCDP; the "near"s before it are free. After a "far" a new
     threshold has to be drawn.
+    Proof: docs/privacy.md, section 2.5.
     """
 
     threshold: float

@@ -45,6 +45,7 @@ class PrivateToken:
 
     `batch_size` is the public expected size s; `threshold` and `noise` are theta and sigma of
     the sparse vector, both None where it is off.
+    Proof: docs/privacy.md, sections 2.1 and 2.6.
     """
 
     batch_size: int
