@@ -1,17 +1,20 @@
 """A driver whose engine is the real one with a fault in it.
 
 `python fault_driver.py FAULT MARKER CONFIG` runs a configuration like `dpray run CONFIG --json`.
-The file MARKER is there from the fault's first time on, for all processes of the cluster. FAULT is
+The file MARKER is seen by all processes of the cluster. FAULT is
 
-- `fails_once`: `decode_lockstep` raises once, when two texts are finished;
+- `fails_once`: `decode_lockstep` raises when two texts of a task are finished, and makes MARKER,
+  after which it does not;
+- `waits`: an engine waits in its second task, when two texts are finished, until MARKER is there;
 - `cannot_load`: no engine can be loaded;
-- `loads_once`: only the first engine that is loaded, anywhere, can be.
+- `loads_once`: only the first engine that is loaded, anywhere, can be, and makes MARKER.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -32,9 +35,11 @@ def first_time(marker: str) -> bool:
     return True
 
 
-class FailsOnce:
-    def __init__(self, engine: Engine, marker: str) -> None:
-        self.engine, self.marker = engine, marker
+class Faulty:
+    """An engine that does something else when it has finished two texts of a task."""
+
+    def __init__(self, engine: Engine, fault: Callable[[], None]) -> None:
+        self.engine, self.fault = engine, fault
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -50,18 +55,37 @@ class FailsOnce:
             nonlocal finished
             finished += 1
             following = then(result)
-            if finished == 2 and first_time(self.marker):
-                raise EngineError("a rank is dead")
+            if finished == 2:
+                self.fault()
             return following
 
         self.engine.decode_lockstep(groups, failing)
+
+
+def fail_once(marker: str) -> None:
+    if first_time(marker):
+        raise EngineError("a rank is dead")
+
+
+class Wait:
+    """Counts the tasks of an engine."""
+
+    def __init__(self, marker: str) -> None:
+        self.marker, self.tasks = Path(marker), 0
+
+    def __call__(self) -> None:
+        self.tasks += 1
+        while self.tasks == 2 and not self.marker.exists():
+            time.sleep(0.05)
 
 
 def build(fault: str, marker: str, section: EngineConfig, **options: Any) -> Any:
     if fault == "cannot_load" or (fault == "loads_once" and not first_time(marker)):
         raise EngineError("there is no GPU here")
     engine = build_engine(section, **options)
-    return FailsOnce(engine, marker) if fault == "fails_once" else engine
+    if fault == "fails_once":
+        return Faulty(engine, partial(fail_once, marker))
+    return Faulty(engine, Wait(marker)) if fault == "waits" else engine
 
 
 def main(fault: str, marker: str, path: str) -> int:

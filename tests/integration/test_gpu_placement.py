@@ -89,23 +89,19 @@ def test_aug_pe_votes_on_cpus_and_writes_on_gpus(
     assert len(run.synthetic()) == report["records"] == 6
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"runtime__actors": 3, "runtime__min_actors": 3}, "3 actor(s) of 1 GPU(s)"),
-        (
-            {"method": {"name": "dp_sgd", "batch_size": 20, "max_length": 32}}
-            | {"runtime__actors": 3, "runtime__gpus_per_actor": 1},
-            "3 actor(s) of 1 GPU(s)",
-        ),
-    ],
-)
-def test_what_has_no_room_costs_nothing(
-    runs: Callable[..., Runs], changes: dict[str, Any], why: str
-) -> None:
-    run = runs(**changes)
-    ended = run.run()
-    assert ended.code == 2, ended.err
-    assert "runtime.gpus_per_actor" in ended.err and why in ended.err
-    assert "room for 2" in ended.err
-    assert not Path(run.url.removeprefix("sqlite:///")).exists()
+def test_what_has_no_room_costs_nothing(runs: Callable[..., Runs], tmp_path: Path) -> None:
+    decoding = {"runtime__actors": 3, "runtime__min_actors": 3}
+    training = {
+        "method": {"name": "dp_sgd", "batch_size": 20, "max_length": 32},
+        "runtime__actors": 3,
+        "runtime__gpus_per_actor": 1,
+    }
+    both = [
+        runs(**changes, output__path=str(tmp_path / name))
+        for name, changes in {"decoding": decoding, "training": training}.items()
+    ]
+    for code, errors in both[0].command_lines([["run", str(run.config)] for run in both]):
+        assert code == 2, errors
+        assert "runtime.gpus_per_actor" in errors and "3 actor(s) of 1 GPU(s)" in errors
+        assert "room for 2" in errors
+    assert not Path(both[0].url.removeprefix("sqlite:///")).exists()
