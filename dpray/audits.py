@@ -61,7 +61,7 @@ def targets(plan: Plan) -> Iterator[Target]:
             yield sparse_vector_target(mechanism)
     elif isinstance(plan, AugPePlan):
         assert plan.votes is not None
-        for iterations in sorted({1, plan.method.iterations}):
+        for iterations in sorted({1, plan.settings.iterations}):
             yield votes_target(plan.votes, iterations)
     elif isinstance(plan, DpKpsPlan):
         method = plan.method

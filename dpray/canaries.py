@@ -24,8 +24,7 @@ from dpray.methods.dp_sgd.release import MODEL
 from dpray.methods.dp_sgd.released_model import ReleasedModel
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.private_prediction.prompts import load_template
-from dpray.runs.runner import OnProgress, Progress
-from dpray.types import DprayError, InputError, Resumable
+from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 
 Values = dict[str, str]
 """Columns of a canary's rows beside its text."""

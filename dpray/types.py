@@ -6,6 +6,7 @@ fields only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -83,6 +84,20 @@ class Prompt:
 
     user: str = field(repr=False)
     prefix: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Public quantities of work under way: how far its present stage is. There is no total where
+    that would tell how many records there are."""
+
+    stage: str
+    completed: int = 0
+    total: int | None = None
+    detail: str = ""
+
+
+OnProgress = Callable[[Progress], None]
 
 
 def valid_unicode(text: str) -> str:

@@ -17,7 +17,7 @@ from dpray.commands.terminal import Terminal
 from dpray.config.config import Config, load_config
 
 if TYPE_CHECKING:
-    from dpray.runs.runner import Progress
+    from dpray.types import Progress
 
 
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:

@@ -65,6 +65,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_all(folder: Path) -> None:
+    """Flush a folder and everything in it to the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        sync(path)
+
+
 def sha256_of(path: Path) -> str:
     """The file's SHA-256 in hexadecimal digits."""
     with open(path, "rb") as file:

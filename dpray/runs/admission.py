@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from dpray.accounting.composition import Charge
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
@@ -32,13 +30,11 @@ def account_to_charge(ledger: Ledger, plan: Plan, made_by_this_run: bool) -> Acc
     return account
 
 
-def check_budget(account: Account, plan: Plan, charges: Iterable[Charge]) -> None:
-    """Return if the budget holds the whole plan and all of its charges. Raises BudgetRefused, and
-    InputError for another privacy unit or relation; charges nothing."""
-    # The plan first: what is refused is the plan, not the part of it that does not fit.
+def check_budget(account: Account, plan: Plan) -> None:
+    """Return if the budget holds the whole plan: of one with several charges the plan is refused,
+    not the charge that does not fit. Raises BudgetRefused, and InputError for another privacy unit
+    or relation; charges nothing."""
     account.admit(Charge(plan.dp_event, _whole(plan)), plan.privacy_unit, NEIGHBORING_RELATION)
-    for charge in charges:
-        account = account.admit(charge, plan.privacy_unit, NEIGHBORING_RELATION)
 
 
 def _whole(plan: Plan) -> Budget:

@@ -17,12 +17,20 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from dpray.accounting.places import in_ray_package
-from dpray.io.files import make_private, owners_only, sha256_of, sync, write_durably
+from dpray.io.files import (
+    make_private,
+    owners_only,
+    sha256_of,
+    sync,
+    sync_all,
+    write_durably,
+)
 from dpray.types import InputError
 
 PRIVATE_NOTICE = (
@@ -32,6 +40,9 @@ PRIVATE_NOTICE = (
 
 
 PARTS = (".jsonl", ".json")
+
+MODEL = "model"
+"""The folder of a released model."""
 
 
 class ReleaseFolder:
@@ -160,8 +171,26 @@ class ReleaseFolder:
         sync(self.root)
         return count
 
+    def release_model(self, source: Path, report: dict[str, Any]) -> None:
+        """Release the files in `source` as the folder `model`, whole or not at all, with the report
+        among them: it travels alone."""
+        target, staged = self.root / MODEL, self.private / "released_model"
+        for place in (target, staged):
+            shutil.rmtree(place, ignore_errors=True)
+        staged.mkdir()
+        for path in source.iterdir():
+            if path.is_file():
+                shutil.copyfile(path, staged / path.name)
+        self.write_json(f"private/{staged.name}/privacy_report.json", report)
+        sync_all(staged)
+        staged.replace(target)
+
     def remove_work(self) -> None:
-        """After the release is whole: its batches say nothing that it does not. What mechanisms
-        gave stays: everything may be drawn from it anew, at no cost."""
+        """Remove what the release was made from: its batches say nothing that it does not, and all
+        other folders in `private` are scratch. The outputs of mechanisms stay: everything may be
+        drawn from them anew, at no cost."""
         for path in [*self.staging.iterdir(), *self.parts.glob("*.jsonl")]:
             path.unlink()
+        for path in self.private.iterdir():
+            if path.is_dir() and path not in (self.staging, self.parts):
+                shutil.rmtree(path, ignore_errors=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 from dpray.accounting.accountant import Cost, cost
 from dpray.accounting.events import Composed, Event
 from dpray.accounting.report import guarantee, no_guarantee
 from dpray.config.config import Config
+from dpray.engines.base import Engine
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.runs.placement import placement
 from dpray.types import Budget, InputError
@@ -20,8 +21,11 @@ from dpray.types import Budget, InputError
 
 @dataclass(frozen=True)
 class Plan(ABC):
-    """One method's plan. `proportions` is the public share of each label: a stand-in where they are
-    measured, until they are."""
+    """One method's plan: frozen, and all of it public.
+
+    `proportions` is the public share of each label: a stand-in where they are measured, until they
+    are.
+    """
 
     config: Config
     proportions: Mapping[str, float]
@@ -52,14 +56,39 @@ class Plan(ABC):
         return cost(self.dp_event, self.config.privacy.delta)
 
     def charge(self, name: str) -> Budget:
-        """What one of the charges asks for: all of the plan's cost where it is the only one."""
-        price = cost(self.charges[name], self.cost.delta)
-        return Budget(price.epsilon, price.delta)
+        """Return what the charge of this name asks for: the plan's cost, where it is the only one.
+        A plan with several prices each of them."""
+        return Budget(self.cost.epsilon, self.cost.delta)
 
     @property
     def label_charge(self) -> str:
         """The charge that pays for the measured label proportions."""
         return ""
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """Options of `build_engine` beside the configuration's."""
+        return {}
+
+    def try_models(self, build: Callable[..., Engine]) -> Engine | None:
+        """Load the run's model once, where it will run: one that cannot be loaded costs nothing.
+
+        Returns the engine in a run of this process, which can use it. Raises InputError that says
+        why it cannot be loaded.
+        """
+        # Imported late: a plan that is only looked at has no use for Ray.
+        from dpray.runs.engine import check_engine, with_absolute_model
+
+        engine = with_absolute_model(self.config.engine)
+        return check_engine(self.config, partial(build, engine, **self.engine_options))
+
+    def how_far(self, published: int) -> str:
+        """Say how far an unfinished run is, after the reason, by the number of published units."""
+        return ""
+
+    def with_salt(self, salt: str) -> Self:
+        """Return the plan with the run's public salt, for one that depends on it."""
+        return self
 
     @property
     def label_histogram(self) -> LabelHistogram | None:

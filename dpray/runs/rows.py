@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from dpray.config.config import DataConfig
+import pyarrow as pa
+
+from dpray.config.config import Config, DataConfig
 from dpray.io.records import Where, list_files, read_rows
 from dpray.mechanisms.partition import content_id
 from dpray.types import InputError, Record, valid_unicode
 
+if TYPE_CHECKING:
+    import ray.data
+
 Row = dict[str, Any]
 """At least {text, unit, rank}; `rank` says which records of a unit stay."""
+
+RowsOf = Callable[[str], Iterator[Row]]
+"""Reads the rows of one file, and can be sent to another process."""
+
+CHUNK = 1024
+"""Rows of one block."""
 
 TextOf = Callable[[dict[str, Any]], str]
 """Makes the text from a row's columns; raises KeyError where one is missing, and whatever else a
@@ -38,34 +51,65 @@ def _filled(file: str) -> Iterator[tuple[Where, dict[str, Any]]]:
         raise InputError(f"data.path: {file.rsplit('/', 1)[-1]} holds no rows")
 
 
-def record_row(record: Record) -> Row:
-    # 63 bits of the content's own hash: Arrow's int64.
-    rank = int(content_id(record.text, record.label)[:16], 16) >> 1
-    return {"text": record.text, "label": record.label or "", "unit": record.unit_id, "rank": rank}
-
-
-def local_rows(
-    data: DataConfig, column_values: Mapping[str, Collection[str]] | None = None
-) -> list[Row]:
-    """All of them, in this process.
+def record_rows(
+    file: str,
+    data: DataConfig,
+    column_values: Mapping[str, Collection[str]] | None = None,
+) -> Iterator[Row]:
+    """Yield the records of one file as rows; errors as in `read_records`.
 
     With `column_values`, the public values of other columns, a row has those columns too, as texts
-    in `columns`; raises InputError naming the row for a value that is none of them.
+    in `columns`; raises InputError naming the row for any other value.
     """
-    rows = checked_rows(data, column_values)
+    for where, row in _filled(file):
+        record = to_record(where, row, data)
+        # 63 bits of the content's own hash: Arrow's int64.
+        rank = int(content_id(record.text, record.label)[:16], 16) >> 1
+        found: Row = {
+            "text": record.text,
+            "label": record.label or "",
+            "unit": record.unit_id,
+            "rank": rank,
+        }
+        if column_values is not None:
+            found["columns"] = _columns(where, row, column_values)
+        yield found
+
+
+def local_rows(data: DataConfig, rows_of: RowsOf) -> list[Row]:
+    """Read the rows of all files into this process, of each unit as many as its bound."""
+    rows = (row for file in list_files(data.path) for row in rows_of(file))
     return list(rows) if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
 
 
-def checked_rows(
-    data: DataConfig, column_values: Mapping[str, Collection[str]] | None = None
-) -> Iterator[Row]:
-    """The same, one at a time and as many of each unit as there are."""
-    for file in list_files(data.path):
-        for where, row in _filled(file):
-            found = record_row(to_record(where, row, data))
-            if column_values is not None:
-                found["columns"] = _columns(where, row, column_values)
-            yield found
+def ray_rows(config: Config, rows_of: RowsOf, schema: pa.Schema) -> ray.data.Dataset:
+    """Stream the rows of all files, of each unit as many as its bound, one read task a file."""
+    import ray.data
+
+    data = config.data
+    files = list_files(data.path)
+    read: Any = partial(_read, rows_of=rows_of, schema=schema)
+    rows = ray.data.from_items(
+        [{"file": file} for file in files], override_num_blocks=len(files)
+    ).map_batches(read, batch_size=1)
+    if data.unit is None:
+        return rows
+    bound: Any = partial(_bound, most=data.max_records_per_unit, schema=schema)
+    partitions = max(1, min(200, data.public_size // 10_000))
+    return rows.repartition(partitions, keys=["unit"]).map_batches(
+        bound, batch_size=None, batch_format="pyarrow"
+    )
+
+
+def _read(files: dict[str, Any], rows_of: RowsOf, schema: pa.Schema) -> Iterator[pa.Table]:
+    for file in files["file"]:
+        rows = rows_of(str(file))
+        while chunk := list(islice(rows, CHUNK)):
+            yield pa.Table.from_pylist(chunk, schema=schema)
+
+
+def _bound(table: pa.Table, most: int, schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_pylist(bound_contributions(table.to_pylist(), most), schema=schema)
 
 
 def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:

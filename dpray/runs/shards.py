@@ -15,24 +15,15 @@ import ray
 import ray.data
 
 from dpray.config.config import Config
-from dpray.io.records import list_files
 from dpray.runs.cluster import find_error, uses_ray
 from dpray.runs.engine import LoadError, try_to_load
 from dpray.runs.placement import hide_other_gpus
-from dpray.runs.rows import (
-    Row,
-    bound_contributions,
-    local_rows,
-    read_records,
-    record_row,
-)
+from dpray.runs.rows import CHUNK, Row, RowsOf, local_rows, ray_rows, record_rows
 from dpray.types import DprayError
 
 ROWS = pa.schema(
     [("text", pa.string()), ("label", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
 )
-CHUNK = 1024
-"""Rows of one block, and of one call of `load`."""
 
 
 class Worker(Protocol):
@@ -65,7 +56,7 @@ class Shards:
             )
         else:
             self._local = make_worker(config)
-            rows = local_rows(config.data)
+            rows = local_rows(config.data, _rows_of(config))
             for start in range(0, len(rows), CHUNK):
                 self._local.load(rows[start : start + CHUNK])
 
@@ -133,18 +124,7 @@ def _actors(config: Config, make_worker: Callable[[Config], Worker], gpus: float
 def _blocks_on_ray(config: Config) -> list[Any]:
     """References to blocks of rows. All of them are read before the actors start, which may take
     every CPU there is."""
-    data = config.data
-    files = list_files(data.path)
-    read: Any = partial(_read, config=config)
-    rows = ray.data.from_items(
-        [{"file": file} for file in files], override_num_blocks=len(files)
-    ).map_batches(read, batch_size=1)
-    if data.unit is not None:
-        bound: Any = partial(_bound, most=data.max_records_per_unit)
-        partitions = max(1, min(200, data.public_size // 10_000))
-        rows = rows.repartition(partitions, keys=["unit"]).map_batches(
-            bound, batch_size=None, batch_format="pyarrow"
-        )
+    rows = ray_rows(config, _rows_of(config), ROWS)
     if config.runtime.actors > 1:
         rows = rows.repartition(target_num_rows_per_block=CHUNK)
     try:
@@ -156,20 +136,8 @@ def _blocks_on_ray(config: Config) -> list[Any]:
     return tables
 
 
-def _read(files: dict[str, Any], config: Config) -> Any:
-    for file in files["file"]:
-        chunk = []
-        for record in read_records(str(file), config.data):
-            chunk.append(record_row(record))
-            if len(chunk) == CHUNK:
-                yield pa.Table.from_pylist(chunk, schema=ROWS)
-                chunk = []
-        if chunk:
-            yield pa.Table.from_pylist(chunk, schema=ROWS)
-
-
-def _bound(table: pa.Table, most: int) -> pa.Table:
-    return pa.Table.from_pylist(bound_contributions(table.to_pylist(), most), schema=ROWS)
+def _rows_of(config: Config) -> RowsOf:
+    return partial(record_rows, data=config.data)
 
 
 def _get(references: list[Any]) -> list[Any]:

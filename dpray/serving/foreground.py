@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve import RunTarget
 
 from dpray.runs.cluster import start_ray
@@ -37,8 +38,8 @@ def serve_until_stopped(
     file: ServeFile, on_wait: Callable[[str], None], on_ready: Callable[[str], None]
 ) -> None:
     """Deploys, calls `on_ready` with the base URL once every model answers, and returns after
-    SIGINT or SIGTERM, with the application shut down. `on_wait` gets the deployments that are not
-    up yet, when they change.
+    SIGINT or SIGTERM, with the application shut down. `on_wait` gets the names of what is not
+    up yet (deployments, Serve's proxy), when they change.
 
     Raises InputError where Serve runs on the cluster already, ServingFailed where the application
     does not come up.
@@ -56,7 +57,7 @@ def serve_until_stopped(
                 "`dpray serve CONFIG --dry-run` with `serve deploy`"
             )
         try:
-            serve.start("HeadOnly", http_options(file), logging_config=SYSTEM_LOGS)
+            _start(file)
             target = RunTarget(application(file), APPLICATION, "/")
             serve.run_many(
                 [target],
@@ -72,13 +73,28 @@ def serve_until_stopped(
             _take_down(disconnect=not was_connected)
 
 
+def _start(file: ServeFile) -> None:
+    """Starts Serve's controller and waits for its proxy.
+
+    Ray kills a proxy that needs more than 15 seconds to start, as it may on a busy machine, and
+    starts another, which has more time. Where the first one died, `_wait` waits for its successor.
+    """
+    try:
+        serve.start("HeadOnly", http_options(file), logging_config=SYSTEM_LOGS)
+    except (RayActorError, TimeoutError):
+        # The controller lives: this connects to it, and waits for nothing.
+        serve.start("HeadOnly", http_options(file), logging_config=SYSTEM_LOGS)
+
+
 def _wait(file: ServeFile, stop: threading.Event, on_wait: Callable[[str], None]) -> None:
     deadline = monotonic() + file.serve.start_timeout_seconds
     said = ""
     while not stop.wait(_POLL_SECONDS):
-        found: Any = serve.status().applications.get(APPLICATION)
+        serves: Any = serve.status()
+        found = serves.applications.get(APPLICATION)
         status = found.status if found else "NOT_STARTED"
-        if status == "RUNNING":
+        is_reachable = "HEALTHY" in serves.proxies.values()
+        if status == "RUNNING" and is_reachable:
             return
         if status in ("DEPLOY_FAILED", "UNHEALTHY"):
             raise ServingFailed(
@@ -90,7 +106,8 @@ def _wait(file: ServeFile, stop: threading.Event, on_wait: Callable[[str], None]
                 f"serving: not up after {file.serve.start_timeout_seconds:g} s "
                 "(serve.start_timeout_seconds); does the cluster have the CPUs and GPUs for it?"
             )
-        waiting = ", ".join(name for name, is_up in running().items() if not is_up)
+        parts = {**running(), "Serve's proxy": is_reachable}
+        waiting = ", ".join(name for name, is_up in parts.items() if not is_up)
         if waiting and waiting != said:
             on_wait(waiting)
             said = waiting

@@ -12,13 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpray.accounting.ledger import Ledger
+from dpray.accounting.run_ledger import NullLedger, RunLedger
 from dpray.io.files import sha256_of
-from dpray.runs.accountant import AccountantClient
 from dpray.training.state import TrainingState
 from dpray.types import DprayError
-
-Books = Ledger | AccountantClient
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ def steps_of(unit: str) -> int:
     return last - first + 1
 
 
-def lost_blocks(ledger: Books, key: str) -> list[int]:
+def lost_blocks(ledger: RunLedger, key: str) -> list[int]:
     """The steps of every block that was begun and left no checkpoint, in the blocks' order."""
     published = {unit: attempt for unit, (attempt, _) in ledger.published(key)}
     starts: Iterator[tuple[str, str]] = ledger.started(key)
@@ -63,13 +60,13 @@ def nothing(t: int) -> None:
 
 @dataclass(frozen=True)
 class Journal:
-    """Of one attempt at a training; travels to rank 0. `ledger` None: a run that charges nothing.
+    """Of one attempt at a training; travels to rank 0.
 
     `folder` holds the checkpoints and has to be reachable from rank 0's node and from the next
     attempt's. `on_step` is told each step's number before it is made.
     """
 
-    ledger: Books | None
+    ledger: RunLedger
     key: str
     attempt: str
     folder: str
@@ -89,7 +86,7 @@ class Journal:
         return TrainingState.load(path)
 
     def _latest(self) -> tuple[Path | None, str | None]:
-        if self.ledger is None:
+        if isinstance(self.ledger, NullLedger):
             return max(Path(self.folder).glob("steps-*.safetensors"), default=None), None
         found = [entry for entry in self.ledger.published(self.key) if steps_of(entry[0])]
         if not found:
@@ -99,7 +96,7 @@ class Journal:
 
     def before_step(self, t: int) -> None:
         """On rank 0."""
-        if self.blocks.starts(t) and self.ledger is not None:
+        if self.blocks.starts(t):
             self.ledger.begin(self.key, self.attempt, [self.blocks.name(t)])
         self.on_step(t)
 
@@ -109,8 +106,7 @@ class Journal:
         path = self._path(unit, self.attempt)
         path.parent.mkdir(exist_ok=True)
         state.save(path)
-        if self.ledger is not None:
-            self.ledger.publish_many(self.key, self.attempt, [(unit, sha256_of(path))])
+        self.ledger.publish_many(self.key, self.attempt, [(unit, sha256_of(path))])
         for other in path.parent.iterdir():
             if other != path:
                 other.unlink()

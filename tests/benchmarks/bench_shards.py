@@ -25,11 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.config.config import parse_config
 from dpray.mechanisms.partition import new_salt
-from dpray.methods.private_prediction import ray_data
 from dpray.methods.private_prediction.decoder import group_rows
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
-from dpray.methods.private_prediction.plan import make_private_prediction_plan as make_plan
-from dpray.methods.private_prediction.rows import batch_rows
+from dpray.methods.private_prediction.rows import batch_rows, batches_of
+from dpray.registry import make_plan
 from dpray.runs.cluster import start_ray
 
 FILES = 8
@@ -70,7 +69,7 @@ def count(table: pa.Table) -> dict[str, list[int]]:
 def gather(plan: Plan) -> dict[str, int]:
     """Pass every batch through the decoder's own check that it is whole."""
     counting: Any = count
-    gathered = ray_data._gathered(plan, list(plan.partition.batch_ids()))
+    gathered = batches_of(plan).gathered(plan.config, list(plan.partition.batch_ids()))
     counts = gathered.map_batches(counting, batch_size=None, batch_format="pyarrow")
     total = {"batches": 0, "rows": 0}
     for block in counts.iter_batches(batch_size=None, prefetch_batches=0):

@@ -95,8 +95,9 @@ def short() -> Iterator[Path]:
 
 
 @contextmanager
-def ray_cluster(temp_dir: Path, gpus: int = 0) -> Iterator[Cluster]:
-    """Start a cluster of one node with four CPUs, and so many GPUs that Ray is told of."""
+def ray_cluster(temp_dir: Path, gpus: int = 0, **variables: str) -> Iterator[Cluster]:
+    """Start a cluster of one node with four CPUs, and so many GPUs that Ray is told of. Its
+    environment holds `variables` too."""
     port, dashboard, client = free_ports(3)
     options = {
         "port": port,
@@ -106,7 +107,7 @@ def ray_cluster(temp_dir: Path, gpus: int = 0) -> Iterator[Cluster]:
         "num-gpus": gpus,
         "temp-dir": temp_dir,
     }
-    with ray_node(temp_dir / "ray-start.out", options, "--head") as head:
+    with ray_node(temp_dir / "ray-start.out", options, "--head", **variables) as head:
         yield Cluster(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", temp_dir, head)
 
 
@@ -119,7 +120,7 @@ def another_node(cluster: Cluster, out: Path) -> Iterator[subprocess.Popen[bytes
 
 @contextmanager
 def ray_node(
-    out: Path, options: dict[str, object], *flags: str
+    out: Path, options: dict[str, object], *flags: str, **variables: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """What `ray start` starts; `out` is the file for what it prints."""
     agent, agent_grpc = free_ports(2)
@@ -135,8 +136,9 @@ def ray_node(
     with open(out, "wb") as file:
         node = subprocess.Popen(
             [*command, *(f"--{name}={value}" for name, value in options.items())],
-            # A lost node is seen in three seconds, not in fifteen.
-            env=environment(RAY_health_check_period_ms="500"),
+            # Ray's own workers come last of all (nice 15) otherwise: beside busy neighbours they
+            # get a twentieth of a core.
+            env=environment(**({"RAY_worker_niceness": "0"} | variables)),
             stdout=file,
             stderr=subprocess.STDOUT,
         )
@@ -225,7 +227,9 @@ class Runs:
         variables = {"RAY_ADDRESS": self.cluster.address} | variables
         return subprocess.Popen(
             [sys.executable, *self.program, str(self.config), "--json"],
-            env=environment(**variables),
+            # Ray's own workers come last of all (nice 15) otherwise: beside busy neighbours they
+            # get a twentieth of a core.
+            env=environment(**({"RAY_worker_niceness": "0"} | variables)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

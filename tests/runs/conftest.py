@@ -31,7 +31,7 @@ def cut_off(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Stop a run when it comes to what `dp_kps_run.name` does; do `also` before."""
 
     def arm(run: Config, name: str, also: Callable[[], Any] = lambda: None) -> None:
-        def stop(*_: Any) -> None:
+        def stop(*_: Any, **__: Any) -> None:
             also()
             raise KeyboardInterrupt
 

@@ -47,7 +47,7 @@ def test_a_ledger_that_was_put_back_has_nothing_drawn_twice(
     tmp_path: Path,
 ) -> None:
     run, backup = config(), tmp_path / "backup.db"
-    back_up = "Shards" if backed_up.startswith("before") else "total_counts"
+    back_up = "VocabularyShard" if backed_up.startswith("before") else "total_counts"
     cut_off(run, back_up, lambda: shutil.copy(ledger_file(run), backup))
     cut_off(run, "total_sums")
     first = (Path(run.output.path) / "private/parts/vocabulary.json").read_bytes()

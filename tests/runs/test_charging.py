@@ -144,7 +144,7 @@ def test_a_run_that_has_not_begun_writes_the_fingerprint_anew(
     config: Callable[..., Config], cut_off: Callable[..., None], ledger: Ledger
 ):
     run = config()
-    cut_off(run, "Shards")
+    cut_off(run, "VocabularyShard")
     kept = Path(run.output.path) / "private" / runner.DATA_FINGERPRINT
     kept.unlink()
     assert methods.run(run)["records"] == 8

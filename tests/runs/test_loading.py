@@ -11,10 +11,10 @@ import pytest
 
 from dpray.config.config import Config, parse_config
 from dpray.engines.base import EngineError
-from dpray.methods.private_prediction.decoder import Attempt
-from dpray.methods.private_prediction.plan import make_private_prediction_plan
-from dpray.methods.private_prediction.ray_data import DecodingActor
+from dpray.methods.private_prediction.decoder import BatchDecoder
+from dpray.registry import make_plan
 from dpray.runs.engine import LoadError, check_engine
+from dpray.runs.groups import GroupActor
 from dpray.runs.shards import ShardActor
 from dpray.types import InputError
 
@@ -56,9 +56,9 @@ def test_a_shard_that_cannot_be_made_is_answered_for_every_call(
 def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_nothing(
     config: Config, error: Exception, reason: str, kind: type[Exception]
 ) -> None:
-    plan = make_private_prediction_plan(config).with_salt("0" * 32)
-    journal: Any = None  # whose absence would show
-    actor = DecodingActor(plan, journal, Attempt("run", "attempt"), raising(error))
+    plan = make_plan(config).with_salt("0" * 32)
+    ledger: Any = None  # whose absence would show
+    actor = GroupActor(lambda: BatchDecoder(plan, ledger, "run", "attempt", raising(error)))
     [table] = actor(pa.table({"batch": ["0/0"], "text": ["Marlowe"]}))
     [outcome] = map(json.loads, table["outcome"].to_pylist())
     assert type(LoadError(**outcome["unloaded"]).error()) is kind

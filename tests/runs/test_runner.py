@@ -17,9 +17,9 @@ from dpray.accounting.ledger_store import LedgerError
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.factory import make_engine
-from dpray.methods.private_prediction import decoder, local
+from dpray.methods.private_prediction import decoder, rows
 from dpray.methods.private_prediction import release as run_module
-from dpray.runs import cluster, runner
+from dpray.runs import cluster, labels, runner
 from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable
 
 Settings = Callable[..., dict[str, Any]]
@@ -66,16 +66,16 @@ def lose_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Lose the machine after some tasks of every execution, with the next task's batches begun."""
 
     def arm(tasks: int, times: int = 1) -> None:
-        left = [times]
+        left, decode = [times], run_module.decode
 
         def losing(*arguments: Any) -> Iterator[Any]:
-            for number, outcomes in enumerate(local.decode_locally(*arguments)):
+            for number, outcomes in enumerate(decode(*arguments)):
                 if number == tasks and left[0] > 0:
                     left[0] -= 1
                     raise MachineLost
                 yield outcomes
 
-        monkeypatch.setattr(run_module, "decode_locally", losing)
+        monkeypatch.setattr(run_module, "decode", losing)
         monkeypatch.setattr(cluster, "was_lost", lambda e: isinstance(e, MachineLost))
 
     return arm
@@ -125,10 +125,10 @@ def test_the_release_is_in_the_partitions_order_and_no_longer_than_max_records(
 ) -> None:
     """Batches are decoded last to first, and the release does not show it."""
 
-    def backwards(plan: Any, journal: Any, attempt: Any, batches: list[str], load: Any) -> Any:
-        return local.decode_locally(plan, journal, attempt, batches[::-1], load)
-
-    monkeypatch.setattr(run_module, "decode_locally", backwards)
+    decode = run_module.decode
+    monkeypatch.setattr(
+        run_module, "decode", lambda session, batches: decode(session, batches[::-1])
+    )
     run = config(method__max_records=13)
     report = release(run)
     assert report["batches"]["published"] == 12 and report["records"] == 13
@@ -290,7 +290,7 @@ def test_refused_budget_leaves_the_data_closed(config: Callable[..., Config]) ->
     ledger.create_dataset("notes", Budget(0.01, 1e-5), "record", "add_or_remove_one")
     opened: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "batch_rows", lambda *a: opened.append("data") or [])
+        patch.setattr(rows, "batch_rows", lambda *a, **k: opened.append("data") or [])
         with pytest.raises(BudgetRefused) as refused:
             release(run)
     assert not opened and refused.value.exit_code == 3
@@ -438,13 +438,13 @@ def test_a_measured_label_histogram_is_not_drawn_twice(
 ) -> None:
     """The machine is lost after the histogram was published: the run goes on with that one."""
     drawn: list[dict[str, Any]] = []
-    measure = runner.labels.measure
+    measure = labels.measure
 
     def counting(*arguments: Any) -> dict[str, Any]:
         drawn.append(measure(*arguments))
         return drawn[-1]
 
-    monkeypatch.setattr(runner.labels, "measure", counting)
+    monkeypatch.setattr(labels, "measure", counting)
     lose_after(1)
     run = config(data__label_proportions="measured", privacy__epsilon_labels=5.0)
     report = release(run)

@@ -16,8 +16,8 @@ from dpray.methods.private_prediction.token import PrivateToken
 from tests.statistical.two_sided import WRONG_SCALES, fits_distribution, fits_probabilities
 
 TOKENS = 7_000
-"""5,600 tell the nearest of the wrong laws from the right one in all but one of 10^6 runs (noncentral
-chi-square)."""
+"""5,600 tell the nearest of the wrong laws from the right one in all but one of 10^6 runs
+(noncentral chi-square)."""
 DRAWS = 60_000
 
 

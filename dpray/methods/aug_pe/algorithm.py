@@ -28,23 +28,14 @@ from dpray.engines.requests import Ask, Request, answered
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.methods.aug_pe.selection import select_by_probability, select_by_rank
+from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
-from dpray.types import DprayError, Prompt
+from dpray.types import DprayError, OnProgress, Progress, Prompt
 
 Variation = Literal["paraphrase", "fill_in_the_blanks"]
 Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]
 Population = dict[str, list[str]]
 """Texts of each label, "" where there are no labels."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is; public numbers only."""
-
-    iteration: int
-    iterations: int
-    doing: Doing
-    texts: int
 
 
 Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
@@ -100,42 +91,27 @@ class Checkpoint:
             raise ValueError("a checkpoint has one vote count for each text of its population")
 
 
-@dataclass(frozen=True)
-class Writing:
-    """How texts are asked for: sampling, adaptive length, masks.
+def words(settings: AugPeSettings, x: str, rng: np.random.Generator) -> int | None:
+    """Return w = max(words(x) + N(0, (p * word_var)^2), min_words), or None where no number of
+    words is asked for."""
+    if settings.word_var is None:
+        return None
+    std = settings.mask_probability * settings.word_var
+    return max(round(len(x.split()) + rng.normal(0.0, std)), settings.min_words)
 
-    `word_var` None: no number of words is asked for and every answer has `max_tokens`.
-    `max_retries` is how many times more an empty or refused answer is asked for.
-    """
 
-    variation: Variation
-    mask_probability: float
-    temperature: float
-    top_p: float
-    max_tokens: int
-    word_var: float | None
-    tokens_per_word: float
-    min_words: int
-    max_retries: int
+def sampling(settings: AugPeSettings, w: int | None, stop: tuple[str, ...]) -> Sampling:
+    """Allow at most min(w * tokens_per_word, max_tokens) tokens."""
+    tokens = settings.max_tokens
+    if w is not None:
+        tokens = min(math.ceil(w * settings.tokens_per_word), tokens)
+    return Sampling(tokens, temperature=settings.temperature, top_p=settings.top_p, stop=stop)
 
-    def words(self, x: str, rng: np.random.Generator) -> int | None:
-        """w = max(words(x) + N(0, (p * word_var)^2), min_words)."""
-        if self.word_var is None:
-            return None
-        std = self.mask_probability * self.word_var
-        return max(round(len(x.split()) + rng.normal(0.0, std)), self.min_words)
 
-    def sampling(self, w: int | None, stop: tuple[str, ...]) -> Sampling:
-        """At most min(w * tokens_per_word, max_tokens) tokens."""
-        tokens = self.max_tokens
-        if w is not None:
-            tokens = min(math.ceil(w * self.tokens_per_word), tokens)
-        return Sampling(tokens, temperature=self.temperature, top_p=self.top_p, stop=stop)
-
-    def masked(self, x: str, rng: np.random.Generator) -> str:
-        """x with each of its words and marks written as a blank with probability p."""
-        p = self.mask_probability
-        return _TOKEN.sub(lambda token: "_" if rng.random() < p else token.group(), x)
+def masked(settings: AugPeSettings, x: str, rng: np.random.Generator) -> str:
+    """Return x with each of its words and marks written as a blank with probability p."""
+    p = settings.mask_probability
+    return _TOKEN.sub(lambda token: "_" if rng.random() < p else token.group(), x)
 
 
 _TOKEN = re.compile(r"[\w'’-]+|[^\w\s]+")
@@ -161,17 +137,11 @@ class AugPe:
     noise, which is not private and has no event.
     """
 
+    settings: AugPeSettings
     records: Mapping[str, int]
-    iterations: int
-    variations: int
-    lookahead: int
-    selection: Literal["rank", "probability"]
-    writing: Writing
     votes: VoteHistogram | None = None
 
     def __post_init__(self) -> None:
-        if min(self.iterations, self.variations) < 1 or self.lookahead < 0:
-            raise ValueError("iterations and variations are at least 1, lookahead at least 0")
         if not sum(self.records.values()) or min(self.records.values()) < 0:
             raise ValueError("records: there is no text to make")
 
@@ -179,12 +149,13 @@ class AugPe:
     def dp_event(self) -> Event:
         if self.votes is None:
             raise ValueError("a run without noise has no privacy event")
-        return SelfComposed(self.votes.dp_event, self.iterations)
+        return SelfComposed(self.votes.dp_event, self.settings.iterations)
 
     @property
     def calls_by_purpose(self) -> dict[str, int]:
         """Calls of the language model in a whole run in which no answer is empty."""
-        T, L, K = self.iterations, self.variations, self.lookahead
+        settings = self.settings
+        T, L, K = settings.iterations, settings.variations, settings.lookahead
         n_syn = sum(self.records.values())
         return {
             "random texts": n_syn * L,
@@ -204,7 +175,7 @@ class AugPe:
         vote: Vote,
         salt: str,
         checkpoint: Checkpoint | None = None,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
+        on_progress: OnProgress = lambda progress: None,
     ) -> Population:
         """Algorithm 1; returns S' of the last iteration, at most n_syn texts of each label.
 
@@ -220,7 +191,7 @@ class AugPe:
         for a checkpoint of another plan."""
         t, S = checkpoint.iteration, checkpoint.population
         labels = {label for label, n_syn in self.records.items() if n_syn}
-        if not 1 <= t <= self.iterations or set(S) != labels:
+        if not 1 <= t <= self.settings.iterations or set(S) != labels:
             raise ValueError("the checkpoint belongs to another plan")
         noisy = {label: np.array(v, dtype=np.int64) for label, v in checkpoint.votes.items()}
         return self.select(t, S, noisy, salt)
@@ -231,7 +202,7 @@ class AugPe:
         kept: Population = {}
         for label, texts in S.items():
             n_syn, rng = self.records[label], generator(named_key(salt, f"select-{t}-{label}"))
-            if self.selection == "rank":
+            if self.settings.selection == "rank":
                 chosen = select_by_rank(noisy[label], min(n_syn, len(texts)), rng)
             else:
                 chosen = select_by_probability(noisy[label], n_syn, rng)
@@ -247,13 +218,13 @@ class _Run:
     embed: Embed
     vote: Vote
     salt: str
-    on_progress: Callable[[Progress], None]
+    on_progress: OnProgress
 
     def algorithm_1(self, checkpoint: Checkpoint | None) -> Population:
         done, kept = 0, Population()
         if checkpoint is not None:
             done, kept = checkpoint.iteration, self.plan.kept(checkpoint, self.salt)
-        for t in range(done + 1, self.plan.iterations + 1):
+        for t in range(done + 1, self.plan.settings.iterations + 1):
             S = self.random_api() if t == 1 else self.variation_api(t, kept)
             phi = self.embeddings(t, S)
             self.progress(t, "votes", sum(map(len, S.values())))
@@ -263,7 +234,7 @@ class _Run:
 
     def random_api(self) -> Population:
         """The first population: L * n_syn texts of each label."""
-        L = self.plan.variations
+        L = self.plan.settings.variations
         calls = [
             _Call(f"random-1-{label}/{i}", label)
             for label, n_syn in self.plan.records.items()
@@ -277,7 +248,7 @@ class _Run:
         L = 1 is the original PE: one variation takes the place of each kept text (with none, no
         iteration would bring a new text).
         """
-        L = self.plan.variations
+        L = self.plan.settings.variations
         calls = [
             _Call(f"variation-{t}-{label}/{i}", label, x)
             for label, texts in kept.items()
@@ -288,7 +259,7 @@ class _Run:
     def embeddings(self, t: int, S: Population) -> dict[str, npt.NDArray[np.float32]]:
         """Each label's embeddings_ND: K = 0, the texts' own; K > 0, the mean over K variations of
         each, or its own where none was answered. The mean is not normalised again, as in PE."""
-        K = self.plan.lookahead
+        K = self.plan.settings.lookahead
         calls = [
             _Call(f"lookahead-{t}-{label}/{i}", label, x)
             for label, texts in S.items()
@@ -331,7 +302,7 @@ class _Run:
             self.ask,
             lambda number, attempt: self.request(calls[number], attempt),
             len(calls),
-            self.plan.writing.max_retries,
+            self.plan.settings.max_retries,
             self.prompts.refused,
             lambda texts: self.progress(t, doing, texts),
         )
@@ -339,15 +310,16 @@ class _Run:
     def request(self, call: _Call, attempt: int) -> Request:
         request_id = f"{call.name}/{attempt}"
         rng = generator(named_key(self.salt, request_id))
-        writing, stop = self.plan.writing, self.prompts.stop
+        settings, stop = self.plan.settings, self.prompts.stop
         if call.parent is None:
             prompt = self.prompts.random(call.label, rng)
-            return Request(request_id, prompt, writing.sampling(None, stop))
-        w, x = writing.words(call.parent, rng), call.parent
-        if writing.variation == "fill_in_the_blanks":
-            x = writing.masked(x, rng)
-        prompt = self.prompts.variation(writing.variation, call.label, x, w, rng)
-        return Request(request_id, prompt, writing.sampling(w, stop))
+            return Request(request_id, prompt, sampling(settings, None, stop))
+        w, x = words(settings, call.parent, rng), call.parent
+        if settings.variation == "fill_in_the_blanks":
+            x = masked(settings, x, rng)
+        prompt = self.prompts.variation(settings.variation, call.label, x, w, rng)
+        return Request(request_id, prompt, sampling(settings, w, stop))
 
     def progress(self, t: int, doing: Doing, texts: int) -> None:
-        self.on_progress(Progress(t, self.plan.iterations, doing, texts))
+        T = self.plan.settings.iterations
+        self.on_progress(Progress(f"iteration {t} of {T}: {doing}", t - 1, T, f"{texts} texts"))

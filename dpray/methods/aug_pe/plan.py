@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,7 @@ from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event, SelfComposed
 from dpray.config.config import Config
 from dpray.mechanisms.shares import largest_remainder
-from dpray.methods.aug_pe.algorithm import AugPe, Writing
+from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
@@ -20,15 +20,11 @@ from dpray.types import InputError
 
 @dataclass(frozen=True)
 class AugPePlan(Plan):
-    """`votes` None: a run without noise, which is not private."""
+    """A run without noise, which is not private, has no `votes`."""
 
+    settings: AugPeSettings
     votes: VoteHistogram | None
     prompts: VariationPrompts
-
-    @property
-    def settings(self) -> AugPeSettings:
-        assert isinstance(self.config.method, AugPeSettings)
-        return self.config.method
 
     @property
     def charges(self) -> dict[str, Event]:
@@ -39,25 +35,12 @@ class AugPePlan(Plan):
     @cached_property
     def method(self) -> AugPe:
         settings = self.settings
-        return AugPe(
-            records=largest_remainder(settings.records, self.proportions),
-            iterations=settings.iterations,
-            variations=settings.variations,
-            lookahead=settings.lookahead,
-            selection=settings.selection,
-            votes=self.votes,
-            writing=Writing(
-                variation=settings.variation,
-                mask_probability=settings.mask_probability,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                max_tokens=settings.max_tokens,
-                word_var=settings.word_var,
-                tokens_per_word=settings.tokens_per_word,
-                min_words=settings.min_words,
-                max_retries=settings.max_retries,
-            ),
-        )
+        records = largest_remainder(settings.records, self.proportions)
+        return AugPe(settings, records, self.votes)
+
+    def how_far(self, published: int) -> str:
+        done = published - (self.label_histogram is not None)
+        return f" ({max(done, 0)} of {self.settings.iterations} iterations are done)"
 
     @property
     def noise_multiplier(self) -> float:
@@ -65,19 +48,13 @@ class AugPePlan(Plan):
         return 0.0 if self.votes is None else self.votes.sigma / self.votes.votes_per_unit
 
     def method_summary(self) -> dict[str, Any]:
-        settings, writing = self.settings, asdict(self.method.writing)
+        settings = self.settings
         return {
-            "method": {"name": settings.name, "template": settings.template}
+            "method": settings.model_dump(exclude={"records"})
             | {
                 "records_per_label": dict(self.method.records),
-                "iterations": settings.iterations,
-                "variations": settings.variations,
-                "lookahead": settings.lookahead,
-                "selection": settings.selection,
                 "noise_multiplier": self.noise_multiplier,
-                "demonstrations": settings.demonstrations,
-            }
-            | writing,
+            },
             "records": settings.records,
             "llm_calls": self.method.llm_calls,
             "llm_calls_by_purpose": self.method.calls_by_purpose,
@@ -100,30 +77,28 @@ class AugPePlan(Plan):
         }
 
 
-def make_aug_pe_plan(config: Config) -> AugPePlan:
+def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
     """Resolve everything that is null. Raises InputError where the keys together cost more than
     `privacy.epsilon`."""
-    method = config.method
-    assert isinstance(method, AugPeSettings)
     proportions = config.data.proportions
     prompts = load_variation_prompts(
-        method.template, method.variation, method.demonstrations, proportions
+        settings.template, settings.variation, settings.demonstrations, proportions
     )
-    plan = AugPePlan(config, proportions, None, prompts)
+    plan = AugPePlan(config, proportions, settings, None, prompts)
     if plan.not_private:
-        if method.noise_multiplier is not None:
+        if settings.noise_multiplier is not None:
             raise InputError("method.noise_multiplier: an infinite privacy.epsilon adds no noise")
         return plan
-    multiplier = method.noise_multiplier
+    multiplier = settings.noise_multiplier
     if multiplier is None:
         multiplier = calibrate(
-            lambda z: with_labels(config, _event(_votes(config, z), method.iterations)),
+            lambda z: with_labels(config, _event(_votes(config, z), settings.iterations)),
             config.privacy.epsilon,
             config.privacy.delta,
             bracket=(1e-3, 1e7),
             increasing=False,
         )
-    plan = AugPePlan(config, proportions, _votes(config, multiplier), prompts)
+    plan = replace(plan, votes=_votes(config, multiplier))
     return plan.affordable(multiplier)
 
 

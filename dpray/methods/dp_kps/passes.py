@@ -12,8 +12,6 @@ import numpy.typing as npt
 from dpray.config.config import Config
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sums
-from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.terms_file import read_vocabulary
 from dpray.methods.dp_kps.vocabulary import TermMatcher
 from dpray.runs.rows import Row
 from dpray.runs.shards import Shards
@@ -66,9 +64,3 @@ def total_sums(shards: Shards) -> dict[str, Sums]:
     """Each class's exact sums over all shards, added in the order of the shards; private."""
     parts: list[dict[str, Sums]] = shards.call("sums")
     return {label: sum(part[label] for part in parts) for label in parts[0]}  # type: ignore[misc]
-
-
-def public_terms(config: Config) -> list[str]:
-    settings = config.method
-    assert isinstance(settings, DpKpsSettings)
-    return read_vocabulary(settings.vocabulary, settings.stop_words)

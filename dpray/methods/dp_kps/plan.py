@@ -24,13 +24,9 @@ from dpray.types import Budget, InputError
 class DpKpsPlan(Plan):
     """`method.dimension` is 0 until the embedder is loaded: it costs nothing."""
 
+    settings: DpKpsSettings
     method: DpKps
     prompts: KeyphrasePrompts
-
-    @property
-    def settings(self) -> DpKpsSettings:
-        assert isinstance(self.config.method, DpKpsSettings)
-        return self.config.method
 
     @property
     def charges(self) -> dict[str, Event]:
@@ -93,11 +89,10 @@ class DpKpsPlan(Plan):
         }
 
 
-def make_dp_kps_plan(config: Config) -> DpKpsPlan:
+def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     """Resolve everything that is null; reads the public vocabulary. Raises InputError where the
     keys together cost more than `privacy.epsilon`: the plan never does."""
-    settings, privacy = config.method, config.privacy
-    assert isinstance(settings, DpKpsSettings)
+    privacy = config.privacy
     labels = privacy.epsilon_labels if config.data.label_proportions == "measured" else 0.0
     try:
         epsilon_vocabulary, epsilon_kde = settings.epsilons(privacy.epsilon, labels)
@@ -126,7 +121,7 @@ def make_dp_kps_plan(config: Config) -> DpKpsPlan:
         records_per_unit=config.data.max_records_per_unit,
     )
     prompts = load_keyphrase_prompts(settings.template, settings.document_type, _examples(settings))
-    plan = DpKpsPlan(config, config.data.proportions, method, prompts)
+    plan = DpKpsPlan(config, config.data.proportions, settings, method, prompts)
     try:
         _ = method.kde
     except ValueError as error:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event, PoissonSubsampledGaussian, SelfComposed
 from dpray.config.config import Config
+from dpray.engines.base import Engine
 from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes
 from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.runs.engine import check_loads, with_absolute_model
 from dpray.runs.plan import Plan, with_labels
 from dpray.training.gradient_noise import DpSgdStep
 from dpray.training.journal import Blocks
+from dpray.training.model import Tuning, load_loss
 from dpray.types import InputError
 
 NO_NOISE = 1e-12
@@ -28,14 +32,29 @@ NO_NOISE = 1e-12
 class DpSgdPlan(Plan):
     """`method.repeats` are the steps that are paid for beside the training's own."""
 
+    settings: DpSgdSettings
     method: DpSgd
     blocks: Blocks
     codes: ControlCodes
 
     @property
-    def settings(self) -> DpSgdSettings:
-        assert isinstance(self.config.method, DpSgdSettings)
-        return self.config.method
+    def tuning(self) -> Tuning:
+        """What of the model is trained."""
+        settings, engine = self.settings, self.config.engine
+        return Tuning(
+            with_absolute_model(engine).model,
+            settings.tuning,
+            settings.lora_rank,
+            settings.lora_alpha,
+            settings.precision,
+            settings.gradient_checkpointing,
+            name=engine.model,
+        )
+
+    def try_models(self, build: Callable[..., Engine]) -> None:
+        """Load the model as it is tuned. An engine that cannot load the tuned one costs nothing:
+        the tuned model is kept, and its texts are free."""
+        check_loads(self.config, partial(load_loss, self.tuning))
 
     @property
     def charges(self) -> dict[str, Event]:
@@ -92,14 +111,12 @@ class DpSgdPlan(Plan):
         }
 
 
-def make_dp_sgd_plan(config: Config) -> DpSgdPlan:
+def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     """Resolve everything that is null. Raises InputError where the keys together cost more than
     `privacy.epsilon`, or do not fit the model, where that is a folder here."""
-    settings = config.method
-    assert isinstance(settings, DpSgdSettings)
     codes = control_codes(config.data, settings)
     if Path(config.engine.model).expanduser().is_dir():
-        check_lengths(config, codes)
+        check_lengths(config, settings, codes)
     size = config.data.public_size
     if settings.batch_size > size:
         raise InputError(
@@ -124,7 +141,7 @@ def make_dp_sgd_plan(config: Config) -> DpSgdPlan:
         weight_decay=settings.weight_decay,
         repeats=spare(settings, blocks),
     )
-    plan = DpSgdPlan(config, config.data.proportions, method, blocks, codes)
+    plan = DpSgdPlan(config, config.data.proportions, settings, method, blocks, codes)
     return plan.affordable(method.mechanism.noise_multiplier)
 
 
@@ -160,11 +177,9 @@ def _noise_multiplier(config: Config, settings: DpSgdSettings, steps: int, repea
         raise InputError(f"privacy.epsilon: {error}") from None
 
 
-def check_lengths(config: Config, codes: ControlCodes) -> None:
+def check_lengths(config: Config, settings: DpSgdSettings, codes: ControlCodes) -> None:
     """Raises InputError where `method.max_length` is more than the model's context, or leaves no
     token for a text after its control code."""
-    settings = config.method
-    assert isinstance(settings, DpSgdSettings)
     codec = TextCodec(str(Path(config.engine.model).expanduser()), config.engine.max_model_len)
     if settings.max_length > codec.context_length:
         raise InputError(

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from dpray.training.journal import Books, steps_of
+from dpray.accounting.run_ledger import RunLedger
+from dpray.training.journal import steps_of
 
 SECONDS = 2.0
 
@@ -14,13 +15,13 @@ SECONDS = 2.0
 class Watched:
     """While it is entered, `show` is told the number of finished steps from time to time."""
 
-    def __init__(self, ledger: Books | None, key: str, show: Callable[[int], None]) -> None:
+    def __init__(self, ledger: RunLedger, key: str, show: Callable[[int], None]) -> None:
         self._ledger, self._key, self._show = ledger, key, show
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
     def _look(self) -> None:
-        while self._ledger is not None and not self._ended.wait(SECONDS):
+        while not self._ended.wait(SECONDS):
             try:
                 units = [unit for unit, _ in self._ledger.published(self._key)]
             except Exception:

@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.events import NEIGHBORING_RELATION, SelfComposed
+from dpray.accounting.run_ledger import RunLedger
 from dpray.methods.dp_sgd.plan import DpSgdPlan
-from dpray.training.journal import Books
 from dpray.types import Budget, BudgetRefused
 
 
@@ -38,7 +38,7 @@ def with_repeats(plan: DpSgdPlan, lost: list[int]) -> DpSgdPlan:
     return replace(plan, method=replace(plan.method, repeats=repeats))
 
 
-def charge_again(ledger: Books, key: str, plan: DpSgdPlan, lost: list[int]) -> None:
+def charge_again(ledger: RunLedger, key: str, plan: DpSgdPlan, lost: list[int]) -> None:
     """Reserve what the lost blocks cost beyond the spare steps; idempotent. Raises BudgetRefused
     where that is more than `privacy.epsilon` or the budget allows."""
     privacy = plan.config.privacy

@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
-from typing import Any, Protocol
 
+from dpray.accounting.run_ledger import RunLedger
 from dpray.engines.base import Engine, Prompt, failure_name, may_be_repeated
 from dpray.engines.row_variation import row_variation
 from dpray.methods.private_prediction.algorithm import Batch, BatchOutput
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
+from dpray.runs.groups import Outcome
 from dpray.runs.rows import Row
 from dpray.types import DprayError, InputError
-
-
-class Journal(Protocol):
-    """The part of the ledger that a decoder writes to."""
-
-    def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None: ...
-    def fail(self, key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool: ...
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One execution of a run's missing batches."""
-
-    run_id: str
-    attempt_id: str
 
 
 class BatchDecoder:
     """Decodes the batches of one task: notes in the ledger that they begin, runs them, and notes as
     failed those that were under way when the mechanism or our own code raised, or the memory did
-    not suffice (they are never repeated)."""
+    not suffice (they are never repeated). `key` is the run's charge in the ledger."""
 
     def __init__(
-        self, plan: PrivatePredictionPlan, journal: Journal, attempt: Attempt, engine: Engine
+        self,
+        plan: PrivatePredictionPlan,
+        ledger: RunLedger,
+        key: str,
+        attempt_id: str,
+        load: Callable[[], Engine],
     ) -> None:
-        self.plan, self.journal, self.attempt, self.engine = plan, journal, attempt, engine
+        self.plan, self.ledger, self.key, self.attempt_id = plan, ledger, key, attempt_id
+        self.engine = engine = load()
         # With public prompts, before a private one is here.
         self._row_variation = row_variation(engine, plan.settings.batch_size)
         self._room = engine.context_length - plan.method.max_tokens
 
-    def decode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+    def work(self, rows: Iterable[Row]) -> Iterator[Outcome]:
         """Yield one outcome per batch, first those that were whole when something raised:
         `{batch, examples, private_tokens, tokens, row_variation}`; or `{batch, failed}` with the
         name of the error's class (its text could hold private text); or `{batch, lost}` with the
@@ -56,7 +47,7 @@ class BatchDecoder:
         texts = group_rows(rows)
         if not texts:
             return
-        self.journal.begin(self.attempt.run_id, self.attempt.attempt_id, list(texts))
+        self.ledger.begin(self.key, self.attempt_id, list(texts))
         outputs: SimpleQueue[BatchOutput] = SimpleQueue()
         stopped: Exception | None = None
         try:
@@ -75,7 +66,7 @@ class BatchDecoder:
             }
         yield from self._left(texts, stopped)
 
-    def _left(self, batches: Iterable[str], stopped: Exception | None) -> Iterator[dict[str, Any]]:
+    def _left(self, batches: Iterable[str], stopped: Exception | None) -> Iterator[Outcome]:
         """Say what becomes of the batches that were under way."""
         if isinstance(stopped, DprayError):
             raise stopped
@@ -84,8 +75,11 @@ class BatchDecoder:
                 yield {"batch": batch_id, "lost": str(stopped)}
                 continue
             reason = "BatchNotDecoded" if stopped is None else failure_name(stopped)
-            self.journal.fail(self.attempt.run_id, batch_id, self.attempt.attempt_id, reason)
+            self.ledger.fail(self.key, batch_id, self.attempt_id, reason)
             yield {"batch": batch_id, "failed": reason}
+
+    def close(self) -> None:
+        self.engine.close()
 
     def _batches(self, texts: dict[str, list[str]]) -> Iterator[Batch]:
         template = self.plan.template

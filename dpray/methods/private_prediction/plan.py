@@ -34,14 +34,10 @@ class PrivatePredictionPlan(Plan):
     """`salt` is the partition's, "" in a plan that is only looked at. `config.engine.dtype` is what
     the model computes in, never "auto"."""
 
+    settings: PrivatePredictionSettings
     private_tokens: int
     template: PromptTemplate
     salt: str = ""
-
-    @property
-    def settings(self) -> PrivatePredictionSettings:
-        assert isinstance(self.config.method, PrivatePredictionSettings)
-        return self.config.method
 
     @property
     def charges(self) -> dict[str, Event]:
@@ -54,12 +50,24 @@ class PrivatePredictionPlan(Plan):
 
     @cached_property
     def method(self) -> PrivatePrediction:
-        mechanism = _mechanism(self.config, self.private_tokens)
-        texts = _texts(self.config, self.private_tokens, self.partition.num_batches)
+        mechanism = _mechanism(self.config, self.settings, self.private_tokens)
+        texts = _texts(self.settings, self.private_tokens, self.partition.num_batches)
         return PrivatePrediction(mechanism, self.settings.max_tokens, texts, self.template.stop)
 
     def with_salt(self, salt: str) -> Self:
         return replace(self, salt=salt)
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        return {"public_alone": self.cuts_candidates}
+
+    def how_far(self, published: int) -> str:
+        done = self.published_batches(published)
+        return f": {done} of {max(done, self.batches_decoded)} batches are published"
+
+    def published_batches(self, published: int) -> int:
+        """Return how many of the published units are batches: the measured labels are one more."""
+        return max(published - (self.label_histogram is not None), 0)
 
     @property
     def batches_decoded(self) -> int:
@@ -148,27 +156,25 @@ class PrivatePredictionPlan(Plan):
         ]
 
 
-def make_private_prediction_plan(config: Config) -> PrivatePredictionPlan:
+def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePredictionPlan:
     """Resolve everything that is null or auto. Raises InputError where the keys together cost more
     than `privacy.epsilon`, or do not fit the engine, or the model, where that is a folder here."""
-    method = config.method
-    assert isinstance(method, PrivatePredictionSettings)
     config = _with_dtype(config)
-    template = load_template(method.template)
-    check_rows(config)
+    template = load_template(settings.template)
+    check_rows(config, settings)
     if Path(config.engine.model).expanduser().is_dir():
-        check_lengths(config, template)
+        check_lengths(config, settings, template)
     proportions = config.data.proportions
-    r = method.private_tokens
+    r = settings.private_tokens
     if r is None:
         most = MOST_PRIVATE_TOKENS
-        if method.max_records is not None:
+        if settings.max_records is not None:
             expected = HashPartition.expected(
-                config.data.public_size, proportions, method.batch_size, ""
+                config.data.public_size, proportions, settings.batch_size, ""
             )
-            most = _texts(config, most, expected.num_batches) * method.max_tokens
-        r = _affordable_tokens(config, most)
-    plan = PrivatePredictionPlan(config, proportions, r, template)
+            most = _texts(settings, most, expected.num_batches) * settings.max_tokens
+        r = _affordable_tokens(config, settings, most)
+    plan = PrivatePredictionPlan(config, proportions, settings, r, template)
     if plan.cost.epsilon > config.privacy.epsilon:
         raise InputError(
             f"method.private_tokens: {r} tokens a batch cost eps {plan.cost.epsilon:.4f}, more "
@@ -186,7 +192,7 @@ def _with_dtype(config: Config) -> Config:
     return config.model_copy(update={"engine": engine})
 
 
-def check_rows(config: Config) -> None:
+def check_rows(config: Config, settings: PrivatePredictionSettings) -> None:
     """Raises InputError where a batch may have more rows than vLLM decodes at once.
 
     A batch's size is a sum over units, each of which is in it or not, with at most w rows: its
@@ -195,18 +201,17 @@ def check_rows(config: Config) -> None:
     `public_size` is right. A batch that is larger all the same is refused by the engine before
     anything is drawn from it, and the run stops until `engine.max_num_seqs` is raised.
     """
-    method, engine, data = config.method, config.engine, config.data
-    assert isinstance(method, PrivatePredictionSettings)
+    engine, data = config.engine, config.data
     if engine.kind != "vllm":
         return
-    counts = HashPartition.expected(data.public_size, data.proportions, method.batch_size, "")
+    counts = HashPartition.expected(data.public_size, data.proportions, settings.batch_size, "")
     # A whole number of batches makes them larger than s where they are few.
     means = (
         data.public_size * data.proportions[label] / count
         for label, count in counts.batches_per_label.items()
     )
-    mean = max(method.batch_size, *means)
-    most = method.max_copies if data.unit is None else data.max_records_per_unit
+    mean = max(settings.batch_size, *means)
+    most = settings.max_copies if data.unit is None else data.max_records_per_unit
     jump = -math.log(TOO_LARGE) * most
     needed = math.ceil(mean + 1 + jump / 3 + math.sqrt((jump / 3) ** 2 + 2 * mean * jump))
     if engine.max_num_seqs < needed:
@@ -216,11 +221,11 @@ def check_rows(config: Config) -> None:
         )
 
 
-def check_lengths(config: Config, template: PromptTemplate) -> None:
+def check_lengths(
+    config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
+) -> None:
     """Raises InputError where a prompt without its private text, or the public one, leaves no room
     in the model's context for a text of `method.max_tokens`."""
-    method = config.method
-    assert isinstance(method, PrivatePredictionSettings)
     engine = config.engine
     codec = TextCodec(check_model_path(engine.model), engine.max_model_len)
     context = codec.context_length
@@ -231,50 +236,48 @@ def check_lengths(config: Config, template: PromptTemplate) -> None:
         for label in config.data.proportions
         for prompt in (template.private_prompt("", label), template.public_prompt(label))
     )
-    if longest + method.max_tokens > context:
+    if longest + settings.max_tokens > context:
         raise InputError(
-            f"method.max_tokens: {method.max_tokens} and the {longest} tokens of method.template's "
-            f"prompt are more than the context of the model, {context} tokens"
+            f"method.max_tokens: {settings.max_tokens} and the {longest} tokens of "
+            f"method.template's prompt are more than the context of the model, {context} tokens"
         )
 
 
-def _texts(config: Config, private_tokens: int, batches: int) -> int:
+def _texts(settings: PrivatePredictionSettings, private_tokens: int, batches: int) -> int:
     """The most texts of a batch."""
-    method = config.method
-    assert isinstance(method, PrivatePredictionSettings)
-    if method.max_records is not None:
-        return math.ceil(method.max_records / batches)
+    if settings.max_records is not None:
+        return math.ceil(settings.max_records / batches)
     # A private text has at least one private token; public ones are free and have to end too.
-    if method.sparse_vector is None:
+    if settings.sparse_vector is None:
         return private_tokens
-    return math.ceil(10 * private_tokens / method.max_tokens)
+    return math.ceil(10 * private_tokens / settings.max_tokens)
 
 
-def _mechanism(config: Config, private_tokens: int) -> PrivateToken:
-    method = config.method
-    assert isinstance(method, PrivatePredictionSettings)
-    sparse_vector = method.sparse_vector
+def _mechanism(
+    config: Config, settings: PrivatePredictionSettings, private_tokens: int
+) -> PrivateToken:
+    sparse_vector = settings.sparse_vector
     return PrivateToken(
-        batch_size=method.batch_size,
+        batch_size=settings.batch_size,
         private_tokens=private_tokens,
-        clip=method.clip,
-        clip_bound=method.clip_bound,
-        temperature=method.temperature,
-        public_temperature=method.public_temperature,
-        candidates=method.candidates,
-        k=method.k,
+        clip=settings.clip,
+        clip_bound=settings.clip_bound,
+        temperature=settings.temperature,
+        public_temperature=settings.public_temperature,
+        candidates=settings.candidates,
+        k=settings.k,
         threshold=None if sparse_vector is None else sparse_vector.threshold,
         noise=None if sparse_vector is None else sparse_vector.noise,
         records_per_unit=config.data.max_records_per_unit,
     )
 
 
-def _affordable_tokens(config: Config, most: int) -> int:
+def _affordable_tokens(config: Config, settings: PrivatePredictionSettings, most: int) -> int:
     """The largest r whose cost stays within the configured epsilon (calibration in r)."""
     try:
         return int(
             calibrate(
-                lambda r: with_labels(config, _mechanism(config, int(r)).dp_event),
+                lambda r: with_labels(config, _mechanism(config, settings, int(r)).dp_event),
                 config.privacy.epsilon,
                 config.privacy.delta,
                 bracket=(1, max(most, 2)),
@@ -284,7 +287,7 @@ def _affordable_tokens(config: Config, most: int) -> int:
         )
     except ValueError:
         one = cost(
-            with_labels(config, _mechanism(config, 1).dp_event), config.privacy.delta
+            with_labels(config, _mechanism(config, settings, 1).dp_event), config.privacy.delta
         ).epsilon
         raise InputError(
             f"privacy.epsilon: {config.privacy.epsilon:g} does not pay for one private token, "

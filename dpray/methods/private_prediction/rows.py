@@ -1,25 +1,42 @@
-"""From the rows of a file to rows of a batch: validated, labelled, hashed."""
+"""The rows of batches: validated, labelled and hashed from the rows of a file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+
+import pyarrow as pa
 
 from dpray.config.config import DataConfig
 from dpray.mechanisms.partition import HashPartition, content_id
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import PromptTemplate
+from dpray.runs.groups import Groups
 from dpray.runs.rows import Row, read_records
+
+ROWS = pa.schema(
+    [("batch", pa.string()), ("text", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
+)
+
+
+def batches_of(plan: PrivatePredictionPlan) -> Groups:
+    """Return the plan's batches as groups of rows."""
+    rows = partial(
+        batch_rows, data=plan.config.data, template=plan.template, partition=plan.partition
+    )
+    return Groups(rows, ROWS, "batch", placeholder, plan.partition.num_batches)
 
 
 def placeholder(batch_id: str) -> Row:
-    """The one row every batch has, whatever the data holds: `text` None marks it, and empty batches
-    run too."""
+    """Return the one row that every batch has, whatever the data holds: its `text` is None. Empty
+    batches run too."""
     return {"batch": batch_id, "text": None, "unit": "", "rank": 0}
 
 
 def batch_rows(
     file: str, data: DataConfig, template: PromptTemplate, partition: HashPartition
 ) -> Iterator[Row]:
-    """The rows of one file with their batches, in its order; errors as in `read_records`."""
+    """Yield the rows of one file with their batches; errors as in `read_records`."""
     text_of = None if template.private is None else template.text_of
     for record in read_records(file, data, text_of):
         batch = partition.batch_id(record.label or "", record.unit_id)

@@ -18,14 +18,21 @@ from dpray.methods.aug_pe.algorithm import (
     AugPe,
     Checkpoint,
     Population,
-    Progress,
-    Writing,
+    masked,
+    sampling,
+    words,
 )
+from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
-from dpray.types import DprayError, Prompt
+from dpray.types import DprayError, Progress, Prompt
 
 SALT = "5a" * 16
-WRITING = Writing(
+SETTINGS = AugPeSettings(
+    name="aug_pe",
+    iterations=4,
+    variations=3,
+    lookahead=0,
+    selection="rank",
     variation="paraphrase",
     mask_probability=0.5,
     temperature=1.2,
@@ -36,15 +43,15 @@ WRITING = Writing(
     min_words=25,
     max_retries=2,
 )
-PLAN = AugPe(
-    records={"World": 3, "Sports": 2},
-    iterations=4,
-    variations=3,
-    lookahead=0,
-    selection="rank",
-    votes=VoteHistogram(4.0),
-    writing=WRITING,
-)
+PLAN = AugPe(SETTINGS, {"World": 3, "Sports": 2}, VoteHistogram(4.0))
+
+
+def changed(**changes: Any) -> AugPeSettings:
+    return AugPeSettings(**(SETTINGS.model_dump() | changes))
+
+
+def plan_with(records: Mapping[str, int] = PLAN.records, **changes: Any) -> AugPe:
+    return replace(PLAN, records=records, settings=changed(**changes))
 
 
 class Words:
@@ -144,7 +151,7 @@ def test_the_steps_of_aug_pe() -> None:
 
 def test_the_cost_is_that_of_one_event_an_iteration() -> None:
     assert PLAN.dp_event == SelfComposed(DiscreteGaussian(4.0, 1), 4)
-    of_units = replace(PLAN, votes=VoteHistogram(8.0, votes_per_unit=2), iterations=10)
+    of_units = replace(plan_with(iterations=10), votes=VoteHistogram(8.0, votes_per_unit=2))
     assert of_units.dp_event == SelfComposed(DiscreteGaussian(8.0, 2), 10)
     with pytest.raises(ValueError, match="without noise"):
         _ = replace(PLAN, votes=None).dp_event
@@ -156,7 +163,7 @@ def test_the_cost_is_that_of_one_event_an_iteration() -> None:
 def test_a_resumed_run_ends_like_an_undisturbed_one(
     selection: Any, lookahead: int, stopped_after: int
 ) -> None:
-    plan = replace(PLAN, selection=selection, lookahead=lookahead)
+    plan = plan_with(selection=selection, lookahead=lookahead)
     whole, voters = Model(), Voters()
     result = run(plan, whole, voters)
     kept = json.dumps(asdict(voters.checkpoints[stopped_after - 1]))
@@ -185,7 +192,7 @@ def test_a_checkpoint_of_another_plan() -> None:
     voters = Voters()
     run(PLAN, Model(), voters)
     last = voters.checkpoints[-1]
-    for plan in (replace(PLAN, iterations=3), replace(PLAN, records={"World": 3})):
+    for plan in (plan_with(iterations=3), replace(PLAN, records={"World": 3})):
         with pytest.raises(ValueError, match="another plan"):
             run(plan, Model(), Voters(), checkpoint=last)
     with pytest.raises(ValueError, match="one vote count for each"):
@@ -210,7 +217,7 @@ def test_empty_and_refused_answers_are_asked_again_and_then_dropped() -> None:
     assert len({request.prompt.user for request in tries}) == 3, "with new random choices"
     assert model.sizes[:3] == [15, 2, 2]
     once = Model(script)
-    run(replace(PLAN, writing=replace(WRITING, max_retries=0)), once, Voters())
+    run(plan_with(max_retries=0), once, Voters())
     assert once.named("random-1-World/0/") == ["random-1-World/0/0"]
 
 
@@ -243,7 +250,7 @@ def test_without_labels() -> None:
 
 def test_the_original_pe() -> None:
     """L = 1, draws by probability: each population is one variation of each text drawn."""
-    plan = replace(PLAN, variations=1, selection="probability", records={"": 6}, lookahead=2)
+    plan = plan_with({"": 6}, variations=1, selection="probability", lookahead=2)
     model, voters = Model(), Voters()
     result = run(plan, model, voters)
     for t, S, _ in voters.seen:
@@ -260,7 +267,7 @@ def test_lookahead_is_the_mean_over_the_variations_that_were_answered() -> None:
         name, i, _ = request.request_id.rsplit("/", 2)
         return "" if name == "lookahead-1-World" and int(i) in (1, 3, 4, 5) else None
 
-    plan = replace(PLAN, lookahead=3, iterations=1)
+    plan = plan_with(lookahead=3, iterations=1)
     model, voters = Model(script), Voters()
     run(plan, model, voters)
     _, S, phi = voters.seen[0]
@@ -279,18 +286,18 @@ def test_lookahead_is_the_mean_over_the_variations_that_were_answered() -> None:
 def test_adaptive_length() -> None:
     rng = generator("0" * 64)
     long, short = "word " * 200, "a short one"
-    draws = np.array([WRITING.words(long, rng) for _ in range(4000)])
+    draws = np.array([words(SETTINGS, long, rng) for _ in range(4000)])
     assert abs(draws.mean() - 200) < 6 * 20 / np.sqrt(4000)
     assert abs(draws.std() - 0.5 * 40) < 6 * 20 / np.sqrt(2 * 4000)
-    draws = np.array([WRITING.words(short, rng) for _ in range(500)])
+    draws = np.array([words(SETTINGS, short, rng) for _ in range(500)])
     assert draws.min() == 25 and draws.max() > 25
-    exact = replace(WRITING, mask_probability=0.0)
-    assert (exact.words(long, rng), exact.words(short, rng)) == (200, 25)
-    assert exact.sampling(25, ()).max_tokens == 30, "w * tokens_per_word"
-    assert exact.sampling(26, ()).max_tokens == 32, "rounded up"
-    assert exact.sampling(200, ()).max_tokens == 64, "the cap"
-    off = replace(WRITING, word_var=None)
-    assert off.words(long, rng) is None and off.sampling(None, ()).max_tokens == 64
+    exact = changed(mask_probability=0.0)
+    assert (words(exact, long, rng), words(exact, short, rng)) == (200, 25)
+    assert sampling(exact, 25, ()).max_tokens == 30, "w * tokens_per_word"
+    assert sampling(exact, 26, ()).max_tokens == 32, "rounded up"
+    assert sampling(exact, 200, ()).max_tokens == 64, "the cap"
+    off = changed(word_var=None)
+    assert words(off, long, rng) is None and sampling(off, None, ()).max_tokens == 64
 
 
 def test_requests_carry_the_length_and_the_parameters() -> None:
@@ -315,25 +322,25 @@ def test_requests_carry_the_length_and_the_parameters() -> None:
 def test_masks() -> None:
     rng = generator("1" * 64)
     x = "Not that great, terrible egg-rolls\n\nand don't smell!! 5.0"
-    assert replace(WRITING, mask_probability=0.0).masked(x, rng) == x
-    every = replace(WRITING, mask_probability=1.0).masked(x, rng)
+    assert masked(changed(mask_probability=0.0), x, rng) == x
+    every = masked(changed(mask_probability=1.0), x, rng)
     assert every == "_ _ __ _ _\n\n_ _ __ ___"
-    many = replace(WRITING, mask_probability=0.3).masked("word " * 20_000, rng)
+    many = masked(changed(mask_probability=0.3), "word " * 20_000, rng)
     assert abs(many.count("_") - 6000) < 6 * np.sqrt(20_000 * 0.3 * 0.7)
 
 
 def test_blanks_are_made_for_that_variation_only() -> None:
-    blanks = replace(WRITING, variation="fill_in_the_blanks", mask_probability=1.0)
-    for writing, shown in ((blanks, "_ _ _"), (WRITING, "a dog barks")):
+    blanks = changed(variation="fill_in_the_blanks", mask_probability=1.0)
+    for settings, shown in ((blanks, "_ _ _"), (SETTINGS, "a dog barks")):
         model = Model(lambda request: "a dog barks")
-        run(replace(PLAN, writing=writing), model, Voters())
+        run(replace(PLAN, settings=settings), model, Voters())
         kind, _, text, *_ = model.asked["variation-2-World/0/0"].prompt.user.split("|")
-        assert (kind, text) == (writing.variation, shown)
+        assert (kind, text) == (settings.variation, shown)
 
 
 def test_an_answer_of_more_words_than_tokens_is_cut() -> None:
     model, voters = Model(lambda request: "\n many  words" * 1000), Voters()
-    run(replace(PLAN, iterations=1), model, voters)
+    run(plan_with(iterations=1), model, voters)
     for text in voters.seen[0][1]["World"]:
         assert len(text.split()) == 64 and text.startswith("many  words\n many")
     short = Model(lambda request: " ".join(["word"] * 64))
@@ -361,20 +368,20 @@ def test_largest_remainder() -> None:
 )
 def test_a_plan_that_makes_nothing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        replace(PLAN, **wrong)
+        plan_with(**wrong)
 
 
 def test_progress_has_public_numbers_only() -> None:
     seen: list[Progress] = []
-    run(replace(PLAN, iterations=2, lookahead=1), Model(), Voters(), on_progress=seen.append)
-    assert [(p.iteration, p.doing, p.texts) for p in seen] == [
-        (1, "random texts", 15),
-        (1, "lookahead", 15),
-        (1, "embeddings", 15),
-        (1, "votes", 15),
-        (2, "variations", 10),
-        (2, "lookahead", 15),
-        (2, "embeddings", 15),
-        (2, "votes", 15),
+    run(plan_with(iterations=2, lookahead=1), Model(), Voters(), on_progress=seen.append)
+    assert [(p.completed + 1, p.stage.partition(": ")[2], p.detail) for p in seen] == [
+        (1, "random texts", "15 texts"),
+        (1, "lookahead", "15 texts"),
+        (1, "embeddings", "15 texts"),
+        (1, "votes", "15 texts"),
+        (2, "variations", "10 texts"),
+        (2, "lookahead", "15 texts"),
+        (2, "embeddings", "15 texts"),
+        (2, "votes", "15 texts"),
     ]
-    assert {p.iterations for p in seen} == {2}
+    assert {p.total for p in seen} == {2}

@@ -12,7 +12,8 @@ import pytest
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, parse_config
-from dpray.methods.dp_kps.plan import DpKpsPlan, make_dp_kps_plan
+from dpray.methods.dp_kps.plan import DpKpsPlan
+from dpray.registry import make_plan
 from dpray.types import Budget, InputError
 
 DELTA = 1e-5
@@ -86,7 +87,7 @@ def test_no_laplace_plan_is_over_epsilon(
     rff = {"estimator": "rff", "sampling": "iterative", "ensemble": ensemble}
     for epsilon in EPSILONS:
         method = (rff if ensemble else {}) | given(epsilon, shares, keys)
-        check(make_dp_kps_plan(config(epsilon, shares, **method)), epsilon, Decimal("1e-13"))
+        check(make_plan(config(epsilon, shares, **method)), epsilon, Decimal("1e-13"))
 
 
 @pytest.mark.parametrize("shares", [None, "measured"])
@@ -97,7 +98,7 @@ def test_no_gaussian_plan_is_over_epsilon(
     """Calibrated to a relative 1e-6, on the safe side."""
     for epsilon in EPSILONS[3::48]:
         method = {"estimator": "rff", "noise": "gaussian"} | given(epsilon, shares, keys)
-        check(make_dp_kps_plan(config(epsilon, shares, **method)), epsilon, epsilon / 10**5)
+        check(make_plan(config(epsilon, shares, **method)), epsilon, epsilon / 10**5)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_a_budget_of_its_size_pays_for_a_plan(
 ) -> None:
     """A budget of privacy.epsilon, and one of what the plan says that it costs: a ledger that does
     not know the data set gets the latter."""
-    plan = make_dp_kps_plan(config(Decimal(epsilon), shares, **method))
+    plan = make_plan(config(Decimal(epsilon), shares, **method))
     ledger = Ledger.create_or_open(f"sqlite:///{tmp_path}/ledger.db")
     budgets = {
         "asked": Budget(float(epsilon), DELTA),
@@ -139,11 +140,11 @@ def test_a_budget_of_its_size_pays_for_a_plan(
 def test_measured_labels_are_taken_off_before_the_rest_is_shared(
     config: Callable[..., Config],
 ) -> None:
-    method = make_dp_kps_plan(config(Decimal("4.2"), "measured")).method
+    method = make_plan(config(Decimal("4.2"), "measured")).method
     assert (method.epsilon_vocabulary, method.epsilon_kde) == (2.05, pytest.approx(2.05, rel=1e-14))
     too_much = config(Decimal(2), "measured", epsilon_vocabulary=1.0, epsilon_kde=1.0)
     with pytest.raises(InputError, match=r"privacy\.epsilon 2 less privacy\.epsilon_labels 0\.1"):
-        make_dp_kps_plan(too_much)
+        make_plan(too_much)
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
@@ -152,4 +153,4 @@ def test_noise_that_is_too_large_is_refused_before_it_is_charged(
 ) -> None:
     method = {"estimator": "rff", "noise": noise, "features": 10**8, "epsilon_kde": 1e-9}
     with pytest.raises(InputError, match=r"method\.features: .*too large for integer noise"):
-        make_dp_kps_plan(config(Decimal(1), None, **method))
+        make_plan(config(Decimal(1), None, **method))

@@ -107,7 +107,7 @@ def test_every_estimator_runs(
 ) -> None:
     vectors_ND = np.eye(8, dtype=np.float32)
     monkeypatch.setattr(
-        dp_kps_run.DpKpsRun, "_embedder", lambda self: lambda terms: vectors_ND[: len(terms)]
+        dp_kps_run, "embedder", lambda session: lambda terms: vectors_ND[: len(terms)]
     )
     run = config(**{f"method__{key}": value for key, value in changes.items()})
     report = methods.run(run)
@@ -198,7 +198,7 @@ def test_an_embedder_that_is_not_there_is_found_before_a_pass_begins(
     with pytest.raises(InputError, match=r"embedder\.model"):
         methods.run(config(method__bandwidth=0.5, embedder={"model": str(tmp_path / "none")}))
     monkeypatch.setattr(
-        dp_kps_run.DpKpsRun, "_embedder", lambda self: lambda terms: np.eye(8)[: len(terms)]
+        dp_kps_run, "embedder", lambda session: lambda terms: np.eye(8)[: len(terms)]
     )
     assert methods.run(config(method__bandwidth=0.5))["records"] == 40
 

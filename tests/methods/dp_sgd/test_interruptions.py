@@ -228,7 +228,7 @@ def test_a_rank_that_does_not_see_the_output_folder_costs_nothing(
     run = config(method__epochs=0.4, method__records=1)
     with pytest.MonkeyPatch.context() as patch:
         elsewhere = tmp_path / "of_another_node" / "private" / "model"
-        patch.setattr(dp_sgd_run.DpSgdRun, "_work", elsewhere)
+        patch.setattr(dp_sgd_run, "tuned_model", lambda session: elsewhere)
         with pytest.raises(InputError, match=r"output\.path: a rank .* disk that all nodes share"):
             methods.run(run)
     assert not elsewhere.parent.exists()

@@ -25,7 +25,6 @@ from dpray.engines.base import (
     failure_name,
 )
 from dpray.engines.factory import make_engine
-from dpray.methods.private_prediction import local
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import bound_copies, group_rows
 from dpray.methods.private_prediction.rows import placeholder
@@ -166,17 +165,19 @@ def test_what_ray_ends_for_want_of_memory_has_failed(
 ) -> None:
     """Ray's error on its way out of Ray Data; begun: with batches under way."""
 
+    decode = run_module.decode
+
     def ended(*arguments: Any) -> Iterator[Any]:
-        decoded = local.decode_locally(*arguments)
+        decoded = decode(*arguments)
         if begun:
             yield next(decoded)
-            _, journal, attempt, batches, _ = arguments
-            journal.begin(attempt.run_id, attempt.attempt_id, batches[4:6])
+            session, batches = arguments
+            session.ledger.begin(session.key(), session.attempt_id, batches[4:6])
         raise EndedByRay("1 worker(s) were killed due to the node running low on memory: 0/4")
 
     made, faulty = config(), Faulty(engine)
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "decode_locally", ended)
+        patch.setattr(run_module, "decode", ended)
         with pytest.raises(DprayError, match="low on memory") as stopped:
             run(made, faulty)
     assert isinstance(stopped.value, Resumable) is not begun

@@ -14,9 +14,9 @@ from dpray.engines.text import TextCodec
 from dpray.methods.private_prediction import plan as plan_module
 from dpray.methods.private_prediction.plan import (
     PrivatePredictionPlan,
-    make_private_prediction_plan,
 )
 from dpray.methods.private_prediction.prompts import load_template
+from dpray.registry import make_plan
 from dpray.types import InputError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,7 +31,7 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
 
 @pytest.fixture
 def plan(config: Callable[..., Config]) -> Callable[..., PrivatePredictionPlan]:
-    return lambda **changes: make_private_prediction_plan(config(**changes))
+    return lambda **changes: make_plan(config(**changes))
 
 
 def test_the_model_computes_in_float32_unless_told_otherwise(
@@ -149,5 +149,5 @@ def test_every_shipped_configuration_fits_in_float32(
 ) -> None:
     """Models are named from the repository's root, or, the demo's, from its own folder."""
     monkeypatch.chdir(ROOT / "dpray/demo" if path.startswith("dpray/demo") else ROOT)
-    made = make_private_prediction_plan(load_config(ROOT / path))
+    made = make_plan(load_config(ROOT / path))
     assert made.config.engine.dtype == "float32"

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from dpray.accounting.run_ledger import NullLedger
 from dpray.config.config import parse_config
-from dpray.methods.private_prediction.plan import make_private_prediction_plan
-from dpray.methods.private_prediction.release import PrivatePredictionRun
+from dpray.methods.private_prediction.release import records
+from dpray.registry import make_plan
+from dpray.runs.engine import build_engine
 from dpray.runs.folder import ReleaseFolder
+from dpray.runs.session import Session
 
 BATCHES = 12
 Release = Callable[..., list[dict[str, Any]]]
@@ -31,15 +34,17 @@ def release(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Release:
 
     def make(outcomes: list[dict[str, Any]], **changes: Any) -> list[dict[str, Any]]:
         config = parse_config(settings(output__path=str(tmp_path / "out"), **changes))
-        plan = make_private_prediction_plan(config)
+        plan = make_plan(config)
         assert plan.partition.num_batches == BATCHES
         with ReleaseFolder(config.output.path) as folder:
-            run = PrivatePredictionRun(plan, folder, lambda progress: None)
+            session = Session(
+                plan, folder, NullLedger(), "run", "0" * 32, lambda progress: None, build_engine
+            )
             for start in range(0, len(outcomes), 3):
                 name = f"{start:08d}.jsonl"
                 folder.stage(name, outcomes[start : start + 3])
                 folder.publish(name)
-            folder.assemble(run.released())
+            folder.assemble(records(session))
             return [json.loads(line) for line in folder.synthetic.open()]
 
     return make

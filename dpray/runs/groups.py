@@ -1,0 +1,140 @@
+"""Private rows gathered by group, each group whole in one worker: in this process or on Ray.
+
+Reading may be repeated by Ray as often as it likes: it draws nothing. The workers' actors have
+`max_restarts=0` and `max_task_retries=0`: a lost one ends the execution, and the runner decides
+what is run again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import pyarrow as pa
+import ray
+import ray.data
+
+from dpray.config.config import Config
+from dpray.runs.cluster import find_error, uses_ray
+from dpray.runs.engine import LoadError, try_to_load
+from dpray.runs.placement import hide_other_gpus
+from dpray.runs.rows import Row, RowsOf, local_rows, ray_rows
+from dpray.types import DprayError
+
+Outcome = dict[str, Any]
+"""Plain JSON values; whoever reads them knows what they hold."""
+
+
+class GroupWorker(Protocol):
+    def work(self, rows: Iterable[Row]) -> Iterator[Outcome]:
+        """Yield an outcome for each group; the rows of every group that has any are all there."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of a run's rows: `key` is the column of the schema that names a row's group, and
+    `place` the row that a group has whatever the data holds, so that an empty one exists too."""
+
+    rows_of: RowsOf
+    schema: pa.Schema
+    key: str
+    place: Callable[[str], Row]
+    number: int
+
+    def work(
+        self, config: Config, wanted: Sequence[str], make_worker: Callable[[], GroupWorker]
+    ) -> Generator[list[Outcome]]:
+        """Yield the outcomes of the wanted groups, `runtime.batches_per_task` groups at a time.
+
+        On Ray the driver holds one task's outcomes and the groups' names; in one process, all rows.
+        Raises what ended the execution: a DprayError of a task as itself, InputError or EngineError
+        for a worker that an actor cannot make, anything else as Ray's error.
+        """
+        works = self._work_on_ray if uses_ray(config) else self._work_here
+        return works(config, wanted, make_worker)
+
+    def _work_here(
+        self, config: Config, wanted: Sequence[str], make_worker: Callable[[], GroupWorker]
+    ) -> Generator[list[Outcome]]:
+        members: dict[str, list[Row]] = {group: [self.place(group)] for group in wanted}
+        for row in local_rows(config.data, self.rows_of):
+            if row[self.key] in members:
+                members[row[self.key]].append(row)
+        worker = make_worker()
+        try:
+            waiting = iter(wanted)
+            while task := list(islice(waiting, config.runtime.batches_per_task)):
+                yield list(worker.work(row for group in task for row in members[group]))
+        finally:
+            worker.close()
+
+    def _work_on_ray(
+        self, config: Config, wanted: Sequence[str], make_worker: Callable[[], GroupWorker]
+    ) -> Generator[list[Outcome]]:
+        runtime = config.runtime
+        outcomes = self.gathered(config, wanted).map_batches(
+            GroupActor,
+            batch_size=None,
+            batch_format="pyarrow",
+            fn_constructor_kwargs={"make_worker": make_worker},
+            compute=ray.data.ActorPoolStrategy(
+                min_size=runtime.min_actors, max_size=max(runtime.actors, runtime.min_actors)
+            ),
+            num_cpus=runtime.cpus_per_actor,
+            num_gpus=runtime.gpus_per_actor or None,
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        try:
+            tables: Iterable[Any] = outcomes.iter_batches(
+                batch_size=None, batch_format="pyarrow", prefetch_batches=0
+            )
+            for table in tables:
+                found = [json.loads(outcome) for outcome in table.column("outcome").to_pylist()]
+                yield [outcome for outcome in found if "unloaded" not in outcome]
+                for outcome in found:
+                    if "unloaded" in outcome:
+                        raise LoadError(**outcome["unloaded"]).error()
+        except Exception as error:
+            if (ours := find_error(error, DprayError)) is not None:
+                raise ours from None
+            raise
+
+    def gathered(self, config: Config, wanted: Sequence[str]) -> ray.data.Dataset:
+        """Return the rows in blocks that hold every wanted group whole, with its place."""
+        rows = ray_rows(config, self.rows_of, self.schema)
+        if len(wanted) < self.number:
+            reference = ray.put(frozenset(wanted))
+            rows = rows.map_batches(
+                lambda table: self._only(table, ray.get(reference)),
+                batch_format="pyarrow",
+                batch_size=None,
+            )
+        places = pa.Table.from_pylist([self.place(group) for group in wanted], schema=self.schema)
+        tasks = -(-len(wanted) // config.runtime.batches_per_task)
+        return rows.union(ray.data.from_arrow(places)).repartition(tasks, keys=[self.key])
+
+    def _only(self, table: pa.Table, wanted: frozenset[str]) -> pa.Table:
+        return table.filter(pa.array([group in wanted for group in table[self.key].to_pylist()]))
+
+
+class GroupActor:
+    """The actor of the pool; all it knows is its worker. Where that cannot be made, the actor
+    answers with the reason, and begins no group."""
+
+    def __init__(self, make_worker: Callable[[], GroupWorker]) -> None:
+        hide_other_gpus()
+        self.worker = try_to_load(make_worker)
+
+    def __call__(self, table: pa.Table) -> Iterator[pa.Table]:
+        if isinstance(self.worker, LoadError):
+            yield pa.table({"outcome": [json.dumps({"unloaded": asdict(self.worker)})]})
+            return
+        for outcome in self.worker.work(table.to_pylist()):
+            yield pa.table({"outcome": [json.dumps(outcome)]})

@@ -1,0 +1,264 @@
+"""The session of a run: what a method's `release` is given, and the one way to run a mechanism.
+
+    def release(session: Session[SomePlan]) -> Release:
+        with session.shards(MyWorker) as shards:
+            noisy = session.publish_once("votes", lambda: mechanism(shards.call("counts")))
+        with session.language_model() as ask:
+            texts = ask(requests(noisy))
+        return Release([{"text": text} for text in texts], {"llm_calls": len(texts)})
+
+`release` runs from top to bottom, and again from the top after a crash: whatever it published is
+there then, whatever it asked a language model is in a cache, and all else is computed anew.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from dpray.accounting.run_ledger import RunLedger
+from dpray.config.config import Config
+from dpray.engines.base import Engine, EngineError, TextGenerator
+from dpray.engines.requests import Ask, Request
+from dpray.mechanisms.randomness import generator, named_key
+from dpray.runs import labels
+from dpray.runs.call_cache import CALLS, CallCache
+from dpray.runs.cluster import uses_ray
+from dpray.runs.engine import BuildEngine, with_absolute_model
+from dpray.runs.engine_pool import EnginePool, on_pool
+from dpray.runs.faults import may_run_again
+from dpray.runs.folder import ReleaseFolder
+from dpray.runs.llm_calls import ask_cached
+from dpray.runs.plan import Plan
+from dpray.runs.shards import Shards, Worker
+from dpray.types import DprayError, OnProgress, Progress, Resumable
+
+P = TypeVar("P", bound=Plan)
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a method releases. `records` have a `text` and a `label`; `report` is the method's own
+    part of the privacy report. The files in the folder `model` are released with the report beside
+    them."""
+
+    records: Iterable[dict[str, Any]]
+    report: dict[str, Any]
+    model: Path | None = None
+
+
+class Session(Generic[P]):
+    """One attempt at a run that was charged.
+
+    `plan` is what was charged; its label proportions are the measured ones, where they are
+    measured. `salt` is public and stays the same in all attempts at a run, `attempt_id` does not.
+    """
+
+    def __init__(
+        self,
+        plan: P,
+        folder: ReleaseFolder,
+        ledger: RunLedger,
+        run_id: str,
+        salt: str,
+        on_progress: OnProgress,
+        build: BuildEngine,
+        engine: Engine | None = None,
+    ) -> None:
+        self.plan, self.folder, self.ledger = plan, folder, ledger
+        self.run_id, self.salt, self.attempt_id = run_id, salt, uuid.uuid4().hex
+        self.going_on = "the same command goes on from there, at no further cost"
+        """What an unfinished run says of its next attempt."""
+        self._on_progress, self._build, self._engine = on_progress, build, engine
+        self._stage = ""
+
+    @property
+    def config(self) -> Config:
+        return self.plan.config
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the run uses this process alone, without Ray."""
+        return not uses_ray(self.config)
+
+    def key(self, charge: str = "") -> str:
+        """Return the ledger's key of one of the plan's charges."""
+        return charge_key(self.run_id, charge)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a mechanism of the run has begun, in whatever attempt."""
+        keys = map(self.key, self.plan.charges)
+        return self.folder.has_output() or any(self.ledger.counts(k)["started"] for k in keys)
+
+    def public_generator(self, name: str) -> np.random.Generator:
+        """Return a generator of public randomness, the same in every attempt at the run."""
+        return generator(named_key(self.salt, name))
+
+    def show(
+        self, stage: str, completed: int = 0, total: int | None = None, detail: str = ""
+    ) -> None:
+        """Report progress, in public quantities, and the epsilon that was charged."""
+        self._stage = stage
+        cost = "not private"
+        if not self.plan.not_private:
+            cost = f"eps {self.plan.cost.epsilon:.3f} (charged)"
+        detail = f"{detail}, {cost}" if detail else cost
+        self._on_progress(Progress(stage, completed, total, detail))
+
+    # Mechanisms
+
+    def published(self, unit: str) -> dict[str, Any] | None:
+        """Return the output of a mechanism of the plan, or None where it is not published yet."""
+        return self.folder.published_output(f"{unit}.json")
+
+    def publish_once(
+        self, unit: str, mechanism: Callable[[], dict[str, Any]], charge: str = ""
+    ) -> dict[str, Any]:
+        """Return the output of one mechanism of the plan: begun in the ledger, run, published once.
+
+        What was published before is returned as it is. What was lost with its machine before it
+        was published runs again (nobody has seen it), or not, as `privacy.lost_batches` says. What
+        can be wrong with the input has to be found before: once a run has begun, neither the
+        records nor the configuration may be mended.
+        """
+        if (found := self.published(unit)) is not None:
+            return found
+        key = self.key(charge)
+        self._refuse_lost(key, unit)
+        self.ledger.begin(key, self.attempt_id, [unit])
+        try:
+            output = mechanism()
+        except Exception as error:
+            if not may_run_again(error):
+                self.ledger.fail(key, unit, self.attempt_id, type(error).__name__)
+            raise
+        self.publish(f"{unit}.json", {unit: output}, charge)
+        released = self.published(unit)
+        assert released is not None
+        return released
+
+    def publish(self, file: str, outputs: Mapping[str, dict[str, Any]], charge: str = "") -> None:
+        """Publish the outputs of units that have begun, by unit: stage them in one file, commit
+        them in the ledger, and publish the file."""
+        sha = self.folder.stage(file, outputs.values())
+        units = [(unit, sha) for unit in outputs]
+        self.ledger.publish_many(self.key(charge), self.attempt_id, units)
+        self.folder.publish(file)
+
+    def _refuse_lost(self, key: str, unit: str) -> None:
+        failed = dict(self.ledger.failed(key))
+        if unit in failed:
+            raise DprayError(
+                f"{unit} failed with {failed[unit][1]}; a mechanism that raised itself, or "
+                f"for which the memory did not suffice, is never repeated, so this run cannot be "
+                f"finished; its charge stays spent"
+            )
+        lost = {name for name, _ in self.ledger.unfinished(key)}
+        if self.config.privacy.lost_batches == "drop" and unit in lost:
+            raise DprayError(
+                f"{unit} was lost with its machine, and privacy.lost_batches: drop says that "
+                f"nothing is repeated: this run cannot be finished"
+            )
+
+    def measure_labels(self) -> None:
+        """Put the measured label proportions in the place of those that were assumed."""
+        if (histogram := self.plan.label_histogram) is None:
+            return
+        output = self.published("labels")
+        if output is None:
+            with self.shards(labels.LabelCounter) as shards:
+                output = self.publish_once(
+                    "labels", lambda: labels.measure(shards, histogram), self.plan.label_charge
+                )
+        self.plan = self.plan.with_proportions(output["proportions"])
+
+    # Private records
+
+    def shards(
+        self,
+        make_worker: Callable[[Config], Worker],
+        config: Config | None = None,
+        gpus: float = 0.0,
+    ) -> closing[Shards]:
+        """Return workers that hold all private records; `config` has other resources for them."""
+        return closing(Shards(config or self.config, make_worker, gpus))
+
+    # Models
+
+    @property
+    def load_engine(self) -> Callable[[], Engine]:
+        """Return the function that builds the run's engine; it can be sent to an actor."""
+        options = self.plan.engine_options
+        return partial(self._build, with_absolute_model(self.config.engine), **options)
+
+    def take_engine(self) -> Engine:
+        """Return the engine that was loaded before the charge; from the second call on, a new one.
+        The caller closes it."""
+        engine, self._engine = self._engine, None
+        return self.load_engine() if engine is None else engine
+
+    @contextmanager
+    def language_model(self, config: Config | None = None) -> Iterator[Ask]:
+        """Yield an `Ask` of the run's model, or of the engine of `config`.
+
+        The model is in actors where it is ours and the run on Ray, else in this process, which is
+        all that an endpoint needs. A finished text is kept, so that it is asked for once. Raises
+        Resumable where the model fails.
+        """
+        engine = self._generator(config)
+
+        def ask(requests: Sequence[Request]) -> list[str]:
+            stage, done = self._stage, 0
+
+            def on_completion() -> None:
+                nonlocal done
+                done += 1
+                self._on_progress(Progress(f"{stage}: LLM calls", done, len(requests)))
+
+            return ask_cached(engine, self._calls, on_completion)(requests)
+
+        try:
+            yield ask
+        except EngineError as error:
+            raise self.unfinished(str(error)) from None
+        finally:
+            engine.close()
+
+    def _generator(self, config: Config | None) -> TextGenerator:
+        if on_pool(config or self.config):
+            return EnginePool(config or self.config, self._build)
+        if config is None or config.engine == self.config.engine:
+            return self.take_engine()
+        return self._build(config.engine)
+
+    @cached_property
+    def _calls(self) -> CallCache:
+        return CallCache(self.folder.private / CALLS)
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """Return the calls and tokens of the language model in all attempts at the run."""
+        return asdict(self._calls.totals())
+
+    def close(self) -> None:
+        """Close the engine that nobody took."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def unfinished(self, why: str) -> Resumable:
+        """Return the error of a run that the same command can go on with."""
+        published = self.ledger.counts(self.key())["published"]
+        return Resumable(f"{why}{self.plan.how_far(published)}; {self.going_on}")
+
+
+def charge_key(run_id: str, charge: str) -> str:
+    """Return the ledger's key of a run's charge; "" names the only one."""
+    return f"{run_id}/{charge}" if charge else run_id
