@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import typer
-from kps_probe import HALVES, OURS, data, embed, public_side, vocabulary
+from kps_probe import HALVES, OURS, data, embed, public_side, settings, vocabulary
 
 from dpray.evaluation.downstream import Embedded, logistic_regression
 from dpray.mechanisms.randomness import generator, new_key
@@ -40,15 +40,15 @@ class Setting:
     def __init__(self, eps: tuple[float, float], seed: int, spent: float = 1.0) -> None:
         self.private, self.test = data("validation")
         self.epsilon_pairs = eps[1] * (1 - spent)
-        plan: Any = DpKps(
+        plan = DpKps(
+            settings(**OURS),
             labels=tuple(sorted(self.private)),
             public_terms=len(public_side(*VOCABULARY)[1]),
             dimension=384,
             epsilon_vocabulary=eps[0],
             epsilon_kde=eps[1] * spent,
-            **OURS,
         )
-        S, N = plan.phrases_per_record, plan.vocabulary_size
+        S, N = plan.settings.phrases_per_record, plan.settings.vocabulary_size
         self.terms, self.vectors = vocabulary(*VOCABULARY, "validation", S, N, eps[0], seed)
         self.plan, self.rng = plan, generator(new_key())
         self.density_pass = DensityPass(plan, self.terms, self.vectors)
@@ -67,9 +67,9 @@ class Setting:
         """The class's `top` terms, and the noisy weights of their pairs, shape (top, top)."""
         order = np.argsort(-self.density(label))[:top]
         place = {int(term): i for i, term in enumerate(order)}
-        M = np.zeros((top, top))
+        M, S = np.zeros((top, top)), self.plan.settings.phrases_per_record
         for text in self.private[label]:
-            found = self.density_pass.matcher.first_terms(text, self.plan.phrases_per_record)
+            found = self.density_pass.matcher.first_terms(text, S)
             together = list(combinations(sorted(place[i] for i in found if i in place), 2))
             for a, b in together:
                 M[a, b] += 1 / len(together)
@@ -90,7 +90,7 @@ class Setting:
     def draw(self, label: str, weigh: Weigh, number: int) -> np.ndarray:
         density_N = self.density(label)
         P = self.rng.choice(len(density_N), size=(number, 1), p=density_N)
-        for _ in range(self.plan.sequence_length - 1):
+        for _ in range(self.plan.settings.sequence_length - 1):
             cumulative_RN = weigh(P).cumsum(axis=1)
             thresholds_R = self.rng.random(number) * cumulative_RN[:, -1]
             P = np.column_stack([P, (cumulative_RN <= thresholds_R[:, None]).sum(axis=1)])

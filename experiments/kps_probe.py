@@ -29,6 +29,7 @@ from dpray.io.records import read_rows
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences
+from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_kps.terms_file import read_vocabulary
 from dpray.methods.dp_kps.vocabulary import TermMatcher
 
@@ -116,6 +117,12 @@ def data(on: str) -> tuple[Texts, Embedded]:
     return by_label, Embedded(embed([row["text"] for row in test]), labels)
 
 
+def settings(**changes: Any) -> DpKpsSettings:
+    """Settings without the threshold and the contrast, as in the paper."""
+    paper = {"vocabulary": "", "threshold": 0.0, "contrast": 0.0}
+    return DpKpsSettings.model_validate({"name": "dp_kps"} | paper | changes)
+
+
 @cache
 def public_side(name: str, stop_words: str) -> tuple[TermMatcher, list[str]]:
     terms = read_vocabulary(VOCABULARIES[name], stop_words)
@@ -125,7 +132,7 @@ def public_side(name: str, stop_words: str) -> tuple[TermMatcher, list[str]]:
 @cache
 def counts_of(name: str, stop_words: str, on: str, S: int) -> Counts:
     matcher, terms = public_side(name, stop_words)
-    plan = DpKps(("",), len(terms), 1, 1.0, 1.0, phrases_per_record=S)
+    plan = DpKps(settings(phrases_per_record=S), ("",), len(terms), 1, 1.0, 1.0)
     texts = [text for found in data(on)[0].values() for text in found]
     return plan.vocabulary_counts(matcher, texts)
 
@@ -137,7 +144,8 @@ def vocabulary(
     """The private terms and their embeddings; rows of one seed share the draw."""
     counts_V = counts_of(name, stop_words, on, S)
     _, terms = public_side(name, stop_words)
-    plan = DpKps(("",), len(terms), 1, epsilon, 1.0, phrases_per_record=S, vocabulary_size=N)
+    wanted = settings(phrases_per_record=S, vocabulary_size=N)
+    plan = DpKps(wanted, ("",), len(terms), 1, epsilon, 1.0)
     chosen = [terms[i] for i in plan.noisy_vocabulary(counts_V, generator(new_key()))]
     return chosen, embed(chosen)
 
@@ -145,14 +153,14 @@ def vocabulary(
 def accuracy(row: Row, eps: tuple[float, float], on: str, sequences: int, seed: int) -> float:
     private, test = data(on)
     plan = DpKps(
+        settings(**row.plan),
         labels=tuple(sorted(private)),
         public_terms=len(public_side(row.vocabulary, row.stop_words)[1]),
         dimension=384,
         epsilon_vocabulary=eps[0],
         epsilon_kde=eps[1],
-        **row.plan,
     )
-    S, N = plan.phrases_per_record, plan.vocabulary_size
+    S, N = plan.settings.phrases_per_record, plan.settings.vocabulary_size
     terms, vectors = vocabulary(row.vocabulary, row.stop_words, on, S, N, eps[0], seed)
     density_pass, rng = DensityPass(plan, terms, vectors), generator(new_key())
     sums = {label: density_pass.sums(texts) for label, texts in private.items()}

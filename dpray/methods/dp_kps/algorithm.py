@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from dpray.methods.dp_kps.kde import (
     record_averages,
     record_prefixes,
 )
+from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_kps.vocabulary import TermMatcher, VocabularyHistogram
 
 Ids = npt.NDArray[np.int64]
@@ -52,41 +53,24 @@ class DpKps:
     move one class's. Sequences are post-processing, in any number.
     """
 
+    settings: DpKpsSettings
     labels: tuple[str, ...]
     public_terms: int
     dimension: int
     epsilon_vocabulary: float
     epsilon_kde: float
     delta: float = 0.0
-    phrases_per_record: int = 10
-    vocabulary_size: int = 1000
-    sequence_length: int = 10
-    estimator: Literal["rff", "exact"] = "exact"
-    features: int = 1000
-    feature_seed: int = 0
-    bandwidth: float = 0.0
-    noise: Literal["laplace", "gaussian"] = "laplace"
-    sampling: Literal["independent", "iterative"] = "independent"
-    ensemble: Literal["linear", "logarithmic"] = "logarithmic"
-    top_m: int | None = None
-    temperature: float = 1.0
-    threshold: float = 0.0
-    contrast: float = 0.0
     records_per_unit: int = 1
 
     def __post_init__(self) -> None:
-        if self.estimator == "exact" and (self.noise, self.sampling) != ("laplace", "independent"):
-            raise ValueError("estimator exact: noise is laplace and sampling independent")
-        if self.estimator == "rff" and self.bandwidth <= 0:
-            raise ValueError("bandwidth: must be above 0 for estimator rff")
-        if self.noise == "gaussian" and not 0 < self.delta < 1:
+        if self.settings.noise == "gaussian" and not 0 < self.delta < 1:
             raise ValueError("delta: must be above 0 and below 1 for noise gaussian")
 
     @property
     def vocabulary(self) -> VocabularyHistogram:
         return VocabularyHistogram(
             self.public_terms,
-            self.phrases_per_record,
+            self.settings.phrases_per_record,
             self.epsilon_vocabulary,
             self.records_per_unit,
         )
@@ -94,37 +78,39 @@ class DpKps:
     @property
     def terms(self) -> int:
         """N, or all of V where it has fewer."""
-        return min(self.vocabulary_size, self.public_terms)
+        return min(self.settings.vocabulary_size, self.public_terms)
 
     @cached_property
     def estimators(self) -> tuple[FourierFeatures, ...]:
         """The points of K_1, K_2, ...; none for `exact`. The linear K_l takes prefixes of l phrases
         with u = 1/l; the logarithmic K_j takes L' = 2^j with u = 2/L'."""
-        if self.estimator == "exact":
+        settings, L = self.settings, self.settings.sequence_length
+        if settings.estimator == "exact":
             return ()
-        if self.sampling == "independent":
+        if settings.sampling == "independent":
             shapes = [(1, 1.0)]
-        elif self.ensemble == "linear":
-            shapes = [(length, 1 / length) for length in range(1, self.sequence_length + 1)]
+        elif settings.ensemble == "linear":
+            shapes = [(length, 1 / length) for length in range(1, L + 1)]
         else:
-            number = max(1, (self.sequence_length - 1).bit_length())  # ceil(log2 L)
+            number = max(1, (L - 1).bit_length())  # ceil(log2 L)
             shapes = [(2**j, 2 / 2**j) for j in range(1, number + 1)]
+        I, bandwidth = settings.features, settings.kernel_bandwidth  # noqa: E741 (the paper's)
         return tuple(
-            FourierFeatures(
-                self.dimension, self.features, self.bandwidth, self.feature_seed + k, blocks, u
-            )
+            FourierFeatures(self.dimension, I, bandwidth, k, blocks, u)
             for k, (blocks, u) in enumerate(shapes)
         )
 
     def estimator_of(self, length: int) -> int:
         """Which estimator answers for prefixes of so many phrases, from 0: K_l, or K_ceil(log2 l)
         but K_1 for a single one."""
-        return length - 1 if self.ensemble == "linear" else max(1, (length - 1).bit_length()) - 1
+        if self.settings.ensemble == "linear":
+            return length - 1
+        return max(1, (length - 1).bit_length()) - 1
 
     def shortest(self, k: int) -> int:
         """The fewest phrases that the k-th estimator, from 0, answers for: records with fewer have
         no part in it."""
-        lengths = range(1, self.sequence_length + 1)
+        lengths = range(1, self.settings.sequence_length + 1)
         return next(length for length in lengths if self.estimator_of(length) == k)
 
     @cached_property
@@ -133,15 +119,15 @@ class DpKps:
 
         `exact`: of each of its S terms a record has weight 1/S, here in units of 1/S.
         """
-        if self.estimator == "exact":
-            return VocabularyHistogram(
-                self.terms, self.phrases_per_record, self.epsilon_kde, self.records_per_unit
-            )
+        settings, k = self.settings, self.records_per_unit
+        if settings.estimator == "exact":
+            S = settings.phrases_per_record
+            return VocabularyHistogram(self.terms, S, self.epsilon_kde, k)
         number = len(self.estimators)
         multiplier = laplace_scale(1, self.epsilon_kde, count=number)
-        if self.noise == "gaussian":
+        if settings.noise == "gaussian":
             multiplier = noise_multiplier(self.epsilon_kde, self.delta, count=number)
-        return FeatureSum(self.features, self.noise, multiplier, self.records_per_unit)
+        return FeatureSum(settings.features, settings.noise, multiplier, k)
 
     @property
     def kde_event(self) -> Event:
@@ -155,12 +141,13 @@ class DpKps:
 
     def vocabulary_counts(self, matcher: TermMatcher, texts: Iterable[str]) -> Counts:
         """Private pass 1: a shard's counts over V, shape (V,). `matcher` knows all of V."""
-        S = self.phrases_per_record
+        S = self.settings.phrases_per_record
         return self.vocabulary.count(matcher.first_terms(text, S) for text in texts)
 
     def noisy_vocabulary(self, counts_V: Counts, rng: np.random.Generator) -> list[int]:
         """Release 1: the ids of the private vocabulary's N terms."""
-        return self.vocabulary.top(self.vocabulary.noisy(counts_V), self.vocabulary_size, rng)
+        noisy_V = self.vocabulary.noisy(counts_V)
+        return self.vocabulary.top(noisy_V, self.settings.vocabulary_size, rng)
 
     def noisy_sums(self, sums: Sums) -> Sums:
         """Release 2: one class's sums over all records; every class has one, hit or not."""
@@ -174,8 +161,8 @@ class DpKps:
         """The standard deviation of the noise in one term's density."""
         if isinstance(self.kde, VocabularyHistogram):
             return math.sqrt(2) * self.kde.dp_event.scale
-        spread = math.sqrt(2) if self.noise == "laplace" else 1.0
-        return spread * self.kde.scale / math.sqrt(self.features)
+        spread = math.sqrt(2) if self.settings.noise == "laplace" else 1.0
+        return spread * self.kde.scale / math.sqrt(self.settings.features)
 
 
 class DensityPass:
@@ -184,20 +171,20 @@ class DensityPass:
 
     def __init__(self, plan: DpKps, terms: Sequence[str], vectors_ND: npt.NDArray[Any]) -> None:
         self.plan, self.matcher = plan, TermMatcher(terms)
-        S = plan.phrases_per_record
+        S = plan.settings.phrases_per_record
         self._features_NI: Array | None = None
         self._angles: list[list[Array]] = []
-        if plan.sampling == "iterative":
+        if plan.settings.sampling == "iterative":
             self._angles = [
                 [K.angles(vectors_ND, block) for block in range(min(K.blocks, S))]
                 for K in plan.estimators
             ]
-        elif plan.estimator == "rff":
+        elif plan.settings.estimator == "rff":
             self._features_NI = plan.estimators[0](vectors_ND)
 
     def sums(self, texts: Iterable[str]) -> Sums:
         """The sums of a shard of ONE class's texts, shape (1, N) or (estimators, I)."""
-        kde, S = self.plan.kde, self.plan.phrases_per_record
+        kde, S = self.plan.kde, self.plan.settings.phrases_per_record
         found = (self.matcher.first_terms(text, S) for text in texts)
         if isinstance(kde, VocabularyHistogram):
             return kde.count(found)[None]
@@ -230,30 +217,30 @@ class Sequences:
         self.plan, self.vectors_ND, self.noisy = plan, vectors_ND, noisy
         self.pool: Sums = np.sum(list(noisy.values()), axis=0)
         self._kernel_NN: Array | None = None
-        if plan.estimator == "exact":
-            self._kernel_NN = kernel_matrix(vectors_ND, plan.bandwidth)
+        if plan.settings.estimator == "exact":
+            self._kernel_NN = kernel_matrix(vectors_ND, plan.settings.kernel_bandwidth)
         self._kept: tuple[int, list[Array]] = (-1, [])
 
     def draw(self, label: str, number: int, rng: np.random.Generator) -> Ids:
         """Term ids of shape (number, L)."""
-        if self.plan.sampling == "independent":
+        if self.plan.settings.sampling == "independent":
             return self.independent(label, number, rng)
         parts = [
             self.iterative(label, min(AT_ONCE, number - done), rng)
             for done in range(0, number, AT_ONCE)
         ]
-        return np.concatenate(parts) if parts else np.zeros((0, self.plan.sequence_length), int)
+        return np.concatenate([np.zeros((0, self.plan.settings.sequence_length), int), *parts])
 
     def independent(self, label: str, number: int, rng: np.random.Generator) -> Ids:
         """L draws from the multinomial over the N terms."""
-        weights_N = self._weights(label, None)[0]
-        return rng.choice(len(weights_N), size=(number, self.plan.sequence_length), p=weights_N)
+        weights_N, L = self._weights(label, None)[0], self.plan.settings.sequence_length
+        return rng.choice(len(weights_N), size=(number, L), p=weights_N)
 
     def iterative(self, label: str, number: int, rng: np.random.Generator) -> Ids:
         """One phrase after the other, by the densities of all extensions of the prefix P. A
         record's phrases are distinct, and so are a sequence's while there are any left."""
         P = np.zeros((number, 0), dtype=np.int64)
-        for _ in range(self.plan.sequence_length):
+        for _ in range(self.plan.settings.sequence_length):
             weights_RN = self._weights(label, P)
             cumulative_RN = np.cumsum(weights_RN, axis=1)
             thresholds_R = rng.random(number) * cumulative_RN[:, -1]
@@ -263,21 +250,22 @@ class Sequences:
 
     def _weights(self, label: str, P: Ids | None) -> Array:
         """Probabilities of the next term, shape (number of prefixes, N)."""
-        plan = self.plan
+        settings = self.plan.settings
         left_RN = self._shares(self.noisy[label], P, 1)
-        if plan.contrast and len(self.noisy) > 1:
-            left_RN = left_RN - plan.contrast * self._shares(self.pool, P, len(self.noisy))
+        if settings.contrast and len(self.noisy) > 1:
+            left_RN = left_RN - settings.contrast * self._shares(self.pool, P, len(self.noisy))
         left_RN = np.maximum(left_RN, 0.0)
         free_RN = np.ones(left_RN.shape)
         if P is not None and P.shape[1] < left_RN.shape[1]:
             np.put_along_axis(free_RN, P, 0.0, axis=1)
             left_RN *= free_RN
-        if plan.top_m is not None and plan.top_m < left_RN.shape[1]:
-            worst_of_best = np.partition(left_RN, -plan.top_m, axis=1)[:, -plan.top_m]
+        m = settings.top_m
+        if m is not None and m < left_RN.shape[1]:
+            worst_of_best = np.partition(left_RN, -m, axis=1)[:, -m]
             left_RN[left_RN < worst_of_best[:, None]] = 0.0
         largest = left_RN.max(axis=1, keepdims=True)
         empty = largest[:, 0] <= 0
-        left_RN = (left_RN / np.where(largest > 0, largest, 1.0)) ** (1 / plan.temperature)
+        left_RN = (left_RN / np.where(largest > 0, largest, 1.0)) ** (1 / settings.temperature)
         left_RN[empty] = free_RN[empty]
         weights_RN: Array = left_RN / left_RN.sum(axis=1, keepdims=True)
         return weights_RN
@@ -285,7 +273,7 @@ class Sequences:
     def _shares(self, noisy: Sums, P: Ids | None, classes: int) -> Array:
         """Densities as shares of their sum, rows of zeros where nothing is above the threshold;
         `noisy` is the sum of so many classes' noisy sums."""
-        floor = self.plan.threshold * self.plan.density_noise * math.sqrt(classes)
+        floor = self.plan.settings.threshold * self.plan.density_noise * math.sqrt(classes)
         if self._kernel_NN is not None:
             scores_RN = np.maximum(noisy - floor, 0.0) @ self._kernel_NN
         elif P is None:

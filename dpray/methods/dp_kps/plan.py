@@ -42,7 +42,7 @@ class DpKpsPlan(Plan):
 
     def charge(self, name: str) -> Budget:
         """Pure epsilon wherever the noise is Laplace's."""
-        gaussian = name == "kde" and self.method.noise == "gaussian"
+        gaussian = name == "kde" and self.settings.noise == "gaussian"
         price = cost(self.charges[name], self.config.privacy.delta if gaussian else 0.0)
         return Budget(price.epsilon, price.delta)
 
@@ -67,7 +67,7 @@ class DpKpsPlan(Plan):
         return {
             "method": resolved
             | {
-                "bandwidth": self.method.bandwidth,
+                "bandwidth": self.settings.kernel_bandwidth,
                 "epsilon_vocabulary": self.method.epsilon_vocabulary,
                 "epsilon_kde": self.method.epsilon_kde,
             },
@@ -83,8 +83,8 @@ class DpKpsPlan(Plan):
         return {
             "vocabulary": f"{method.terms:,} of {method.public_terms:,} terms, "
             f"eps {method.epsilon_vocabulary:g}",
-            "densities": f"{method.estimator}, {method.sampling}, eps {method.epsilon_kde:g}",
-            "records": f"{settings.records:,}, {method.sequence_length} terms each",
+            "densities": f"{settings.estimator}, {settings.sampling}, eps {method.epsilon_kde:g}",
+            "records": f"{settings.records:,}, {settings.sequence_length} terms each",
             "LLM calls": calls,
         }
 
@@ -99,25 +99,13 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     except ValueError as error:
         raise InputError(str(error)) from None
     method = DpKps(
+        settings=settings,
         labels=tuple(config.data.labels) or ("",),
         public_terms=len(read_vocabulary(settings.vocabulary, settings.stop_words)),
         dimension=0,
         epsilon_vocabulary=epsilon_vocabulary,
         epsilon_kde=epsilon_kde,
         delta=privacy.delta,
-        phrases_per_record=settings.phrases_per_record,
-        vocabulary_size=settings.vocabulary_size,
-        sequence_length=settings.sequence_length,
-        estimator=settings.estimator,
-        features=settings.features,
-        bandwidth=settings.kernel_bandwidth,
-        noise=settings.noise,
-        sampling=settings.sampling,
-        ensemble=settings.ensemble,
-        top_m=settings.top_m,
-        temperature=settings.temperature,
-        threshold=settings.threshold,
-        contrast=settings.contrast,
         records_per_unit=config.data.max_records_per_unit,
     )
     prompts = load_keyphrase_prompts(settings.template, settings.document_type, _examples(settings))

@@ -41,7 +41,7 @@ def release(session: DpKpsSession) -> Release:
     vectors_ND = embed(terms)
     method = replace(plan.method, dimension=vectors_ND.shape[1])
     noisy = densities(session, method, terms, vectors_ND)["sums"]
-    dtype = np.int64 if method.estimator == "exact" else np.float64
+    dtype = np.int64 if plan.settings.estimator == "exact" else np.float64
     sums: dict[str, Sums] = {label: np.array(v, dtype=dtype) for label, v in noisy.items()}
 
     drawn = Sequences(method, vectors_ND, sums)
@@ -102,8 +102,8 @@ def densities(
 
 def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
     """Return the embedder of terms, which are public. Without a kernel nothing looks at vectors."""
-    method = session.plan.method
-    if method.estimator == "exact" and method.bandwidth == 0:
+    settings = session.plan.settings
+    if settings.estimator == "exact" and settings.kernel_bandwidth == 0:
         return lambda terms: np.zeros((len(terms), 1), dtype=np.float32)
     from dpray.engines.embedder import SentenceTransformerEmbedder
 

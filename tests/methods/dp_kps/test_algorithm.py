@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -23,19 +23,38 @@ MONEY = ["A common bank sold stock for oil"] * 20
 D = 12
 VECTORS = np.linalg.qr(np.random.default_rng(0).standard_normal((D, D)))[0][: len(WORDS)]
 
+
+def settings(**changes: Any) -> DpKpsSettings:
+    return DpKpsSettings.model_validate({"name": "dp_kps", "vocabulary": "terms.txt", **changes})
+
+
+OWN = {field.name for field in fields(DpKps)}
+
+
+def changed(plan: DpKps, **changes: Any) -> DpKps:
+    """The plan with other values of its own and of its settings."""
+    own = {name: value for name, value in changes.items() if name in OWN}
+    of_settings = {name: value for name, value in changes.items() if name not in own}
+    return replace(plan, settings=settings(**(plan.settings.model_dump() | of_settings)), **own)
+
+
 EXACT = DpKps(
+    settings(
+        phrases_per_record=4,
+        vocabulary_size=len(WORDS),
+        sequence_length=6,
+        threshold=0.0,
+        contrast=0.0,
+    ),
     labels=("sport", "money"),
     public_terms=len(WORDS),
     dimension=D,
     epsilon_vocabulary=1.0,
     epsilon_kde=5.0,
-    phrases_per_record=4,
-    vocabulary_size=len(WORDS),
-    sequence_length=6,
 )
-RFF = replace(EXACT, estimator="rff", features=400, bandwidth=1.0)
-ITERATIVE = replace(RFF, sampling="iterative", sequence_length=4)
-LINEAR = replace(ITERATIVE, ensemble="linear")
+RFF = changed(EXACT, estimator="rff", features=400, bandwidth=1.0)
+ITERATIVE = changed(RFF, sampling="iterative", sequence_length=4)
+LINEAR = changed(ITERATIVE, ensemble="linear")
 PLANS = {"exact": EXACT, "rff": RFF, "logarithmic": ITERATIVE, "linear": LINEAR}
 
 
@@ -45,12 +64,12 @@ def rng() -> np.random.Generator:
 
 def drawn(plan: DpKps, noisy: dict[str, Any], label: str, number: int = 40) -> list[list[str]]:
     ids = Sequences(plan, VECTORS, noisy).draw(label, number, rng())
-    assert ids.shape == (number, plan.sequence_length)
+    assert ids.shape == (number, plan.settings.sequence_length)
     return [[WORDS[i] for i in row] for row in ids]
 
 
 def without_noise(plan: DpKps, **texts: list[str]) -> dict[str, Any]:
-    unit = GRID if plan.estimator == "rff" else 1
+    unit = GRID if plan.settings.estimator == "rff" else 1
     return {label: sums / unit for label, sums in exact_sums(plan, **texts).items()}
 
 
@@ -63,7 +82,7 @@ def test_the_vocabulary_is_the_paper_s_b1() -> None:
     counts = EXACT.vocabulary_counts(TermMatcher(WORDS), [*SPORT, *MONEY])
     assert dict(zip(WORDS, counts.tolist(), strict=True))["common"] == 50
     assert counts.sum() == 50 * 4
-    ids = replace(EXACT, epsilon_vocabulary=1e6, vocabulary_size=4).noisy_vocabulary(counts, rng())
+    ids = changed(EXACT, epsilon_vocabulary=1e6, vocabulary_size=4).noisy_vocabulary(counts, rng())
     assert {WORDS[i] for i in ids} == {"common", "goal", "team", "match"}
 
 
@@ -72,7 +91,7 @@ def test_the_two_events_of_the_exact_estimator() -> None:
         (DiscreteLaplace(4 / 1.0, 4), SelfComposed(DiscreteLaplace(4 / 5.0, 4), 1))
     )
     assert EXACT.dp_event.pure_epsilon() == pytest.approx(6.0)
-    assert replace(EXACT, records_per_unit=3).dp_event.pure_epsilon() == pytest.approx(6.0)
+    assert changed(EXACT, records_per_unit=3).dp_event.pure_epsilon() == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize(("plan", "estimators"), [(RFF, 1), (ITERATIVE, 2), (LINEAR, 4)])
@@ -84,7 +103,7 @@ def test_an_ensemble_s_estimators_share_eps_kde(plan: DpKps, estimators: int) ->
 
 
 def test_gaussian_noise_is_calibrated_for_the_whole_ensemble() -> None:
-    plan = replace(LINEAR, noise="gaussian", delta=1e-6)
+    plan = changed(LINEAR, noise="gaussian", delta=1e-6)
     (_, kde) = plan.dp_event.events  # type: ignore[attr-defined]
     assert isinstance(kde, SelfComposed) and isinstance(kde.event, Gaussian) and kde.count == 4
     assert cost(kde, 1e-6).epsilon == pytest.approx(5.0, rel=1e-4)
@@ -93,15 +112,15 @@ def test_gaussian_noise_is_calibrated_for_the_whole_ensemble() -> None:
 
 
 def test_classes_compose_in_parallel() -> None:
-    many = replace(EXACT, labels=tuple("abcdefgh"))
-    assert many.dp_event == EXACT.dp_event == replace(EXACT, labels=()).dp_event
+    many = changed(EXACT, labels=tuple("abcdefgh"))
+    assert many.dp_event == EXACT.dp_event == changed(EXACT, labels=()).dp_event
 
 
 @pytest.mark.parametrize(
     ("length", "blocks"), [(1, [2]), (2, [2]), (4, [2, 4]), (9, [2, 4, 8, 16]), (10, [2, 4, 8, 16])]
 )
 def test_the_logarithmic_ensemble(length: int, blocks: list[int]) -> None:
-    plan = replace(ITERATIVE, sequence_length=length)
+    plan = changed(ITERATIVE, sequence_length=length)
     assert [K.blocks for K in plan.estimators] == blocks
     assert [K.block_norm for K in plan.estimators] == [2 / b for b in blocks]
     for prefix in range(1, length + 1):
@@ -141,7 +160,7 @@ def in_turns(*words: str) -> list[str]:
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_without_noise_each_class_gets_its_own_terms(plan: DpKps) -> None:
-    plan = replace(plan, contrast=1.0, sequence_length=3, features=4000, temperature=0.2)
+    plan = changed(plan, contrast=1.0, sequence_length=3, features=4000, temperature=0.2)
     classes = {
         "sport": in_turns("goal", "team", "match"),
         "money": in_turns("bank", "stock", "oil"),
@@ -153,7 +172,7 @@ def test_without_noise_each_class_gets_its_own_terms(plan: DpKps) -> None:
 
 
 def test_independent_draws_follow_the_densities() -> None:
-    plan = replace(EXACT, sequence_length=5)
+    plan = changed(EXACT, sequence_length=5)
     noisy = {"sport": np.array([[30, 10, 0, -5, 0, 0, 0, 0, 0, 60]])}
     drawn_ids = Sequences(plan, VECTORS, noisy).draw("sport", 4000, rng())
     shares = np.bincount(drawn_ids.ravel(), minlength=10) / drawn_ids.size
@@ -173,35 +192,35 @@ def test_temperature_top_m_threshold_and_contrast() -> None:
     plain = weights(EXACT, COUNTS)
     np.testing.assert_allclose(plain, [0.5, 0.25, 0.125, 0.125, 0.0])
     np.testing.assert_allclose(
-        weights(replace(EXACT, temperature=0.5), COUNTS), plain**2 / (plain**2).sum()
+        weights(changed(EXACT, temperature=0.5), COUNTS), plain**2 / (plain**2).sum()
     )
-    np.testing.assert_allclose(weights(replace(EXACT, top_m=2), COUNTS), [2 / 3, 1 / 3, 0, 0, 0])
+    np.testing.assert_allclose(weights(changed(EXACT, top_m=2), COUNTS), [2 / 3, 1 / 3, 0, 0, 0])
     noise = math.sqrt(2) * 4 / 5
     assert EXACT.density_noise == pytest.approx(noise)
-    cut = weights(replace(EXACT, threshold=2 / noise), COUNTS)
+    cut = weights(changed(EXACT, threshold=2 / noise), COUNTS)
     np.testing.assert_allclose(cut, [6 / 8, 2 / 8, 0, 0, 0], atol=1e-12)
     # Of both: 16, 4, 4, 8 of 32. What a has more of than both: the second term alone.
-    assert weights(replace(EXACT, contrast=1.0), COUNTS).tolist() == [0, 1, 0, 0, 0]
+    assert weights(changed(EXACT, contrast=1.0), COUNTS).tolist() == [0, 1, 0, 0, 0]
     # Two classes' noise is sqrt(2) times as large: 16 - sqrt(2), 4 - sqrt(2), ... of both.
-    plan = replace(EXACT, contrast=1.0, threshold=1 / noise)
+    plan = changed(EXACT, contrast=1.0, threshold=1 / noise)
     both = np.maximum(np.array([16, 4, 4, 8, -3]) - math.sqrt(2), 0)
     own = np.array([7, 3, 1, 1, 0]) / 12
     left = np.maximum(own - both / both.sum(), 0)
     np.testing.assert_allclose(weights(plan, COUNTS), left / left.sum())
 
 
-@pytest.mark.parametrize("plan", [RFF, replace(RFF, noise="gaussian", delta=1e-6), ITERATIVE])
+@pytest.mark.parametrize("plan", [RFF, changed(RFF, noise="gaussian", delta=1e-6), ITERATIVE])
 def test_the_noise_of_a_density(plan: DpKps) -> None:
     """`density_noise` against densities of noise alone. A right one is outside one time in 10^6:
     the ten terms' densities of a draw are ten numbers with the same noise in them."""
-    K, zeros = plan.estimators[0], np.zeros((1, plan.features), dtype=np.int64)
+    K, zeros = plan.estimators[0], np.zeros((1, plan.settings.features), dtype=np.int64)
     draws = [plan.noisy_sums(zeros)[0] for _ in range(1000)]
     found = np.std([density(noise, K(VECTORS)) for noise in draws])
     assert found == pytest.approx(plan.density_noise, rel=0.1)
 
 
 def test_the_threshold_of_a_padded_prefix_grows_with_its_factor() -> None:
-    plan = replace(ITERATIVE, threshold=0.3)
+    plan = changed(ITERATIVE, threshold=0.3)
     noisy = {"a": plan.noisy_sums(exact_sums(plan, a=SPORT)["a"])}
     sequences, P = Sequences(plan, VECTORS, noisy), np.zeros((1, 0), dtype=np.int64)
     floor = 0.3 * plan.density_noise * plan.estimators[0].padding_factor(1)
@@ -211,7 +230,7 @@ def test_the_threshold_of_a_padded_prefix_grows_with_its_factor() -> None:
 
 
 def test_smoothing_by_the_kernel() -> None:
-    plan = replace(EXACT, bandwidth=1.5)
+    plan = changed(EXACT, bandwidth=1.5)
     near = math.exp(-2 / 1.5**2)  # orthonormal vectors: squared distance 2
     expected = np.full(5, near)
     expected[1] = 1.0
@@ -221,7 +240,7 @@ def test_smoothing_by_the_kernel() -> None:
 
 def test_one_class_has_nothing_to_contrast_with() -> None:
     only = {"a": COUNTS["a"]}
-    assert weights(replace(EXACT, contrast=1.0), only).tolist() == weights(EXACT, only).tolist()
+    assert weights(changed(EXACT, contrast=1.0), only).tolist() == weights(EXACT, only).tolist()
 
 
 def test_where_nothing_is_above_zero_all_terms_are_alike() -> None:
@@ -245,7 +264,7 @@ def test_no_sequences_where_none_are_wanted(plan: DpKps) -> None:
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_more_terms_wanted_than_there_are(plan: DpKps) -> None:
-    plan = replace(plan, phrases_per_record=50, vocabulary_size=99, sequence_length=12)
+    plan = changed(plan, phrases_per_record=50, vocabulary_size=99, sequence_length=12)
     counts = plan.vocabulary_counts(TermMatcher(WORDS), SPORT)
     assert sorted(plan.noisy_vocabulary(counts, rng())) == list(range(len(WORDS)))
     noisy = {"sport": plan.noisy_sums(exact_sums(plan, sport=SPORT)["sport"])}
@@ -257,7 +276,7 @@ def test_extensions_are_the_estimator_s_densities(plan: DpKps) -> None:
     """The two products of matrices against Theorem B.2 written out, for every prefix length."""
     noisy = without_noise(plan, sport=[*SPORT, "moon star comet goal", "bank oil"])["sport"]
     sequences = Sequences(plan, VECTORS, {"sport": noisy})
-    for length in range(1, plan.sequence_length + 1):
+    for length in range(1, plan.settings.sequence_length + 1):
         P = np.array([[1, 4, 2], [6, 7, 8]])[:, : length - 1]
         k = plan.estimator_of(length)
         K = plan.estimators[k]
@@ -272,12 +291,12 @@ def test_extensions_are_the_estimator_s_densities(plan: DpKps) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [ITERATIVE, replace(LINEAR, bandwidth=0.4)],  # padding needs a bandwidth about 1
+    [ITERATIVE, changed(LINEAR, bandwidth=0.4)],  # padding needs a bandwidth about 1
     ids=["logarithmic", "linear"],
 )
 def test_iterative_sequences_keep_what_occurs_together(plan: DpKps) -> None:
     """Two kinds of texts in one class: a sequence is of one kind, where independent draws mix."""
-    plan = replace(plan, sequence_length=3, features=4000, temperature=0.05)
+    plan = changed(plan, sequence_length=3, features=4000, temperature=0.05)
     kinds = [{"team", "goal", "match"}, {"moon", "star", "comet"}]
     noisy = without_noise(plan, sport=[t for kind in kinds for t in in_turns(*sorted(kind))])
     rows = [set(row) for row in drawn(plan, noisy, "sport")]
@@ -295,7 +314,7 @@ def test_a_record_has_no_part_in_estimators_of_longer_prefixes(plan: DpKps) -> N
 
 @pytest.mark.parametrize("plan", [ITERATIVE, LINEAR], ids=["logarithmic", "linear"])
 def test_the_terms_of_an_iterative_sequence_are_distinct(plan: DpKps) -> None:
-    plan = replace(plan, sequence_length=len(WORDS) + 2, features=20)
+    plan = changed(plan, sequence_length=len(WORDS) + 2, features=20)
     noisy = {"sport": plan.noisy_sums(exact_sums(plan, sport=SPORT)["sport"])}
     for row in drawn(plan, noisy, "sport"):
         assert sorted(row[: len(WORDS)]) == sorted(WORDS)
@@ -312,16 +331,12 @@ def test_a_seed_gives_the_same_sequences() -> None:
 )
 def test_plans_that_make_no_sense(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        replace(EXACT, **change)
+        changed(EXACT, **change)
 
 
 def test_gaussian_noise_needs_a_delta() -> None:
     with pytest.raises(ValueError, match="delta"):
-        replace(RFF, noise="gaussian")
-
-
-def settings(**changes: Any) -> DpKpsSettings:
-    return DpKpsSettings.model_validate({"name": "dp_kps", "vocabulary": "terms.txt", **changes})
+        changed(RFF, noise="gaussian")
 
 
 def test_what_is_not_given_of_epsilon() -> None:
