@@ -5,7 +5,8 @@ The file MARKER is seen by all processes of the cluster. FAULT is
 
 - `fails_once`: `decode_lockstep` raises when two texts of a task are finished, and makes MARKER,
   after which it does not;
-- `waits`: an engine waits in its second task, when two texts are finished, until MARKER is there;
+- `waits`: when two texts of its second task of groups are finished, or two prompts are answered,
+  an engine waits until MARKER is there;
 - `cannot_load`: no engine can be loaded;
 - `loads_once`: only the first engine that is loaded, anywhere, can be, and makes MARKER.
 """
@@ -15,14 +16,22 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpray import registry as methods
 from dpray.config.config import EngineConfig, load_config
-from dpray.engines.base import Engine, EngineError, LockstepGroup, LockstepResult
+from dpray.engines.base import (
+    Completion,
+    Engine,
+    EngineError,
+    LockstepGroup,
+    LockstepResult,
+    OnCompletion,
+    Prompt,
+)
 from dpray.runs.engine import build_engine
 from dpray.types import DprayError
 
@@ -35,11 +44,9 @@ def first_time(marker: str) -> bool:
     return True
 
 
-class Faulty:
-    """An engine that does something else when it has finished two texts of a task."""
-
-    def __init__(self, engine: Engine, fault: Callable[[], None]) -> None:
-        self.engine, self.fault = engine, fault
+class FailsOnce:
+    def __init__(self, engine: Engine, marker: str) -> None:
+        self.engine, self.marker = engine, marker
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -55,28 +62,55 @@ class Faulty:
             nonlocal finished
             finished += 1
             following = then(result)
-            if finished == 2:
-                self.fault()
+            if finished == 2 and first_time(self.marker):
+                raise EngineError("a rank is dead")
             return following
 
         self.engine.decode_lockstep(groups, failing)
 
 
-def fail_once(marker: str) -> None:
-    if first_time(marker):
-        raise EngineError("a rank is dead")
+class Waits:
+    def __init__(self, engine: Engine, marker: str) -> None:
+        self.engine, self.marker, self.tasks = engine, Path(marker), 0
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
 
-class Wait:
-    """Counts the tasks of an engine."""
-
-    def __init__(self, marker: str) -> None:
-        self.marker, self.tasks = Path(marker), 0
-
-    def __call__(self) -> None:
-        self.tasks += 1
-        while self.tasks == 2 and not self.marker.exists():
+    def wait(self) -> None:
+        while not self.marker.exists():
             time.sleep(0.05)
+
+    def decode_lockstep(
+        self,
+        groups: Iterable[LockstepGroup],
+        then: Callable[[LockstepResult], LockstepGroup | None],
+    ) -> None:
+        finished = 0
+
+        def waiting(result: LockstepResult) -> LockstepGroup | None:
+            nonlocal finished
+            finished += 1
+            # The probe of the engine's rounding comes before, one text at a time.
+            self.tasks += finished == 2
+            if finished == 2 and self.tasks == 2:
+                self.wait()
+            return then(result)
+
+        self.engine.decode_lockstep(groups, waiting)
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Any, on_completion: OnCompletion
+    ) -> list[Completion]:
+        answered = 0
+
+        def waiting(i: int, completion: Completion) -> None:
+            nonlocal answered
+            answered += 1
+            on_completion(i, completion)
+            if answered == 2:
+                self.wait()
+
+        return self.engine.generate(prompts, sampling, waiting)
 
 
 def build(fault: str, marker: str, section: EngineConfig, **options: Any) -> Any:
@@ -84,8 +118,8 @@ def build(fault: str, marker: str, section: EngineConfig, **options: Any) -> Any
         raise EngineError("there is no GPU here")
     engine = build_engine(section, **options)
     if fault == "fails_once":
-        return Faulty(engine, partial(fail_once, marker))
-    return Faulty(engine, Wait(marker)) if fault == "waits" else engine
+        return FailsOnce(engine, marker)
+    return Waits(engine, marker) if fault == "waits" else engine
 
 
 def main(fault: str, marker: str, path: str) -> int:
