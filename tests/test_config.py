@@ -19,6 +19,7 @@ Settings = Callable[..., dict[str, Any]]
         ({"privacy__epsilon": float("nan")}, "privacy.epsilon: "),
         ({"privacy__epsilon": float("inf")}, "privacy.epsilon: "),
         ({"privacy__epsilon": 0}, "privacy.epsilon: "),
+        ({"privacy__epsilon": 1e308}, "privacy.epsilon: at most 1e+06"),
         ({"privacy__delta": -1e-6}, "privacy.delta: "),
         ({"privacy__delta": 1.0}, "privacy.delta: "),
         ({"privacy__dataset": ""}, "privacy.dataset: "),

@@ -1,4 +1,4 @@
-"""From a target (epsilon, delta) to the one parameter of a plan that is still free."""
+"""The search for the one free parameter of a plan that uses up a target (epsilon, delta)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from collections.abc import Callable
 from scipy.optimize import toms748
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import (
-    DiscreteGaussian,
-    Event,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    SelfComposed,
-)
+from dpray.accounting.events import Event, Gaussian, SelfComposed, check_delta
 
 TOLERANCE = 1e-6
 
@@ -28,7 +22,8 @@ def calibrate(
     increasing: bool,
     integer: bool = False,
 ) -> float:
-    """The parameter that uses up the target and no more: cost(make_event(x)) <= target_epsilon.
+    """Return the parameter that uses up the target and no more: cost(make_event(x)) <=
+    target_epsilon.
 
     `increasing` says whether the cost grows with the parameter (r, clip bound: the largest valid
     value is returned) or falls (noise, temperature, batch size: the smallest). It must be monotone
@@ -38,7 +33,11 @@ def calibrate(
 
     Raises ValueError for a bad target or bracket, and if no value in the bracket is valid.
     """
-    _check(target_epsilon, target_delta, bracket)
+    if not (math.isfinite(target_epsilon) and target_epsilon > 0):
+        raise ValueError(f"target_epsilon must be a positive finite number, got {target_epsilon}")
+    check_delta(target_delta)
+    if not 0 < bracket[0] < bracket[1] < math.inf:
+        raise ValueError(f"bracket must be two increasing positive numbers, got {bracket}")
     search = _Search(make_event, target_epsilon, target_delta)
     low, high = (math.ceil(bracket[0]), math.floor(bracket[1])) if integer else bracket
     safe, tight = (low, high) if increasing else (high, low)
@@ -48,33 +47,15 @@ def calibrate(
     return search.integers(valid, invalid) if integer else search.reals(valid, invalid)
 
 
-def noise_multiplier(
-    target_epsilon: float, target_delta: float, *, count: int = 1, sampling_probability: float = 1.0
-) -> float:
-    """The smallest noise multiplier of `count` Gaussian mechanisms, Poisson-subsampled where
-    `sampling_probability` is below 1 (DP-SGD: `count` steps)."""
-
-    def event(noise: float) -> Event:
-        if sampling_probability == 1:
-            return SelfComposed(Gaussian(noise), count)
-        return SelfComposed(PoissonSubsampledGaussian(sampling_probability, noise), count)
-
-    return _noise(event, target_epsilon, target_delta)
-
-
-def discrete_gaussian_sigma(
-    target_epsilon: float, target_delta: float, *, count: int = 1, sensitivity: int = 1
-) -> float:
-    """The smallest sigma of `count` discrete Gaussian mechanisms, by their own PLD."""
-    return _noise(
-        lambda sigma: SelfComposed(DiscreteGaussian(sigma, sensitivity), count),
+def noise_multiplier(target_epsilon: float, target_delta: float, *, count: int) -> float:
+    """Return the smallest noise multiplier of `count` Gaussian mechanisms."""
+    return calibrate(
+        lambda noise: SelfComposed(Gaussian(noise), count),
         target_epsilon,
         target_delta,
+        bracket=(1e-3, 1e7),
+        increasing=False,
     )
-
-
-def _noise(make_event: Callable[[float], Event], epsilon: float, delta: float) -> float:
-    return calibrate(make_event, epsilon, delta, bracket=(1e-3, 1e7), increasing=False)
 
 
 class _Search:
@@ -85,15 +66,15 @@ class _Search:
         self.epsilons: dict[float, float] = {}
 
     def gap(self, value: float) -> float:
-        """log(cost / target), clipped: positive where the value costs too much."""
+        """Return log(cost / target), clipped: positive if the value costs too much."""
         if value not in self.epsilons:
             self.epsilons[value] = cost(self.make_event(value), self.delta).epsilon
         ratio = self.epsilons[value] / self.epsilon
         return min(math.log(ratio), 50.0) if ratio > 0 else -50.0
 
     def walk(self, tight: float, safe: float, integer: bool) -> tuple[float, float]:
-        """Factors of two from the expensive end, where costs are computed fast because no bound but
-        the cheap ones matters, to the first valid value; with the invalid one before it."""
+        """Return the first valid value, and the invalid one before it, in factors of two from the
+        expensive end, where costs are fast because only the cheap bounds matter."""
         value = tight
         while value != safe:
             invalid, value = value, value * 2 if safe > tight else value / 2
@@ -114,24 +95,13 @@ class _Search:
         return valid
 
     def reals(self, valid: float, invalid: float) -> float:
-        """Interpolates, then bisects what the interpolation left open, so that a kink in the cost
+        """Interpolate, then bisect what the interpolation left open, so that a kink in the cost
         cannot spoil the answer."""
         toms748(self.gap, *sorted((valid, invalid)), xtol=1e-300, rtol=TOLERANCE / 2)
         towards_invalid = sorted(self.epsilons, reverse=invalid < valid)
         first = next(i for i, value in enumerate(towards_invalid) if self.gap(value) > 0)
-        return self._bisect(towards_invalid[first - 1], towards_invalid[first])
-
-    def _bisect(self, valid: float, invalid: float) -> float:
+        valid, invalid = towards_invalid[first - 1], towards_invalid[first]
         while abs(math.log(invalid / valid)) > TOLERANCE:
             middle = math.sqrt(valid) * math.sqrt(invalid)
             valid, invalid = (middle, invalid) if self.gap(middle) <= 0 else (valid, middle)
         return valid
-
-
-def _check(epsilon: float, delta: float, bracket: tuple[float, float]) -> None:
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"target_epsilon must be a positive finite number, got {epsilon}")
-    if not 0 <= delta < 1:
-        raise ValueError(f"target_delta must be at least 0 and below 1, got {delta}")
-    if not 0 < bracket[0] < bracket[1] < math.inf:
-        raise ValueError(f"bracket must be two increasing positive numbers, got {bracket}")

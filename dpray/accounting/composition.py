@@ -1,4 +1,4 @@
-"""How the runs on one data set add up against its budget.
+"""The rules by which the runs on one data set add up against its budget.
 
 A run's parameters may be chosen after seeing what earlier runs released, so only bounds that hold
 under fully adaptive composition are offered. A budget names its composition once, at creation.
@@ -11,18 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Context, Decimal, Inexact, localcontext
 from fractions import Fraction
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
-from dpray.accounting.accountant import check_delta, rdp_epsilon, rdp_to_epsilon
-from dpray.accounting.events import Event
+from dpray.accounting.events import Event, check_delta
 from dpray.types import Budget
 
 
 @dataclass(frozen=True)
 class Charge:
-    """What one run reserved: its frozen plan, and the (epsilon, delta) it asked for.
+    """A run's reservation: its frozen plan, and the (epsilon, delta) that it asked for.
 
     Raises ValueError for an epsilon below 0, a delta outside [0, 1), or a NaN.
     """
@@ -36,29 +35,12 @@ class Charge:
         check_delta(self.reserved.delta)
 
 
-class Composition(Protocol):
-    """A rule by which charges add up against `budget`; stored by `name` (and `order`)."""
-
-    name: ClassVar[str]
-
-    @property
-    def budget(self) -> Budget: ...
-
-    def spent(self, charges: Iterable[Charge]) -> Budget:
-        """What the charges cost together; (0, 0) for none. Their order does not matter."""
-
-    def left(self, charges: Iterable[Charge]) -> Budget:
-        """The budget less what is spent, never negative."""
-
-    def would_exceed(self, charges: Iterable[Charge], new: Charge) -> bool:
-        """Whether `new` on top of `charges` goes over the budget."""
-
-
 @dataclass(frozen=True)
 class BasicComposition:
     """The sums of the runs' epsilons and deltas stay within the budget.
 
-    Sums are exact on the decimal numbers that were written, so 0.1 and 0.2 fit a budget of 0.3.
+    Sums are exact on the decimal numbers that were written, so 0.1 and 0.2 fit a budget of 0.3. The
+    order of the charges does not matter.
     """
 
     budget: Budget
@@ -102,14 +84,17 @@ class RenyiComposition:
             raise ValueError(f"order must be a finite number above 1.01, got {self.order}")
 
     def spent(self, charges: Iterable[Charge]) -> Budget:
-        divergences = [rdp_epsilon(charge.event, self.order) for charge in charges]
+        divergences = [float(charge.event.rdp((self.order,))[0]) for charge in charges]
         if not divergences:
             return Budget(0.0, 0.0)
+        # Late: a budget composed by `basic` is read without the accountant and what it imports.
+        from dpray.accounting.accountant import rdp_to_epsilon
+
         total = math.fsum(divergences)
         return Budget(rdp_to_epsilon(total, self.order, self.budget.delta), self.budget.delta)
 
     def left(self, charges: Iterable[Charge]) -> Budget:
-        """The delta is shared by all runs and stays whole."""
+        """Return what is left; all runs share the delta, which stays whole."""
         spent = self.spent(charges)
         return Budget(max(0.0, self.budget.epsilon - spent.epsilon), self.budget.delta)
 
@@ -117,9 +102,12 @@ class RenyiComposition:
         return self.spent([*charges, new]).epsilon > self.budget.epsilon
 
 
+Composition = BasicComposition | RenyiComposition
+
+
 def composition(name: str, budget: Budget, order: float | None = None) -> Composition:
-    """The rule called `name` ("basic" or "renyi") for a budget; a new renyi budget without an
-    `order` gets `default_order`. Raises ValueError for an unknown name or a bad budget."""
+    """Return the rule called `name` ("basic" or "renyi") for a budget; a new renyi budget without
+    an `order` gets `default_order`. Raises ValueError for an unknown name or a bad budget."""
     if name == BasicComposition.name:
         return BasicComposition(budget)
     if name == RenyiComposition.name:
@@ -128,7 +116,8 @@ def composition(name: str, budget: Budget, order: float | None = None) -> Compos
 
 
 def default_order(budget: Budget) -> float:
-    """The order at which a budget holds the most zCDP mechanisms, Gaussian ones among them."""
+    """Return the order at which a budget holds the most zCDP mechanisms, Gaussian ones among
+    them."""
     _check_budget(budget)
     if budget.delta == 0:
         raise ValueError("a budget composed by renyi needs a delta above 0")
@@ -150,7 +139,7 @@ def _sum(values: Iterable[float]) -> Fraction:
 
 
 def _rounded_down(exact: Fraction) -> float:
-    """What is left may be asked for as it is shown, so it is never shown too large."""
+    """Round towards zero: what is left may be asked for as it is shown."""
     left = max(exact, Fraction(0))
     nearest = float(left)
     return math.nextafter(nearest, 0.0) if _exact(nearest) > left else nearest

@@ -1,57 +1,83 @@
 """What happened to the data, as frozen values that know their own privacy bounds.
 
-Every event is stated for one neighbouring relation: add or remove one privacy unit. An event says
-what it costs under four bounds (pure, zero-concentrated, Rényi, privacy loss distribution); what a
-whole plan costs is the business of `dpray.accounting.accountant`. Composition may be adaptive
-everywhere: a later mechanism may depend on the outputs of earlier ones.
+Every event is stated for one neighbouring relation: add or remove one privacy unit. An event knows
+what it costs under four bounds (pure, zero-concentrated, Rényi, privacy loss distribution);
+`dpray.accounting.accountant` says what a whole plan costs. Composition may be adaptive everywhere:
+a later mechanism may depend on the outputs of earlier ones.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import dp_accounting
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as plds
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
-from dp_accounting.rdp import RdpAccountant
+import numpy.typing as npt
 
-from dpray.accounting.event import (
-    Array,
-    Event,
-    canonical_json,
-    set_count,
-    set_positive,
-    zcdp_and_pure_rdp,
-)
-
-__all__ = [
-    "NEIGHBORING_RELATION",
-    "AboveThreshold",
-    "Composed",
-    "DiscreteGaussian",
-    "DiscreteLaplace",
-    "Event",
-    "ExponentialMechanism",
-    "Gaussian",
-    "Laplace",
-    "Parallel",
-    "PoissonSubsampledGaussian",
-    "SelfComposed",
-    "canonical_json",
-    "event_from_json",
-    "in_parallel",
-]
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
 
 NEIGHBORING_RELATION = "add_or_remove_one"
 
 PLD_MOST_SHIFTS = 2**16
 """Above this a discrete Laplace mechanism's privacy loss distribution is made on a coarser grid."""
+
+Array = npt.NDArray[np.float64]
+
+
+class Event:
+    """One mechanism, or a composition of mechanisms, applied to the private data.
+
+    Its fields are public parameters. The bounds given here hold for every mechanism; an event
+    states the tighter ones that it has. Raises ValueError for a parameter that is not of its kind.
+    """
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            checked = _CHECKS[str(f.type)](f.name, getattr(self, f.name))
+            object.__setattr__(self, f.name, checked)
+
+    def pure_epsilon(self) -> float:
+        """Return the epsilon of pure differential privacy; `inf` if there is none."""
+        return math.inf
+
+    def zcdp_rho(self) -> float:
+        """Return the rho of zero-concentrated differential privacy; `inf` if there is none. Here
+        epsilon^2/2, which holds for every epsilon-DP mechanism (Bun and Steinke 2016)."""
+        return 0.5 * self.pure_epsilon() ** 2
+
+    def rdp(self, orders: tuple[float, ...]) -> Array:
+        """Return an upper bound on the Rényi divergence at each order (> 1), shape (len(orders),).
+        Here rho times the order, and never more than the pure epsilon."""
+        return np.minimum(self.pure_epsilon(), self.zcdp_rho() * np.asarray(orders))
+
+    def pld(self, interval: float, count: int) -> Pld | None:
+        """Return a pessimistic privacy loss distribution of `count` compositions, discretised at
+        `interval`; None if there is none that is tighter than the other bounds."""
+        return None
+
+    def gaussian_mu(self) -> float | None:
+        """Return the mu of Gaussian differential privacy (Dong et al. 2022) if that describes the
+        event exactly, else None."""
+        return None
+
+    def terms(self) -> Counter[Event]:
+        """Return the event as a multiset of events that are not themselves compositions."""
+        return Counter({self: 1})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event's type and fields, sorted, in JSON types; `event_from_json` is the
+        inverse."""
+        values = {f.name: _json_value(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        return dict(sorted({"type": self.name, **values}.items()))
 
 
 @dataclass(frozen=True)
@@ -61,23 +87,14 @@ class Gaussian(Event):
     noise_multiplier: float
     name: ClassVar[str] = "gaussian"
 
-    def __post_init__(self) -> None:
-        set_positive(self, "noise_multiplier")
-
-    def pure_epsilon(self) -> float:
-        return math.inf
-
     def zcdp_rho(self) -> float:
         return 0.5 / self.noise_multiplier**2
-
-    def rdp(self, orders: tuple[float, ...]) -> Array:
-        return self.zcdp_rho() * np.asarray(orders, dtype=np.float64)
 
     def gaussian_mu(self) -> float:
         return 1.0 / self.noise_multiplier
 
     def pld(self, interval: float, count: int) -> Pld:
-        return plds.from_gaussian_mechanism(
+        return _losses().from_gaussian_mechanism(
             self.noise_multiplier / math.sqrt(count), value_discretization_interval=interval
         )
 
@@ -89,22 +106,20 @@ class Laplace(Event):
     noise_multiplier: float
     name: ClassVar[str] = "laplace"
 
-    def __post_init__(self) -> None:
-        set_positive(self, "noise_multiplier")
-
     def pure_epsilon(self) -> float:
         return 1.0 / self.noise_multiplier
 
-    def zcdp_rho(self) -> float:
-        return 0.5 * self.pure_epsilon() ** 2
-
     def rdp(self, orders: tuple[float, ...]) -> Array:
-        return _library_rdp(dp_accounting.LaplaceDpEvent(self.noise_multiplier), orders)
+        from dp_accounting import LaplaceDpEvent
+
+        return _library_rdp(LaplaceDpEvent(self.noise_multiplier), orders)
 
     def pld(self, interval: float, count: int) -> Pld:
-        return plds.from_laplace_mechanism(
-            self.noise_multiplier, value_discretization_interval=interval
-        ).self_compose(count)
+        return (
+            _losses()
+            .from_laplace_mechanism(self.noise_multiplier, value_discretization_interval=interval)
+            .self_compose(count)
+        )
 
 
 @dataclass(frozen=True)
@@ -122,31 +137,25 @@ class DiscreteLaplace(Event):
     sensitivity: int
     name: ClassVar[str] = "discrete_laplace"
 
-    def __post_init__(self) -> None:
-        set_positive(self, "scale")
-        set_count(self, "sensitivity")
-
     def pure_epsilon(self) -> float:
         return self.sensitivity / self.scale
 
-    def zcdp_rho(self) -> float:
-        return 0.5 * self.pure_epsilon() ** 2
-
-    def rdp(self, orders: tuple[float, ...]) -> Array:
-        return zcdp_and_pure_rdp(self, orders)
-
     def pld(self, interval: float, count: int) -> Pld:
         coarse = self._coarse()
-        return plds.from_discrete_laplace_mechanism(
-            1.0 / coarse.scale,
-            sensitivity=coarse.sensitivity,
-            value_discretization_interval=interval,
-            use_connect_dots=True,
-        ).self_compose(count)
+        return (
+            _losses()
+            .from_discrete_laplace_mechanism(
+                1.0 / coarse.scale,
+                sensitivity=coarse.sensitivity,
+                value_discretization_interval=interval,
+                use_connect_dots=True,
+            )
+            .self_compose(count)
+        )
 
     def _coarse(self) -> DiscreteLaplace:
-        """An event that is at least as bad, on a grid `step` times as coarse, whose distribution
-        has few enough points.
+        """Return an event that is at least as bad, on a grid `step` times as coarse, whose
+        distribution has few enough points.
 
         A shift by `step` is step/scale-DP, so no worse than a shift by 1 under noise of scale
         scale/step, which is randomised response; and so is the chain of such shifts.
@@ -172,26 +181,20 @@ class DiscreteGaussian(Event):
     sensitivity: int
     name: ClassVar[str] = "discrete_gaussian"
 
-    def __post_init__(self) -> None:
-        set_positive(self, "sigma")
-        set_count(self, "sensitivity")
-
-    def pure_epsilon(self) -> float:
-        return math.inf
-
     def zcdp_rho(self) -> float:
         return 0.5 * (self.sensitivity / self.sigma) ** 2
 
-    def rdp(self, orders: tuple[float, ...]) -> Array:
-        return self.zcdp_rho() * np.asarray(orders, dtype=np.float64)
-
     def pld(self, interval: float, count: int) -> Pld:
-        return plds.from_discrete_gaussian_mechanism(
-            self.sigma,
-            sensitivity=self.sensitivity,
-            value_discretization_interval=interval,
-            use_connect_dots=True,
-        ).self_compose(count)
+        return (
+            _losses()
+            .from_discrete_gaussian_mechanism(
+                self.sigma,
+                sensitivity=self.sensitivity,
+                value_discretization_interval=interval,
+                use_connect_dots=True,
+            )
+            .self_compose(count)
+        )
 
 
 @dataclass(frozen=True)
@@ -208,41 +211,26 @@ class ExponentialMechanism(Event):
     range: float
     name: ClassVar[str] = "exponential_mechanism"
 
-    def __post_init__(self) -> None:
-        set_positive(self, "range")
-
     def pure_epsilon(self) -> float:
         return self.range
 
     def zcdp_rho(self) -> float:
         return 0.125 * self.range**2
 
-    def rdp(self, orders: tuple[float, ...]) -> Array:
-        return zcdp_and_pure_rdp(self, orders)
-
 
 @dataclass(frozen=True)
 class AboveThreshold(Event):
     """One run of the sparse vector technique up to its first answer above the threshold.
 
-    epsilon-DP (Dwork et al. 2009), hence epsilon^2/2-zCDP (Bun and Steinke 2016). It runs beside
-    exponential mechanisms, which have no PLD, so it has none either.
+    epsilon-DP (Dwork et al. 2009). It runs beside exponential mechanisms, which have no PLD, so it
+    has none either.
     """
 
     epsilon: float
     name: ClassVar[str] = "above_threshold"
 
-    def __post_init__(self) -> None:
-        set_positive(self, "epsilon")
-
     def pure_epsilon(self) -> float:
         return self.epsilon
-
-    def zcdp_rho(self) -> float:
-        return 0.5 * self.epsilon**2
-
-    def rdp(self, orders: tuple[float, ...]) -> Array:
-        return zcdp_and_pure_rdp(self, orders)
 
 
 @dataclass(frozen=True)
@@ -255,40 +243,40 @@ class PoissonSubsampledGaussian(Event):
     name: ClassVar[str] = "poisson_subsampled_gaussian"
 
     def __post_init__(self) -> None:
-        set_positive(self, "sampling_probability")
-        set_positive(self, "noise_multiplier")
+        super().__post_init__()
         if self.sampling_probability > 1:
             raise ValueError(
                 f"sampling_probability must be at most 1, got {self.sampling_probability}"
             )
-
-    def pure_epsilon(self) -> float:
-        return math.inf
 
     def zcdp_rho(self) -> float:
         mu = self.gaussian_mu()
         return math.inf if mu is None else 0.5 * mu**2
 
     def rdp(self, orders: tuple[float, ...]) -> Array:
-        gaussian = dp_accounting.GaussianDpEvent(self.noise_multiplier)
-        return _library_rdp(
-            dp_accounting.PoissonSampledDpEvent(self.sampling_probability, gaussian), orders
-        )
+        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+
+        gaussian = GaussianDpEvent(self.noise_multiplier)
+        return _library_rdp(PoissonSampledDpEvent(self.sampling_probability, gaussian), orders)
 
     def gaussian_mu(self) -> float | None:
         return 1.0 / self.noise_multiplier if self.sampling_probability == 1 else None
 
     def pld(self, interval: float, count: int) -> Pld:
-        return plds.from_gaussian_mechanism(
-            self.noise_multiplier,
-            value_discretization_interval=interval,
-            sampling_prob=self.sampling_probability,
-        ).self_compose(count)
+        return (
+            _losses()
+            .from_gaussian_mechanism(
+                self.noise_multiplier,
+                value_discretization_interval=interval,
+                sampling_prob=self.sampling_probability,
+            )
+            .self_compose(count)
+        )
 
 
 class _Sequential(Event):
-    """Bounds of a sequential composition: sums over its terms, in an order of their own, so that
-    equal multisets of mechanisms have equal costs to the last bit."""
+    """The bounds of a sequential composition: sums over its terms, rounded once, so that equal
+    multisets of mechanisms have equal costs to the last bit."""
 
     def pure_epsilon(self) -> float:
         return math.fsum(n * e.pure_epsilon() for e, n in self.terms().items())
@@ -300,6 +288,12 @@ class _Sequential(Event):
         rows = [n * e.rdp(orders) for e, n in self.terms().items()]
         return np.array([math.fsum(column) for column in zip(*rows, strict=True)])
 
+    def gaussian_mu(self) -> float | None:
+        """Dong et al. 2022, Corollary 3.3: the squares add up."""
+        mus = [(event.gaussian_mu(), count) for event, count in self.terms().items()]
+        squares = [count * mu**2 for mu, count in mus if mu is not None]
+        return math.sqrt(math.fsum(squares)) if len(squares) == len(mus) else None
+
 
 @dataclass(frozen=True)
 class SelfComposed(_Sequential):
@@ -308,10 +302,6 @@ class SelfComposed(_Sequential):
     event: Event
     count: int
     name: ClassVar[str] = "self_composed"
-
-    def __post_init__(self) -> None:
-        _check_events("event", (self.event,))
-        set_count(self, "count")
 
     def terms(self) -> Counter[Event]:
         return Counter({event: self.count * n for event, n in self.event.terms().items()})
@@ -324,85 +314,11 @@ class Composed(_Sequential):
     events: tuple[Event, ...]
     name: ClassVar[str] = "composed"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "events", _check_events("events", self.events))
-
     def terms(self) -> Counter[Event]:
         total: Counter[Event] = Counter()
         for event in self.events:
             total.update(event.terms())
         return total
-
-
-@dataclass(frozen=True)
-class Parallel(Event):
-    """Events on disjoint parts of the data: which part a unit falls into depends on that unit and
-    on public values alone, so the cost is the largest, under every bound (Amin et al., Lemma 2)."""
-
-    events: tuple[Event, ...]
-    name: ClassVar[str] = "parallel"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "events", _check_events("events", self.events))
-
-    def pure_epsilon(self) -> float:
-        return max(event.pure_epsilon() for event in self.alternatives())
-
-    def zcdp_rho(self) -> float:
-        return max(event.zcdp_rho() for event in self.alternatives())
-
-    def rdp(self, orders: tuple[float, ...]) -> Array:
-        rows = np.stack([event.rdp(orders) for event in self.alternatives()])
-        largest: Array = rows.max(axis=0)
-        return largest
-
-    def terms(self) -> Counter[Event]:
-        distinct = self.alternatives()
-        return distinct[0].terms() if len(distinct) == 1 else Counter({self: 1})
-
-    def alternatives(self) -> tuple[Event, ...]:
-        return tuple(dict.fromkeys(self.events))
-
-
-def in_parallel(events: Iterable[Event]) -> Event:
-    """`Parallel` without repeats: the event itself if all parts run the same one, so that a million
-    equal batches are one event. Raises ValueError if there is none."""
-    distinct = tuple(dict.fromkeys(events))
-    return distinct[0] if len(distinct) == 1 else Parallel(distinct)
-
-
-def event_from_json(value: Mapping[str, Any]) -> Event:
-    """The event that `to_json` wrote. Raises ValueError for an unknown type, a missing field or one
-    too many."""
-    if not isinstance(value, Mapping) or value.get("type") not in _TYPES:
-        raise ValueError("not the JSON form of an event: unknown or missing 'type'")
-    cls = _TYPES[value["type"]]
-    names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-    if set(value) - {"type"} != names:
-        raise ValueError(f"an event of type '{cls.name}' has the fields {sorted(names)}")
-    return cls(**{name: _value_from_json(value[name]) for name in names})
-
-
-def _value_from_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return event_from_json(value)
-    return tuple(_value_from_json(v) for v in value) if isinstance(value, list) else value
-
-
-def _check_events(name: str, events: Iterable[Event]) -> tuple[Event, ...]:
-    checked = tuple(events)
-    if not checked or not all(isinstance(event, Event) for event in checked):
-        raise ValueError(f"{name} must hold at least one event, and events only")
-    return checked
-
-
-@functools.lru_cache(maxsize=256)
-def _library_rdp(event: dp_accounting.DpEvent, orders: tuple[float, ...]) -> Array:
-    # The library's series stops at a relative 1e-13: a divergence that is all but zero comes out
-    # as noise of that size, negative at some orders.
-    rdp: Array = np.maximum(RdpAccountant(orders).compose(event).rdp, 1e-12)
-    rdp.flags.writeable = False
-    return rdp
 
 
 _TYPES: dict[str, type[Event]] = {
@@ -417,6 +333,82 @@ _TYPES: dict[str, type[Event]] = {
         PoissonSubsampledGaussian,
         SelfComposed,
         Composed,
-        Parallel,
     )
 }
+
+
+def event_from_json(value: Mapping[str, Any]) -> Event:
+    """Return the event that `to_json` wrote. Raises ValueError for an unknown type, a missing field
+    or one too many."""
+    if not isinstance(value, Mapping) or value.get("type") not in _TYPES:
+        raise ValueError("not the JSON form of an event: unknown or missing 'type'")
+    cls = _TYPES[value["type"]]
+    names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    if set(value) - {"type"} != names:
+        raise ValueError(f"an event of type '{cls.name}' has the fields {sorted(names)}")
+    return cls(**{name: _value_from_json(value[name]) for name in names})
+
+
+def check_delta(delta: float) -> None:
+    """Raises ValueError unless 0 <= delta < 1."""
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must be at least 0 and below 1, got {delta}")
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, Event):
+        return value.to_json()
+    return [_json_value(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _value_from_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return event_from_json(value)
+    return tuple(_value_from_json(v) for v in value) if isinstance(value, list) else value
+
+
+def _positive(name: str, value: Any) -> float:
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+    return float(value)
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return int(value)
+
+
+def _events(name: str, values: Iterable[Event]) -> tuple[Event, ...]:
+    checked = tuple(values)
+    if not checked or not all(isinstance(event, Event) for event in checked):
+        raise ValueError(f"{name} must hold at least one event, and events only")
+    return checked
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "float": _positive,
+    "int": _count,
+    "Event": lambda name, value: _events(name, (value,))[0],
+    "tuple[Event, ...]": _events,
+}
+"""A field's check, by its type as it is written."""
+
+
+def _losses() -> Any:
+    """Import dp-accounting's privacy loss distributions, late: who reads a ledger needs none."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution
+
+
+@functools.lru_cache(maxsize=256)
+def _library_rdp(event: DpEvent, orders: tuple[float, ...]) -> Array:
+    from dp_accounting.rdp import RdpAccountant
+
+    # The library's series stops at a relative 1e-13: a divergence that is all but zero comes out
+    # as noise of that size, negative at some orders.
+    rdp: Array = np.maximum(RdpAccountant(orders).compose(event).rdp, 1e-12)
+    rdp.flags.writeable = False
+    return rdp

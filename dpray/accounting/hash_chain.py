@@ -1,7 +1,7 @@
 """The hash chain that the ledger's entries form, one chain for each data set.
 
 Every entry holds the hash of the one before it, so an entry that is altered, removed or put in
-later no longer fits. The chain has no secret in it: it shows accidents and edits by hand, and does
+later does not fit. The chain has no secret in it: it shows accidents and edits by hand, and does
 not stop somebody who writes a whole new chain.
 """
 
@@ -11,7 +11,7 @@ import datetime
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 GENESIS = "0" * 64
@@ -22,10 +22,8 @@ _ENCODER = json.JSONEncoder(
 
 
 def canonical_json(value: Any) -> str:
-    """One text for one value: sorted keys, no spaces, ASCII, floats in their shortest exact form.
-
-    Raises ValueError for NaN and infinities.
-    """
+    """Return one text for one value: sorted keys, no spaces, ASCII, floats in their shortest exact
+    form. Raises ValueError for NaN and infinities."""
     return _ENCODER.encode(value)
 
 
@@ -50,22 +48,12 @@ class Entry:
     hash: str = ""
 
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of everything in the entry but `hash` itself."""
-        content = [
-            self.dataset,
-            self.seq,
-            self.kind,
-            self.key,
-            self.unit,
-            self.attempt,
-            self.at,
-            self.payload,
-            self.prev_hash,
-        ]
+        """Return SHA-256, in hexadecimal, of the fields above in their order, without `hash`."""
+        content = [value for name, value in vars(self).items() if name != "hash"]
         return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
     def values(self) -> dict[str, Any]:
-        """The payload as a dictionary."""
+        """Return the payload as a dictionary."""
         values: dict[str, Any] = json.loads(self.payload)
         return values
 
@@ -75,7 +63,7 @@ class Entry:
 
 class Chain:
     """The end of a data set's chain: its length, its last hash, how many of its entries are
-    reservations, and entries not yet written."""
+    reservations, and the entries that are not written yet."""
 
     def __init__(
         self, dataset: str, length: int = 0, head: str = GENESIS, reservations: int = 0
@@ -83,6 +71,11 @@ class Chain:
         self.dataset, self.length, self.head = dataset, length, head
         self.reservations = reservations
         self.added: list[Entry] = []
+
+    @property
+    def end(self) -> tuple[int, str, int]:
+        """Length, last hash and number of reservations, as the data set's row states them."""
+        return self.length, self.head, self.reservations
 
     def append(
         self,
@@ -95,24 +88,15 @@ class Chain:
         at: str = "",
     ) -> Entry:
         """Link a new entry behind the last one."""
-        open_entry = Entry(
-            self.dataset,
-            self.length,
-            kind,
-            key,
-            unit,
-            attempt,
-            at,
-            canonical_json(payload),
-            self.head,
-        )
-        entry = Entry(**(vars(open_entry) | {"hash": open_entry.digest()}))
+        place = (self.dataset, self.length, kind, key, unit, attempt, at)
+        entry = Entry(*place, canonical_json(payload), self.head)
+        entry = replace(entry, hash=entry.digest())
         self.added.append(entry)
         self._step(entry)
         return entry
 
     def faults(self, entry: Entry) -> Iterator[str]:
-        """What is wrong with `entry` as the next one; the chain then goes on behind it."""
+        """Yield what is wrong with `entry` as the next one; the chain then goes on behind it."""
         where = f"data set '{self.dataset}', entry {entry.seq}"
         if entry.seq != self.length:
             yield f"{where}: entry {self.length} was expected here"

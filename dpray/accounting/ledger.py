@@ -1,12 +1,17 @@
 """The durable ledger: what every data set has spent, and which batches were started and published.
 
 The order that makes a guarantee hold: `reserve` (durable), `begin` a batch (durable), only then
-touch the private data, then `publish` the batch's one release. A reservation is spent from the
+touch the private data, then publish the batch's one release. A reservation is spent from the
 moment it is written, whatever becomes of the run. Every operation may be repeated: the same key
 with the same content gives the same answer, with other content it raises `LedgerConflict`.
 
 One reservation pays for a run's whole partition; a batch is one row, and the work of a `reserve` or
-a `publish` does not grow with them (beyond the index's logarithm).
+a `publish_many` does not grow with the other batches (beyond the index's logarithm).
+
+One set of records has one budget. Its name is the same however it is written, and a file that was
+charged to one data set is refused under the name of another. The ledger knows a file by a digest of
+all of its bytes under a key of its own: a copy that is edited, sorted, converted or cut in parts is
+another file to it.
 """
 
 from __future__ import annotations
@@ -24,24 +29,27 @@ from dpray.accounting.composition import Charge
 from dpray.accounting.events import Event
 from dpray.accounting.hash_chain import Chain, Entry, canonical_json, now
 from dpray.accounting.ledger_account import Account, Reservation, check_price, read_account
-from dpray.accounting.ledger_batches import (
+from dpray.accounting.ledger_queries import (
     PAGE,
     BatchListings,
     Listing,
     Place,
+    all_entries,
     count,
+    dataset_names,
     find,
     find_units,
+    first,
     read_page,
+    stored_name,
 )
-from dpray.accounting.ledger_names import bind, new_name, stored_name
-from dpray.accounting.ledger_schema import datasets, entries, lock
-from dpray.accounting.ledger_store import LedgerError, Store, broken_chain
+from dpray.accounting.ledger_store import LedgerError, Store, broken_chain, datasets, entries, lock
 from dpray.types import Budget, InputError
 
 CHUNK = 500
 """Rows looked up in one statement."""
 
+_NAME = re.compile(r"[A-Za-z0-9._ -]{1,200}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@=+-]{0,199}")
 _CLASS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -58,8 +66,8 @@ class AlreadyPublished(LedgerConflict):
 class Ledger(BatchListings):
     """The ledger at a URL, `sqlite:///path` or `postgresql://...`.
 
-    Every method raises `LedgerError` where the database fails (full disk, lost connection, locked
-    for too long): the operation may or may not have happened, and repeating it is safe.
+    Every method raises `LedgerError` if the database fails (full disk, lost connection, locked for
+    too long): the operation may or may not have happened, and repeating it is safe.
     """
 
     def __init__(self, store: Store) -> None:
@@ -67,16 +75,16 @@ class Ledger(BatchListings):
 
     @classmethod
     def open(cls, url: str) -> Ledger:
-        """Open a ledger that is there. Raises `MissingLedger`; none is made."""
+        """Open a ledger that is there. Raises `MissingLedger` if it is not; none is made."""
         return cls(Store(url, create=False))
 
     @classmethod
     def create_or_open(cls, url: str) -> Ledger:
-        """The ledger at `url`, made if it is not there."""
+        """Open the ledger at `url`, and make it if it is not there."""
         return cls(Store(url, create=True))
 
     def __str__(self) -> str:
-        """The URL, without its password."""
+        """Return the URL, without its password."""
         return str(self._store)
 
     def close(self) -> None:
@@ -94,11 +102,11 @@ class Ledger(BatchListings):
         """Give a data set its budget, once and for all.
 
         A name that differs in case or blanks alone means the same data set. `composition` says how
-        the runs' costs add up (see `accountant`): "basic", or "renyi" at the Renyi `order`. Raises
-        `InputError`, and `LedgerConflict` for a data set that has another budget.
+        the runs' costs add up: "basic", or "renyi" at the Rényi `order`. Raises `InputError`, also
+        for a data set that has another budget.
         """
         account = Account.new(name, budget, privacy_unit, neighboring_relation, composition, order)
-        _check_public("privacy unit", privacy_unit)
+        _check_public("privacy unit", [privacy_unit])
         terms = _plain(account.terms())
 
         def work(connection: sa.Connection) -> None:
@@ -110,14 +118,14 @@ class Ledger(BatchListings):
             if found is None:
                 raise broken_chain(chain.dataset)
             if found.values() != terms:
-                raise LedgerConflict(
+                raise InputError(
                     f"data set '{chain.dataset}' has another budget in the ledger already"
                 )
 
         self._store.write(work)
 
     def account(self, dataset: str) -> Account | None:
-        """A data set's budget and charges, or None where it has no budget."""
+        """Return a data set's budget and charges, or None if it has no budget."""
         with self._store.read() as connection:
             name = stored_name(connection, dataset)
             return None if name is None else read_account(connection, name)
@@ -125,32 +133,9 @@ class Ledger(BatchListings):
     def names(self) -> list[str]:
         """Return the names of the data sets that the ledger has."""
         with self._store.read() as connection:
-            query = sa.select(datasets.c.name).order_by(datasets.c.name)
-            return list(connection.execute(query).scalars())
+            return dataset_names(connection)
 
     def reserve(
-        self,
-        dataset: str,
-        key: str,
-        event: Event,
-        budget_asked: Budget,
-        privacy_unit: str,
-        neighboring_relation: str,
-        files: Iterable[bytes] = (),
-    ) -> Reservation:
-        """Charge a whole run, durably, before it touches the data. It is never given back.
-
-        `budget_asked` is what the run's report will claim; it has to cover the event's own cost at
-        that delta. `files` are the digests of the data's files: the ledger binds each to the first
-        data set that it is charged to. Raises `BudgetRefused` (nothing is charged),
-        `LedgerConflict`, and `InputError` for an unknown data set, a privacy unit or relation other
-        than the budget's, or a file that is bound to another data set.
-        """
-        charges = {key: (event, budget_asked)}
-        [made] = self.reserve_all(dataset, charges, privacy_unit, neighboring_relation, files)
-        return made
-
-    def reserve_all(
         self,
         dataset: str,
         charges: Mapping[str, tuple[Event, Budget]],
@@ -158,17 +143,25 @@ class Ledger(BatchListings):
         neighboring_relation: str,
         files: Iterable[bytes] = (),
     ) -> list[Reservation]:
-        """`reserve` of several charges by their keys, all or none."""
+        """Make a run's charges, all or none, durably, before it touches the data. They are never
+        given back.
+
+        `charges` holds, by the charge's key, the event and what the run's report will claim for it,
+        which has to cover the event's own cost at that delta. `files` are the digests of the data's
+        files: the ledger binds each to the first data set that it is charged to. Raises
+        `BudgetRefused` (nothing is charged), `LedgerConflict`, and `InputError` for an unknown data
+        set, a privacy unit or relation other than the budget's, or a file of another data set.
+        """
         files = list(dict.fromkeys(files))
         requests = {}
-        for key, (event, budget_asked) in charges.items():
+        for key, (event, asked) in charges.items():
             _check("a reservation's key", key, _KEY)
-            check_price(event, budget_asked)
+            check_price(event, asked)
             requests[key] = _plain(
                 {
                     "event": event.to_json(),
-                    "epsilon": budget_asked.epsilon,
-                    "delta": budget_asked.delta,
+                    "epsilon": asked.epsilon,
+                    "delta": asked.delta,
                     "privacy_unit": privacy_unit,
                     "neighboring_relation": neighboring_relation,
                 }
@@ -189,26 +182,26 @@ class Ledger(BatchListings):
                     raise LedgerConflict(f"the key '{key}' was reserved for another charge")
                 made.append(entry)
             for chunk in _chunks(self._store.digests(connection, files)):
-                bind(connection, chain, chunk)
+                _bind(connection, chain, chunk)
             self._store.append(connection, chain)
             return made
 
         return [Reservation.of(entry) for entry in self._store.write(work)]
 
     def is_reserved(self, key: str) -> bool:
-        """Whether this ledger holds the reservation of a run."""
+        """Return whether this ledger holds the charge with this key."""
         with self._store.read() as connection:
             return find(connection, "reserve", key) is not None
 
     def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None:
         """Note, durably and before their data is touched, that an attempt starts these batches.
 
-        Raises `LedgerConflict`, and notes none of them, where a batch is published
-        (`AlreadyPublished`) or has failed, or where the run is committed.
+        Raises `LedgerConflict`, and notes none of them, if one is published (`AlreadyPublished`) or
+        has failed, or if the run is committed.
         """
         units = list(dict.fromkeys(units))
         _check("an attempt's id", attempt_id, _KEY)
-        _check_units(units)
+        _check_public("batch", units)
 
         def work(connection: sa.Connection) -> None:
             chain = self._open_run(connection, key)
@@ -223,23 +216,20 @@ class Ledger(BatchListings):
 
         self._store.write(work)
 
-    def publish(self, key: str, unit: str, attempt_id: str, sha256: str) -> bool:
-        """Note the one release of a batch: its file may be put in place once this returns.
-
-        True the first time, False where this attempt has published this very file already. Raises
-        `AlreadyPublished` for another attempt, `LedgerConflict` for another file, a batch that has
-        failed, or a committed run.
-        """
-        return self.publish_many(key, attempt_id, [(unit, sha256)]) == 1
-
     def publish_many(self, key: str, attempt_id: str, releases: Iterable[tuple[str, str]]) -> int:
-        """`publish` for (unit, sha256) pairs, all or none; the number that was not there before."""
+        """Note the one release of each batch, by (unit, SHA-256 of its file), all or none: the
+        files may be put in place once this returns.
+
+        Returns how many were not there before: this attempt may publish the very same file again.
+        Raises `AlreadyPublished` for another attempt, `LedgerConflict` for another file, a batch
+        that has failed, or a committed run.
+        """
         distinct = set(releases)
         files = dict(sorted(distinct))
         if len(files) < len(distinct):
             raise LedgerConflict("a batch has one release, not two")
         _check("an attempt's id", attempt_id, _KEY)
-        _check_units(files)
+        _check_public("batch", files)
         for sha256 in files.values():
             _check("a file's SHA-256", sha256, _SHA256)
 
@@ -263,15 +253,15 @@ class Ledger(BatchListings):
         return self._store.write(work)
 
     def fail(self, key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool:
-        """Note that a batch failed: it is never repeated. Only the name of the error's class is
+        """Note that a batch failed: it is never repeated. Of the error, only its class's name is
         kept.
 
-        True the first time; the first failure of a batch stands, and later ones answer False.
-        Raises `AlreadyPublished`, and `LedgerConflict` for a committed run.
+        Returns True the first time; the first failure of a batch stands, and later ones answer
+        False. Raises `AlreadyPublished`, and `LedgerConflict` for a committed run.
         """
         _check("an attempt's id", attempt_id, _KEY)
         _check("the name of an error's class", reason_class_name, _CLASS_NAME)
-        _check_units([unit])
+        _check_public("batch", [unit])
 
         def work(connection: sa.Connection) -> bool:
             chain = self._open_run(connection, key)
@@ -286,7 +276,8 @@ class Ledger(BatchListings):
         return self._store.write(work)
 
     def commit(self, key: str) -> bool:
-        """Close a run: nothing begins or is published under it any more. True the first time."""
+        """Close a run, under which nothing begins or is published from now on. Returns True the
+        first time."""
 
         def work(connection: sa.Connection) -> bool:
             chain = self._run(connection, key)
@@ -300,57 +291,67 @@ class Ledger(BatchListings):
 
     def last_commit(self, keys: Iterable[str]) -> Entry:
         """Return the last of the entries that closed these runs, after which none of theirs comes.
-        Raises `LedgerConflict` where none is closed."""
+        Raises `LedgerConflict` if none is closed."""
         query = sa.select(entries).where(entries.c.kind == "commit", entries.c.key.in_(list(keys)))
         with self._store.read() as connection:
-            row = connection.execute(query.order_by(entries.c.seq.desc())).first()
-        if row is None:
+            entry = first(connection, query.order_by(entries.c.seq.desc()))
+        if entry is None:
             raise LedgerConflict("the run is not committed")
-        return Entry(**row._mapping)
+        return entry
 
     def holds(self, dataset: str, sequence: int, head: str) -> bool:
         """Return whether an entry with this hash has this place in the data set's chain. In another
         ledger, and in one that was put back to an earlier state, it has not."""
         with self._store.read() as connection:
             place = (entries.c.dataset == dataset, entries.c.seq == sequence)
-            row = connection.execute(sa.select(entries).where(*place)).first()
-        return row is not None and row.hash == Entry(**row._mapping).digest() == head
+            entry = first(connection, sa.select(entries).where(*place))
+        return entry is not None and entry.hash == entry.digest() == head
 
     def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
         with self._store.read() as connection:
             return read_page(connection, listing, key, after, limit)
 
     def counts(self, key: str) -> dict[str, int]:
-        """`started` and `published` and `failed` units, `starts` in all, `committed` 0 or 1."""
+        """Return how many units of a run were `started`, `published` and `failed`, how many
+        `starts` there were in all, and whether (1 or 0) it is `committed`."""
         with self._store.read() as connection:
             return count(connection, key)
 
     def verify(self) -> list[str]:
-        """Recompute every hash, every cost from its event, and every total: what does not fit, one
-        line each, and nothing where all is well."""
+        """Recompute every hash, every cost from its event, and every total. Returns what does not
+        fit, one line each."""
         with self._store.read() as connection:
             return list(ledger_audit.problems(connection))
 
     def show(self) -> dict[str, Any]:
-        """`ledger` (the URL, without its password) and `datasets`, a list: see `ledger_audit`."""
+        """Return `ledger` (the URL, without its password) and `datasets`, a list: see
+        `ledger_audit.summaries`."""
         with self._store.read() as connection:
             return {"ledger": str(self), "datasets": ledger_audit.summaries(connection)}
 
     def export(self) -> Iterator[dict[str, Any]]:
-        """Every entry, data set by data set, in the order of its chain."""
+        """Yield every entry, data set by data set, in the order of its chain."""
         with self._store.read() as connection:
-            yield from (entry.to_json() for entry in ledger_audit.all_entries(connection))
+            yield from (entry.to_json() for entry in all_entries(connection))
 
     def _chain(self, connection: sa.Connection, dataset: str) -> Chain | None:
-        """Lock a data set that is whole; None where nothing of it is there."""
+        """Lock a data set that is whole; None if nothing of it is there."""
         if (name := stored_name(connection, dataset)) is None:
             return None
+        return self._whole_chain(connection, name)
+
+    def _whole_chain(self, connection: sa.Connection, name: str) -> Chain:
         if (chain := self._store.chain(connection, name)) is None:
             raise broken_chain(name)
         return chain
 
     def _new_dataset(self, connection: sa.Connection, name: str, terms: dict[str, Any]) -> None:
-        chain = Chain(new_name(name))
+        if not (_NAME.fullmatch(name) and name.strip()):
+            raise InputError(
+                "the name of a data set has 1 to 200 letters (A to Z), digits, blanks, dots, "
+                "hyphens and underscores"
+            )
+        chain = Chain(" ".join(name.split()))
         chain.append("create", chain.dataset, terms, at=now())
         empty = {"name": chain.dataset, "length": 0, "head": "", "reservations": 0}
         connection.execute(sa.insert(datasets).values(empty))
@@ -361,16 +362,31 @@ class Ledger(BatchListings):
         reservation = find(connection, "reserve", key)
         if reservation is None:
             raise LedgerConflict(f"the ledger has no reservation '{key}'")
-        chain = self._store.chain(connection, reservation.dataset)
-        if chain is None:
-            raise broken_chain(reservation.dataset)
-        return chain
+        return self._whole_chain(connection, reservation.dataset)
 
     def _open_run(self, connection: sa.Connection, key: str) -> Chain:
         chain = self._run(connection, key)
         if find(connection, "commit", key):
             raise LedgerConflict(f"the run '{key}' is committed: nothing more happens under it")
         return chain
+
+
+def _bind(connection: sa.Connection, chain: Chain, digests: list[str]) -> None:
+    """Note that the files with these digests, some hundreds at most, belong to the chain's data
+    set. Raises `InputError` for a file of another data set: no second budget pays for its
+    records."""
+    query = sa.select(entries.c.key, entries.c.dataset).where(
+        entries.c.kind == "data", entries.c.key.in_(digests)
+    )
+    owners = {row.key: row.dataset for row in connection.execute(query)}
+    for digest in digests:
+        if digest not in owners:
+            chain.append("data", digest, {}, at=now())
+        elif owners[digest] != chain.dataset:
+            raise InputError(
+                f"privacy.dataset: the ledger knows this data, or a file of it, as "
+                f"'{owners[digest]}': it has one budget, whatever name a run gives it"
+            )
 
 
 def _refuse_published(connection: sa.Connection, key: str, units: list[str]) -> None:
@@ -395,17 +411,12 @@ def _check(what: str, text: str, pattern: re.Pattern[str]) -> None:
         raise InputError(f"{what} has to match {pattern.pattern}")
 
 
-def _check_public(what: str, text: str) -> None:
-    if not (0 < len(text) <= 200 and text.isprintable()):
+def _check_public(what: str, texts: Iterable[str]) -> None:
+    if not all(0 < len(text) <= 200 and text.isprintable() for text in texts):
         raise InputError(f"the name of a {what} has 1 to 200 printable characters")
 
 
-def _check_units(units: Iterable[str]) -> None:
-    for unit in units:
-        _check_public("batch", unit)
-
-
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """The values as they come back out of the ledger."""
+    """Return the values as they come back out of the ledger."""
     plain: dict[str, Any] = json.loads(canonical_json(values))
     return plain

@@ -11,12 +11,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpray.accounting.accountant import cost
 from dpray.accounting.composition import Charge, Composition, RenyiComposition, composition
 from dpray.accounting.events import Event, event_from_json
 from dpray.accounting.hash_chain import Entry
-from dpray.accounting.ledger_schema import ACCOUNT, account_index, datasets, entries
-from dpray.accounting.ledger_store import broken_chain
+from dpray.accounting.ledger_queries import counted_entries
+from dpray.accounting.ledger_store import broken_chain, datasets
 from dpray.types import Budget, BudgetRefused, InputError
 
 RELATIVE_ROUNDING = 1e-9
@@ -59,7 +58,7 @@ class Account:
         composition_name: str = "basic",
         order: float | None = None,
     ) -> Account:
-        """An account without charges. Raises `InputError` for a bad budget, rule or order."""
+        """Open an account without charges. Raises `InputError` for a bad budget, rule or order."""
         if composition_name != RenyiComposition.name and order is not None:
             raise InputError("an order belongs to a budget with the composition renyi")
         try:
@@ -70,7 +69,8 @@ class Account:
 
     @classmethod
     def replay(cls, rows: Iterable[Entry]) -> Account:
-        """The account that one data set's create and reserve entries, in their order, add up to."""
+        """Return the account that one data set's create and reserve entries, in their order, add up
+        to."""
         create, *reservations = rows
         terms = create.values()
         account = cls.new(
@@ -84,7 +84,7 @@ class Account:
         return replace(account, charges=tuple(_charge(entry.payload) for entry in reservations))
 
     def terms(self) -> dict[str, Any]:
-        """What the first entry of the data set holds."""
+        """Return what the first entry of the data set holds."""
         rule = self.composition
         return {
             "budget": vars(rule.budget),
@@ -113,7 +113,7 @@ class Account:
         )
 
     def admit(self, charge: Charge, privacy_unit: str, neighboring_relation: str) -> Account:
-        """Return the account with this charge. Raises `BudgetRefused` where it does not fit, and
+        """Return the account with this charge. Raises `BudgetRefused` if it does not fit, and
         `InputError` for another privacy unit or relation."""
         ours = (self.privacy_unit, self.neighboring_relation)
         if (privacy_unit, neighboring_relation) != ours:
@@ -140,10 +140,10 @@ def _charge(payload: str) -> Charge:
 
 
 def read_account(connection: sa.Connection, dataset: str) -> Account | None:
-    """Return the account of a data set, by its name in the ledger; None where it has no account.
+    """Return the account of a data set, by its name in the ledger; None if it has no account.
 
     Work grows with the number of its runs, not of batches, nor of other data sets. Raises
-    `LedgerError` where an entry that counts was altered or is missing.
+    `LedgerError` if an entry that counts was altered or is missing.
     """
     rows = counted_entries(connection, dataset)
     query = sa.select(datasets.c.reservations).where(datasets.c.name == dataset)
@@ -159,21 +159,12 @@ def read_account(connection: sa.Connection, dataset: str) -> Account | None:
     return Account.replay(rows)
 
 
-def counted_entries(connection: sa.Connection, dataset: str) -> list[Entry]:
-    """The create entry and the reserve entries of a data set, in their order."""
-    # A data set may have a million other rows, and SQLite would rather walk over them by their key.
-    by_index = f"INDEXED BY {account_index.name}" if connection.dialect.name == "sqlite" else ""
-    query = sa.text(
-        f"SELECT {', '.join(entries.c.keys())} FROM {entries.name} {by_index} "
-        f"WHERE dataset = :dataset AND {ACCOUNT} ORDER BY seq"
-    )
-    rows = connection.execute(query, {"dataset": dataset})
-    return [Entry(*row) for row in rows]
-
-
 def check_price(event: Event, asked: Budget) -> None:
-    """Raises `InputError` for numbers that are no budget, and where a run asks for less than its
+    """Raises `InputError` for numbers that are no budget, and for a run that asks for less than its
     event costs."""
+    # Late: a ledger is read without the accountant and what it imports.
+    from dpray.accounting.accountant import cost
+
     if not (math.isfinite(asked.epsilon) and asked.epsilon >= 0 and 0 <= asked.delta < 1):
         raise InputError(f"a charge has a finite epsilon and a delta below 1, not {asked}")
     price = cost(event, asked.delta).epsilon

@@ -1,4 +1,4 @@
-"""Reading the ledger from end to end: `verify`, `show` and `export`."""
+"""The ledger read from end to end: `verify` and `show`."""
 
 from __future__ import annotations
 
@@ -10,29 +10,10 @@ import sqlalchemy as sa
 
 from dpray.accounting.events import event_from_json
 from dpray.accounting.hash_chain import Chain, Entry
-from dpray.accounting.ledger_account import (
-    Account,
-    Reservation,
-    check_price,
-    counted_entries,
-    read_account,
-)
-from dpray.accounting.ledger_batches import count
-from dpray.accounting.ledger_schema import datasets, entries
+from dpray.accounting.ledger_account import Account, Reservation, check_price, read_account
+from dpray.accounting.ledger_queries import all_entries, count, counted_entries, dataset_names
+from dpray.accounting.ledger_store import datasets
 from dpray.types import DprayError
-
-ROWS_AT_A_TIME = 2_000
-
-
-def all_entries(connection: sa.Connection) -> Iterator[Entry]:
-    """Every entry, ordered by data set and place in its chain, without holding them all."""
-    query = (
-        sa.select(entries)
-        .order_by(entries.c.dataset, entries.c.seq)
-        .execution_options(yield_per=ROWS_AT_A_TIME)
-    )
-    for row in connection.execute(query):
-        yield Entry(**row._mapping)
 
 
 def problems(connection: sa.Connection) -> Iterator[str]:
@@ -44,11 +25,7 @@ def problems(connection: sa.Connection) -> Iterator[str]:
         yield from _dataset_problems(chain, rows)
         if end is None:
             yield f"data set '{name}': its own row is missing"
-        elif (end.length, end.head, end.reservations) != (
-            chain.length,
-            chain.head,
-            chain.reservations,
-        ):
+        elif (end.length, end.head, end.reservations) != chain.end:
             yield (
                 f"data set '{name}': its chain has {chain.length} entries of {end.length}, "
                 f"{chain.reservations} reservations of {end.reservations}, or ends in another "
@@ -59,11 +36,10 @@ def problems(connection: sa.Connection) -> Iterator[str]:
 
 
 def summaries(connection: sa.Connection) -> list[dict[str, Any]]:
-    """For each data set `dataset`, `budget`, `privacy_unit`, `neighboring_relation`, `composition`,
-    `order`, `spent`, `left`, and `entries`: one for each reservation, with what it asked for and
-    how many of its batches were started, published and failed."""
-    names = connection.execute(sa.select(datasets.c.name).order_by(datasets.c.name)).scalars()
-    return [_summary(connection, name) for name in names.all()]
+    """Return for each data set `dataset`, `budget`, `privacy_unit`, `neighboring_relation`,
+    `composition`, `order`, `spent`, `left`, and `entries`: one for each reservation, with what it
+    asked for and how many of its batches were started, published and failed."""
+    return [_summary(connection, name) for name in dataset_names(connection)]
 
 
 def _summary(connection: sa.Connection, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The ledger's transactions, in SQLite (one machine) or PostgreSQL (a cluster).
+"""The ledger's tables and transactions, in SQLite (one machine) or PostgreSQL (a cluster).
 
 A write is one transaction that is on disk before it returns, and no two writes to one data set run
 side by side: in SQLite `BEGIN IMMEDIATE` lets one writer in, in PostgreSQL the data set's row is
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -21,16 +21,65 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
-from dpray.accounting import ledger_schema
 from dpray.accounting.hash_chain import Chain, Entry
-from dpray.accounting.ledger_schema import datasets, entries, secret
 from dpray.accounting.ledger_url import parse_url
+from dpray.io.files import touch_private
 from dpray.types import DprayError, InputError
 
 SECONDS_TO_WAIT = 60
 """How long a writer waits for the others before it gives up."""
 
 T = TypeVar("T")
+
+metadata = sa.MetaData()
+
+datasets = sa.Table(
+    "dpray_datasets",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    # Length and last hash of the chain: entries cut off its end leave no other trace.
+    sa.Column("length", sa.BigInteger, nullable=False),
+    sa.Column("head", sa.Text, nullable=False),
+    # An admission reads the reservations alone: without their number it would not miss one.
+    sa.Column("reservations", sa.BigInteger, nullable=False),
+)
+
+ACCOUNT = sa.text("kind IN ('create', 'reserve')")
+"""The entries that an admission reads. Written out, because a database matches the words of a query
+with those of its partial index."""
+
+entries = sa.Table(
+    "dpray_entries",
+    metadata,
+    sa.Column("dataset", sa.Text, primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    *(
+        sa.Column(name, sa.Text, nullable=False)
+        for name in ("kind", "key", "unit", "attempt", "at", "payload", "prev_hash", "hash")
+    ),
+    sa.Index("dpray_entries_identity", "kind", "key", "unit", "attempt", unique=True),
+    sqlite_with_rowid=False,
+)
+
+account_index = sa.Index(
+    "dpray_entries_account",
+    entries.c.dataset,
+    entries.c.seq,
+    sqlite_where=ACCOUNT,
+    postgresql_where=ACCOUNT,
+)
+
+secret = sa.Table(
+    "dpray_secret",
+    metadata,
+    # One row: the key of the digests by which files of data are known again.
+    sa.Column("data_key", sa.Text, primary_key=True),
+)
+
+OLDEST = frozenset({datasets.name, entries.name})
+"""The tables that every ledger has; one with these alone is of a version before `secret`."""
+
+_LOCK = 0x6470726179
 
 
 class LedgerError(DprayError):
@@ -42,25 +91,20 @@ class MissingLedger(InputError):
 
 
 class Store:
-    """The ledger's database. `create` makes the tables where they are missing; without it a missing
+    """The ledger's database. `create` makes the tables that are missing; without it a missing
     ledger is a `MissingLedger`. An older version's tables are brought up to date."""
 
     def __init__(self, url: str, *, create: bool) -> None:
         self._url = parse_url(url)
+        self._is_sqlite = self._url.get_backend_name() == "sqlite"
         if create:
-            if self._url.get_backend_name() == "sqlite":
-                # For its owner alone; SQLite gives its journals the same rights. What is wrong with
-                # the path, SQLite says below.
-                with suppress(OSError):
-                    os.close(os.open(str(self._url.database), os.O_CREAT | os.O_RDONLY, 0o600))
-            self._make_tables(_engine(self._url, create=True))
-        engine = _engine(self._url, create=False)
+            if self._is_sqlite:
+                touch_private(str(self._url.database))
+            self._make_tables(self._engine(create=True))
+        engine = self._engine(create=False)
         self._writer = engine.execution_options(dpray_write=True)
-        self._reader = (
-            engine
-            if self._url.get_backend_name() == "sqlite"
-            else engine.execution_options(isolation_level="REPEATABLE READ")
-        )
+        snapshot = {} if self._is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        self._reader = engine.execution_options(**snapshot)
         if not create:
             self._check_tables()
 
@@ -72,14 +116,14 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """One snapshot of the ledger."""
+        """Open one snapshot of the ledger."""
         with self._errors(), self._reader.begin() as connection:
             yield connection
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in one transaction and make it durable.
 
-        Where another writer took a unique row first, `work` runs once more and meets that row.
+        If another writer took a unique row first, `work` runs once more and meets that row.
         """
         with self._errors():
             try:
@@ -90,25 +134,17 @@ class Store:
                     return work(connection)
 
     def chain(self, connection: sa.Connection, dataset: str) -> Chain | None:
-        """Lock a data set until the transaction ends and hand out the end of its chain; None where
-        there is no such data set. Raises `LedgerError` where the chain's end is not what was
-        written."""
+        """Lock a data set until the transaction ends and return the end of its chain; None if there
+        is no such data set. Raises `LedgerError` if that end is not what was written."""
         query = sa.select(datasets).where(datasets.c.name == dataset)
         row = connection.execute(query.with_for_update()).first()
         if row is None:
             return None
-        last = connection.execute(
-            sa.select(entries)
-            .where(entries.c.dataset == dataset)
-            .order_by(entries.c.seq.desc())
-            .limit(1)
-        ).first()
+        own = sa.select(entries).where(entries.c.dataset == dataset)
+        last = connection.execute(own.order_by(entries.c.seq.desc()).limit(1)).first()
         entry = None if last is None else Entry(**last._mapping)
-        if entry is None or (entry.seq + 1, entry.hash, entry.digest()) != (
-            row.length,
-            row.head,
-            row.head,
-        ):
+        written = (row.length, row.head, row.head)
+        if entry is None or (entry.seq + 1, entry.hash, entry.digest()) != written:
             raise broken_chain(dataset)
         return Chain(dataset, row.length, row.head, row.reservations)
 
@@ -117,10 +153,11 @@ class Store:
         if chain.added:
             connection.execute(sa.insert(entries), [vars(entry) for entry in chain.added])
             chain.added.clear()
+            length, head, reservations = chain.end
             connection.execute(
                 sa.update(datasets)
                 .where(datasets.c.name == chain.dataset)
-                .values(length=chain.length, head=chain.head, reservations=chain.reservations)
+                .values(length=length, head=head, reservations=reservations)
             )
 
     def digests(self, connection: sa.Connection, contents: Iterable[bytes]) -> list[str]:
@@ -135,14 +172,14 @@ class Store:
     def _make_tables(self, engine: sa.Engine) -> None:
         engine = engine.execution_options(dpray_write=True)
         with self._errors(making=True), engine.begin() as connection:
-            ledger_schema.make(connection)
+            _make(connection)
         engine.dispose()
 
     def _check_tables(self) -> None:
         with self.read() as connection:
             present = set(sa.inspect(connection).get_table_names())
-        if not present >= ledger_schema.OLDEST:
-            raise missing(self)
+        if not present >= OLDEST:
+            raise self._missing()
         if secret.name not in present:
             self._make_tables(self._writer)
 
@@ -151,22 +188,40 @@ class Store:
         try:
             yield
         except SQLAlchemyError as error:
-            path = Path(self._url.database or "")
-            if self._url.get_backend_name() == "sqlite" and not path.is_file():
-                raise (self._not_made(path, error) if making else missing(self)) from error
-            raise LedgerError(f"the ledger {self} failed: {_reason(error)}") from error
+            raise self._error(error, making) from error
 
-    def _not_made(self, path: Path, error: SQLAlchemyError) -> MissingLedger:
-        folder = path.parent
-        why = _reason(error) if folder.is_dir() else f"there is no folder {folder}"
-        return MissingLedger(f"the ledger {self} cannot be made: {why}")
+    def _error(self, error: SQLAlchemyError, making: bool) -> DprayError:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        # The database's own first line: no statement and no values.
+        why = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+        path = Path(self._url.database or "")
+        if self._is_sqlite and not path.is_file():
+            if not making:
+                return self._missing()
+            why = why if path.parent.is_dir() else f"there is no folder {path.parent}"
+            return MissingLedger(f"the ledger {self} cannot be made: {why}")
+        if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+            return InputError(f"the ledger {self} is no SQLite file: {why}")
+        return LedgerError(f"the ledger {self} failed: {why}")
 
+    def _missing(self) -> MissingLedger:
+        return MissingLedger(
+            f"there is no ledger at {self}: a missing ledger is refused, not made anew, because "
+            "what was spent would be forgotten (`dpray ledger create` makes one)"
+        )
 
-def missing(store: object) -> MissingLedger:
-    return MissingLedger(
-        f"there is no ledger at {store}: a missing ledger is refused, not made anew, because what "
-        "was spent would be forgotten (`dpray ledger create` makes one)"
-    )
+    def _engine(self, *, create: bool) -> sa.Engine:
+        if self._is_sqlite:
+            return _sqlite_engine(str(self._url.database), "rwc" if create else "rw")
+        engine = sa.create_engine(
+            self._url,
+            poolclass=QueuePool,
+            pool_pre_ping=True,
+            hide_parameters=True,
+            connect_args={"connect_timeout": SECONDS_TO_WAIT},
+        )
+        sa.event.listen(engine, "connect", _prepare_postgresql)
+        return engine
 
 
 def broken_chain(dataset: str) -> LedgerError:
@@ -176,33 +231,43 @@ def broken_chain(dataset: str) -> LedgerError:
     )
 
 
-def _reason(error: SQLAlchemyError) -> str:
-    """The database's own first line: no statement and no values."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+def lock(connection: sa.Connection) -> None:
+    """Let one session at a time make tables or data sets; SQLite lets in one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
 
 
-def _engine(url: sa.URL, *, create: bool) -> sa.Engine:
-    if url.get_backend_name() == "sqlite":
-        return _sqlite_engine(url, create=create)
-    engine = sa.create_engine(
-        url,
-        poolclass=QueuePool,
-        pool_pre_ping=True,
-        hide_parameters=True,
-        connect_args={"connect_timeout": SECONDS_TO_WAIT},
+def _make(connection: sa.Connection) -> None:
+    """Make the tables that are missing, and bring an older ledger's up to date; in a transaction of
+    its own."""
+    lock(connection)
+    present = sa.inspect(connection).get_table_names()
+    older = set(present) >= OLDEST and secret.name not in present
+    if older:
+        _count_reservations(connection)
+    metadata.create_all(connection)
+    if older:
+        account_index.create(connection)
+    if secret.name not in present:
+        connection.execute(sa.insert(secret).values(data_key=secrets.token_hex(32)))
+
+
+def _count_reservations(connection: sa.Connection) -> None:
+    """Add the number of reservations to the rows of an older ledger. A data set that has lost
+    entries gets a number that no chain has: nothing more is charged to it."""
+    connection.exec_driver_sql(
+        f"ALTER TABLE {datasets.name} ADD COLUMN reservations BIGINT NOT NULL DEFAULT -1"
     )
-    sa.event.listen(engine, "connect", _prepare_postgresql)
-    return engine
+    own = sa.select(sa.func.count()).where(entries.c.dataset == datasets.c.name)
+    counted = own.where(entries.c.kind == "reserve").scalar_subquery()
+    whole = own.scalar_subquery() == datasets.c.length
+    connection.execute(sa.update(datasets).where(whole).values(reservations=counted))
 
 
-def _sqlite_engine(url: sa.URL, *, create: bool) -> sa.Engine:
-    path = quote(str(url.database))
-    mode = "rwc" if create else "rw"
-
+def _sqlite_engine(path: str, mode: str) -> sa.Engine:
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"file:{path}?mode={mode}",
+            f"file:{quote(path)}?mode={mode}",
             uri=True,
             timeout=SECONDS_TO_WAIT,
             isolation_level=None,
@@ -212,7 +277,7 @@ def _sqlite_engine(url: sa.URL, *, create: bool) -> sa.Engine:
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 
-    # A connection a transaction: a kept one would go on writing into a file that was deleted.
+    # A connection for each transaction: a kept one would go on writing into a deleted file.
     engine = sa.create_engine(
         "sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 
-from dpray.accounting.places import MOUNTS, in_ray_package, network_file_system
+from dpray.io.places import MOUNTS, in_ray_package, network_file_system
 from dpray.types import InputError
 
 

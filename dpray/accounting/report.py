@@ -1,4 +1,4 @@
-"""What a plan and a privacy report say of the guarantee, in the same words and keys."""
+"""The guarantee as a plan and a privacy report state it, in the same words and keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_COVERED = (
 
 
 def no_guarantee(privacy_unit: str, contribution_bound: int) -> dict[str, Any]:
-    """The same keys as `guarantee`, for a run without noise: there is no epsilon."""
+    """Return the keys of `guarantee` for a run without noise: there is no epsilon."""
     return {
         "epsilon": None,
         "delta": None,
@@ -40,8 +40,8 @@ def no_guarantee(privacy_unit: str, contribution_bound: int) -> dict[str, Any]:
 def guarantee(
     event: Event, price: Cost, privacy_unit: str, contribution_bound: int
 ) -> dict[str, Any]:
-    """The top-level keys that `plan --json` and `privacy_report.json` share, from the event that is
-    charged."""
+    """Return the top-level keys that `plan --json` and `privacy_report.json` share, from the event
+    that is charged."""
     terms = sorted(event.terms().items(), key=lambda term: term[0].name)
     return {
         "epsilon": price.epsilon,
@@ -54,13 +54,13 @@ def guarantee(
             "version": version("dp-accounting"),
             "bound": price.bound,
         },
-        "mechanisms": [mechanism(part, count, price.delta) for part, count in terms],
+        "mechanisms": [_mechanism(part, count, price.delta) for part, count in terms],
         "not_private": False,
     }
 
 
-def mechanism(event: Event, count: int, delta: float) -> dict[str, Any]:
-    """One mechanism of a plan: its parameters, how often it runs, what it would cost alone."""
+def _mechanism(event: Event, count: int, delta: float) -> dict[str, Any]:
+    """Describe one mechanism of a plan: its parameters, how often it runs, its cost alone."""
     parameters = {key: value for key, value in event.to_json().items() if key != "type"}
     alone = cost(SelfComposed(event, count), delta)
     rho = event.zcdp_rho() * count

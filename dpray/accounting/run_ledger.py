@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from dpray.accounting.events import Event
@@ -17,13 +17,11 @@ class RunLedger(Protocol):
     def reserve(
         self,
         dataset: str,
-        key: str,
-        event: Event,
-        budget_asked: Budget,
+        charges: Mapping[str, tuple[Event, Budget]],
         privacy_unit: str,
         neighboring_relation: str,
         files: Iterable[bytes] = (),
-    ) -> Reservation: ...
+    ) -> list[Reservation]: ...
 
     def account(self, dataset: str) -> Account | None: ...
 
@@ -57,13 +55,11 @@ class NullLedger:
     def reserve(
         self,
         dataset: str,
-        key: str,
-        event: Event,
-        budget_asked: Budget,
+        charges: Mapping[str, tuple[Event, Budget]],
         privacy_unit: str,
         neighboring_relation: str,
         files: Iterable[bytes] = (),
-    ) -> Reservation:
+    ) -> list[Reservation]:
         raise ValueError("a run that is not private is charged nothing")
 
     def account(self, dataset: str) -> Account | None:

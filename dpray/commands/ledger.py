@@ -12,10 +12,8 @@ from rich.table import Table
 
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
-from dpray.commands.report import read_json
 from dpray.commands.terminal import Terminal, printable
 from dpray.io.files import refuse_cloud
-from dpray.runs.plan import privacy_unit
 from dpray.types import Budget, InputError
 
 app = typer.Typer(no_args_is_help=True, help="The budgets: what each data set may spend and has.")
@@ -47,29 +45,33 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Give a data set its budget, and make the ledger if it is not there."""
-    book = Ledger.create_or_open(ledger)
+    # Late: `show` needs nothing of a plan, which imports Ray and the accountant.
+    from dpray.runs.plan import privacy_unit
+
+    opened = Ledger.create_or_open(ledger)
     budget = Budget(epsilon, delta)
     stated_for = (privacy_unit(unit), NEIGHBORING_RELATION)
-    book.create_dataset(dataset, budget, *stated_for, composition, order)
-    account = book.account(dataset)
+    opened.create_dataset(dataset, budget, *stated_for, composition, order)
+    account = opened.account(dataset)
     assert account is not None
     if as_json:
         typer.echo(json.dumps({"dataset": account.dataset, **account.terms()}))
     else:
         # By the ledger's own spelling, which an earlier call may have set.
-        typer.echo(printable(f"data set '{account.dataset}' has the budget {budget} in {book}"))
+        said = f"data set '{account.dataset}' has the budget {budget} in {opened}"
+        typer.echo(printable(said))
 
 
 @app.command()
 def show(ledger: Url, as_json: AsJson = False) -> None:
-    """What every data set may spend, has spent and has left."""
-    books = Ledger.open(ledger).show()
+    """Show what every data set may spend, has spent and has left."""
+    shown = Ledger.open(ledger).show()
     if as_json:
-        typer.echo(json.dumps(books))
+        typer.echo(json.dumps(shown))
         return
     console = Terminal()
-    console.print(_overview(books["datasets"]))
-    for dataset in books["datasets"]:
+    console.print(_overview(shown["datasets"]))
+    for dataset in shown["datasets"]:
         if dataset["entries"]:
             console.print(_runs(dataset))
 
@@ -87,10 +89,10 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute every hash, cost and total. Exit code 2 where something does not fit."""
-    book, runs = Ledger.open(ledger), contains or []
-    found = {str(run): book.holds(*_last_entry(run)) for run in runs}
-    problems = book.verify() + [
+    """Recompute every hash, cost and total. Exit code 2 if something does not fit."""
+    opened, runs = Ledger.open(ledger), contains or []
+    found = {str(run): opened.holds(*_last_entry(run)) for run in runs}
+    problems = opened.verify() + [
         f"{run}: the ledger does not hold the entry that the run's report names as its last one: "
         "it is another ledger, or was put back to an earlier state"
         for run, held in found.items()
@@ -114,7 +116,7 @@ def export(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Every entry, one JSON object a line, in the order of its chain."""
+    """Write every entry, one JSON object per line, in the order of its chain."""
     if out is not None:
         refuse_cloud(out, "--out")
     rows = (json.dumps(row) for row in Ledger.open(ledger).export())
@@ -134,6 +136,8 @@ def export(
 
 def _last_entry(run_dir: Path) -> tuple[str, int, str]:
     """Return data set, sequence number and hash of a run's last ledger entry, from its report."""
+    from dpray.commands.report import read_json  # late, for `show`: it brings the page's templates
+
     place = read_json(run_dir / "privacy_report.json").get("ledger") or {}
     match place:
         case {"dataset": str(dataset), "sequence": int(sequence), "head": str(head)} if (

@@ -11,6 +11,8 @@ from pydantic import Field, field_validator, model_validator
 from dpray.config.base import Count, Positive, Section
 from dpray.io.files import names_cloud
 
+LARGEST_EPSILON = 1e6
+
 
 class DataConfig(Section):
     path: str = Field(description="JSONL, CSV or Parquet; a glob, a cloud path, or hf://name")
@@ -82,6 +84,14 @@ class PrivacyConfig(Section):
     lost_batches: Literal["repeat", "drop"] = Field(
         "repeat", description="batches whose machine was lost with nothing published"
     )
+
+    @field_validator("epsilon")
+    @classmethod
+    def _within_floats(cls, epsilon: float) -> float:
+        # The bounds square it, and a float's range ends at 1e308.
+        if LARGEST_EPSILON < epsilon < math.inf:
+            raise ValueError(f"at most {LARGEST_EPSILON:g}; a larger one guarantees nothing")
+        return epsilon
 
 
 class EngineConfig(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from dpray.types import InputError
@@ -40,6 +41,13 @@ def make_private(folder: Path) -> None:
 def owners_only(path: str, flags: int) -> int:
     """Open a file as `open` asks its `opener` to, and make it for its owner alone."""
     return os.open(path, flags, 0o600)
+
+
+def touch_private(path: str) -> None:
+    """Make an empty file for its owner alone if there is none; SQLite gives its journals the same
+    rights. A path that cannot be a file is left to the one who opens it."""
+    with suppress(OSError):
+        os.close(owners_only(path, os.O_CREAT | os.O_RDONLY))
 
 
 def write_durably(path: Path, text: str, *, private: bool = False) -> None:

@@ -6,22 +6,19 @@ the bits come from OpenSSL's cryptographic generator inside `opendp`, which the 
 seeds, anew after a fork.
 
 Overflow: `opendp` adds in big integers and then cuts the sum to int64. Cutting is post-processing
-of a private value, so an extreme count costs no privacy and raises no error that would tell of it.
+of a private value, so an extreme count costs no privacy and raises no error that would reveal it.
 The scale is public and is refused above `MAX_SCALE`, where noise by itself would be cut.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import opendp.prelude as dp
-
-# The samplers are behind OpenDP's flag for components that its committee has not all vetted.
-dp.enable_features("contrib")
 
 INTEGER_NOISE_SOURCE = (
     "exact discrete Laplace and discrete Gaussian samplers of OpenDP (Canonne, Kamath, Steinke "
@@ -34,27 +31,38 @@ Counts = npt.NDArray[np.int64]
 
 
 def discrete_laplace(counts_N: npt.NDArray[np.integer], scale: float) -> Counts:
-    """`counts_N` plus independent noise of mass proportional to exp(-|x| / scale), int64.
+    """Return `counts_N` plus independent noise of mass proportional to exp(-|x| / scale), int64.
 
     Carries no guarantee by itself: with an L1 sensitivity of k it is k/scale-DP, see
     `dpray.accounting.events.DiscreteLaplace`. Raises ValueError for a scale that is not a number
     over 0 and at most `MAX_SCALE` and for a shape other than (N,); TypeError for counts that are
     not integers.
     """
-    scale = _checked(scale, "scale")
+    scale, dp = _checked(scale, "scale"), _opendp()
     space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l1_distance(T=dp.i64)
     return _release(dp.m.make_laplace(*space, scale=scale), counts_N)
 
 
 def discrete_gaussian(counts_N: npt.NDArray[np.integer], sigma: float) -> Counts:
-    """`counts_N` plus independent noise of mass proportional to exp(-x^2 / (2 sigma^2)), int64.
+    """Return `counts_N` plus independent noise of mass proportional to exp(-x^2 / (2 sigma^2)),
+    int64.
 
     Carries no guarantee by itself: with an L2 sensitivity of k it is (k/sigma)^2/2-zCDP, see
     `dpray.accounting.events.DiscreteGaussian`. Errors are those of `discrete_laplace`.
     """
-    sigma = _checked(sigma, "sigma")
+    sigma, dp = _checked(sigma, "sigma"), _opendp()
     space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l2_distance(T=dp.f64)
     return _release(dp.m.make_gaussian(*space, scale=sigma), counts_N)
+
+
+@functools.cache
+def _opendp() -> Any:
+    """Import OpenDP, late: it brings scikit-learn, and a plan draws nothing."""
+    import opendp.prelude as dp
+
+    # The samplers are behind OpenDP's flag for components that its committee has not all vetted.
+    dp.enable_features("contrib")
+    return dp
 
 
 def _checked(scale: float, name: str) -> float:

@@ -16,7 +16,7 @@ from dpray.mechanisms.laplace_scale import laplace_scale
 
 @dataclass(frozen=True)
 class LabelHistogram:
-    """Records per label, with discrete Laplace noise on every count.
+    """Counts records per label, with discrete Laplace noise on every count.
 
     Claim: relation add-or-remove-one unit. A record adds one to one count, a unit with
     k = `records_per_unit` records at most k in all: L1 sensitivity k. Noise of scale k/epsilon on
@@ -41,16 +41,16 @@ class LabelHistogram:
 
     @property
     def scale(self) -> float:
-        """k/epsilon, rounded so that k/scale is never over epsilon."""
+        """Return k/epsilon, rounded so that k/scale is never over epsilon."""
         return laplace_scale(self.records_per_unit, self.epsilon)
 
     @property
     def dp_event(self) -> DiscreteLaplace:
-        """The cost of `noisy`, once."""
+        """Return the cost of one call of `noisy`."""
         return DiscreteLaplace(scale=self.scale, sensitivity=self.records_per_unit)
 
     def count(self, labels: Iterable[str]) -> Counts:
-        """How many of the records' labels are each label of the set, in its order; private.
+        """Return the private number of records of each label, in the order of the set.
 
         Counts of shards add up. Raises ValueError, without naming it, for a label outside the set.
         """
@@ -63,11 +63,11 @@ class LabelHistogram:
         return counts_N
 
     def noisy(self, counts_N: npt.NDArray[np.integer]) -> Counts:
-        """The released counts, in the order of `labels`; may be negative."""
+        """Return the released counts, in the order of `labels`; may be negative."""
         return discrete_laplace(counts_N, self.scale)
 
     def proportions(self, noisy_N: Counts) -> dict[str, float]:
-        """The noisy counts cut at 0 and normalised; uniform where none is over 0. Sums to 1."""
+        """Return the noisy counts cut at 0, as shares of 1; uniform if none is over 0."""
         weights_N = np.maximum(noisy_N, 0).astype(np.float64)
         if not weights_N.any():
             weights_N[:] = 1.0

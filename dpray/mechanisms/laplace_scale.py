@@ -6,8 +6,9 @@ import math
 
 
 def laplace_scale(sensitivity: float, epsilon: float, *, count: int = 1) -> float:
-    """count * sensitivity / epsilon: the scale at which `count` mechanisms of this L1 sensitivity
-    cost `epsilon` together, rounded so that count * (sensitivity / scale) is never over it."""
+    """Return count * sensitivity / epsilon, the scale at which `count` mechanisms of this L1
+    sensitivity cost `epsilon` together, rounded so that count * (sensitivity / scale) is never over
+    it."""
     scale = count * sensitivity / epsilon
     while count * (sensitivity / scale) > epsilon:
         scale = math.nextafter(scale, math.inf)

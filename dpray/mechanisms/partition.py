@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 
 def new_salt() -> str:
-    """A public salt, fixed for a run: 128 bits as hexadecimal digits."""
+    """Return a public salt, fixed for a run: 128 bits as hexadecimal digits."""
     return secrets.token_hex(16)
 
 
 def content_id(text: str, label: str | None) -> str:
-    """The id of a record that is its own privacy unit: a hash of its content, so that it depends on
-    that record alone and not on where in which file it stands."""
+    """Return the id of a record that is its own privacy unit: a hash of its content, so that it
+    depends on that record alone and not on where in which file it stands."""
     digest = hashlib.blake2b(digest_size=16)
     for part in ("" if label is None else label, text):
         encoded = part.encode("utf-8", "surrogatepass")
@@ -39,7 +39,7 @@ class HashPartition:
     def expected(
         public_size: int, proportions: Mapping[str, float], batch_size: int, salt: str
     ) -> HashPartition:
-        """`round(public_size * proportion / s)` batches for each label, at least one."""
+        """Expect `round(public_size * proportion / s)` batches for each label, at least one."""
         counts = {
             label: max(1, round(public_size * proportion / batch_size))
             for label, proportion in proportions.items()
@@ -51,13 +51,13 @@ class HashPartition:
         return sum(self.batches_per_label.values())
 
     def keyed_hash(self, value: str) -> int:
-        """64 bits of BLAKE2b keyed with the salt."""
+        """Return 64 bits of BLAKE2b keyed with the salt."""
         encoded = value.encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(encoded, key=bytes.fromhex(self.salt), digest_size=8)
         return int.from_bytes(digest.digest(), "big")
 
     def batch_number(self, label: str, unit_id: str) -> int:
-        """The number of the unit's batch among its label's, from 0.
+        """Return the number of the unit's batch among its label's, from 0.
 
         64 bits modulo a count of at most millions: a skew below 1e-12 that no claim rests on.
         """
@@ -67,14 +67,16 @@ class HashPartition:
         return self.name(label, self.batch_number(label, unit_id))
 
     def name(self, label: str, number: int) -> str:
-        """A short public name: the label's position in the public label set, and the number."""
+        """Return a short public name: the label's position in the public label set, and the
+        number."""
         return f"{list(self.batches_per_label).index(label)}/{number}"
 
     def label_of(self, batch_id: str) -> str:
         return list(self.batches_per_label)[int(batch_id.split("/")[0])]
 
     def batch_ids(self) -> Iterator[str]:
-        """Every batch, the labels mixed in their shares: the first batches have the mix of all."""
+        """Yield every batch, the labels mixed in their shares: the first batches have the mix of
+        all."""
         places = (
             ((number + 0.5) / count, i, number)
             for i, count in enumerate(self.batches_per_label.values())

@@ -22,19 +22,20 @@ NOISE_SOURCE = (
 
 
 def new_key() -> str:
-    """256 bits from the operating system, as 64 hexadecimal digits (so that it can be JSON)."""
+    """Return 256 bits from the operating system, as 64 hexadecimal digits (so that it can be
+    JSON)."""
     return secrets.token_hex(32)
 
 
 def generator(key: str) -> np.random.Generator:
-    """The generator of a `new_key()`; the same key gives the same draws on every machine."""
+    """Return the generator of a `new_key()`; the same key gives the same draws on every machine."""
     if len(key) != 64:
         raise ValueError("a key is 64 hexadecimal digits")
     return np.random.Generator(ChaCha(key=int(key, 16), rounds=20))
 
 
 def named_key(salt: str, name: str) -> str:
-    """A key for PUBLIC randomness (draws from what is released, prompts): the same for the same
-    public salt (hexadecimal digits) and name. Never for noise."""
+    """Return a key for PUBLIC randomness (draws from what is released, prompts): the same for the
+    same public salt (hexadecimal digits) and name. Never for noise."""
     encoded = name.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(encoded, key=bytes.fromhex(salt), digest_size=32).hexdigest()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def largest_remainder(records: int, proportions: Mapping[str, float]) -> dict[str, int]:
-    """`records` split by public proportions that sum to 1: rounded down, and what is left over one
+    """Split `records` by public proportions that sum to 1: rounded down, and what is left over one
     each to the largest remainders, ties in the order of the labels. The sum is exact."""
     shares = {label: records * proportion for label, proportion in proportions.items()}
     split = {label: math.floor(share) for label, share in shares.items()}

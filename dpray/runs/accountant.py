@@ -8,9 +8,10 @@ killed one is simply started again over the same ledger: every operation is idem
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.actor import ActorHandle
@@ -19,20 +20,20 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 import dpray
-from dpray.accounting.events import Event
-from dpray.accounting.hash_chain import Entry
 from dpray.accounting.ledger import Ledger
-from dpray.accounting.ledger_account import Account, Reservation
-from dpray.accounting.ledger_batches import PAGE, BatchListings, Listing, Place
+from dpray.accounting.ledger_queries import BatchListings
 from dpray.accounting.ledger_url import parse_url
-from dpray.types import Budget, DprayError
+from dpray.types import DprayError
 
 NAMESPACE = "dpray"
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error of ours on its way to the caller. It travels as a value: Ray would wrap a raised
+    """An error of dpray on its way to the caller. It travels as a value: Ray would wrap a raised
     one, log it, and fail to rebuild a class whose constructor takes more than a message."""
 
     kind: type[DprayError]
@@ -57,19 +58,43 @@ class Accountant:
         self._url = url
         self._ledger: Ledger | None = None
 
-    def call(self, operation: str, *arguments: Any) -> Any:
-        """What `Ledger.operation(*arguments)` answers, or the `Refusal` it met with."""
+    def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
+        """Return what `Ledger.operation(*arguments)` answers, or the `Refusal` it met with."""
         try:
             # Not in the constructor: an actor that fails there leaves its name to a dead one.
             self._ledger = self._ledger or Ledger.open(self._url)
-            return getattr(self._ledger, operation)(*arguments)
+            return getattr(self._ledger, operation)(*arguments, **named)
         except DprayError as error:
             return Refusal.of(error)
 
 
+def _by_actor(
+    method: Callable[Concatenate[Ledger, P], R],
+) -> Callable[Concatenate[AccountantClient, P], R]:
+    """Return the ledger's method, with its types, as one that the actor carries out."""
+
+    @wraps(method)
+    def call(client: AccountantClient, *arguments: P.args, **named: P.kwargs) -> R:
+        plain = {name: _sendable(value) for name, value in named.items()}
+        answer: R = client.call(method.__name__, *map(_sendable, arguments), **plain)
+        return answer
+
+    return call
+
+
+def _sendable(value: Any) -> Any:
+    """Return a list for an iterable, which may be a generator; anything else as it is."""
+    return (
+        list(value)
+        if isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+        else value
+    )
+
+
 class AccountantClient(BatchListings):
-    """The ledger's operations, carried out by the accountant actor. Each is described at `Ledger`,
-    and raises what it raises there."""
+    """The accountant of the ledger at `url`: one actor for each ledger in the cluster, started if
+    it is not running. The ledger has to be there: the first call raises `MissingLedger` if it is
+    not. Each operation is described at `Ledger`, and raises what it raises there."""
 
     def __init__(self, url: str) -> None:
         # Absolute, because the actor has another working directory.
@@ -77,84 +102,30 @@ class AccountantClient(BatchListings):
         self._node_id = ray.get_runtime_context().get_node_id()
         self._actor = _start_actor(self._url, self._node_id)
 
-    def create_dataset(
-        self,
-        name: str,
-        budget: Budget,
-        privacy_unit: str,
-        neighboring_relation: str,
-        composition: str = "basic",
-        order: float | None = None,
-    ) -> None:
-        terms = (budget, privacy_unit, neighboring_relation, composition, order)
-        self._call("create_dataset", name, *terms)
+    account = _by_actor(Ledger.account)
+    is_reserved = _by_actor(Ledger.is_reserved)
+    reserve = _by_actor(Ledger.reserve)
+    begin = _by_actor(Ledger.begin)
+    publish_many = _by_actor(Ledger.publish_many)
+    fail = _by_actor(Ledger.fail)
+    commit = _by_actor(Ledger.commit)
+    last_commit = _by_actor(Ledger.last_commit)
+    page = _by_actor(Ledger.page)
+    counts = _by_actor(Ledger.counts)
 
-    def account(self, dataset: str) -> Account | None:
-        account: Account | None = self._call("account", dataset)
-        return account
+    def close(self) -> None:
+        """Leave the actor running: it serves every run on the ledger."""
 
-    def reserve(
-        self,
-        dataset: str,
-        key: str,
-        event: Event,
-        budget_asked: Budget,
-        privacy_unit: str,
-        neighboring_relation: str,
-        files: Iterable[bytes] = (),
-    ) -> Reservation:
-        charge = (event, budget_asked, privacy_unit, neighboring_relation, list(files))
-        reservation: Reservation = self._call("reserve", dataset, key, *charge)
-        return reservation
-
-    def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None:
-        self._call("begin", key, attempt_id, list(units))
-
-    def publish(self, key: str, unit: str, attempt_id: str, sha256: str) -> bool:
-        return bool(self._call("publish", key, unit, attempt_id, sha256))
-
-    def publish_many(self, key: str, attempt_id: str, releases: Iterable[tuple[str, str]]) -> int:
-        return int(self._call("publish_many", key, attempt_id, list(releases)))
-
-    def fail(self, key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool:
-        return bool(self._call("fail", key, unit, attempt_id, reason_class_name))
-
-    def commit(self, key: str) -> bool:
-        return bool(self._call("commit", key))
-
-    def last_commit(self, keys: Iterable[str]) -> Entry:
-        entry: Entry = self._call("last_commit", list(keys))
-        return entry
-
-    def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
-        entries: list[Entry] = self._call("page", listing, key, after, limit)
-        return entries
-
-    def counts(self, key: str) -> dict[str, int]:
-        counts: dict[str, int] = self._call("counts", key)
-        return counts
-
-    def kill(self) -> None:
-        """End the actor; the ledger stays, and the next call starts another actor."""
-        ray.kill(self._actor)
-
-    def _call(self, operation: str, *arguments: Any) -> Any:
-        answer: Any
+    def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
         try:
-            answer = ray.get(self._actor.call.remote(operation, *arguments))
+            answer: Any = ray.get(self._actor.call.remote(operation, *arguments, **named))
         except (RayActorError, OutOfMemoryError):
             # It may have written before it died. Asking again is safe: the ledger knows the key.
             self._actor = _start_actor(self._url, self._node_id)
-            answer = ray.get(self._actor.call.remote(operation, *arguments))
+            answer = ray.get(self._actor.call.remote(operation, *arguments, **named))
         if isinstance(answer, Refusal):
             raise answer.error()
         return answer
-
-
-def get_accountant(url: str) -> AccountantClient:
-    """The accountant of the ledger at `url`: one actor for each ledger in the cluster, started if
-    it is not running. The ledger itself has to be there: the first call says so if it is not."""
-    return AccountantClient(url)
 
 
 @retry(
@@ -164,7 +135,7 @@ def get_accountant(url: str) -> AccountantClient:
     reraise=True,
 )
 def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
-    """A living actor. For a moment after a death the name still leads to the dead one."""
+    """Return a living actor. For a moment after a death the name still leads to the dead one."""
     options: dict[str, Any] = {}
     if url.startswith("sqlite"):
         # The file is on the node that asked for the accountant, and on no other.
@@ -189,6 +160,6 @@ def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
 
 
 def actor_name(url: str) -> str:
-    """A name that hides the URL, which may hold a password, and that another version of dpray does
-    not share: a detached actor outlives the program that started it."""
+    """Return a name that hides the URL, which may hold a password, and that another version of
+    dpray does not share: a detached actor outlives the program that started it."""
     return "accountant-" + hashlib.sha256(f"{dpray.__version__} {url}".encode()).hexdigest()[:20]

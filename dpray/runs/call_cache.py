@@ -10,15 +10,14 @@ A call outlives the process from the moment `put` returns. A power cut may take 
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpray.io.files import owners_only
+from dpray.io.files import touch_private
 from dpray.types import DprayError, valid_unicode
 
 CALLS = "calls.db"
@@ -61,8 +60,7 @@ class CallCache:
         self._path = Path(path)
         self._lock = threading.Lock()
         with self._errors():
-            with suppress(OSError):  # SQLite says what is wrong with a path
-                os.close(owners_only(str(self._path), os.O_CREAT | os.O_RDONLY))
+            touch_private(str(self._path))
             # Autocommit: every statement is a transaction of its own.
             self._connection = sqlite3.connect(
                 self._path, _SECONDS_TO_WAIT, isolation_level=None, check_same_thread=False

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dpray.accounting.places import in_ray_package
 from dpray.io.files import (
     make_private,
     owners_only,
@@ -31,6 +30,7 @@ from dpray.io.files import (
     sync_all,
     write_durably,
 )
+from dpray.io.places import in_ray_package
 from dpray.types import InputError
 
 PRIVATE_NOTICE = (

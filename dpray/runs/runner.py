@@ -189,7 +189,7 @@ class Run:
                 self.keys[name]: (event, self.plan.charge(name))
                 for name, event in self.plan.charges.items()
             }
-            ledger.reserve_all(config.privacy.dataset, charges, unit, NEIGHBORING_RELATION, files)
+            ledger.reserve(config.privacy.dataset, charges, unit, NEIGHBORING_RELATION, files)
 
     def _ledger_to_charge(self, planned: bool) -> Ledger:
         """A new run on one machine may begin without a ledger: an SQLite file is made, and the

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.calibration import calibrate, discrete_gaussian_sigma, noise_multiplier
+from dpray.accounting.calibration import calibrate, noise_multiplier
 from dpray.accounting.events import (
     AboveThreshold,
     Composed,
@@ -40,13 +40,24 @@ def target_delta(units: int) -> float:
     return 1 / (units * math.log(units))
 
 
+def least_noise(make: Callable[[float], Event], epsilon: float, delta: float) -> float:
+    return calibrate(make, epsilon, delta, bracket=(1e-3, 1e7), increasing=False)
+
+
+def discrete_gaussian_sigma(epsilon: float, delta: float, sensitivity: int = 1) -> float:
+    """The smallest sigma of ten discrete Gaussian mechanisms."""
+    return least_noise(
+        lambda sigma: SelfComposed(DiscreteGaussian(sigma, sensitivity), 10), epsilon, delta
+    )
+
+
 @pytest.mark.parametrize(("units", "epsilon", "sigma"), GOLDEN)
 def test_golden_aug_pe_noise(units: int, epsilon: float, sigma: float) -> None:
     delta = target_delta(units)
     found = noise_multiplier(epsilon, delta, count=10)
     assert found == pytest.approx(sigma, abs=5.1e-4)
     # The discrete Gaussian has a law of its own: its sigmas differ in the fourth digit.
-    discrete = discrete_gaussian_sigma(epsilon, delta, count=10)
+    discrete = discrete_gaussian_sigma(epsilon, delta)
     assert discrete == pytest.approx(sigma, rel=6e-4)
     for event, less in [
         (Gaussian(found), Gaussian(found * (1 - 3e-6))),
@@ -65,22 +76,23 @@ def test_golden_the_printed_yelp_noise_is_too_little(sigma: float, epsilon: floa
 
 
 def test_user_level_votes_need_noise_in_proportion() -> None:
-    one = discrete_gaussian_sigma(2.0, 1e-6, count=10)
-    three = discrete_gaussian_sigma(2.0, 1e-6, count=10, sensitivity=3)
+    one = discrete_gaussian_sigma(2.0, 1e-6)
+    three = discrete_gaussian_sigma(2.0, 1e-6, sensitivity=3)
     assert three == pytest.approx(3 * one, rel=1e-3)
 
 
 @pytest.mark.slow
 def test_dp_sgd_noise() -> None:
     start = time.perf_counter()
-    noise = noise_multiplier(3.71, 1e-6, count=1000, sampling_probability=0.01)
+    noise = least_noise(
+        lambda z: SelfComposed(PoissonSubsampledGaussian(0.01, z), 1000), 3.71, 1e-6
+    )
     assert time.perf_counter() - start < 30
     assert noise == pytest.approx(0.8, abs=1e-3)
     step = PoissonSubsampledGaussian(0.01, noise)
     assert 3.70 < cost(SelfComposed(step, 1000), 1e-6).epsilon <= 3.71
-    assert noise_multiplier(2, 1e-6, count=4, sampling_probability=1.0) == pytest.approx(
-        2 * noise_multiplier(2, 1e-6), rel=1e-5
-    )
+    whole = least_noise(lambda z: SelfComposed(PoissonSubsampledGaussian(1.0, z), 4), 2, 1e-6)
+    assert whole == pytest.approx(2 * noise_multiplier(2, 1e-6, count=1), rel=1e-5)
 
 
 # Private prediction: rho = r (1/2 (c k / (s tau))^2 + 2 (k / (s sigma))^2), k records per unit.
@@ -173,8 +185,8 @@ def test_pure_mechanisms_at_delta_zero() -> None:
          (1, 10)),
         ("target_epsilon must be", Gaussian, 0, 1e-6, (1, 2)),
         ("target_epsilon must be", Gaussian, math.nan, 1e-6, (1, 2)),
-        ("target_delta must be", Gaussian, 1, -1e-6, (1, 2)),
-        ("target_delta must be", Gaussian, 1, 1.0, (1, 2)),
+        ("delta must be", Gaussian, 1, -1e-6, (1, 2)),
+        ("delta must be", Gaussian, 1, 1.0, (1, 2)),
         ("bracket must be", Gaussian, 1, 1e-6, (2, 1)),
         ("bracket must be", Gaussian, 1, 1e-6, (0, 1)),
     ],

@@ -21,7 +21,12 @@ SHA = "a" * 64
 
 
 def reserve(ledger: Ledger, key: str, asked: Budget = ASKED, dataset: str = "notes"):
-    return ledger.reserve(dataset, key, TENTH, asked, *STATED_FOR)
+    [reservation] = ledger.reserve(dataset, {key: (TENTH, asked)}, *STATED_FOR)
+    return reservation
+
+
+def publish(ledger: Ledger, unit: str, attempt: str = "attempt-1", sha: str = SHA) -> int:
+    return ledger.publish_many("run", attempt, [(unit, sha)])
 
 
 @pytest.fixture
@@ -67,26 +72,26 @@ def test_a_budget_that_is_the_plans_own_cost_holds_it_once(url: str):
     own = Budget(cost(event, 1e-6).epsilon, 1e-6)
     ledger = Ledger.create_or_open(url)
     ledger.create_dataset("own", own, *STATED_FOR)
-    ledger.reserve("own", "first", event, own, *STATED_FOR)
+    ledger.reserve("own", {"first": (event, own)}, *STATED_FOR)
     account = ledger.account("own")
     assert account is not None
     assert account.spent == own
     with pytest.raises(BudgetRefused):
-        ledger.reserve("own", "second", Laplace(1e9), Budget(1e-9, 0.0), *STATED_FOR)
+        ledger.reserve("own", {"second": (Laplace(1e9), Budget(1e-9, 0.0))}, *STATED_FOR)
 
 
 def test_several_charges_are_made_together_or_not_at_all(ledger: Ledger):
     charges = {f"run/{part}": (TENTH, Budget(0.6, 0.0)) for part in ("a", "b")}
     with pytest.raises(BudgetRefused):
-        ledger.reserve_all("notes", charges, *STATED_FOR)
+        ledger.reserve("notes", charges, *STATED_FOR)
     assert not ledger.is_reserved("run/a") and ledger.account("notes").charges == ()
     fitting = {key: (TENTH, Budget(0.5, 0.0)) for key in charges}
-    made = ledger.reserve_all("notes", fitting, *STATED_FOR)
-    assert ledger.reserve_all("notes", fitting, *STATED_FOR) == made
+    made = ledger.reserve("notes", fitting, *STATED_FOR)
+    assert ledger.reserve("notes", fitting, *STATED_FOR) == made
     assert ledger.account("notes").spent.epsilon == 1.0
     # What is there already is charged once; a key stands for one charge.
     with pytest.raises(LedgerConflict):
-        ledger.reserve_all("notes", charges, *STATED_FOR)
+        ledger.reserve("notes", charges, *STATED_FOR)
 
 
 def test_delta_alone_can_refuse(ledger: Ledger):
@@ -109,7 +114,7 @@ def test_a_renyi_budget_adds_divergences_at_its_order(url: str):
     def fill() -> None:
         nonlocal held
         for key in keys:
-            ledger.reserve("notes", key, event, asked, *STATED_FOR)
+            ledger.reserve("notes", {key: (event, asked)}, *STATED_FOR)
             held += 1
 
     with pytest.raises(BudgetRefused, match="renyi at order"):
@@ -139,7 +144,7 @@ def test_a_key_with_another_charge_is_a_conflict(ledger: Ledger):
     with pytest.raises(LedgerConflict):
         reserve(ledger, "run", dataset="other")
     with pytest.raises(LedgerConflict):
-        ledger.reserve("notes", "run", Laplace(11.0), ASKED, *STATED_FOR)
+        ledger.reserve("notes", {"run": (Laplace(11.0), ASKED)}, *STATED_FOR)
     assert len(list(ledger.export())) == 3
 
 
@@ -150,7 +155,7 @@ def test_a_dataset_has_one_budget(ledger: Ledger):
         (Budget(1.0, 1e-6), "patient", NEIGHBORING_RELATION),
         (Budget(1.0, 1e-6), *STATED_FOR, "renyi"),
     ):
-        with pytest.raises(LedgerConflict):
+        with pytest.raises(InputError, match="has another budget"):
             ledger.create_dataset("notes", *other)
     assert len(list(ledger.export())) == 1
 
@@ -160,7 +165,7 @@ def test_a_dataset_has_one_budget(ledger: Ledger):
 )
 def test_events_for_another_unit_or_relation_do_not_compose(ledger: Ledger, stated_for):
     with pytest.raises(InputError, match="do not compose"):
-        ledger.reserve("notes", "run", TENTH, ASKED, *stated_for)
+        ledger.reserve("notes", {"run": (TENTH, ASKED)}, *stated_for)
 
 
 def test_a_charge_below_its_events_cost_is_refused(ledger: Ledger):
@@ -191,18 +196,18 @@ def test_an_unknown_dataset(ledger: Ledger):
 def test_a_batch_is_published_once(ledger: Ledger):
     reserve(ledger, "run")
     ledger.begin("run", "attempt-1", ["a/0", "a/1"])
-    assert ledger.publish("run", "a/0", "attempt-1", SHA)
-    assert not ledger.publish("run", "a/0", "attempt-1", SHA)
+    assert publish(ledger, "a/0")
+    assert not publish(ledger, "a/0")
     with pytest.raises(LedgerConflict, match="another content"):
-        ledger.publish("run", "a/0", "attempt-1", "b" * 64)
+        publish(ledger, "a/0", "attempt-1", "b" * 64)
     with pytest.raises(AlreadyPublished):
-        ledger.publish("run", "a/0", "attempt-2", SHA)
+        publish(ledger, "a/0", "attempt-2")
     assert dict(ledger.published("run")) == {"a/0": ("attempt-1", SHA)}
 
 
 def test_a_published_batch_does_not_begin_again(ledger: Ledger):
     reserve(ledger, "run")
-    ledger.publish("run", "a/0", "attempt-1", SHA)
+    publish(ledger, "a/0")
     with pytest.raises(AlreadyPublished):
         ledger.begin("run", "attempt-2", ["a/1", "a/0"])
     assert list(ledger.started("run")) == []
@@ -212,10 +217,10 @@ def test_a_lost_batch_may_begin_again_and_is_counted(ledger: Ledger):
     reserve(ledger, "run")
     for _ in range(2):
         ledger.begin("run", "attempt-1", ["a/0", "a/1", "a/1"])
-    ledger.publish("run", "a/0", "attempt-1", SHA)
+    publish(ledger, "a/0")
     assert list(ledger.unfinished("run")) == [("a/1", "attempt-1")]
     ledger.begin("run", "attempt-2", ["a/1"])
-    ledger.publish("run", "a/1", "attempt-2", SHA)
+    publish(ledger, "a/1", "attempt-2")
     assert list(ledger.unfinished("run")) == []
     assert list(ledger.started("run")) == [
         ("a/0", "attempt-1"), ("a/1", "attempt-1"), ("a/1", "attempt-2"),
@@ -234,7 +239,7 @@ def test_a_failed_batch_is_never_repeated(ledger: Ledger):
     with pytest.raises(LedgerConflict, match="failed"):
         ledger.begin("run", "attempt-2", ["a/0"])
     with pytest.raises(LedgerConflict, match="failed"):
-        ledger.publish("run", "a/0", "attempt-1", SHA)
+        publish(ledger, "a/0")
 
 
 def test_nothing_happens_under_a_committed_run(ledger: Ledger):
@@ -244,7 +249,7 @@ def test_nothing_happens_under_a_committed_run(ledger: Ledger):
     assert not ledger.commit("run")
     for act in (
         lambda: ledger.begin("run", "attempt-1", ["a/1"]),
-        lambda: ledger.publish("run", "a/0", "attempt-1", SHA),
+        lambda: publish(ledger, "a/0"),
         lambda: ledger.fail("run", "a/0", "attempt-1", "ValueError"),
     ):
         with pytest.raises(LedgerConflict, match="committed"):
@@ -255,7 +260,7 @@ def test_nothing_happens_under_a_committed_run(ledger: Ledger):
 def test_nothing_happens_without_a_reservation(ledger: Ledger):
     for act in (
         lambda: ledger.begin("run", "attempt-1", ["a/1"]),
-        lambda: ledger.publish("run", "a/0", "attempt-1", SHA),
+        lambda: publish(ledger, "a/0"),
         lambda: ledger.commit("run"),
     ):
         with pytest.raises(LedgerConflict, match="no reservation"):
@@ -294,8 +299,8 @@ def test_what_cannot_be_a_public_name_is_kept_out(ledger: Ledger, text: str):
     for act in (
         lambda: ledger.begin("run", "attempt-1", [text]),
         lambda: ledger.begin("run", text, ["a/0"]),
-        lambda: ledger.publish("run", text, "attempt-1", SHA),
-        lambda: ledger.publish("run", "a/0", "attempt-1", text),
+        lambda: publish(ledger, text),
+        lambda: publish(ledger, "a/0", "attempt-1", text),
         lambda: ledger.fail("run", "a/0", "attempt-1", text),
         lambda: reserve(ledger, text),
         lambda: ledger.create_dataset(text, ASKED, *STATED_FOR),
@@ -329,7 +334,7 @@ def test_reserve_and_publish_do_not_grow_with_the_batches(tmp_path: Path):
         steps = 0
         reserve(ledger, name)
         ledger.begin("run", name, [name])
-        ledger.publish("run", name, name, SHA)
+        publish(ledger, name, name)
         return steps
 
     sa.event.listen(sa.pool.Pool, "connect", watch)

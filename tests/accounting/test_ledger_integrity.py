@@ -27,7 +27,7 @@ SHA = "a" * 64
 
 
 def reserve(ledger: Ledger, key: str) -> None:
-    ledger.reserve("notes", key, TENTH, ASKED, *STATED_FOR)
+    ledger.reserve("notes", {key: (TENTH, ASKED)}, *STATED_FOR)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def ledger(url: str) -> Ledger:
     reserve(ledger, "run-1")
     reserve(ledger, "run-2")
     ledger.begin("run-1", "attempt-1", ["a/0", "a/1"])
-    ledger.publish("run-1", "a/0", "attempt-1", SHA)
+    ledger.publish_many("run-1", "attempt-1", [("a/0", SHA)])
     ledger.fail("run-1", "a/1", "attempt-1", "ValueError")
     ledger.commit("run-1")
     return ledger
@@ -141,7 +141,7 @@ def test_a_replay_gives_the_same_bits(url: str):
         for run in range(1, 20):
             asked = Budget(3 / (2 * run + 1) + 1 / 3, 1e-7 / run)
             event = Gaussian(20.0 + 7.3 * run)
-            ledger.reserve(composition, f"{composition}-{run}", event, asked, *STATED_FOR)
+            ledger.reserve(composition, {f"{composition}-{run}": (event, asked)}, *STATED_FOR)
         live = ledger.account(composition)
         reopened = Ledger.open(url).account(composition)
         exported = [json.loads(json.dumps(row)) for row in ledger.export()]
@@ -174,9 +174,10 @@ def test_a_ledger_deleted_meanwhile_is_refused_not_made_anew(tmp_path: Path):
 def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path):
     path = tmp_path / "ledger.db"
     path.write_bytes(b"not a database at all" * 500)
-    with pytest.raises(LedgerError, match="not a database") as failed:
-        Ledger.open(f"sqlite:///{path}")
-    assert "\n" not in str(failed.value)
+    for opens in (Ledger.open, Ledger.create_or_open):
+        with pytest.raises(InputError, match="not a database") as failed:
+            opens(f"sqlite:///{path}")
+        assert "\n" not in str(failed.value)
 
 
 def test_a_locked_ledger_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

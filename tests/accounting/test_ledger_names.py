@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
 from dpray.accounting.hash_chain import Chain
-from dpray.accounting.ledger import Ledger, LedgerConflict
+from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import LedgerError
 from dpray.accounting.ledger_url import parse_url
 from dpray.types import Budget, BudgetRefused, InputError
@@ -30,7 +30,7 @@ def ledger(url: str) -> Ledger:
 
 
 def reserve(ledger: Ledger, dataset: str, key: str, files: list[bytes] | None = None) -> None:
-    ledger.reserve(dataset, key, Laplace(2.0), ASKED, *STATED_FOR, files or [])
+    ledger.reserve(dataset, {key: (Laplace(2.0), ASKED)}, *STATED_FOR, files or [])
 
 
 def test_case_and_blanks_make_no_other_data_set(ledger: Ledger):
@@ -41,7 +41,7 @@ def test_case_and_blanks_make_no_other_data_set(ledger: Ledger):
         assert ledger.account(spelling).dataset == "Clinic notes"
     with pytest.raises(BudgetRefused, match="'Clinic notes'"):
         reserve(ledger, spellings[2], "run-2")
-    with pytest.raises(LedgerConflict, match="'Clinic notes' has another budget"):
+    with pytest.raises(InputError, match="'Clinic notes' has another budget"):
         ledger.create_dataset(spellings[2], Budget(9.0, 1e-6), *STATED_FOR)
     # The same charge again, in another spelling, is the same charge.
     reserve(ledger, spellings[2], "run-0")

@@ -37,12 +37,13 @@ for line in sys.stdin:
         if command == "create":
             ledger.create_dataset(dataset, Budget(1.0, 1e-6), *stated_for)
         if command == "reserve":
-            ledger.reserve(dataset, key, Laplace(2.0), Budget(0.5, 1e-7), *stated_for)
+            ledger.reserve(dataset, {key: (Laplace(2.0), Budget(0.5, 1e-7))}, *stated_for)
         if command == "publish":
-            ledger.publish(key, rest[0], rest[1], "a" * 64)
+            ledger.publish_many(key, rest[1], [(rest[0], "a" * 64)])
         if command == "stream":
             for n in range(10_000):
-                ledger.reserve(dataset, f"{key}-{n}", Laplace(2e5), Budget(5e-6, 0.0), *stated_for)
+                charge = {f"{key}-{n}": (Laplace(2e5), Budget(5e-6, 0.0))}
+                ledger.reserve(dataset, charge, *stated_for)
                 print(f"{key}-{n}", flush=True)
         print("won", flush=True)
     except (BudgetRefused, AlreadyPublished):
@@ -99,7 +100,8 @@ def test_of_two_processes_that_race_exactly_one_wins(url: str):
 
         for turn in range(ROUNDS):
             assert race(f"create d{turn} -") == ["won", "won"]
-            ledger.reserve(f"d{turn}", f"first-{turn}", Laplace(2.0), Budget(0.5, 0), *STATED_FOR)
+            first = {f"first-{turn}": (Laplace(2.0), Budget(0.5, 0))}
+            ledger.reserve(f"d{turn}", first, *STATED_FOR)
             assert race(f"reserve d{turn} last-{turn}-{{who}}") == ["refused", "won"]
             assert race(f"publish - first-{turn} a/0 attempt-{{who}}") == ["refused", "won"]
             assert race(f"reserve d{turn} first-{turn}-{{who}}") == ["refused", "refused"]
@@ -131,10 +133,11 @@ def test_a_reservation_outlives_its_killed_process(url: str):
     account = ledger.account("notes")
     assert account is not None
     assert account.spent == Budget(0.5, 1e-7)
-    again = ledger.reserve("notes", "run", Laplace(2.0), Budget(0.5, 1e-7), *STATED_FOR)
-    assert again.seq == 1
+    charge = {"run": (Laplace(2.0), Budget(0.5, 1e-7))}
+    [reservation] = ledger.reserve("notes", charge, *STATED_FOR)
+    assert reservation.seq == 1
     ledger.begin("run", "attempt-2", ["a/0"])
-    assert ledger.publish("run", "a/0", "attempt-2", "a" * 64)
+    assert ledger.publish_many("run", "attempt-2", [("a/0", "a" * 64)]) == 1
     assert ledger.commit("run")
     assert ledger.verify() == []
 

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 
 from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
 from dpray.accounting.ledger import Ledger, LedgerConflict
-from dpray.accounting.ledger_schema import entries
-from dpray.accounting.ledger_store import LedgerError
+from dpray.accounting.ledger_store import LedgerError, entries
 from dpray.accounting.ledger_url import parse_url
 from dpray.cli import run_command
 from dpray.types import Budget
@@ -23,7 +22,7 @@ STATED_FOR = ("record", NEIGHBORING_RELATION)
 
 
 def reserve(ledger: Ledger, key: str, dataset: str = "notes") -> None:
-    ledger.reserve(dataset, key, Laplace(10.0), ASKED, *STATED_FOR)
+    ledger.reserve(dataset, {key: (Laplace(10.0), ASKED)}, *STATED_FOR)
 
 
 @pytest.fixture
@@ -177,7 +176,7 @@ def test_an_older_ledger_is_brought_up_to_date(
     assert list(opened.export()) == rows
     now = opened.account("notes").spent
     assert (now.epsilon.hex(), now.delta.hex()) == (spent.epsilon.hex(), spent.delta.hex())
-    opened.reserve("notes", "run-3", Laplace(10.0), ASKED, *STATED_FOR, [b"file"])
+    opened.reserve("notes", {"run-3": (Laplace(10.0), ASKED)}, *STATED_FOR, [b"file"])
     opened.create_dataset("other", BUDGET, *STATED_FOR)
     assert Ledger.open(url).verify() == []
 
@@ -201,7 +200,7 @@ def test_an_admission_reads_its_own_data_sets_charges_alone(
     """The database's own plan says so, with many entries of other kinds and of other data sets."""
     ledger.create_dataset("other", Budget(1e6, 1e-2), *STATED_FOR)
     charges = {f"other-{n}": (Laplace(10.0), ASKED) for n in range(300)}
-    ledger.reserve_all("other", charges, *STATED_FOR)
+    ledger.reserve("other", charges, *STATED_FOR)
     reserve(ledger, "open")
     ledger.begin("open", "attempt-1", [f"a/{n}" for n in range(2000)])
     statements: list[str] = []

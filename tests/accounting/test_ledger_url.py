@@ -8,8 +8,8 @@ import pytest
 
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_url import parse_url
-from dpray.accounting.places import in_ray_package, network_file_system
 from dpray.cli import run_command
+from dpray.io.places import in_ray_package, network_file_system
 from dpray.runs.folder import ReleaseFolder
 from dpray.types import InputError
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,10 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
+import dpray
 from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
 from dpray.accounting.ledger import Ledger
-from dpray.accounting.ledger_store import LedgerError, MissingLedger
+from dpray.accounting.ledger_store import MissingLedger
 from dpray.commands.ledger import app
 from dpray.config.config import parse_config
 from dpray.registry import make_plan
@@ -37,9 +41,9 @@ def create(url: str, *options: str) -> Result:
 def spend(url: str) -> None:
     ledger = Ledger.open(url)
     stated_for = ("record", NEIGHBORING_RELATION)
-    ledger.reserve("clinic-notes", "run-1", Laplace(1.0), Budget(1.0, 1e-7), *stated_for)
+    ledger.reserve("clinic-notes", {"run-1": (Laplace(1.0), Budget(1.0, 1e-7))}, *stated_for)
     ledger.begin("run-1", "attempt-1", ["a/0", "a/1"])
-    ledger.publish("run-1", "a/0", "attempt-1", "a" * 64)
+    ledger.publish_many("run-1", "attempt-1", [("a/0", "a" * 64)])
 
 
 def test_create_and_show(url: str):
@@ -70,7 +74,7 @@ def test_create_takes_a_rule_and_a_unit(url: str):
     assert dataset["order"] == 8.0
     assert dataset["privacy_unit"] == "all records with the same 'patient'"
     assert create(url, *rule).exit_code == 0
-    assert isinstance(create(url).exception, LedgerError)
+    assert isinstance(create(url).exception, InputError)
 
 
 def test_create_speaks_of_the_data_set_by_the_name_in_the_ledger(url: str):
@@ -96,7 +100,8 @@ def test_a_budget_pays_for_the_runs_of_its_unit_only(
             parse_config(settings(data__unit=unit, privacy__epsilon=3.0, privacy__delta=1e-6))
         )
         stated_for = (plan.privacy_unit, NEIGHBORING_RELATION)
-        Ledger.open(url).reserve("clinic-notes", "run", plan.dp_event, plan.charge(""), *stated_for)
+        charges = {"run": (plan.dp_event, Budget(plan.cost.epsilon, plan.cost.delta))}
+        Ledger.open(url).reserve("clinic-notes", charges, *stated_for)
 
     with pytest.raises(InputError, match="do not compose"):
         charge(other)
@@ -121,6 +126,43 @@ def test_a_bad_budget_is_bad_input(url: str, options: tuple[str, ...]):
     assert isinstance(error, DprayError)
     assert error.exit_code == 2
     assert "\n" not in str(error)
+
+
+def test_another_budget_is_bad_input(url: str):
+    create(url)
+    error = create(url, "--epsilon", "5").exception
+    assert isinstance(error, InputError)
+    assert str(error) == "data set 'clinic-notes' has another budget in the ledger already"
+
+
+@pytest.mark.parametrize("command", ["show", "verify", "export"])
+def test_a_file_that_is_no_ledger_is_bad_input(tmp_path: Path, command: str):
+    (tmp_path / "notes.txt").write_text("not a database " * 100)
+    error = call(command, f"sqlite:///{tmp_path}/notes.txt").exception
+    assert isinstance(error, InputError)
+    assert "is no SQLite file" in str(error) and "\n" not in str(error)
+
+
+SHOW = """
+import sys
+from typer.testing import CliRunner
+from dpray.commands.ledger import app
+shown = CliRunner().invoke(app, ["show", "--ledger", sys.argv[1]])
+heavy = {"torch", "scipy", "sklearn", "ray", "opendp", "dp_accounting", "pandas", "pyarrow"}
+print(shown.exit_code, sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_show_reads_a_ledger_without_the_accountants_libraries(url: str):
+    create(url)
+    spend(url)
+    shown = subprocess.run(
+        [sys.executable, "-c", SHOW, url],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(dpray.__file__).parents[1])},
+    )
+    assert shown.stdout == "0 []\n", shown.stderr
 
 
 @pytest.mark.parametrize("command", ["show", "verify", "export"])

@@ -7,6 +7,7 @@ import pickle
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -20,12 +21,12 @@ from dpray.runs.accountant import (
     AccountantClient,
     Refusal,
     actor_name,
-    get_accountant,
 )
 from dpray.types import Budget, BudgetRefused, DprayError, InputError
 
 STATED_FOR = ("record", NEIGHBORING_RELATION)
-CHARGE = (Laplace(2.0), Budget(0.5, 1e-7), *STATED_FOR)
+CHARGE = (Laplace(2.0), Budget(0.5, 1e-7))
+RUN = ({"run": CHARGE}, *STATED_FOR)
 SHA = "a" * 64
 
 
@@ -51,7 +52,7 @@ def test_the_actors_class_only_delegates(tmp_path: Path):
     assert isinstance(missing, Refusal)
     assert missing.kind is MissingLedger
     Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
-    assert accountant.call("reserve", "notes", "run", *CHARGE).seq == 1
+    assert accountant.call("reserve", "notes", *RUN)[0].seq == 1
     with pytest.raises(TypeError):
         accountant.call("reserve")
 
@@ -78,29 +79,34 @@ def url(cluster: None, tmp_path: Path) -> str:
 
 @pytest.fixture
 def accountant(url: str) -> Iterator[AccountantClient]:
-    accountant = get_accountant(url)
+    accountant = AccountantClient(url)
     yield accountant
-    accountant.kill()
+    ray.kill(actor_of(url))
+
+
+def actor_of(url: str) -> Any:
+    return ray.get_actor(actor_name(url), namespace=NAMESPACE)
 
 
 def process_of(url: str) -> int:
-    actor = ray.get_actor(actor_name(url), namespace=NAMESPACE)
-    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+    return ray.get(actor_of(url).__ray_call__.remote(lambda self: os.getpid()))
 
 
 @pytest.mark.slow
 def test_a_run_through_the_actor(accountant: AccountantClient, url: str):
-    assert accountant.reserve(" NOTES", "run", *CHARGE, [b"a file's digest"]).seq == 1
+    [reservation] = accountant.reserve(" NOTES", *RUN, files=[b"a file's digest"])
+    assert reservation.seq == 1
+    assert accountant.is_reserved("run") and not accountant.is_reserved("another")
     accountant.begin("run", "attempt-1", (f"a/{n}" for n in range(3)))
-    assert accountant.publish("run", "a/0", "attempt-1", SHA)
-    assert not accountant.publish("run", "a/0", "attempt-1", SHA)
-    assert accountant.publish_many("run", "attempt-1", [("a/0", SHA), ("a/1", SHA)]) == 1
+    assert accountant.publish_many("run", "attempt-1", [("a/0", SHA)]) == 1
+    both = {"a/0": SHA, "a/1": SHA}
+    assert accountant.publish_many("run", "attempt-1", both.items()) == 1
     assert accountant.fail("run", "a/2", "attempt-1", "ValueError")
     assert [unit for unit, _ in accountant.published("run")] == ["a/0", "a/1"]
     assert [unit for unit, _ in accountant.failed("run")] == ["a/2"]
     assert list(accountant.unfinished("run")) == []
     assert accountant.commit("run")
-    last = accountant.last_commit(["run"])
+    last = accountant.last_commit(iter(["run"]))
     assert Ledger.open(url).holds("notes", last.seq, last.hash)
     assert accountant.counts("run") == Ledger.open(url).counts("run")
     account = accountant.account("notes")
@@ -110,19 +116,19 @@ def test_a_run_through_the_actor(accountant: AccountantClient, url: str):
 
 @pytest.mark.slow
 def test_errors_come_out_as_themselves(accountant: AccountantClient, url: str):
-    accountant.create_dataset("small", Budget(0.4, 1e-6), *STATED_FOR)
+    Ledger.open(url).create_dataset("small", Budget(0.4, 1e-6), *STATED_FOR)
     with pytest.raises(BudgetRefused) as refused:
-        accountant.reserve("small", "run", *CHARGE)
+        accountant.reserve("small", *RUN)
     assert refused.value.left == Budget(0.4, 1e-6)
-    accountant.reserve("notes", "first", *CHARGE, [b"a file's digest"])
-    other = (Laplace(10.0), Budget(0.1, 1e-7), *STATED_FOR)
+    accountant.reserve("notes", {"first": CHARGE}, *STATED_FOR, [b"a file's digest"])
+    other = {"other": (Laplace(10.0), Budget(0.1, 1e-7))}
     with pytest.raises(InputError, match="as 'notes'"):
-        accountant.reserve("small", "other", *other, [b"a file's digest"])
+        accountant.reserve("small", other, *STATED_FOR, [b"a file's digest"])
     assert refused.value.exit_code == 3
     with pytest.raises(LedgerConflict, match="no reservation"):
         accountant.begin("run", "attempt-1", ["a/0"])
     with pytest.raises(InputError, match="there is no ledger"):
-        get_accountant(url + "-none").account("notes")
+        AccountantClient(url + "-none").account("notes")
 
 
 @pytest.mark.slow
@@ -130,15 +136,15 @@ def test_everybody_gets_the_same_actor(accountant: AccountantClient, url: str):
     @ray.remote(num_cpus=0)
     def publish(client: AccountantClient, attempt: str) -> bool:
         try:
-            return client.publish("run", "a/0", attempt, SHA)
+            return client.publish_many("run", attempt, [("a/0", SHA)]) == 1
         except AlreadyPublished:
             return False
 
-    accountant.reserve("notes", "run", *CHARGE)
+    accountant.reserve("notes", *RUN)
     before = process_of(url)
     answers = ray.get([publish.remote(accountant, f"attempt-{n}") for n in range(4)])
     assert sorted(answers) == [False, False, False, True]
-    get_accountant(url).account("notes")
+    AccountantClient(url).account("notes")
     assert process_of(url) == before
 
 
@@ -147,32 +153,32 @@ def test_everybody_gets_the_same_actor(accountant: AccountantClient, url: str):
 def test_an_accountant_killed_between_reserve_and_commit(
     accountant: AccountantClient, url: str, how: str
 ):
-    accountant.reserve("notes", "run", *CHARGE)
+    accountant.reserve("notes", *RUN)
     before = process_of(url)
     if how == "ray.kill":
-        accountant.kill()
+        ray.kill(actor_of(url))
     else:
         os.kill(before, signal.SIGKILL)
 
-    other = get_accountant(url)
+    other = AccountantClient(url)
     account = other.account("notes")
     assert account is not None
     assert account.spent == Budget(0.5, 1e-7)
     assert process_of(url) != before
-    assert other.reserve("notes", "run", *CHARGE).seq == 1
+    assert other.reserve("notes", *RUN)[0].seq == 1
     # The old client finds the new actor by itself.
     accountant.begin("run", "attempt-1", ["a/0"])
-    assert accountant.publish("run", "a/0", "attempt-1", SHA)
+    assert accountant.publish_many("run", "attempt-1", [("a/0", SHA)]) == 1
     assert accountant.commit("run")
     assert Ledger.open(url).verify() == []
 
 
 @pytest.mark.slow
 def test_a_ledger_deleted_under_the_actor_is_refused(accountant: AccountantClient, tmp_path: Path):
-    accountant.reserve("notes", "run", *CHARGE)
+    accountant.reserve("notes", *RUN)
     for file in tmp_path.iterdir():
         file.unlink()
     with pytest.raises(InputError, match="there is no ledger"):
-        accountant.reserve("notes", "another", *CHARGE)
+        accountant.reserve("notes", {"another": CHARGE}, *STATED_FOR)
     assert not issubclass(InputError, LedgerError)
     assert list(tmp_path.iterdir()) == []

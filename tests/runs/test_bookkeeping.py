@@ -74,15 +74,15 @@ def test_a_folder_without_its_run_is_charged_nothing_and_released_nothing(
 def test_a_run_that_stopped_after_its_charges_goes_on(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve_all = Ledger.reserve_all
+    reserve = Ledger.reserve
 
     def cut_off_afterwards(*arguments: Any) -> None:
-        reserve_all(*arguments)
+        reserve(*arguments)
         raise DprayError("cut off")
 
     run = config()
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "reserve_all", cut_off_afterwards)
+        patch.setattr(Ledger, "reserve", cut_off_afterwards)
         with pytest.raises(DprayError, match="cut off"):
             methods.run(run)
     assert json.loads((Path(run.output.path) / "run.json").read_text())["state"] == "planned"

@@ -68,7 +68,7 @@ def test_a_run_that_made_its_ledger_and_was_cut_off_goes_on(
     def stop(*_: Any) -> None:
         raise DprayError("cut off")
 
-    for name in ("create_dataset", "reserve_all"):
+    for name in ("create_dataset", "reserve"):
         with monkeypatch.context() as patch:
             patch.setattr(Ledger, name, stop)
             with pytest.raises(DprayError, match="cut off"):

@@ -13,8 +13,9 @@ import pytest
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from dpray.engines.requests import Request
-from dpray.methods.aug_pe.algorithm import AugPe, Checkpoint, Population, Writing
+from dpray.methods.aug_pe.algorithm import AugPe, Checkpoint, Population
 from dpray.methods.aug_pe.prompts import load_variation_prompts
+from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
 from dpray.runs.call_cache import CallCache, CallCacheError, Totals
 from dpray.runs.llm_calls import ask_cached, digest
@@ -118,13 +119,12 @@ def test_the_same_id_with_another_prompt_is_an_error(tmp_path: Path) -> None:
 
 
 PLAN = AugPe(
-    records={"Bars": 4, "Shopping": 3},
-    iterations=3,
-    variations=3,
-    lookahead=0,
-    selection="rank",
-    votes=VoteHistogram(4.0),
-    writing=Writing(
+    AugPeSettings(
+        name="aug_pe",
+        iterations=3,
+        variations=3,
+        lookahead=0,
+        selection="rank",
         variation="fill_in_the_blanks",
         mask_probability=0.5,
         temperature=1.2,
@@ -135,6 +135,8 @@ PLAN = AugPe(
         min_words=25,
         max_retries=2,
     ),
+    {"Bars": 4, "Shopping": 3},
+    VoteHistogram(4.0),
 )
 
 

@@ -53,11 +53,11 @@ has a checkpoint, it must never count again."""
 
 
 class Prompts(Protocol):
-    """The words around the public values; every random choice comes from `rng`."""
+    """Writes the words around the public values; every random choice comes from `rng`."""
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Strings that end an answer."""
+        """Return the strings that end an answer."""
         ...
 
     def random(self, label: str, rng: np.random.Generator) -> Prompt:
@@ -72,14 +72,14 @@ class Prompts(Protocol):
         ...
 
     def refused(self, answer: str) -> bool:
-        """Whether a text is a refusal and not an answer."""
+        """Return whether a text is a refusal and not an answer."""
         ...
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on after the vote of an iteration: plain JSON values, each of them
-    public or differentially private (`votes` are the noisy ones)."""
+    """Holds all that a run needs to go on after the vote of an iteration: plain JSON values, each
+    of them public or differentially private (`votes` are the noisy ones)."""
 
     iteration: int
     population: Population = field(repr=False)
@@ -119,7 +119,7 @@ _TOKEN = re.compile(r"[\w'’-]+|[^\w\s]+")
 
 @dataclass(frozen=True)
 class _Call:
-    """A text to be asked for: `name` says which one, for good; `parent` None: a random one."""
+    """A text to be asked for: `name` says which one, for good; without a `parent`, a random one."""
 
     name: str
     label: str
@@ -128,7 +128,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class AugPe:
-    """The frozen plan of a run; all of it public. `records` is n_syn of each label.
+    """The frozen plan of a run, all of it public. `records` is n_syn of each label.
 
     Guarantee: add or remove one unit. A record votes in its own label only, so an iteration is ONE
     application of `votes`, over the counts of all labels together, and a run costs `dp_event`: T of
@@ -153,7 +153,7 @@ class AugPe:
 
     @property
     def calls_by_purpose(self) -> dict[str, int]:
-        """Calls of the language model in a whole run in which no answer is empty."""
+        """Return how often a whole run calls the language model if no answer is empty."""
         settings = self.settings
         T, L, K = settings.iterations, settings.variations, settings.lookahead
         n_syn = sum(self.records.values())
@@ -177,7 +177,7 @@ class AugPe:
         checkpoint: Checkpoint | None = None,
         on_progress: OnProgress = lambda progress: None,
     ) -> Population:
-        """Algorithm 1; returns S' of the last iteration, at most n_syn texts of each label.
+        """Run Algorithm 1 and return S' of the last iteration, at most n_syn texts of each label.
 
         `salt` (hexadecimal digits, `new_salt`) is public and fixed for a run: keywords, styles,
         masks, lengths, draws and ties depend on it and on names, so that from a checkpoint the run
@@ -187,8 +187,8 @@ class AugPe:
         return _Run(self, prompts, ask, embed, vote, salt, on_progress).algorithm_1(checkpoint)
 
     def kept(self, checkpoint: Checkpoint, salt: str) -> Population:
-        """S' of the checkpoint's iteration: of the last one, the run's output. Raises ValueError
-        for a checkpoint of another plan."""
+        """Return S' of the checkpoint's iteration; after the last one it is the run's output.
+        Raises ValueError for a checkpoint of another plan."""
         t, S = checkpoint.iteration, checkpoint.population
         labels = {label for label, n_syn in self.records.items() if n_syn}
         if not 1 <= t <= self.settings.iterations or set(S) != labels:
@@ -197,8 +197,8 @@ class AugPe:
         return self.select(t, S, noisy, salt)
 
     def select(self, t: int, S: Population, noisy: Mapping[str, Counts], salt: str) -> Population:
-        """S': n_syn texts of each label, the best by rank (Aug-PE) or drawn in proportion to the
-        votes (original PE)."""
+        """Return S', n_syn texts of each label, the best by rank (Aug-PE) or drawn in proportion to
+        the votes (original PE)."""
         kept: Population = {}
         for label, texts in S.items():
             n_syn, rng = self.records[label], generator(named_key(salt, f"select-{t}-{label}"))
@@ -233,7 +233,7 @@ class _Run:
         return kept
 
     def random_api(self) -> Population:
-        """The first population: L * n_syn texts of each label."""
+        """Return the first population: L * n_syn texts of each label."""
         L = self.plan.settings.variations
         calls = [
             _Call(f"random-1-{label}/{i}", label)
@@ -243,7 +243,7 @@ class _Run:
         return self.population(1, "random texts", calls, {})
 
     def variation_api(self, t: int, kept: Population) -> Population:
-        """The kept texts and L - 1 variations of each.
+        """Return the kept texts and L - 1 variations of each.
 
         L = 1 is the original PE: one variation takes the place of each kept text (with none, no
         iteration would bring a new text).
@@ -257,8 +257,9 @@ class _Run:
         return self.population(t, "variations", calls, kept if L > 1 else {})
 
     def embeddings(self, t: int, S: Population) -> dict[str, npt.NDArray[np.float32]]:
-        """Each label's embeddings_ND: K = 0, the texts' own; K > 0, the mean over K variations of
-        each, or its own where none was answered. The mean is not normalised again, as in PE."""
+        """Return each label's embeddings_ND: for K = 0 the texts' own; for K > 0 the mean over K
+        variations of each, or its own if none was answered. The mean is not renormalised, as
+        in PE."""
         K = self.plan.settings.lookahead
         calls = [
             _Call(f"lookahead-{t}-{label}/{i}", label, x)
@@ -282,7 +283,8 @@ class _Run:
     def population(
         self, t: int, doing: Doing, calls: Sequence[_Call], kept: Population
     ) -> Population:
-        """The kept texts and the answers that are not empty, of each label that has records."""
+        """Return the kept texts and the answers that are not empty, of each label that has
+        records."""
         S = {label: list(kept.get(label, [])) for label, n in self.plan.records.items() if n}
         for call, text in zip(calls, self.answers(t, doing, calls), strict=True):
             if text:
@@ -296,8 +298,9 @@ class _Run:
         return S
 
     def answers(self, t: int, doing: Doing, calls: Sequence[_Call]) -> list[str]:
-        """Texts in the order of the calls; an empty or refused one is asked for again, under a new
-        id and with new random choices, and is "" in the end."""
+        """Return texts in the order of the calls; an empty or refused one is asked for up to
+        `max_retries` times more, under a new id and with new random choices, and is "" in the
+        end."""
         return answered(
             self.ask,
             lambda number, attempt: self.request(calls[number], attempt),

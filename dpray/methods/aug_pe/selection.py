@@ -13,13 +13,13 @@ from dpray.mechanisms.discrete_noise import Counts
 
 
 def cut_at_zero(noisy_N: Counts) -> Counts:
-    """`max(noisy - H, 0)` with the paper's H = 0."""
+    """Return `max(noisy - H, 0)` with the paper's H = 0."""
     cut: Counts = np.maximum(noisy_N, 0)
     return cut
 
 
 def select_by_rank(noisy_N: Counts, n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """The indices of the n most voted texts, each at most once, best first (Aug-PE).
+    """Return the indices of the n most voted texts, each at most once, best first (Aug-PE).
 
     Ties, of which those at 0 are many, are broken at random: by index they would favour whatever
     the population lists first. Raises ValueError unless 0 <= n <= N.
@@ -34,7 +34,7 @@ def select_by_rank(noisy_N: Counts, n: int, rng: np.random.Generator) -> npt.NDA
 def select_by_probability(
     noisy_N: Counts, n: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """n indices drawn with replacement in proportion to the counts cut at 0 (original PE).
+    """Draw n indices with replacement in proportion to the counts cut at 0 (original PE).
 
     Uniform where no count is over 0. Raises ValueError for a negative n or an empty population.
     """

@@ -34,7 +34,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class VoteHistogram:
-    """One iteration's noisy votes: discrete Gaussian noise on every count.
+    """Counts one iteration's noisy votes: discrete Gaussian noise on every count.
 
     Claim: relation add-or-remove-one unit. A record casts one vote in an iteration, for a text that
     depends on that record and the public population alone (`count_votes`); a unit with k records
@@ -56,11 +56,11 @@ class VoteHistogram:
 
     @property
     def dp_event(self) -> DiscreteGaussian:
-        """The cost of one iteration."""
+        """Return the cost of one iteration."""
         return DiscreteGaussian(sigma=self.sigma, sensitivity=self.votes_per_unit)
 
     def noisy(self, counts_N: npt.NDArray[np.integer]) -> Counts:
-        """The released counts of one iteration, shape (N,); may be negative."""
+        """Return the released counts of one iteration, shape (N,); may be negative."""
         return discrete_gaussian(counts_N, self.sigma)
 
 
@@ -96,7 +96,7 @@ def count_votes(
 
 
 class _NearestText:
-    """Exact nearest neighbours among the U distinct synthetic texts, lowest index first."""
+    """Finds exact nearest neighbours among the U distinct synthetic texts, lowest index first."""
 
     def __init__(self, synthetic_ND: npt.NDArray[np.float32]) -> None:
         rows_ND = _on_grid(synthetic_ND, "synthetic")
@@ -111,7 +111,7 @@ class _NearestText:
         self.gpu = _gpu_index(self.rows_UD)
 
     def nearest(self, private_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """The index in the synthetic set of each row's nearest text, shape (B,)."""
+        """Return the index in the synthetic set of each row's nearest text, shape (B,)."""
         rows_BD = _on_grid(private_BD, "private")
         if len(self.index_U) == 1:
             return np.zeros(len(rows_BD), dtype=np.int64)
@@ -125,7 +125,7 @@ class _NearestText:
         return indices
 
     def _by_numpy(self, rows_BD: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], Array]:
-        """The nearest text in float32, and how much farther the second one is, squared."""
+        """Return the nearest text in float32, and how much farther the second one is, squared."""
         order_BU = rows_BD @ self.rows_UD.T
         order_BU *= -2
         order_BU += self.rounded_squares_U
@@ -136,23 +136,25 @@ class _NearestText:
         return nearest_B, order_BU.min(axis=1) - least_B
 
     def _by_gpu(self, rows_BD: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], Array]:
-        """The same by FAISS."""
+        """Return the same by FAISS."""
         assert self.gpu is not None
         squared_B2, found_B2 = self.gpu[0].search(rows_BD, 2)
         return found_B2[:, 0].copy(), np.diff(squared_B2.astype(np.float64), axis=1)[:, 0]
 
     def _largest_rounding_gap(self, rows_BD: npt.NDArray[np.float32]) -> Array:
-        """The largest gap between two float32 squared distances that rounding alone can make,
-        shape (B,): each is off by at most gamma (|x| + |y|)^2 whichever formula is taken and in
-        whatever order it is summed, gamma = n u / (1 - n u) for n roundings (Higham 2002, 3.1)."""
+        """Return the largest gap between two float32 squared distances that rounding alone can
+        make, shape (B,): each is off by at most gamma (|x| + |y|)^2 whichever formula is taken and
+        in whatever order it is summed, gamma = n u / (1 - n u) for n roundings (Higham 2002,
+        3.1)."""
         roundings = (rows_BD.shape[1] + 4) * FLOAT32_UNIT
         gamma = roundings / (1 - roundings)
         gap_B: Array = 2 * gamma * (_norms(rows_BD) + self.largest_norm) ** 2
         return gap_B
 
     def _exactly(self, rows_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """|y|^2 - 2 x.y orders the texts as |x - y|^2 does; every sum in it is an integer below
-        2^53, so the product is exact and argmin takes the lowest index of a true tie."""
+        """Find the nearest exactly: |y|^2 - 2 x.y orders the texts as |x - y|^2 does; every sum in
+        it is an integer below 2^53, so the product is exact and argmin takes the lowest index of a
+        true tie."""
         exact_BD = rows_BD.astype(np.float64) * GRID
         order_BU = self.squares_U - 2.0 * (exact_BD @ self.exact_UD.T)
         nearest: npt.NDArray[np.int64] = order_BU.argmin(axis=1)
@@ -161,8 +163,8 @@ class _NearestText:
 
 def _gpu_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any] | None:
     """An exact L2 index on GPU 0, and the memory that has to live as long as it; None without a
-    GPU, where FAISS took three times numpy's time (tests/benchmarks/bench_voting.py), or without
-    FAISS, which the extra `gpu` brings."""
+    GPU, because there FAISS took three times numpy's time (tests/benchmarks/bench_voting.py), or
+    without FAISS, which the extra `gpu` brings."""
     if importlib.util.find_spec("faiss") is None:
         return None
     import faiss
@@ -176,7 +178,7 @@ def _gpu_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any] | None:
 
 
 def _on_grid(rows_BD: npt.NDArray[np.float32], whose: str) -> npt.NDArray[np.float32]:
-    """Rounded to multiples of 2^-24, which float32 holds exactly for components up to 2."""
+    """Round to multiples of 2^-24, which float32 holds exactly for components up to 2."""
     # Adding 0 turns -0 into 0: equal rows have equal bytes.
     rounded_BD = np.rint(np.asarray(rows_BD, dtype=np.float32) * np.float32(GRID)) + np.float32(0)
     rounded_BD /= np.float32(GRID)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.accounting.calibration import noise_multiplier
-from dpray.accounting.events import Composed, Event, SelfComposed, in_parallel
+from dpray.accounting.events import Composed, Event, SelfComposed
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.laplace_scale import laplace_scale
 from dpray.methods.dp_kps.kde import (
@@ -77,13 +77,13 @@ class DpKps:
 
     @property
     def terms(self) -> int:
-        """N, or all of V where it has fewer."""
+        """Return N, or the size of V if it has fewer terms."""
         return min(self.settings.vocabulary_size, self.public_terms)
 
     @cached_property
     def estimators(self) -> tuple[FourierFeatures, ...]:
-        """The points of K_1, K_2, ...; none for `exact`. The linear K_l takes prefixes of l phrases
-        with u = 1/l; the logarithmic K_j takes L' = 2^j with u = 2/L'."""
+        """Return the points of K_1, K_2, ...; none for `exact`. The linear K_l takes prefixes of l
+        phrases with u = 1/l; the logarithmic K_j takes L' = 2^j with u = 2/L'."""
         settings, L = self.settings, self.settings.sequence_length
         if settings.estimator == "exact":
             return ()
@@ -101,21 +101,21 @@ class DpKps:
         )
 
     def estimator_of(self, length: int) -> int:
-        """Which estimator answers for prefixes of so many phrases, from 0: K_l, or K_ceil(log2 l)
-        but K_1 for a single one."""
+        """Return the number of the estimator that answers for prefixes of so many phrases, from 0:
+        K_l, or K_ceil(log2 l) but K_1 for a single one."""
         if self.settings.ensemble == "linear":
             return length - 1
         return max(1, (length - 1).bit_length()) - 1
 
     def shortest(self, k: int) -> int:
-        """The fewest phrases that the k-th estimator, from 0, answers for: records with fewer have
-        no part in it."""
+        """Return the fewest phrases that the k-th estimator, from 0, answers for: records with
+        fewer have no part in it."""
         lengths = range(1, self.settings.sequence_length + 1)
         return next(length for length in lengths if self.estimator_of(length) == k)
 
     @cached_property
     def kde(self) -> VocabularyHistogram | FeatureSum:
-        """The mechanism of one class and one estimator.
+        """Return the mechanism of one class and one estimator.
 
         `exact`: of each of its S terms a record has weight 1/S, here in units of 1/S.
         """
@@ -131,26 +131,28 @@ class DpKps:
 
     @property
     def kde_event(self) -> Event:
-        """The densities: classes in parallel, an ensemble's estimators one after the other."""
-        one_class = SelfComposed(self.kde.dp_event, max(1, len(self.estimators)))
-        return in_parallel(one_class for _ in self.labels or ("",))
+        """Return the cost of all densities: an ensemble's estimators one after the other, the
+        classes in parallel. Every class runs the same mechanism, so all of them cost what one does
+        (Amin et al. 2024, Lemma 2)."""
+        return SelfComposed(self.kde.dp_event, max(1, len(self.estimators)))
 
     @property
     def dp_event(self) -> Event:
         return Composed((self.vocabulary.dp_event, self.kde_event))
 
     def vocabulary_counts(self, matcher: TermMatcher, texts: Iterable[str]) -> Counts:
-        """Private pass 1: a shard's counts over V, shape (V,). `matcher` knows all of V."""
+        """Return private pass 1, a shard's counts over V, shape (V,). `matcher` knows all of V."""
         S = self.settings.phrases_per_record
         return self.vocabulary.count(matcher.first_terms(text, S) for text in texts)
 
     def noisy_vocabulary(self, counts_V: Counts, rng: np.random.Generator) -> list[int]:
-        """Release 1: the ids of the private vocabulary's N terms."""
+        """Return release 1, the ids of the private vocabulary's N terms."""
         noisy_V = self.vocabulary.noisy(counts_V)
         return self.vocabulary.top(noisy_V, self.settings.vocabulary_size, rng)
 
     def noisy_sums(self, sums: Sums) -> Sums:
-        """Release 2: one class's sums over all records; every class has one, hit or not."""
+        """Return release 2, one class's sums over all records; every class has one, even without
+        records."""
         if isinstance(self.kde, VocabularyHistogram):
             return self.kde.noisy(sums[0])[None]
         kde = self.kde
@@ -158,7 +160,7 @@ class DpKps:
 
     @property
     def density_noise(self) -> float:
-        """The standard deviation of the noise in one term's density."""
+        """Return the standard deviation of the noise in one term's density."""
         if isinstance(self.kde, VocabularyHistogram):
             return math.sqrt(2) * self.kde.dp_event.scale
         spread = math.sqrt(2) if self.settings.noise == "laplace" else 1.0
@@ -183,7 +185,7 @@ class DensityPass:
             self._features_NI = plan.estimators[0](vectors_ND)
 
     def sums(self, texts: Iterable[str]) -> Sums:
-        """The sums of a shard of ONE class's texts, shape (1, N) or (estimators, I)."""
+        """Return the sums of a shard of ONE class's texts, shape (1, N) or (estimators, I)."""
         kde, S = self.plan.kde, self.plan.settings.phrases_per_record
         found = (self.matcher.first_terms(text, S) for text in texts)
         if isinstance(kde, VocabularyHistogram):
@@ -222,7 +224,7 @@ class Sequences:
         self._kept: tuple[int, list[Array]] = (-1, [])
 
     def draw(self, label: str, number: int, rng: np.random.Generator) -> Ids:
-        """Term ids of shape (number, L)."""
+        """Draw term ids of shape (number, L)."""
         if self.plan.settings.sampling == "independent":
             return self.independent(label, number, rng)
         parts = [
@@ -232,13 +234,13 @@ class Sequences:
         return np.concatenate([np.zeros((0, self.plan.settings.sequence_length), int), *parts])
 
     def independent(self, label: str, number: int, rng: np.random.Generator) -> Ids:
-        """L draws from the multinomial over the N terms."""
+        """Draw L times from the multinomial over the N terms."""
         weights_N, L = self._weights(label, None)[0], self.plan.settings.sequence_length
         return rng.choice(len(weights_N), size=(number, L), p=weights_N)
 
     def iterative(self, label: str, number: int, rng: np.random.Generator) -> Ids:
-        """One phrase after the other, by the densities of all extensions of the prefix P. A
-        record's phrases are distinct, and so are a sequence's while there are any left."""
+        """Draw one phrase after the other by the densities of all extensions of the prefix P. A
+        record's phrases are distinct, and so are a sequence's while any are left."""
         P = np.zeros((number, 0), dtype=np.int64)
         for _ in range(self.plan.settings.sequence_length):
             weights_RN = self._weights(label, P)
@@ -249,7 +251,7 @@ class Sequences:
         return P
 
     def _weights(self, label: str, P: Ids | None) -> Array:
-        """Probabilities of the next term, shape (number of prefixes, N)."""
+        """Return the probabilities of the next term, shape (number of prefixes, N)."""
         settings = self.plan.settings
         left_RN = self._shares(self.noisy[label], P, 1)
         if settings.contrast and len(self.noisy) > 1:
@@ -271,8 +273,8 @@ class Sequences:
         return weights_RN
 
     def _shares(self, noisy: Sums, P: Ids | None, classes: int) -> Array:
-        """Densities as shares of their sum, rows of zeros where nothing is above the threshold;
-        `noisy` is the sum of so many classes' noisy sums."""
+        """Return densities as shares of their sum, and zeros for a row without any above the
+        threshold; `noisy` is the sum of the noisy sums of `classes` classes."""
         floor = self.plan.settings.threshold * self.plan.density_noise * math.sqrt(classes)
         if self._kernel_NN is not None:
             scores_RN = np.maximum(noisy - floor, 0.0) @ self._kernel_NN
@@ -288,7 +290,7 @@ class Sequences:
         return shares_RN
 
     def extensions(self, noisy: Sums, P: Ids) -> Array:
-        """The densities of every prefix of P extended by every term, shape (rows of P, N).
+        """Return the densities of every prefix of P extended by every term, shape (rows of P, N).
 
         With the prefix's angles A and a term's T, sum_i F_i cos(A_i + T_i + b_i) is two products of
         matrices; the queries' factor undoes the padding (Theorem B.2).
@@ -305,7 +307,7 @@ class Sequences:
         return np.asarray(math.sqrt(2) / K.number * K.padding_factor(length) * scores_RN)
 
     def _angles(self, k: int, blocks: int) -> list[Array]:
-        """The terms' angles in the first blocks of K_k; kept for the estimator in use."""
+        """Return the terms' angles in the first blocks of K_k; kept for the estimator in use."""
         if self._kept[0] != k:
             self._kept = (k, [])
         angles_LNI, K = self._kept[1], self.plan.estimators[k]

@@ -43,8 +43,8 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class FourierFeatures:
-    """`f_i(x) = sqrt(2) cos(sqrt(2) w_i.x / bandwidth + b_i)`, i = 1..I, with public draws of
-    w_i ~ N(0, 1)^(blocks * D) and b_i ~ U[0, 2 pi]: E[f_i(x) f_i(y)] = k(x, y).
+    """Computes `f_i(x) = sqrt(2) cos(sqrt(2) w_i.x / bandwidth + b_i)`, i = 1..I, with public draws
+    of w_i ~ N(0, 1)^(blocks * D) and b_i ~ U[0, 2 pi]: E[f_i(x) f_i(y)] = k(x, y).
 
     A point is the concatenation of `blocks` vectors of dimension D, or of fewer: the rest is zero.
     Its vectors have norm 1 and are scaled here to squared norm `block_norm` (the paper's u).
@@ -58,7 +58,8 @@ class FourierFeatures:
     block_norm: float = 1.0
 
     def angles(self, vectors_ND: npt.NDArray[Any], block: int = 0) -> Array:
-        """What vectors in the given block add to the argument of each cosine, shape (N, I)."""
+        """Return what vectors in the given block add to the argument of each cosine, shape (N,
+        I)."""
         w_DI, _ = _draws(self.seed, block, self.dimension, self.number)
         scale = math.sqrt(2 * self.block_norm) / self.bandwidth
         angles_NI: Array = np.asarray(vectors_ND, dtype=np.float64) @ w_DI
@@ -66,24 +67,24 @@ class FourierFeatures:
         return angles_NI
 
     def of_angles(self, angles_RI: Array) -> Array:
-        """The features of points, from the sums of their blocks' angles; shape (R, I)."""
+        """Return the features of points, from the sums of their blocks' angles; shape (R, I)."""
         features_RI = angles_RI + self.phases
         np.cos(features_RI, out=features_RI)
         features_RI *= math.sqrt(2)
         return features_RI
 
     def __call__(self, vectors_ND: npt.NDArray[Any]) -> Array:
-        """The features of points of one block, shape (N, I)."""
+        """Return the features of points of one block, shape (N, I)."""
         return self.of_angles(self.angles(vectors_ND))
 
     @property
     def phases(self) -> Array:
-        """b, shape (I,)."""
+        """Return b, shape (I,)."""
         return _draws(self.seed, 0, self.dimension, self.number)[1]
 
     def padding_factor(self, length: int) -> float:
-        """What the density at a point of `length` blocks, padded with zeros, is multiplied by to
-        undo the padding: exp(u (L' - l)) at bandwidth 1 (Theorem B.2)."""
+        """Return what the density at a point of `length` blocks, padded with zeros, is multiplied
+        by to undo the padding: exp(u (L' - l)) at bandwidth 1 (Theorem B.2)."""
         return math.exp(self.block_norm * (self.blocks - length) / self.bandwidth**2)
 
 
@@ -96,7 +97,7 @@ def _draws(seed: int, block: int, dimension: int, number: int) -> tuple[Array, A
 
 @dataclass(frozen=True)
 class FeatureSum:
-    """The sums of I features over the records, with exact integer noise on the grid of 2^-24.
+    """Sums I features over the records, with exact integer noise on the grid of 2^-24.
 
     Guarantee: add or remove one unit, at most `records_per_unit` k records. A record is one point,
     or the average of its points, so it moves each feature by at most `LARGEST` steps of the grid: a
@@ -135,12 +136,12 @@ class FeatureSum:
 
     @property
     def l1_sensitivity(self) -> int:
-        """In steps of the grid."""
+        """Return it in steps of the grid."""
         return LARGEST * self.number * self.records_per_unit
 
     @property
     def l2_sensitivity(self) -> float:
-        """In steps of the grid, rounded up."""
+        """Return it in steps of the grid, rounded up."""
         return math.nextafter(LARGEST * math.sqrt(self.number) * self.records_per_unit, math.inf)
 
     @property
@@ -151,8 +152,8 @@ class FeatureSum:
 
     @property
     def grid_scale(self) -> float:
-        """The scale of the discrete Laplace noise, in steps of the grid; the sigma of the discrete
-        Gaussian. Rounded so that neither costs more than `noise_multiplier` says."""
+        """Return the scale of the discrete Laplace noise, in steps of the grid; the sigma of the
+        discrete Gaussian. Rounded so that neither costs more than `noise_multiplier` says."""
         if self.noise == "laplace":
             return laplace_scale(self.l1_sensitivity, 1.0 / self.noise_multiplier)
         sigma = math.hypot(self.noise_multiplier * self.l2_sensitivity, ROUNDING_STD)
@@ -160,12 +161,12 @@ class FeatureSum:
 
     @property
     def scale(self) -> float:
-        """The same in the unit of the features."""
+        """Return `grid_scale` in the unit of the features."""
         return self.grid_scale / GRID
 
     def sum(self, blocks_of_records: Iterable[Array]) -> Counts:
-        """Private: the sums over a shard, in steps of the grid, shape (I,), from blocks of records'
-        features (R, I), one row a record. Shards' sums add up."""
+        """Return the private sums over a shard, in steps of the grid, shape (I,), from blocks of
+        records' features (R, I), one row per record. Shards' sums add up."""
         total_I = np.zeros(self.number, dtype=np.int64)
         for block_RI in blocks_of_records:
             # Zero is nearer on the grid than the feature, so nothing grows; a row that is not the
@@ -176,7 +177,7 @@ class FeatureSum:
         return total_I
 
     def noisy(self, total_I: Counts) -> Array:
-        """The sums over all records as they may be released, in the unit of the features."""
+        """Return the sums over all records as they may be released, in the unit of the features."""
         if total_I.shape != (self.number,):
             raise ValueError(f"sums have shape {total_I.shape}, not ({self.number},)")
         draw = discrete_laplace if self.noise == "laplace" else discrete_gaussian
@@ -184,16 +185,16 @@ class FeatureSum:
 
 
 def density(noisy_I: Array, features_QI: Array) -> Array:
-    """`sum_i F_i g_i(y) / I` at queries y with features g: the kernel summed over the records,
-    shape (Q,)."""
+    """Return `sum_i F_i g_i(y) / I` at queries y with features g: the kernel summed over the
+    records, shape (Q,)."""
     return features_QI @ noisy_I / len(noisy_I)
 
 
 def record_averages(
     features_NI: Array, terms_of_records: Iterable[Sequence[int]]
 ) -> Iterator[Array]:
-    """Blocks of shape (R, I): the average of the features of each record's terms. A record without
-    terms has no row."""
+    """Yield blocks of shape (R, I): the average of the features of each record's terms. A record
+    without terms has no row."""
     for block in _in_blocks(terms for terms in terms_of_records if terms):
         lengths = np.array([len(terms) for terms in block])
         columns = np.concatenate([np.asarray(terms) for terms in block])
@@ -209,7 +210,7 @@ def record_prefixes(
     terms_of_records: Iterable[Sequence[int]],
     shortest: int,
 ) -> Iterator[Array]:
-    """Blocks of shape (R, I): the features of each record's first terms, concatenated.
+    """Yield blocks of shape (R, I): the features of each record's first terms, concatenated.
 
     `angles_LNI[j]` holds the terms' angles in block j. A record of more terms than blocks gives its
     first ones; one of fewer is padded with zeros, and has no row below `shortest` terms.
@@ -225,7 +226,8 @@ def record_prefixes(
 
 
 def kernel_matrix(vectors_ND: npt.NDArray[Any], bandwidth: float) -> Array:
-    """The kernel between all pairs of N points, shape (N, N); the identity at bandwidth 0."""
+    """Return the kernel between all pairs of N points, shape (N, N); the identity at bandwidth
+    0."""
     if bandwidth == 0:
         return np.eye(len(vectors_ND))
     points_ND = np.asarray(vectors_ND, dtype=np.float64)

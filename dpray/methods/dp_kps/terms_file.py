@@ -11,7 +11,7 @@ from dpray.types import InputError
 
 
 def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
-    """The terms of a UTF-8 file, one a line, in the file's order.
+    """Return the terms of a UTF-8 file, one per line, in the file's order.
 
     What follows a tab is left out (so is a column of counts), and so are blank lines, and terms
     that equal an earlier one but for case. `stop_words` "english" leaves out scikit-learn's list of

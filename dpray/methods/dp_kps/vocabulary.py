@@ -59,8 +59,8 @@ class TermMatcher:
         return type(self), (self.terms,)
 
     def matches(self, text: str) -> Iterator[int]:
-        """The ids of the terms in the text, in order of appearance, with repeats; the text is
-        searched no further than they are asked for."""
+        """Yield the ids of the terms in the text, in order of appearance, with repeats; it searches
+        the text no further than they are asked for."""
         free_from = -1
         for start, minus_length, term_id in self._hits_by_start(text):
             if start >= free_from:
@@ -68,8 +68,8 @@ class TermMatcher:
                 free_from = start - minus_length
 
     def _hits_by_start(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """(start, -length, id). The automaton finds hits by their end; here by their start, long
-        ones first."""
+        """Yield (start, -length, id) by start, long hits first; the automaton finds them by their
+        end."""
         hits: list[tuple[int, int, int]] = []
         if not len(self._automaton):
             return
@@ -84,19 +84,20 @@ class TermMatcher:
         yield from sorted(hits)
 
     def first_terms(self, text: str, number: int) -> list[int]:
-        """The ids of the first `number` (S) distinct terms, in order of appearance."""
+        """Return the ids of the first `number` (S) distinct terms, in order of appearance."""
         return list(islice(dict.fromkeys(self.matches(text)), number))
 
 
 def wrapped_words(text: str) -> str:
-    """The text's words, case-folded, each between two spaces of its own."""
+    """Return the text's words, case-folded, each between two spaces of its own."""
     words = _WORDS.findall(unicodedata.normalize("NFC", text.casefold()))
     return f" {'  '.join(words)} " if words else ""
 
 
 @dataclass(frozen=True)
 class VocabularyHistogram:
-    """How many records hold each of the V terms of a public list, with noise on every one of them.
+    """Counts how many records hold each of the V terms of a public list, with noise on every one of
+    them.
 
     Guarantee: add or remove one unit (at most `records_per_unit` k records). A record counts for at
     most S distinct terms, so a unit changes the counts by at most S * k in L1, and discrete Laplace
@@ -111,16 +112,16 @@ class VocabularyHistogram:
 
     @property
     def sensitivity(self) -> int:
-        """L1, in counts."""
+        """Return the L1 sensitivity, in counts."""
         return self.phrases_per_record * self.records_per_unit
 
     @property
     def dp_event(self) -> DiscreteLaplace:
-        """The cost of `noisy`, once: never over epsilon, by no rounding either."""
+        """Return the cost of one call of `noisy`: never over epsilon, by no rounding either."""
         return DiscreteLaplace(laplace_scale(self.sensitivity, self.epsilon), self.sensitivity)
 
     def count(self, terms_of_records: Iterable[Sequence[int]]) -> Counts:
-        """Private: the counts of a shard of records, shape (V,); shards' counts add up.
+        """Return the private counts of a shard of records, shape (V,); shards' counts add up.
 
         Only the first S distinct ids of a record count, however many it is given with.
         """
@@ -130,13 +131,13 @@ class VocabularyHistogram:
         return counts_V
 
     def noisy(self, counts_V: Counts) -> Counts:
-        """The counts of all records as they may be released."""
+        """Return the counts of all records as they may be released."""
         if counts_V.shape != (self.size,):
             raise ValueError(f"counts have shape {counts_V.shape}, not ({self.size},)")
         return discrete_laplace(counts_V, self.dp_event.scale)
 
     def top(self, noisy_V: Counts, number: int, rng: np.random.Generator) -> list[int]:
         """The ids of the `number` (N) highest noisy counts, highest first, ties broken at random;
-        all V where there are no more."""
+        all V if there are no more."""
         order = np.lexsort((rng.random(self.size), -noisy_V))
         return [int(term_id) for term_id in order[:number]]

@@ -27,7 +27,7 @@ Units = Sequence[Sequence[TrainingText]]
 
 @dataclass(frozen=True)
 class DpSgd:
-    """The frozen plan of a fine-tuning; all of it public.
+    """The frozen plan of a fine-tuning, all of it public.
 
     Guarantee: add or remove one unit. Every step is a `DpSgdStep` on a Poisson sample of its own,
     `steps` is fixed before the data is opened, and all that leaves a step is its noisy mean: the
@@ -54,7 +54,7 @@ class DpSgd:
         return SelfComposed(self.mechanism.dp_event, self.steps + self.repeats)
 
     def learning_rate_at(self, t: int) -> float:
-        """For step t from 0; `linear` falls to 0 after the last one."""
+        """Return the rate of step t, counted from 0; `linear` falls to 0 after the last one."""
         left = 1.0 - t / self.steps if self.schedule == "linear" else 1.0
         return self.learning_rate * left
 
@@ -70,7 +70,7 @@ class Trainer(Protocol):
 
     def step(self, learning_rate: float) -> None:
         """Divide the sum by B, add the noise, once for each coordinate, and let the optimizer make
-        its step; the sum is 0 again."""
+        its step; the next sum begins at 0."""
 
 
 def fine_tune(
@@ -82,7 +82,7 @@ def fine_tune(
     after_step: Callable[[int], None] = lambda t: None,
     start: int = 0,
 ) -> None:
-    """Algorithm 1 of Abadi et al. 2016 with Poisson sampling.
+    """Run Algorithm 1 of Abadi et al. 2016 with Poisson sampling.
 
     Every rank runs it with the same `units` and the same draws of `rng`, a generator that nothing
     else draws from: so all know the whole batch, and each takes its share. `before_step` is told t
@@ -104,9 +104,9 @@ def fine_tune(
 def share(
     batch: Sequence[TrainingText], size: int, rank: int, ranks: int
 ) -> list[tuple[Sequence[TrainingText], int]]:
-    """A rank's micro-batches of at most `size` texts, and the positions that each is padded to: as
-    many on every rank, and at least one, so that all meet in the same collective calls; some are
-    empty.
+    """Return a rank's micro-batches of at most `size` texts, and the positions that each is padded
+    to: as many on every rank, and at least one, so that all meet in the same collective calls; some
+    are empty.
 
     Texts go through the model together where they are padded to the same number of positions, which
     depends on a text alone (`padded_length`). With dummies in the rows that are left, every text is
@@ -126,7 +126,7 @@ def share(
 
 
 def padded_length(tokens: int) -> int:
-    """One more than the least of 4, 6, 8, 12, 16, 24, 32, ... that is not below `tokens`.
+    """Return one more than the least of 4, 6, 8, 12, 16, 24, 32, ... that is not below `tokens`.
 
     There is always some padding: without any, attention takes another kernel, and would so for all
     texts of a micro-batch by what its other texts are.
@@ -138,15 +138,15 @@ def padded_length(tokens: int) -> int:
 
 
 def control_code(columns: Mapping[str, str]) -> str:
-    """What stands before a text: `Business Type: Restaurants | Review Stars: 5.0` and a newline;
-    empty without columns."""
+    """Return what stands before a text: `Business Type: Restaurants | Review Stars: 5.0` and a
+    newline; "" without columns."""
     code = " | ".join(f"{name}: {value}" for name, value in columns.items())
     return f"{code}\n" if code else ""
 
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Records to token ids. `encode` maps a string to ids without special tokens.
+    """Turns records into token ids. `encode` maps a string to ids without special tokens.
 
     The code and the text are encoded apart, so that what the model is given when it writes is
     token for token what it was trained on. A record longer than `max_length` tokens is cut there, a
@@ -159,7 +159,7 @@ class TextEncoder:
     bos: int | None = None
 
     def prompt(self, code: str) -> tuple[int, ...]:
-        """What the model continues."""
+        """Return what the model continues."""
         start = self.eos if self.bos is None else self.bos
         return (start, *self.encode(code))
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def poisson_batch(units: int, q: float, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """The numbers of the units that join one step's batch, ascending; there may be none.
+    """Return the numbers of the units that join one step's batch, ascending; there may be none.
 
     Claim: each unit joins with probability q (to within 2^-53), independently of the other units
     and of every other step. `rng` is a `dpray.mechanisms.randomness.generator` with a key of its
@@ -31,7 +31,7 @@ def poisson_batch(units: int, q: float, rng: np.random.Generator) -> npt.NDArray
 def one_record_each(
     units: Sequence[Sequence[T]], batch: npt.NDArray[np.int64], rng: np.random.Generator
 ) -> list[T]:
-    """One record of every unit of the batch, drawn uniformly from that unit's records.
+    """Draw one record of every unit of the batch, uniformly from that unit's records.
 
     Claim: a unit brings one record to a step however many it has, so adding or removing a unit
     changes a sum of vectors of norm at most C by at most C, and the guarantee is the unit's: no

@@ -62,14 +62,8 @@ def charge_again(ledger: RunLedger, key: str, plan: DpSgdPlan, lost: list[int]) 
         price = cost(event, privacy.delta)
         asked = Budget(price.epsilon, price.delta)
         try:
-            ledger.reserve(
-                privacy.dataset,
-                f"{key}/again-{number}",
-                event,
-                asked,
-                plan.privacy_unit,
-                NEIGHBORING_RELATION,
-            )
+            charge = {f"{key}/again-{number}": (event, asked)}
+            ledger.reserve(privacy.dataset, charge, plan.privacy_unit, NEIGHBORING_RELATION)
         except BudgetRefused as refused:
             known = (refused.dataset, refused.asked, refused.spent, refused.left)
             raise BudgetRefused(*known, why) from None

@@ -21,7 +21,7 @@ SELECTOR = "dpray.methods.private_prediction.token:PrivateTokenSelector"
 
 @dataclass(frozen=True)
 class Batch:
-    """The token ids of a batch's private prompts (none where the batch is empty) and of its public
+    """The token ids of a batch's private prompts (none if the batch is empty) and of its public
     prompt."""
 
     batch_id: str
@@ -40,7 +40,7 @@ class Example:
 
 @dataclass(frozen=True)
 class BatchOutput:
-    """What a batch gave: released. `private_tokens` of `tokens` were drawn from the private
+    """The released output of a batch. `private_tokens` of `tokens` were drawn from the private
     prompts, and the unfinished text at t == r was dropped."""
 
     batch_id: str
@@ -51,7 +51,7 @@ class BatchOutput:
 
 @dataclass(frozen=True)
 class PrivatePrediction:
-    """The frozen plan of a run; all of it public.
+    """The frozen plan of a run, all of it public.
 
     Guarantee: add or remove one unit. Batches hold disjoint units (see
     `dpray.mechanisms.partition.HashPartition`), each draws at most r private tokens, so the whole
@@ -91,7 +91,8 @@ class PrivatePrediction:
         engine.decode_lockstep(first_groups(), then)
 
     def algorithm_1(self, S: Batch) -> Generator[LockstepGroup, LockstepResult, BatchOutput]:
-        """Lines 4 to 21 for one batch; yields each text to decode and is sent what it became."""
+        """Run lines 4 to 21 for one batch; yields each text to decode and is sent what it
+        became."""
         X: list[Example] = []
         noisy_threshold: float | None = None  # line 4: the selector draws it before its first token
         t = tokens = texts = 0

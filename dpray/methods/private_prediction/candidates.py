@@ -12,7 +12,7 @@ Candidates = Literal["all", "top_k", "top_k_plus"]
 def candidate_set(
     logits_public_V: torch.Tensor, rule: Candidates, k: int, margin: float
 ) -> torch.Tensor | None:
-    """Indices of the candidates, in ascending order; None means the whole vocabulary.
+    """Return the indices of the candidates, in ascending order; None means the whole vocabulary.
 
     `top_k`: the k highest public logits. `top_k_plus`: `{v : z_pub(v) >= l_k - margin}` with l_k
     the k-th highest and `margin = 2c/s`, which holds every token that the private rows could lift

@@ -32,7 +32,8 @@ BLOCK = 16
 def recentred_mean(
     logits_SV: torch.Tensor, candidates_K: torch.Tensor | None, clip_bound: float, batch_size: int
 ) -> torch.Tensor:
-    """`(1/s) * sum_i clip_c(z_i)` with `clip_c(z)_j = max(-c, z_j - max_k z_k + c)` (Eq. 1)."""
+    """Return `(1/s) * sum_i clip_c(z_i)` with `clip_c(z)_j = max(-c, z_j - max_k z_k + c)` (Eq.
+    1)."""
 
     def clipped(rows_SV: torch.Tensor) -> torch.Tensor:
         top_S1 = rows_SV.amax(dim=-1, keepdim=True)
@@ -48,7 +49,7 @@ def dclip_mean(
     clip_bound: float,
     batch_size: int,
 ) -> torch.Tensor:
-    """`z_pub + (1/s) * sum_i clamp(z_i - z_pub, -c, c)` on log-probabilities.
+    """Return `z_pub + (1/s) * sum_i clamp(z_i - z_pub, -c, c)` on log-probabilities.
 
     Logits carry an arbitrary constant per prompt; each row's is taken out by its own log-sum-exp,
     a rule on that row alone.

@@ -25,18 +25,18 @@ class SoftmaxSampler:
 
     @property
     def dp_event(self) -> ExponentialMechanism:
-        """The cost of one draw."""
+        """Return the cost of one draw."""
         return ExponentialMechanism(range=2.0 * self.sensitivity / self.temperature)
 
     def sample(self, utilities: npt.NDArray[np.floating], rng: np.random.Generator) -> int:
-        """The index of one draw, by inversion in float64 with one uniform of 53 bits."""
+        """Return the index of one draw, by inversion in float64 with one uniform of 53 bits."""
         return sample_softmax(utilities, self.temperature, rng)
 
 
 def sample_softmax(
     logits: npt.NDArray[np.floating], temperature: float, rng: np.random.Generator
 ) -> int:
-    """One draw from `softmax(logits / temperature)`; carries no guarantee by itself.
+    """Draw once from `softmax(logits / temperature)`; carries no guarantee by itself.
 
     -inf entries are never drawn. Raises ValueError where no entry is finite.
     """

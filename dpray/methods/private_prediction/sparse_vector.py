@@ -31,7 +31,7 @@ class SparseVector:
 
     @property
     def dp_event(self) -> AboveThreshold:
-        """The cost up to and including one "far"."""
+        """Return the cost up to and including one "far"."""
         return AboveThreshold(epsilon=2.0 * self.sensitivity / self.noise)
 
     def draw_threshold(self, rng: np.random.Generator) -> float:
@@ -44,7 +44,7 @@ class SparseVector:
 def distribution_distance(
     logits_SV: torch.Tensor, logits_public_V: torch.Tensor, batch_size: int
 ) -> float:
-    """`|| (1/s) * sum_i softmax(z_i) - softmax(z_pub) ||_1` (Eq. 2).
+    """Return `|| (1/s) * sum_i softmax(z_i) - softmax(z_pub) ||_1` (Eq. 2).
 
     The mean of the softmaxes, of sensitivity 1/s; the softmax of the mean logits has no such bound.
     A row's probabilities are rounded down to multiples of 2^-40 and added up in float64: their sum

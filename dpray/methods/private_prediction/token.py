@@ -69,7 +69,8 @@ class PrivateToken:
 
     @property
     def dp_event(self) -> Event:
-        """The cost of one batch; batches are disjoint, so of the whole partition."""
+        """Return the cost of one batch, which is that of the whole partition: batches are
+        disjoint."""
         token: Event = self.sampler.dp_event
         if self.sparse_vector is not None:
             token = Composed((token, self.sparse_vector.dp_event))
@@ -81,7 +82,7 @@ class PrivateToken:
         logits_public_V: torch.Tensor,
         candidates_K: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The clipped average over the candidates (line 14)."""
+        """Return the clipped average over the candidates (line 14)."""
         c, s = self.clip_bound, self.batch_size
         if self.clip == "recentred":
             return recentred_mean(logits_SV, candidates_K, c, s)
@@ -90,7 +91,7 @@ class PrivateToken:
     def draw_private(
         self, logits_SV: torch.Tensor, logits_public_V: torch.Tensor, rng: np.random.Generator
     ) -> int:
-        """Lines 14 and 15: average, then the exponential mechanism."""
+        """Draw by lines 14 and 15: average, then the exponential mechanism."""
         margin = 2.0 * self.clip_bound / self.batch_size
         candidates_K = candidate_set(logits_public_V, self.candidates, self.k, margin)
         mean_K = self.average(logits_SV, logits_public_V, candidates_K)
@@ -98,7 +99,7 @@ class PrivateToken:
         return index if candidates_K is None else int(candidates_K[index])
 
     def draw_public(self, logits_public_V: torch.Tensor, rng: np.random.Generator) -> int:
-        """Line 19: from the public logits alone, free."""
+        """Draw by line 19, from the public logits alone: free."""
         logits = logits_public_V.float().cpu().numpy()
         return sample_softmax(logits, self.public_temperature, rng)
 
@@ -127,7 +128,8 @@ class PrivateTokenSelector:
             self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)
 
     def select(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> int | None:
-        """None where the batch's r private tokens are drawn: the bound holds inside a text."""
+        """Return None once the batch's r private tokens are drawn: the bound holds inside a
+        text."""
         if self.t >= self.mechanism.private_tokens:
             return None
         if not self._is_far(logits_private_SV, logits_public_V):
@@ -157,5 +159,5 @@ class PrivateTokenSelector:
 
 
 def selector_arguments(mechanism: PrivateToken, key: str, **state: Any) -> dict[str, Any]:
-    """The plain values `PrivateTokenSelector` is built from."""
+    """Return the plain values `PrivateTokenSelector` is built from."""
     return {"mechanism": asdict(mechanism), "key": key, **state}

@@ -130,7 +130,7 @@ def test_a_budget_of_its_size_pays_for_a_plan(
         ledger.create_dataset(dataset, budget, "record", NEIGHBORING_RELATION)
         for name, event in plan.charges.items():
             key, asked = f"{dataset}/{name}", plan.charge(name)
-            ledger.reserve(dataset, key, event, asked, "record", NEIGHBORING_RELATION)
+            ledger.reserve(dataset, {key: (event, asked)}, "record", NEIGHBORING_RELATION)
         account = ledger.account(dataset)
         assert account is not None and len(account.charges) == len(plan.charges)
         assert account.left.epsilon <= 1e-5 * float(epsilon)

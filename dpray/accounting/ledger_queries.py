@@ -1,7 +1,7 @@
-"""Listings of a run's batches, in pages: a run may have a million of them.
+"""The questions that the ledger asks its tables.
 
-`BatchListings` turns pages into iterators, for the ledger itself and for the accountant actor's
-client alike.
+A run may have a million batches, so they are listed in pages. `BatchListings` turns pages into
+iterators, for the ledger itself and for the accountant actor's client alike.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from dpray.accounting.hash_chain import Entry
-from dpray.accounting.ledger_schema import entries
+from dpray.accounting.ledger_store import ACCOUNT, account_index, datasets, entries
+from dpray.types import InputError
 
 Listing = Literal["started", "unfinished", "published", "failed"]
 Place = tuple[str, str]
 """(unit, attempt) of the last row of a page."""
 
 PAGE = 10_000
+ROWS_AT_A_TIME = 2_000
 
 _KINDS: dict[Listing, str] = {
     "started": "begin",
@@ -31,14 +33,15 @@ _KINDS: dict[Listing, str] = {
 
 
 class BatchListings(ABC):
-    """What became of a run's batches, one at a time and in a fixed order."""
+    """Lists a run's batches, one at a time and in a fixed order."""
 
     @abstractmethod
     def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
-        """At most `limit` rows of a listing that come after a place; ("", "") is the beginning."""
+        """Return at most `limit` rows of a listing that come after a place; ("", "") is the
+        beginning."""
 
     def published(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Each published unit with (the attempt that published it, the SHA-256 of its file)."""
+        """Yield each published unit with (the attempt that published it, its file's SHA-256)."""
         for entry in self._entries("published", key):
             release = entry.values()
             yield entry.unit, (release["attempt"], release["sha256"])
@@ -50,12 +53,13 @@ class BatchListings(ABC):
             yield entry.unit, (failure["attempt"], failure["reason"])
 
     def started(self, key: str) -> Iterator[Place]:
-        """(unit, attempt) of every start; a unit that was repeated comes once for each attempt."""
+        """Yield (unit, attempt) of every start; a unit that was repeated comes once for each
+        attempt."""
         for entry in self._entries("started", key):
             yield entry.unit, entry.attempt
 
     def unfinished(self, key: str) -> Iterator[Place]:
-        """The starts of units that neither were published nor failed: under way, or lost."""
+        """Yield the starts of units that neither were published nor failed: under way, or lost."""
         for entry in self._entries("unfinished", key):
             yield entry.unit, entry.attempt
 
@@ -83,9 +87,16 @@ def read_page(
     return [Entry(**row._mapping) for row in connection.execute(query)]
 
 
+def _outcome(kind: str) -> sa.Exists:
+    other = entries.alias()
+    return sa.exists().where(
+        other.c.kind == kind, other.c.key == entries.c.key, other.c.unit == entries.c.unit
+    )
+
+
 def count(connection: sa.Connection, key: str) -> dict[str, int]:
-    """Units started, starts in all, units published, units failed, and whether (1 or 0) the run is
-    committed."""
+    """Return how many units were `started`, `published` and `failed`, how many `starts` there were
+    in all, and whether (1 or 0) the run is `committed`."""
 
     def number(kind: str, what: sa.ColumnElement[int]) -> int:
         query = sa.select(what).where(entries.c.kind == kind, entries.c.key == key)
@@ -102,7 +113,11 @@ def count(connection: sa.Connection, key: str) -> dict[str, int]:
 
 def find(connection: sa.Connection, kind: str, key: str) -> Entry | None:
     """Return the one entry of this kind and key, or None."""
-    query = sa.select(entries).where(entries.c.kind == kind, entries.c.key == key)
+    return first(connection, sa.select(entries).where(entries.c.kind == kind, entries.c.key == key))
+
+
+def first(connection: sa.Connection, query: sa.Select[Any]) -> Entry | None:
+    """Return the first entry of a query, or None."""
     row = connection.execute(query).first()
     return None if row is None else Entry(**row._mapping)
 
@@ -120,8 +135,45 @@ def find_units(
     return {unit: json.loads(payload) for unit, payload in connection.execute(query)}
 
 
-def _outcome(kind: str) -> sa.Exists:
-    other = entries.alias()
-    return sa.exists().where(
-        other.c.kind == kind, other.c.key == entries.c.key, other.c.unit == entries.c.unit
+def counted_entries(connection: sa.Connection, dataset: str) -> list[Entry]:
+    """Return the create entry and the reserve entries of a data set, in their order."""
+    # A data set may have a million other rows, and SQLite would rather walk over them by their key.
+    by_index = f"INDEXED BY {account_index.name}" if connection.dialect.name == "sqlite" else ""
+    query = sa.text(
+        f"SELECT {', '.join(entries.c.keys())} FROM {entries.name} {by_index} "
+        f"WHERE dataset = :dataset AND {ACCOUNT} ORDER BY seq"
     )
+    return [Entry(*row) for row in connection.execute(query, {"dataset": dataset})]
+
+
+def all_entries(connection: sa.Connection) -> Iterator[Entry]:
+    """Yield every entry, ordered by data set and place in its chain, without holding them all."""
+    query = sa.select(entries).order_by(entries.c.dataset, entries.c.seq)
+    for row in connection.execute(query.execution_options(yield_per=ROWS_AT_A_TIME)):
+        yield Entry(**row._mapping)
+
+
+def dataset_names(connection: sa.Connection) -> list[str]:
+    """Return the names of the data sets, in order."""
+    query = sa.select(datasets.c.name).order_by(datasets.c.name)
+    return list(connection.execute(query).scalars())
+
+
+def stored_name(connection: sa.Connection, name: str) -> str | None:
+    """Return the name in the ledger of the data set that `name` means: case and the number of
+    blanks make no other data set. None if the ledger has no such data set.
+
+    Raises `InputError` if an older ledger has several such names, and none equals `name`.
+    """
+    made = sa.select(entries.c.dataset).where(entries.c.kind == "create")
+    known = set(connection.execute(sa.union(sa.select(datasets.c.name), made)).scalars())
+    if name in known:
+        return name
+    alike = sorted(other for other in known if _folded(other) == _folded(name))
+    if len(alike) > 1:
+        raise InputError(f"the ledger has {', '.join(map(repr, alike))}: write one as it is there")
+    return alike[0] if alike else None
+
+
+def _folded(name: str) -> str:
+    return " ".join(name.split()).casefold()
