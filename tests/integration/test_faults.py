@@ -49,7 +49,7 @@ def test_engine_actor_killed_in_mid_batch(waiting_runs: MakeRuns, cluster: Clust
     run = waiting_runs()
     process = run.start()
     wait_for(run.in_mid_batch, process)
-    kill_workers(cluster, "DecodingActor")
+    kill_workers(cluster, "GroupActor")
     run.marker.touch()
     report = run.finish(process).report
     assert 1 <= report["batches"]["repeated"] < 12

@@ -48,7 +48,7 @@ def test_node_lost_in_mid_batch(
     with another_node(cluster, tmp_path / "first.out") as node:
         process = run.start()
         wait_for(lambda: both_at_work(run), process)
-        assert workers_of(node, "DecodingActor")
+        assert workers_of(node, "GroupActor")
         kill(node)
         run.marker.touch()
         with another_node(cluster, tmp_path / "second.out"):
