@@ -59,7 +59,7 @@ def noise_multiplier(target_epsilon: float, target_delta: float, *, count: int) 
 
 
 class _Search:
-    """A search between a valid and an invalid value, over the costs seen so far."""
+    """Searches between a valid and an invalid value, over the costs seen so far."""
 
     def __init__(self, make_event: Callable[[float], Event], epsilon: float, delta: float) -> None:
         self.make_event, self.epsilon, self.delta = make_event, epsilon, delta

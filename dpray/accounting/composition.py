@@ -21,7 +21,7 @@ from dpray.types import Budget
 
 @dataclass(frozen=True)
 class Charge:
-    """A run's reservation: its frozen plan, and the (epsilon, delta) that it asked for.
+    """States what a run reserved: its frozen plan, and the (epsilon, delta) that it asked for.
 
     Raises ValueError for an epsilon below 0, a delta outside [0, 1), or a NaN.
     """

@@ -32,7 +32,7 @@ Array = npt.NDArray[np.float64]
 
 
 class Event:
-    """One mechanism, or a composition of mechanisms, applied to the private data.
+    """An event is one mechanism, or a composition of mechanisms, applied to the private data.
 
     Its fields are public parameters. The bounds given here hold for every mechanism; an event
     states the tighter ones that it has. Raises ValueError for a parameter that is not of its kind.
@@ -82,7 +82,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Gaussian(Event):
-    """Gaussian noise of standard deviation noise_multiplier * L2 sensitivity."""
+    """Adds Gaussian noise of standard deviation noise_multiplier * L2 sensitivity."""
 
     noise_multiplier: float
     name: ClassVar[str] = "gaussian"
@@ -101,7 +101,7 @@ class Gaussian(Event):
 
 @dataclass(frozen=True)
 class Laplace(Event):
-    """Laplace noise of scale noise_multiplier * L1 sensitivity."""
+    """Adds Laplace noise of scale noise_multiplier * L1 sensitivity."""
 
     noise_multiplier: float
     name: ClassVar[str] = "laplace"
@@ -115,17 +115,16 @@ class Laplace(Event):
         return _library_rdp(LaplaceDpEvent(self.noise_multiplier), orders)
 
     def pld(self, interval: float, count: int) -> Pld:
-        return (
-            _losses()
-            .from_laplace_mechanism(self.noise_multiplier, value_discretization_interval=interval)
-            .self_compose(count)
+        one = _losses().from_laplace_mechanism(
+            self.noise_multiplier, value_discretization_interval=interval
         )
+        return one.self_compose(count)
 
 
 @dataclass(frozen=True)
 class DiscreteLaplace(Event):
-    """Integer noise with mass proportional to exp(-|x| / scale) on integer values that one unit
-    changes by at most `sensitivity` in L1.
+    """Adds integer noise with mass proportional to exp(-|x| / scale) to integer values that one
+    unit changes by at most `sensitivity` in L1.
 
     The privacy loss distribution is that of one coordinate that changes by all of it. A change of
     several coordinates is a chain of shifts, one after the other, and never worse than the chain of
@@ -142,16 +141,13 @@ class DiscreteLaplace(Event):
 
     def pld(self, interval: float, count: int) -> Pld:
         coarse = self._coarse()
-        return (
-            _losses()
-            .from_discrete_laplace_mechanism(
-                1.0 / coarse.scale,
-                sensitivity=coarse.sensitivity,
-                value_discretization_interval=interval,
-                use_connect_dots=True,
-            )
-            .self_compose(count)
+        one = _losses().from_discrete_laplace_mechanism(
+            1.0 / coarse.scale,
+            sensitivity=coarse.sensitivity,
+            value_discretization_interval=interval,
+            use_connect_dots=True,
         )
+        return one.self_compose(count)
 
     def _coarse(self) -> DiscreteLaplace:
         """Return an event that is at least as bad, on a grid `step` times as coarse, whose
@@ -170,8 +166,8 @@ class DiscreteLaplace(Event):
 
 @dataclass(frozen=True)
 class DiscreteGaussian(Event):
-    """Integer noise with mass proportional to exp(-x^2 / (2 sigma^2)) on integer values that one
-    unit changes by at most `sensitivity` (Canonne, Kamath, Steinke 2020).
+    """Adds integer noise with mass proportional to exp(-x^2 / (2 sigma^2)) to integer values that
+    one unit changes by at most `sensitivity` (Canonne, Kamath, Steinke 2020).
 
     `sensitivity` bounds the change in L1, so that one unit may put all of it on one coordinate:
     that is the worst case, and the one whose privacy loss distribution is used.
@@ -185,22 +181,19 @@ class DiscreteGaussian(Event):
         return 0.5 * (self.sensitivity / self.sigma) ** 2
 
     def pld(self, interval: float, count: int) -> Pld:
-        return (
-            _losses()
-            .from_discrete_gaussian_mechanism(
-                self.sigma,
-                sensitivity=self.sensitivity,
-                value_discretization_interval=interval,
-                use_connect_dots=True,
-            )
-            .self_compose(count)
+        one = _losses().from_discrete_gaussian_mechanism(
+            self.sigma,
+            sensitivity=self.sensitivity,
+            value_discretization_interval=interval,
+            use_connect_dots=True,
         )
+        return one.self_compose(count)
 
 
 @dataclass(frozen=True)
 class ExponentialMechanism(Event):
-    """A draw whose log-probabilities, up to one common constant, move by amounts that span at most
-    `range` when one unit is added or removed (bounded range eta).
+    """Draws with log-probabilities that, up to one common constant, move by amounts that span at
+    most `range` when one unit is added or removed (bounded range eta).
 
     eta-DP and eta^2/8-zCDP (Cesar and Rogers 2021). It has no PLD: the pair that dominates every
     eta-DP mechanism has four times this rho, and the pointwise worst case over all bounded-range
@@ -220,7 +213,7 @@ class ExponentialMechanism(Event):
 
 @dataclass(frozen=True)
 class AboveThreshold(Event):
-    """One run of the sparse vector technique up to its first answer above the threshold.
+    """Runs the sparse vector technique once, up to its first answer above the threshold.
 
     epsilon-DP (Dwork et al. 2009). It runs beside exponential mechanisms, which have no PLD, so it
     has none either.
@@ -235,7 +228,7 @@ class AboveThreshold(Event):
 
 @dataclass(frozen=True)
 class PoissonSubsampledGaussian(Event):
-    """A Gaussian mechanism on a batch that holds each unit independently with probability
+    """Applies a Gaussian mechanism to a batch that holds each unit independently with probability
     `sampling_probability` (one step of DP-SGD)."""
 
     sampling_probability: float
@@ -263,20 +256,17 @@ class PoissonSubsampledGaussian(Event):
         return 1.0 / self.noise_multiplier if self.sampling_probability == 1 else None
 
     def pld(self, interval: float, count: int) -> Pld:
-        return (
-            _losses()
-            .from_gaussian_mechanism(
-                self.noise_multiplier,
-                value_discretization_interval=interval,
-                sampling_prob=self.sampling_probability,
-            )
-            .self_compose(count)
+        one = _losses().from_gaussian_mechanism(
+            self.noise_multiplier,
+            value_discretization_interval=interval,
+            sampling_prob=self.sampling_probability,
         )
+        return one.self_compose(count)
 
 
 class _Sequential(Event):
-    """The bounds of a sequential composition: sums over its terms, rounded once, so that equal
-    multisets of mechanisms have equal costs to the last bit."""
+    """Bounds a sequential composition by sums over its terms, rounded once, so that equal multisets
+    of mechanisms have equal costs to the last bit."""
 
     def pure_epsilon(self) -> float:
         return math.fsum(n * e.pure_epsilon() for e, n in self.terms().items())
@@ -289,7 +279,7 @@ class _Sequential(Event):
         return np.array([math.fsum(column) for column in zip(*rows, strict=True)])
 
     def gaussian_mu(self) -> float | None:
-        """Dong et al. 2022, Corollary 3.3: the squares add up."""
+        """Return the root of the sum of the squares (Dong et al. 2022, Corollary 3.3)."""
         mus = [(event.gaussian_mu(), count) for event, count in self.terms().items()]
         squares = [count * mu**2 for mu, count in mus if mu is not None]
         return math.sqrt(math.fsum(squares)) if len(squares) == len(mus) else None
@@ -297,7 +287,7 @@ class _Sequential(Event):
 
 @dataclass(frozen=True)
 class SelfComposed(_Sequential):
-    """`count` adaptive applications of one event."""
+    """Applies one event `count` times, adaptively."""
 
     event: Event
     count: int
@@ -309,7 +299,7 @@ class SelfComposed(_Sequential):
 
 @dataclass(frozen=True)
 class Composed(_Sequential):
-    """Adaptive sequential composition of events."""
+    """Applies events one after the other, adaptively."""
 
     events: tuple[Event, ...]
     name: ClassVar[str] = "composed"

@@ -34,7 +34,8 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the ledger. `payload` is canonical JSON; `unit`, `attempt`, `at` may be empty."""
+    """An entry is a row of the ledger. `payload` is canonical JSON; `unit`, `attempt` and `at` may
+    be empty."""
 
     dataset: str
     seq: int
@@ -62,7 +63,7 @@ class Entry:
 
 
 class Chain:
-    """The end of a data set's chain: its length, its last hash, how many of its entries are
+    """Holds the end of a data set's chain: its length, its last hash, how many of its entries are
     reservations, and the entries that are not written yet."""
 
     def __init__(
@@ -74,7 +75,7 @@ class Chain:
 
     @property
     def end(self) -> tuple[int, str, int]:
-        """Length, last hash and number of reservations, as the data set's row states them."""
+        """Return what the data set's row states: length, last hash and number of reservations."""
         return self.length, self.head, self.reservations
 
     def append(

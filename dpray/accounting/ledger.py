@@ -25,24 +25,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpray.accounting import ledger_audit
+from dpray.accounting import ledger_queries as queries
 from dpray.accounting.composition import Charge
 from dpray.accounting.events import Event
 from dpray.accounting.hash_chain import Chain, Entry, canonical_json, now
 from dpray.accounting.ledger_account import Account, Reservation, check_price, read_account
-from dpray.accounting.ledger_queries import (
-    PAGE,
-    BatchListings,
-    Listing,
-    Place,
-    all_entries,
-    count,
-    dataset_names,
-    find,
-    find_units,
-    first,
-    read_page,
-    stored_name,
-)
+from dpray.accounting.ledger_queries import PAGE, BatchListings, Listing, Place
 from dpray.accounting.ledger_store import LedgerError, Store, broken_chain, datasets, entries, lock
 from dpray.types import Budget, InputError
 
@@ -64,7 +52,7 @@ class AlreadyPublished(LedgerConflict):
 
 
 class Ledger(BatchListings):
-    """The ledger at a URL, `sqlite:///path` or `postgresql://...`.
+    """Keeps the budgets at a URL, `sqlite:///path` or `postgresql://...`.
 
     Every method raises `LedgerError` if the database fails (full disk, lost connection, locked for
     too long): the operation may or may not have happened, and repeating it is safe.
@@ -114,7 +102,7 @@ class Ledger(BatchListings):
             if (chain := self._chain(connection, name)) is None:
                 self._new_dataset(connection, name, terms)
                 return
-            found = find(connection, "create", chain.dataset)
+            found = queries.find(connection, "create", chain.dataset)
             if found is None:
                 raise broken_chain(chain.dataset)
             if found.values() != terms:
@@ -127,13 +115,13 @@ class Ledger(BatchListings):
     def account(self, dataset: str) -> Account | None:
         """Return a data set's budget and charges, or None if it has no budget."""
         with self._store.read() as connection:
-            name = stored_name(connection, dataset)
+            name = queries.stored_name(connection, dataset)
             return None if name is None else read_account(connection, name)
 
     def names(self) -> list[str]:
         """Return the names of the data sets that the ledger has."""
         with self._store.read() as connection:
-            return dataset_names(connection)
+            return queries.dataset_names(connection)
 
     def reserve(
         self,
@@ -174,7 +162,7 @@ class Ledger(BatchListings):
                 raise InputError(f"the ledger has no data set {dataset!r}")
             made = []
             for key, request in requests.items():
-                if (entry := find(connection, "reserve", key)) is None:
+                if (entry := queries.find(connection, "reserve", key)) is None:
                     charge = Charge(*charges[key])
                     account = account.admit(charge, privacy_unit, neighboring_relation)
                     entry = chain.append("reserve", key, request, at=now())
@@ -191,7 +179,7 @@ class Ledger(BatchListings):
     def is_reserved(self, key: str) -> bool:
         """Return whether this ledger holds the charge with this key."""
         with self._store.read() as connection:
-            return find(connection, "reserve", key) is not None
+            return queries.find(connection, "reserve", key) is not None
 
     def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None:
         """Note, durably and before their data is touched, that an attempt starts these batches.
@@ -208,7 +196,7 @@ class Ledger(BatchListings):
             for chunk in _chunks(units):
                 _refuse_published(connection, key, chunk)
                 _refuse_failed(connection, key, chunk)
-                known = find_units(connection, "begin", key, chunk, attempt_id)
+                known = queries.find_units(connection, "begin", key, chunk, attempt_id)
                 for unit in chunk:
                     if unit not in known:
                         chain.append("begin", key, {}, unit=unit, attempt=attempt_id)
@@ -237,7 +225,7 @@ class Ledger(BatchListings):
             chain = self._open_run(connection, key)
             length = chain.length
             for chunk in _chunks(files):
-                known = find_units(connection, "publish", key, chunk)
+                known = queries.find_units(connection, "publish", key, chunk)
                 _refuse_failed(connection, key, chunk)
                 for unit in chunk:
                     release = {"attempt": attempt_id, "sha256": files[unit]}
@@ -265,7 +253,7 @@ class Ledger(BatchListings):
 
         def work(connection: sa.Connection) -> bool:
             chain = self._open_run(connection, key)
-            if find_units(connection, "fail", key, [unit]):
+            if queries.find_units(connection, "fail", key, [unit]):
                 return False
             _refuse_published(connection, key, [unit])
             failure = {"attempt": attempt_id, "reason": reason_class_name}
@@ -281,7 +269,7 @@ class Ledger(BatchListings):
 
         def work(connection: sa.Connection) -> bool:
             chain = self._run(connection, key)
-            if find(connection, "commit", key):
+            if queries.find(connection, "commit", key):
                 return False
             chain.append("commit", key, {}, at=now())
             self._store.append(connection, chain)
@@ -294,7 +282,7 @@ class Ledger(BatchListings):
         Raises `LedgerConflict` if none is closed."""
         query = sa.select(entries).where(entries.c.kind == "commit", entries.c.key.in_(list(keys)))
         with self._store.read() as connection:
-            entry = first(connection, query.order_by(entries.c.seq.desc()))
+            entry = queries.first(connection, query.order_by(entries.c.seq.desc()))
         if entry is None:
             raise LedgerConflict("the run is not committed")
         return entry
@@ -304,18 +292,18 @@ class Ledger(BatchListings):
         ledger, and in one that was put back to an earlier state, it has not."""
         with self._store.read() as connection:
             place = (entries.c.dataset == dataset, entries.c.seq == sequence)
-            entry = first(connection, sa.select(entries).where(*place))
+            entry = queries.first(connection, sa.select(entries).where(*place))
         return entry is not None and entry.hash == entry.digest() == head
 
     def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
         with self._store.read() as connection:
-            return read_page(connection, listing, key, after, limit)
+            return queries.read_page(connection, listing, key, after, limit)
 
     def counts(self, key: str) -> dict[str, int]:
         """Return how many units of a run were `started`, `published` and `failed`, how many
         `starts` there were in all, and whether (1 or 0) it is `committed`."""
         with self._store.read() as connection:
-            return count(connection, key)
+            return queries.count(connection, key)
 
     def verify(self) -> list[str]:
         """Recompute every hash, every cost from its event, and every total. Returns what does not
@@ -332,11 +320,11 @@ class Ledger(BatchListings):
     def export(self) -> Iterator[dict[str, Any]]:
         """Yield every entry, data set by data set, in the order of its chain."""
         with self._store.read() as connection:
-            yield from (entry.to_json() for entry in all_entries(connection))
+            yield from (entry.to_json() for entry in queries.all_entries(connection))
 
     def _chain(self, connection: sa.Connection, dataset: str) -> Chain | None:
         """Lock a data set that is whole; None if nothing of it is there."""
-        if (name := stored_name(connection, dataset)) is None:
+        if (name := queries.stored_name(connection, dataset)) is None:
             return None
         return self._whole_chain(connection, name)
 
@@ -359,14 +347,14 @@ class Ledger(BatchListings):
 
     def _run(self, connection: sa.Connection, key: str) -> Chain:
         """Lock the data set that a reservation was made on."""
-        reservation = find(connection, "reserve", key)
+        reservation = queries.find(connection, "reserve", key)
         if reservation is None:
             raise LedgerConflict(f"the ledger has no reservation '{key}'")
         return self._whole_chain(connection, reservation.dataset)
 
     def _open_run(self, connection: sa.Connection, key: str) -> Chain:
         chain = self._run(connection, key)
-        if find(connection, "commit", key):
+        if queries.find(connection, "commit", key):
             raise LedgerConflict(f"the run '{key}' is committed: nothing more happens under it")
         return chain
 
@@ -390,12 +378,12 @@ def _bind(connection: sa.Connection, chain: Chain, digests: list[str]) -> None:
 
 
 def _refuse_published(connection: sa.Connection, key: str, units: list[str]) -> None:
-    for unit in find_units(connection, "publish", key, units):
+    for unit in queries.find_units(connection, "publish", key, units):
         raise AlreadyPublished(f"batch '{unit}' is published already")
 
 
 def _refuse_failed(connection: sa.Connection, key: str, units: list[str]) -> None:
-    for unit in find_units(connection, "fail", key, units):
+    for unit in queries.find_units(connection, "fail", key, units):
         raise LedgerConflict(f"batch '{unit}' has failed: it is never repeated")
 
 

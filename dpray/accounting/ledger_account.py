@@ -24,7 +24,7 @@ RELATIVE_ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Reservation:
-    """A run's charge as it stands in the ledger; `seq` is its place in the data set's chain."""
+    """Holds a run's charge as the ledger has it; `seq` is its place in the data set's chain."""
 
     dataset: str
     key: str
@@ -39,8 +39,8 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Account:
-    """A data set's budget with the rule by which charges add up, what it is stated for, and the
-    charges so far."""
+    """Holds a data set's budget with the rule by which charges add up, what it is stated for, and
+    the charges so far."""
 
     dataset: str
     composition: Composition

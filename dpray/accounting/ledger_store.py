@@ -91,7 +91,7 @@ class MissingLedger(InputError):
 
 
 class Store:
-    """The ledger's database. `create` makes the tables that are missing; without it a missing
+    """Opens the ledger's database. `create` makes the tables that are missing; without it a missing
     ledger is a `MissingLedger`. An older version's tables are brought up to date."""
 
     def __init__(self, url: str, *, create: bool) -> None:

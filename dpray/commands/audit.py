@@ -1,12 +1,9 @@
-"""`dpray audit`: does the guarantee hold in practice? What is claimed beside what draws prove."""
+"""`dpray audit`: the claims on epsilon, and what draws from the mechanisms prove."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,17 +11,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from dpray.commands.evaluate import check_output, load_embedder
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.commands.progress import part_bar
 from dpray.commands.terminal import Terminal, titled_table
-from dpray.config.config import Config, load_config
+from dpray.config.config import load_config
 from dpray.io.files import write_durably
-from dpray.types import InputError
-
-NOTHING_CHARGED = (
-    "run with a ledger of its own that is gone: nothing was charged, so nothing of it is released"
-)
 
 
 def audit(
@@ -59,99 +50,43 @@ def audit(
         Path | None, typer.Option(help="Also write the findings to this file, as JSON.")
     ] = None,
 ) -> None:
-    """Bounds on epsilon from below by the mechanisms' real code; no data is opened for them.
+    """Bound epsilon from below by the mechanisms' real code; opens no data for that.
 
-    Ends with code 1 where one of them is above the claim.
+    Ends with code 1 where a bound is above its claim.
     """
     loaded = load_config(config, overrides or [])
-    if (members is None) != (non_members is None):
-        raise InputError("--members and --non-members: give both, or neither")
-    # All that can be wrong is looked at before the draws, which may take hours. A plan without a
-    # claim has none, so they would not look at the confidence.
-    if not 0.5 <= confidence < 1:
-        raise InputError(f"confidence: {confidence:g} is not at least 0.5 and below 1")
     if out is not None:
+        from dpray.commands.evaluate import check_output
+
         check_output(out)
-    attack = None
-    if members is not None and non_members is not None:
-        attack = _membership(loaded, members, non_members, confidence)
-    result = _bounds(loaded, trials, confidence, optional=canaries or attack is not None)
-    if attack is not None:
-        result["membership"] = attack()
-    if canaries:
-        result["canaries"] = _canaries(loaded, candidates)
+    # Imported late: a mistyped key should not have to wait for torch.
+    from dpray import registry
+    from dpray.auditing.audit import audit as audit_config
+
+    with part_bar() as show:
+        result = audit_config(
+            loaded,
+            run=registry.run,
+            trials=trials,
+            confidence=confidence,
+            members=members,
+            non_members=non_members,
+            canaries=canaries,
+            candidates=candidates,
+            on_progress=lambda at: show(at.stage, at.completed, at.total),
+        )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_durably(out, json.dumps(result, indent=2) + "\n", private=True)
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        _show(result, Terminal())
+        show_audit(result, Terminal())
     if not result["holds"]:
         raise typer.Exit(1)
 
 
-def _bounds(config: Config, trials: int, confidence: float, optional: bool) -> dict[str, Any]:
-    """The mechanisms' part. Of a run that is not private there is none: refused, unless something
-    else was asked for."""
-    # Imported late: a mistyped key should not have to wait for torch.
-    from dpray.audits import audit_plan
-    from dpray.registry import make_plan
-
-    plan = make_plan(config)
-    result: dict[str, Any] = {"method": config.method.name, "confidence": confidence}
-    if plan.not_private and optional:
-        claim = {"epsilon": None, "delta": None}
-        return result | claim | {"mechanisms": [], "holds": True, "not_private": True}
-    with part_bar() as show:
-        findings = audit_plan(plan, trials, confidence, show)
-    return result | {
-        "epsilon": plan.cost.epsilon,
-        "delta": plan.cost.delta,
-        "mechanisms": [asdict(found) | {"holds": found.holds} for found in findings],
-        "holds": all(found.holds for found in findings),
-        "not_private": False,
-    }
-
-
-def _membership(
-    config: Config, members: str, non_members: str, confidence: float
-) -> Callable[[], dict[str, Any]]:
-    """The attack, to be called: its texts are read and its model is loaded."""
-    from dpray.evaluation.membership import check_numbers, membership
-
-    released = Path(config.output.path) / "synthetic.jsonl"
-    if not released.is_file():
-        raise InputError(f"output.path: {config.output.path} holds no finished run")
-    inside = _texts(members, "--members", config.data.text)
-    outside = _texts(non_members, "--non-members", config.data.text)
-    synthetic = _texts(str(released), "output.path", "text")
-    check_numbers(inside, outside, synthetic)
-    embedder = load_embedder(config.embedder.model, "embedder.model")
-    return partial(membership, inside, outside, synthetic, embedder, confidence)
-
-
-def _texts(path: str, key: str, column: str) -> list[str]:
-    from dpray.io.records import list_files, read_rows, text_of
-
-    rows = (each for file in list_files(path, key) for each in read_rows(file))
-    return [text_of(row, column, where) for where, row in rows]
-
-
-def _canaries(config: Config, candidates: int) -> dict[str, Any]:
-    from dpray.canaries import try_canaries
-    from dpray.evaluation.evaluate import NOT_FOR_RELEASE
-
-    with part_bar() as show:
-        found = try_canaries(
-            config,
-            candidates,
-            lambda progress: show(progress.stage, progress.completed, progress.total),
-        )
-    return {"private": NOT_FOR_RELEASE, "ledger": NOTHING_CHARGED, "secrets": found}
-
-
-def _show(result: dict[str, Any], console: Terminal) -> None:
+def show_audit(result: dict[str, Any], console: Terminal) -> None:
     if not result["not_private"]:
         console.print(_bounds_table(result))
         broken = [found for found in result["mechanisms"] if not found["holds"]]
@@ -217,7 +152,7 @@ def _membership_table(membership: dict[str, Any]) -> Table:
 
 
 def _canaries_table(secrets: list[dict[str, Any]]) -> Table:
-    """By repetitions, as Yue et al. (2023), Table 4."""
+    """Group them by repetitions, as Yue et al. (2023) do in Table 4."""
     by_repetitions: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for secret in secrets:
         by_repetitions[secret["repetitions"]].append(secret)

@@ -56,19 +56,13 @@ class HashPartition:
         digest = hashlib.blake2b(encoded, key=bytes.fromhex(self.salt), digest_size=8)
         return int.from_bytes(digest.digest(), "big")
 
-    def batch_number(self, label: str, unit_id: str) -> int:
-        """Return the number of the unit's batch among its label's, from 0.
+    def batch_id(self, label: str, unit_id: str) -> str:
+        """Return the public name of the unit's batch: the label's position in the public label set,
+        and the batch's number among its label's, from 0.
 
         64 bits modulo a count of at most millions: a skew below 1e-12 that no claim rests on.
         """
-        return self.keyed_hash(unit_id) % self.batches_per_label[label]
-
-    def batch_id(self, label: str, unit_id: str) -> str:
-        return self.name(label, self.batch_number(label, unit_id))
-
-    def name(self, label: str, number: int) -> str:
-        """Return a short public name: the label's position in the public label set, and the
-        number."""
+        number = self.keyed_hash(unit_id) % self.batches_per_label[label]
         return f"{list(self.batches_per_label).index(label)}/{number}"
 
     def label_of(self, batch_id: str) -> str:

@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error of dpray on its way to the caller. It travels as a value: Ray would wrap a raised
+    """Carries an error of dpray to the caller. It travels as a value: Ray would wrap a raised
     one, log it, and fail to rebuild a class whose constructor takes more than a message."""
 
     kind: type[DprayError]
@@ -52,7 +52,7 @@ class Refusal:
 
 
 class Accountant:
-    """The actor's class: one ledger, one call at a time."""
+    """Carries out the calls of the actor on its one ledger."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -92,9 +92,9 @@ def _sendable(value: Any) -> Any:
 
 
 class AccountantClient(BatchListings):
-    """The accountant of the ledger at `url`: one actor for each ledger in the cluster, started if
-    it is not running. The ledger has to be there: the first call raises `MissingLedger` if it is
-    not. Each operation is described at `Ledger`, and raises what it raises there."""
+    """Calls the accountant of the ledger at `url`: one actor for each ledger in the cluster,
+    started if it is not running. The ledger has to be there: the first call raises `MissingLedger`
+    if it is not. Each operation is described at `Ledger`, and raises what it raises there."""
 
     def __init__(self, url: str) -> None:
         # Absolute, because the actor has another working directory.

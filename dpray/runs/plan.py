@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Self
 
 from dpray.accounting.accountant import Cost, cost
 from dpray.accounting.events import Composed, Event
 from dpray.accounting.report import guarantee, no_guarantee
+from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.runs.placement import placement
 from dpray.types import Budget, InputError
+
+Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
+"""A released model: texts and the values of their columns to the mean negative log-likelihoods of
+the texts' tokens."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,26 @@ class Plan(ABC):
     @abstractmethod
     def lines(self) -> dict[str, str]:
         """What a person wants to know of the plan, beside the guarantee: name and text."""
+
+    @abstractmethod
+    def audit_targets(self) -> Iterator[Target]:
+        """Yield each mechanism of the method, as the run would build it. The method's `audit.py`
+        makes them, and is imported late: it loads what draws."""
+
+    @property
+    def column_values(self) -> dict[str, Sequence[str]]:
+        """The public values of the columns that a record has beside its text and unit."""
+        data = self.config.data
+        return {data.label: data.labels} if data.label else {}
+
+    @property
+    def texts_from_columns(self) -> bool:
+        """Whether a text is made from a row's columns, in place of `data.text`."""
+        return False
+
+    def released_losses(self, folder: Path) -> Losses | None:
+        """Load the model that the run in `folder` released; None where it releases texts only."""
+        return None
 
     @cached_property
     def dp_event(self) -> Event:

@@ -24,15 +24,15 @@ def test_a_units_batch_does_not_depend_on_the_others(units: list[str], new: str)
 
 
 def test_batches_fill_evenly() -> None:
-    counts = Counter(PARTITION.batch_number("a", f"unit {n}") for n in range(30_000))
-    assert set(counts) == set(range(75))
+    counts = Counter(PARTITION.batch_id("a", f"unit {n}") for n in range(30_000))
+    assert set(counts) == {f"0/{number}" for number in range(75)}
     assert stats.chisquare(list(counts.values())).pvalue > 1e-6
 
 
 def test_another_salt_is_another_partition() -> None:
     other = HashPartition(PARTITION.batches_per_label, new_salt())
     units = [f"unit {n}" for n in range(200)]
-    same = sum(PARTITION.batch_number("a", u) == other.batch_number("a", u) for u in units)
+    same = sum(PARTITION.batch_id("a", u) == other.batch_id("a", u) for u in units)
     assert same < 40
 
 

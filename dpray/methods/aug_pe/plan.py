@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event, SelfComposed
+from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.mechanisms.shares import largest_remainder
 from dpray.methods.aug_pe.algorithm import AugPe
@@ -37,6 +39,11 @@ class AugPePlan(Plan):
         settings = self.settings
         records = largest_remainder(settings.records, self.proportions)
         return AugPe(settings, records, self.votes)
+
+    def audit_targets(self) -> Iterator[Target]:
+        from dpray.methods.aug_pe.audit import targets
+
+        return targets(self.method)
 
     def how_far(self, published: int) -> str:
         done = published - (self.label_histogram is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from dpray.accounting.accountant import Cost, cost
 from dpray.accounting.composition import BasicComposition, Charge
 from dpray.accounting.events import Event
+from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.io.records import list_files, read_rows
 from dpray.methods.dp_kps.algorithm import DpKps
@@ -56,6 +58,11 @@ class DpKpsPlan(Plan):
         while BasicComposition(total).would_exceed(others, last):
             total = replace(total, epsilon=math.nextafter(total.epsilon, math.inf))
         return Cost(total.epsilon, total.delta, "basic")
+
+    def audit_targets(self) -> Iterator[Target]:
+        from dpray.methods.dp_kps.audit import targets
+
+        return targets(self.method)
 
     @property
     def makes_texts(self) -> bool:

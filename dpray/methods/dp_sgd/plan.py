@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event, PoissonSubsampledGaussian, SelfComposed
+from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.text import TextCodec
@@ -18,7 +19,7 @@ from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.engine import check_loads, with_absolute_model
-from dpray.runs.plan import Plan, with_labels
+from dpray.runs.plan import Losses, Plan, with_labels
 from dpray.training.gradient_noise import DpSgdStep
 from dpray.training.journal import Blocks
 from dpray.training.model import Tuning, load_loss
@@ -61,6 +62,22 @@ class DpSgdPlan(Plan):
         if self.not_private:
             return {}
         return {"": with_labels(self.config, self.method.dp_event)}
+
+    def audit_targets(self) -> Iterator[Target]:
+        from dpray.methods.dp_sgd.audit import targets
+
+        return targets(self.method)
+
+    @property
+    def column_values(self) -> dict[str, Sequence[str]]:
+        control = {name: tuple(shares) for name, shares in self.settings.control_values.items()}
+        return super().column_values | control
+
+    def released_losses(self, folder: Path) -> Losses:
+        from dpray.methods.dp_sgd.released_model import ReleasedModel
+        from dpray.runs.folder import MODEL
+
+        return ReleasedModel(self.config, folder / MODEL).losses
 
     @property
     def noise_multiplier(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Self
 from dpray.accounting.accountant import cost
 from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event
+from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.engines.model_path import check_model_path
 from dpray.engines.text import TextCodec
@@ -53,6 +55,15 @@ class PrivatePredictionPlan(Plan):
         mechanism = _mechanism(self.config, self.settings, self.private_tokens)
         texts = _texts(self.settings, self.private_tokens, self.partition.num_batches)
         return PrivatePrediction(mechanism, self.settings.max_tokens, texts, self.template.stop)
+
+    def audit_targets(self) -> Iterator[Target]:
+        from dpray.methods.private_prediction.audit import targets
+
+        return targets(self.method.mechanism)
+
+    @property
+    def texts_from_columns(self) -> bool:
+        return self.template.private is not None
 
     def with_salt(self, salt: str) -> Self:
         return replace(self, salt=salt)

@@ -1,14 +1,14 @@
-"""Every mechanism keeps its claim, and the audit sees the faults that it is said to see.
+"""Every mechanism keeps its claim, and the audit catches the faults that docs/audit.md names.
 
-A right mechanism is found to break its claim with probability 5 % at most, by what is promised; the
-claims are not tight, so that it is far less: see the distances in docs/audit.md.
+A right mechanism is reported with probability 0.1 % at most. In 6 to 20 audits each, the mean bound
+of the faults nearest to their claims was about four of its standard deviations above them.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.audit.cases import CASES
+from tests.auditing.cases import CASES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpray.audit.bounds import (
+from dpray.auditing.bounds import (
     clopper_pearson_lower,
     clopper_pearson_upper,
     epsilon_lower_bound,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpray.audit.canaries import (
+from dpray.auditing.canaries import (
     KINDS,
     REPETITIONS,
     exposure,

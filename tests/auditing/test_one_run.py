@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dpray.accounting.events import Gaussian
-from dpray.audit import one_run
-from dpray.audit.one_run import OneRun, one_run_bound, p_value
+from dpray.auditing import one_run
+from dpray.auditing.one_run import OneRun, one_run_bound, p_value
 
 
 def mass(w: int, guesses: int, accuracy: float) -> float:
@@ -68,14 +68,16 @@ def test_a_bound_is_above_the_truth_as_seldom_as_stated(monkeypatch: pytest.Monk
     ones have probability 0.1 %, under the largest rate allowed."""
     monkeypatch.setattr(one_run, "SHARES", (0.0, 0.1, 0.4))
     target = responses(1.0)
-    bounds = np.array([target.lower_bound(400, 0.0, 0.2, lambda more: None) for _ in range(100)])
+    bounds = np.array(
+        [target.lower_bound(400, 0.0, 0.2, lambda progress: None) for _ in range(100)]
+    )
     assert (bounds > 1.0).sum() <= 33
     assert np.median(bounds) > 0.5
 
 
 def test_too_large_an_epsilon_is_refuted() -> None:
     target = responses(3.0)
-    assert target.lower_bound(4000, 0.0, 1e-6, lambda more: None) > 2.0
+    assert target.lower_bound(4000, 0.0, 1e-6, lambda progress: None) > 2.0
     assert target.most(4000, 0.0, 1e-6) > 4.0
 
 

@@ -1,26 +1,29 @@
-"""Audits of private prediction: private tokens, and the sparse vector's answers.
+"""The audit of private prediction: private tokens, and the sparse vector's answers.
 
-The unit's rows are sure of one token, or of another where the sparse vector is asked; everything
-that is drawn comes from the selector that runs beside the language model.
+The unit's rows are sure of one token, or of another where the sparse vector is asked; all draws are
+made by the selector that runs beside the language model.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from dpray.accounting.events import SelfComposed
-from dpray.audit.monte_carlo import MonteCarlo, Scores
+from dpray.auditing.monte_carlo import MonteCarlo, Scores
+from dpray.auditing.target import Target
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 
 TARGET, OTHER = 0, 1
 
 MOST_TOKENS = 16
-"""Drawn one after the other in a trial: more of them take too long."""
+"""Tokens that a trial draws one after the other; more of them take too long."""
 
 SURE = 1e3
 """A logit that clipping has to cut."""
@@ -29,13 +32,22 @@ Logits = tuple[torch.Tensor, torch.Tensor]
 """Private rows (S, V) and the public one (V,)."""
 
 
+def targets(mechanism: PrivateToken) -> Iterator[Target]:
+    """Yield one token, several of a batch's, and the sparse vector where it is on."""
+    for tokens in sorted({1, min(mechanism.private_tokens, MOST_TOKENS)}):
+        yield tokens_target(mechanism, tokens)
+    if mechanism.sparse_vector is not None:
+        yield sparse_vector_target(mechanism)
+
+
 def tokens_target(mechanism: PrivateToken, tokens: int) -> MonteCarlo:
-    """`tokens` of a batch's private tokens; the statistic is how many of them are TARGET."""
+    """Audit `tokens` of a batch's private tokens; the statistic counts those that are TARGET."""
     mechanism = replace(mechanism, private_tokens=tokens, threshold=None, noise=None)
     inputs = {with_unit: _contested(mechanism, with_unit) for with_unit in (True, False)}
+    values = asdict(mechanism)
 
     def draw(with_unit: bool, trials: int) -> Scores:
-        hits = [_drawn(mechanism, inputs[with_unit]).count(TARGET) for _ in range(trials)]
+        hits = [_drawn(values, inputs[with_unit]).count(TARGET) for _ in range(trials)]
         return np.array([hits], dtype=np.float64)
 
     return MonteCarlo(
@@ -48,39 +60,40 @@ def tokens_target(mechanism: PrivateToken, tokens: int) -> MonteCarlo:
 
 
 def sparse_vector_target(mechanism: PrivateToken) -> MonteCarlo:
-    """Answers up to the first "far": two queries that the unit brings nearer, then one that it
-    takes farther; the statistic is that they are near, near, far."""
-    assert mechanism.sparse_vector is not None
+    """Audit the answers up to the first "far": two queries that the unit brings nearer, then one
+    that it takes farther; the statistic is whether they are near, near, far."""
+    sparse_vector = mechanism.sparse_vector
+    assert sparse_vector is not None
     mechanism = replace(mechanism, private_tokens=1)
-    event = mechanism.sparse_vector.dp_event  # type: ignore[union-attr]
+    values = asdict(mechanism)
     queries = {
         with_unit: [_asked(mechanism, with_unit, token) for token in (OTHER, OTHER, TARGET)]
         for with_unit in (True, False)
     }
 
     def draw(with_unit: bool, trials: int) -> Scores:
-        hits = [_nears(mechanism, queries[with_unit]) for _ in range(trials)]
-        return np.array([[near == 2 for near in hits]], dtype=np.float64)
+        nears = [_nears(values, queries[with_unit]) for _ in range(trials)]
+        return np.array([[near == 2 for near in nears]], dtype=np.float64)
 
     return MonteCarlo(
         "sparse vector, to its first 'far'",
         f"{mechanism.records_per_unit} more row(s) that bring two queries nearer and one farther",
-        event,
+        sparse_vector.dp_event,
         draw,
     )
 
 
-def _drawn(mechanism: PrivateToken, logits: Logits) -> list[int]:
-    selector = PrivateTokenSelector(asdict(mechanism), new_key())
+def _drawn(mechanism: dict[str, Any], logits: Logits) -> list[int]:
+    selector = PrivateTokenSelector(mechanism, new_key())
     tokens: list[int] = []
     while (token := selector.select(*logits)) is not None:
         tokens.append(token)
     return tokens
 
 
-def _nears(mechanism: PrivateToken, queries: list[Logits]) -> int:
-    """The answers before the first "far"; as many as the queries, where there is none."""
-    selector = PrivateTokenSelector(asdict(mechanism), new_key())
+def _nears(mechanism: dict[str, Any], queries: list[Logits]) -> int:
+    """Count the answers before the first "far", or all where there is none."""
+    selector = PrivateTokenSelector(mechanism, new_key())
     for logits in queries:
         selector.select(*logits)
         if selector.t:
@@ -89,23 +102,23 @@ def _nears(mechanism: PrivateToken, queries: list[Logits]) -> int:
 
 
 def _contested(mechanism: PrivateToken, with_unit: bool) -> Logits:
-    """Logits under which OTHER leads TARGET and the rest of the vocabulary has next to no chance.
+    """Make logits under which OTHER leads TARGET and the rest of the vocabulary is very unlikely.
 
-    Of several tokens the sum is looked at, which tells most where the two worlds lie half-way on
-    both sides of a tie; of one token the ratio of probabilities, which is near its bound where
-    TARGET is rare. The vocabulary is a little larger than the candidates: they are chosen too.
+    The statistic of several tokens is their sum, which tells most where the two worlds lie on both
+    sides of a tie, equally far from it. One token's ratio of probabilities is near its bound where
+    TARGET is rare. The vocabulary is larger than the candidates: they are chosen too.
     """
     c, s, tau = mechanism.clip_bound, mechanism.batch_size, mechanism.temperature
     V = 2 if mechanism.candidates == "all" else max(mechanism.k, 2) + 1
     behind = mechanism.sampler.dp_event.range * (1.5 if mechanism.private_tokens == 1 else 0.5)
-    lead = math.log(V) + 3 + behind  # of OTHER over the rest
+    lead = math.log(V) + 3 + behind  # by which OTHER leads the rest
     unit_V = torch.full((mechanism.records_per_unit, V), -SURE)
     unit_V[:, TARGET] = SURE
     public_V = torch.full((V,), -lead * tau)
     public_V[TARGET], public_V[OTHER] = -behind * tau, 0.0
     if mechanism.clip == "dclip":
-        # The unit can lift TARGET by c only where the public prompt holds it for that unlikely;
-        # rows that lift it by less than clipping allows make up for that.
+        # The unit lifts TARGET by c only where the public prompt makes it so unlikely; rows that
+        # lift it by less than clipping allows compensate.
         rows = max(0, math.ceil(s * (c - behind * tau) / c))
         public_V[TARGET] -= c * rows / s
         rows_SV = public_V.repeat(rows, 1)
@@ -117,8 +130,8 @@ def _contested(mechanism: PrivateToken, with_unit: bool) -> Logits:
 
 
 def _asked(mechanism: PrivateToken, with_unit: bool, unit_says: int) -> Logits:
-    """Rows that put the distance at the threshold, in a vocabulary of TARGET and OTHER: s rows say
-    OTHER, as the public one does, too few or too many by the unit's."""
+    """Make rows at the threshold's distance from the public row, which says OTHER, in a vocabulary
+    of TARGET and OTHER: of s rows that say OTHER some are left out, or others say TARGET too."""
     s, k = mechanism.batch_size, mechanism.records_per_unit
     assert mechanism.threshold is not None
     both = torch.tensor([[SURE, -SURE], [-SURE, SURE]])

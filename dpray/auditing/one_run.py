@@ -2,10 +2,10 @@
 "Privacy auditing with one (1) training run").
 
 Each of m canaries joins the data by a fair coin of its own. From what the run released the auditor
-guesses some of the coins. A mechanism that is (epsilon, delta)-DP leaves every guess right with
+guesses some of the coins. If the mechanism is (epsilon, delta)-DP, every guess is right with
 probability e^epsilon / (1 + e^epsilon) or little more, whatever is known of the other coins: too
-many right ones refute the claim. Nothing is assumed of how the canaries' parts in the output depend
-on each other.
+many right ones refute the claim. Nothing is assumed about how the canaries' parts in the output
+depend on each other.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import numpy.typing as npt
 from scipy import stats
 
 from dpray.accounting.events import Event
-from dpray.audit.target import Advance
 from dpray.mechanisms.randomness import generator, new_key
+from dpray.types import OnProgress, Progress
 
 LARGEST_EPSILON = 60.0
 SHARES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4)
-"""Of the canaries: how many are guessed to be in, and how many to be out. Not a half: that many may
-not have been in."""
+"""The shares of the canaries that are guessed to be in, or out; less than a half, as fewer than a
+half may have been in."""
 
 
 def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """How likely `right` or more of `guesses` are right at most, under (epsilon, delta)-DP
+    """Bound the probability that `right` or more of `guesses` are right, under (epsilon, delta)-DP
     (Theorem 5.2).
 
     With W ~ Binomial(guesses, e^epsilon / (1 + e^epsilon)):
     `P[W >= right] + 2 m delta max_i P[right - i <= W < right] / i`, i from 1 to m. The second term
-    pays for delta: with probability 2 delta i / m or so it may give i guesses away for nothing.
+    pays for delta: with probability about 2 delta i / m it may give i guesses away.
     """
     accuracy = 1.0 / (1.0 + math.exp(-epsilon))
     tail = float(stats.binom.sf(right - 1, guesses, accuracy))
@@ -47,7 +47,7 @@ def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: floa
 def one_run_bound(
     right: int, guesses: int, canaries: int, delta: float, alpha: float, tolerance: float = 1e-3
 ) -> float:
-    """The largest epsilon that the guesses refute at `alpha`, or less by `tolerance` at most; 0
+    """Return the largest epsilon that the guesses refute at `alpha`, or up to `tolerance` less; 0
     where they refute none."""
     low, high = 0.0, LARGEST_EPSILON
     if p_value(right, guesses, canaries, low, delta) > alpha:
@@ -63,11 +63,11 @@ def one_run_bound(
 
 @dataclass(frozen=True)
 class OneRun:
-    """`draw(included)` runs the mechanism once with the canaries where `included` is true, and
-    gives every canary a score, larger where it seems to be in.
+    """A `Target`. `draw(included)` runs the mechanism once with the canaries where `included` is
+    true, and returns a score for every canary, larger where it seems to be in.
 
     The first half of the canaries chooses how many guesses to make, the second half makes them:
-    with the first half's coins laid open the claim still holds for the second half's.
+    the claim holds for the second half's coins even if the first half's are known.
     """
 
     name: str
@@ -76,9 +76,6 @@ class OneRun:
     draw: Callable[[npt.NDArray[np.bool_]], npt.NDArray[np.float64]]
     how: str = "one run"
 
-    def draws(self, trials: int) -> int:
-        return 1
-
     def most(self, trials: int, delta: float, alpha: float) -> float:
         half = trials - trials // 2
         return max(
@@ -86,10 +83,13 @@ class OneRun:
             for guesses in {_number(2 * share, half) for share in SHARES if share}
         )
 
-    def lower_bound(self, trials: int, delta: float, alpha: float, advance: Advance) -> float:
+    def lower_bound(
+        self, trials: int, delta: float, alpha: float, on_progress: OnProgress
+    ) -> float:
+        on_progress(Progress(self.name, 0, 1))
         included = generator(new_key()).random(trials) < 0.5
         scores = self.draw(included)
-        advance(1)
+        on_progress(Progress(self.name, 1, 1))
         half = trials // 2
 
         def bound(part: slice, guessed: tuple[float, float], tolerance: float) -> float:
@@ -108,8 +108,8 @@ def guess(
     share_in: float,
     share_out: float,
 ) -> tuple[int, int]:
-    """That the highest scores are in and the lowest are out: how many guesses are right, of how
-    many."""
+    """Guess that the highest scores are in and the lowest are out; return the number of right
+    guesses and of all."""
     ordered = included[np.argsort(scores, kind="stable")]
     guessed_in, guessed_out = _number(share_in, len(scores)), _number(share_out, len(scores))
     right = int(ordered[len(scores) - guessed_in :].sum() + (~ordered[:guessed_out]).sum())

@@ -14,23 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.accounting.events import Event
-from dpray.audit.bounds import epsilon_lower_bound
-from dpray.audit.target import Advance
+from dpray.auditing.bounds import epsilon_lower_bound
+from dpray.types import OnProgress, Progress
 
 Scores = npt.NDArray[np.float64]
-"""Of shape (statistics, trials): what was seen of each draw, larger where the unit is there."""
+"""The statistics of each draw, shape (statistics, trials), larger where the unit is there."""
 
 MOST_THRESHOLDS = 400
 
 CAUTION = 0.01
-"""An event is chosen by its bound at this part of alpha: the best of hundreds of bounds is a rare
-event's that was lucky, and luck does not last into the second half."""
+"""An event is chosen by its bound at this share of alpha: the best of hundreds of bounds belongs to
+a rare event that was lucky, and luck does not last into the second half."""
 
 
 @dataclass(frozen=True)
 class SeenEvent:
-    """That statistic number `statistic` is at least (or, with `below`, at most) `threshold`, held
-    to be the likelier one where the unit is there (or, with `without`, where it is not)."""
+    """The event that statistic number `statistic` is at least (or, with `below`, at most)
+    `threshold`, taken to be likelier with the unit (or, with `without`, without it)."""
 
     statistic: int
     threshold: float
@@ -38,7 +38,7 @@ class SeenEvent:
     without: bool
 
     def bound(self, scores: tuple[Scores, Scores], delta: float, alpha: float) -> float:
-        """`scores` of the worlds with and without the unit."""
+        """Bound epsilon by the scores of the worlds with and without the unit."""
         values = [side[self.statistic] for side in scores]
         seen = [(v <= self.threshold if self.below else v >= self.threshold).sum() for v in values]
         likely, rare = reversed(seen) if self.without else seen
@@ -47,8 +47,8 @@ class SeenEvent:
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """`draw(with_unit, trials)` runs the mechanism anew for each of the trials, in the world with
-    the unit or in the one without it; `at_once` trials at a time."""
+    """A `Target`. `draw(with_unit, trials)` runs the mechanism independently for each of at most
+    `at_once` trials, in the world with the unit or in the one without it."""
 
     name: str
     inputs: str
@@ -57,32 +57,34 @@ class MonteCarlo:
     at_once: int = 500
     how: str = "Monte Carlo"
 
-    def draws(self, trials: int) -> int:
-        return 2 * trials
-
     def most(self, trials: int, delta: float, alpha: float) -> float:
         half = trials - trials // 2
         return float(epsilon_lower_bound(half, 0, half, delta, alpha))
 
-    def lower_bound(self, trials: int, delta: float, alpha: float, advance: Advance) -> float:
+    def lower_bound(
+        self, trials: int, delta: float, alpha: float, on_progress: OnProgress
+    ) -> float:
+        drawn = 0
+
+        def scores(with_unit: bool, number: int) -> Scores:
+            nonlocal drawn
+            parts = []
+            for start in range(0, number, self.at_once):
+                on_progress(Progress(self.name, drawn, 2 * trials))
+                parts.append(self.draw(with_unit, min(self.at_once, number - start)))
+                drawn += parts[-1].shape[1]
+            return np.concatenate(parts, axis=1)
+
         half = trials // 2
-        chosen = best_event(self._both(half, advance), delta, alpha * CAUTION)
-        return chosen.bound(self._both(trials - half, advance), delta, alpha)
-
-    def _both(self, trials: int, advance: Advance) -> tuple[Scores, Scores]:
-        return self._scores(True, trials, advance), self._scores(False, trials, advance)
-
-    def _scores(self, with_unit: bool, trials: int, advance: Advance) -> Scores:
-        parts = []
-        for start in range(0, trials, self.at_once):
-            number = min(self.at_once, trials - start)
-            parts.append(self.draw(with_unit, number))
-            advance(number)
-        return np.concatenate(parts, axis=1)
+        chosen = best_event((scores(True, half), scores(False, half)), delta, alpha * CAUTION)
+        rest = trials - half
+        bound = chosen.bound((scores(True, rest), scores(False, rest)), delta, alpha)
+        on_progress(Progress(self.name, drawn, 2 * trials))
+        return bound
 
 
 def best_event(scores: tuple[Scores, Scores], delta: float, alpha: float) -> SeenEvent:
-    """The event with the best bound on these draws, in either direction."""
+    """Return the event with the best bound on these draws, in either direction."""
     found: list[tuple[float, SeenEvent]] = []
     for statistic, (inside, outside) in enumerate(zip(*scores, strict=True)):
         trials = len(inside)
@@ -102,7 +104,7 @@ def best_event(scores: tuple[Scores, Scores], delta: float, alpha: float) -> See
 
 
 def _count(values: Scores, thresholds: Scores, below: bool) -> npt.NDArray[np.int64]:
-    """How many values are at most, or at least, each threshold."""
+    """Count the values that are at most, or at least, each threshold."""
     ordered = np.sort(values)
     if below:
         return np.searchsorted(ordered, thresholds, side="right")

@@ -1,0 +1,144 @@
+"""The audit of a configuration: bounds on epsilon, membership, canaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dpray.auditing.canaries import RunMethod, check_canaries, make_canaries, try_canaries
+from dpray.auditing.labels import labels_target
+from dpray.auditing.target import Finding, audit_target
+from dpray.config.config import Config
+from dpray.engines.base import Embedder, EngineError
+from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.io.records import list_files, read_rows, text_of
+from dpray.mechanisms.randomness import generator, new_key
+from dpray.registry import make_plan
+from dpray.runs.plan import Plan
+from dpray.types import InputError, OnProgress
+
+NOTHING_CHARGED = (
+    "run with a ledger of its own that is gone: nothing was charged, so nothing of it is released"
+)
+
+
+def audit(
+    config: Config,
+    *,
+    run: RunMethod,
+    trials: int = 10_000,
+    confidence: float = 0.95,
+    members: str | None = None,
+    non_members: str | None = None,
+    canaries: bool = False,
+    candidates: int = 10_000,
+    on_progress: OnProgress = lambda progress: None,
+    load_embedder: Callable[[str], Embedder] = SentenceTransformerEmbedder,
+) -> dict[str, Any]:
+    """Bound the epsilon of the plan's mechanisms from below by their real code; opens no data.
+
+    `trials` is the number of draws of each mechanism in each of two worlds, and of canaries of the
+    one run. All bounds together are below the true epsilons with probability `confidence`.
+
+    `members` are records that the finished run at `output.path` was made of, `non_members` others
+    like them: with both, a membership attack on the release is added. With `canaries` the method
+    runs, by `run`, on a copy of the data with made-up secrets in it, which are looked for in its
+    release, and ranked among `candidates` look-alikes by the model where that is released. Both
+    results are private, and neither charges a budget.
+
+    Returns `mechanisms` (a `Finding` each, and whether it `holds`), `holds` (whether all do), and
+    `membership` and `canaries` where they are asked for. Raises InputError, before anything is
+    drawn, for bad arguments, and for a plan without a claim where nothing else is asked for.
+
+        found = audit(load_config("notes.yaml"), run=run, trials=2000)
+        for mechanism in found["mechanisms"]:
+            print(mechanism["name"], mechanism["lower_bound"], "<=", mechanism["claimed"])
+    """
+    if (members is None) != (non_members is None):
+        raise InputError("members and non-members: give both, or neither")
+    if not 0.5 <= confidence < 1:
+        raise InputError(f"confidence: {confidence:g} is not at least 0.5 and below 1")
+    plan = make_plan(config)
+    if canaries:
+        check_canaries(plan, candidates)
+    attack = None
+    if members is not None and non_members is not None:
+        attack = _membership(config, members, non_members, confidence, load_embedder)
+    result: dict[str, Any] = {"method": config.method.name, "confidence": confidence}
+    if plan.not_private and (canaries or attack is not None):
+        findings: list[Finding] = []
+        result |= {"epsilon": None, "delta": None}
+    else:
+        findings = audit_plan(plan, trials, confidence, on_progress)
+        result |= {"epsilon": plan.cost.epsilon, "delta": plan.cost.delta}
+    result |= {
+        "mechanisms": [asdict(found) | {"holds": found.holds} for found in findings],
+        "holds": all(found.holds for found in findings),
+        "not_private": plan.not_private,
+    }
+    if attack is not None:
+        result["membership"] = attack()
+    if canaries:
+        from dpray.evaluation.evaluate import NOT_FOR_RELEASE
+
+        made = make_canaries(generator(new_key()))
+        secrets = try_canaries(plan, made, candidates, run, on_progress)
+        marks = {"private": NOT_FOR_RELEASE, "ledger": NOTHING_CHARGED}
+        result["canaries"] = marks | {"secrets": secrets}
+    return result
+
+
+def audit_plan(
+    plan: Plan,
+    trials: int,
+    confidence: float,
+    on_progress: OnProgress = lambda progress: None,
+) -> list[Finding]:
+    """Audit all mechanisms that the plan charges for; opens no data and no ledger. With probability
+    `confidence` none of the bounds is above its true epsilon, all of them together.
+
+    Raises InputError for a plan without a claim, and for too few trials.
+    """
+    if plan.not_private:
+        raise InputError(
+            "privacy.epsilon: is infinite, so nothing is claimed that could be audited"
+        )
+    targets = list(plan.audit_targets())
+    if plan.label_histogram is not None:
+        targets.insert(0, labels_target(plan.label_histogram))
+    alpha = (1 - confidence) / len(targets)
+    delta = plan.config.privacy.delta
+    return [audit_target(target, trials, delta, alpha, on_progress) for target in targets]
+
+
+def _membership(
+    config: Config,
+    members: str,
+    non_members: str,
+    confidence: float,
+    load_embedder: Callable[[str], Embedder],
+) -> Callable[[], dict[str, Any]]:
+    """Read the attack's texts and load its model; returns the attack, to be called."""
+    # Imported late: bounds have no need of scikit-learn.
+    from dpray.evaluation.membership import check_numbers, membership
+
+    released = Path(config.output.path) / "synthetic.jsonl"
+    if not released.is_file():
+        raise InputError(f"output.path: {config.output.path} holds no finished run")
+    inside = _texts(members, "members", config.data.text)
+    outside = _texts(non_members, "non-members", config.data.text)
+    synthetic = _texts(str(released), "output.path", "text")
+    check_numbers(inside, outside, synthetic)
+    try:
+        embedder = load_embedder(config.embedder.model)
+    except EngineError as error:
+        raise InputError(str(error)) from None
+    return partial(membership, inside, outside, synthetic, embedder, confidence)
+
+
+def _texts(path: str, key: str, column: str) -> list[str]:
+    rows = (each for file in list_files(path, key) for each in read_rows(file))
+    return [text_of(row, column, where) for where, row in rows]

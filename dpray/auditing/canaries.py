@@ -1,0 +1,225 @@
+"""Canaries: made-up records with a secret, and how well a release kept it (Yue et al. 2023, 4.5 and
+Table 8; exposure by Carlini et al. 2019, "The Secret Sharer").
+
+Sentences and secrets are made up anew for every audit and put into a copy of the records. The
+method runs on it with a folder and a ledger of its own, both gone afterwards: it charges the data
+set's budget nothing, so nothing of that run may be released.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpray.config.config import Config
+from dpray.io.records import list_files, read_rows
+from dpray.mechanisms.randomness import generator, new_key
+from dpray.runs.plan import Plan
+from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
+
+RunMethod = Callable[[Config, OnProgress], object]
+Values = dict[str, str]
+"""The columns of a canary's rows beside its text and unit."""
+
+REPETITIONS = (1, 10, 100)
+
+_CONSONANTS, _VOWELS, _LETTERS = "bdfgklmnprstvz", "aeiou", "ABCDEFGHJKLMNPRSTVWXYZ"
+
+
+def _digits(rng: np.random.Generator, *groups: int) -> str:
+    return "-".join("".join(map(str, rng.integers(10, size=size))) for size in groups)
+
+
+def _word(rng: np.random.Generator, syllables: int) -> str:
+    pairs = rng.integers(0, [len(_CONSONANTS), len(_VOWELS)], size=(syllables, 2))
+    return "".join(_CONSONANTS[c] + _VOWELS[v] for c, v in pairs)
+
+
+def _name(rng: np.random.Generator) -> str:
+    return f"{_word(rng, 3).capitalize()} {_word(rng, 3).capitalize()}"
+
+
+def _address(rng: np.random.Generator) -> str:
+    return f"{rng.integers(100, 9999)} {_word(rng, 3).capitalize()} Street"
+
+
+def _email(rng: np.random.Generator) -> str:
+    return f"{_word(rng, 3)}{rng.integers(10, 99)}@mail.example"
+
+
+def _plate(rng: np.random.Generator) -> str:
+    letters = "".join(_LETTERS[i] for i in rng.integers(len(_LETTERS), size=3))
+    return f"{letters} {_digits(rng, 3)}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A sentence with a place for a secret, and the function that draws one of many millions."""
+
+    name: str
+    sentence: str
+    secret: Callable[[np.random.Generator], str]
+
+
+KINDS = (
+    Kind("name", "I am {}, and nobody here ever had a better idea than this.", _name),
+    Kind("address", "They sent it to {} instead, three hours late!", _address),
+    Kind(
+        "number", "Call {} and ask for me, I said, but nobody did.", lambda r: _digits(r, 3, 3, 4)
+    ),
+    Kind("e-mail", "Since then {} gets an advertisement from them every day.", _email),
+    Kind("plate", "The car had the plate {} and stood there all night.", _plate),
+)
+
+
+@dataclass(frozen=True)
+class Canary:
+    kind: Kind
+    secret: str
+    repetitions: int
+
+    @property
+    def text(self) -> str:
+        return self.kind.sentence.format(self.secret)
+
+
+def make_canaries(rng: np.random.Generator) -> list[Canary]:
+    """Make one canary of every kind for each number of repetitions."""
+    return [Canary(kind, kind.secret(rng), times) for times in REPETITIONS for kind in KINDS]
+
+
+def look_alikes(canary: Canary, number: int, rng: np.random.Generator) -> list[str]:
+    """Make `number` different texts with other secrets of the same kind."""
+    secrets: dict[str, None] = {}
+    while len(secrets) < number:
+        secret = canary.kind.secret(rng)
+        if secret != canary.secret:
+            secrets[secret] = None
+    return [canary.kind.sentence.format(secret) for secret in secrets]
+
+
+def rank(loss: float, losses: npt.NDArray[np.floating]) -> float:
+    """Rank the canary by perplexity among its look-alikes and itself, lowest first; a tie counts by
+    half."""
+    return 1 + float((losses < loss).sum()) + float((losses == loss).sum()) / 2
+
+
+def exposure(rank: float, candidates: int) -> float:
+    """Return `log2(candidates) - log2(rank)`, the bits of the secret that the model gives away;
+    about 1.4 on average where it knows nothing."""
+    return math.log2(candidates) - math.log2(rank)
+
+
+def leaks(secret: str, texts: Sequence[str]) -> int:
+    """Count the texts that hold the secret, word for word."""
+    return sum(secret in text for text in texts)
+
+
+def check_canaries(plan: Plan, candidates: int) -> None:
+    """Raises InputError where there are no records, or no place for canaries among them."""
+    if candidates < 1:
+        raise InputError(f"candidates: {candidates} is no number of look-alikes")
+    list_files(plan.config.data.path)
+    if plan.texts_from_columns:
+        raise InputError("method.template: makes the texts from columns: no place for canaries")
+
+
+def try_canaries(
+    plan: Plan,
+    canaries: Sequence[Canary],
+    candidates: int,
+    run: RunMethod,
+    on_progress: OnProgress = lambda progress: None,
+) -> list[dict[str, Any]]:
+    """Run the plan's configuration by `run` on its records and the canaries, and look for these.
+
+    Returns an entry for each: its kind and repetitions, the number of released texts that hold its
+    secret (`leaks`), and, where the model is released, the secret's rank among `candidates`
+    look-alikes and itself and its exposure. Private: computed from a run that charges nothing.
+
+    A canary that is repeated is as many records, and as many units. Raises DprayError where the run
+    does not finish.
+    """
+    rng = generator(new_key())
+    planted = [(canary, _values(plan, rng)) for canary in canaries]
+    with TemporaryDirectory(prefix="dpray-audit-") as name:
+        folder = Path(name)
+        _write_with_canaries(plan.config, planted, folder / "records.jsonl")
+        try:
+            run(_throwaway(plan.config, folder), on_progress)
+        except Resumable:
+            # The folder that it could be resumed from is deleted.
+            raise DprayError(
+                "canaries: their run did not finish, and nothing of it is kept: the same command "
+                "starts anew"
+            ) from None
+        texts = [row["text"] for _, row in read_rows(str(folder / "run" / "synthetic.jsonl"))]
+        found = [
+            {
+                "kind": canary.kind.name,
+                "repetitions": canary.repetitions,
+                "leaks": leaks(canary.secret, texts),
+            }
+            for canary, _ in planted
+        ]
+        losses = plan.released_losses(folder / "run")
+        if losses is not None:
+            for number, (canary, values) in enumerate(planted):
+                on_progress(Progress("look-alikes", number, len(planted)))
+                others = look_alikes(canary, candidates, rng)
+                own, *of_others = losses([canary.text, *others], values)
+                found[number] |= _ranked(own, np.array(of_others))
+    return found
+
+
+def _ranked(own: float, losses: npt.NDArray[np.float64]) -> dict[str, Any]:
+    place, candidates = rank(own, losses), len(losses) + 1
+    return {"rank": place, "candidates": candidates, "exposure": exposure(place, candidates)}
+
+
+def _throwaway(config: Config, folder: Path) -> Config:
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"path": str(folder / "records.jsonl")}),
+            "privacy": config.privacy.model_copy(
+                update={"ledger": f"sqlite:///{folder}/ledger.db"}
+            ),
+            "output": config.output.model_copy(update={"path": str(folder / "run")}),
+        }
+    )
+
+
+def _values(plan: Plan, rng: np.random.Generator) -> Values:
+    """Draw a label and control values, each as likely as any other."""
+    return {
+        name: values[int(rng.integers(len(values)))] for name, values in plan.column_values.items()
+    }
+
+
+def _write_with_canaries(
+    config: Config, planted: Sequence[tuple[Canary, Values]], path: Path
+) -> None:
+    """Write the records in their order, then the canaries, whose other columns are a record's."""
+    row: dict[str, Any] = {}
+    with open(path, "w", encoding="utf-8") as file:
+        for source in list_files(config.data.path):
+            for _, row in read_rows(source):
+                file.write(json.dumps(row, default=str) + "\n")
+        for canary_row in _rows(config, planted):
+            file.write(json.dumps(row | canary_row, default=str) + "\n")
+
+
+def _rows(config: Config, planted: Sequence[tuple[Canary, Values]]) -> Iterator[dict[str, Any]]:
+    data = config.data
+    for number, (canary, values) in enumerate(planted):
+        for repetition in range(canary.repetitions):
+            unit = {} if data.unit is None else {data.unit: f"canary-{number}-{repetition}"}
+            yield {data.text: canary.text} | values | unit

@@ -1,0 +1,39 @@
+"""The audit of measured label proportions, and the statistics of Laplace noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpray.auditing.monte_carlo import MonteCarlo, Scores
+from dpray.mechanisms.label_histogram import LabelHistogram
+
+OTHERS = 20
+"""The number of records in the world without the unit."""
+
+
+def labels_target(histogram: LabelHistogram) -> MonteCarlo:
+    """Audit the label histogram; all of the unit's records have one label."""
+    label, k = histogram.labels[0], histogram.records_per_unit
+
+    def draw(with_unit: bool, trials: int) -> Scores:
+        counts = histogram.count([label] * (OTHERS + k * with_unit))
+        released = histogram.noisy(np.tile(counts[:1], trials))
+        return laplace_scores((released - OTHERS)[:, None], k, histogram.scale)
+
+    return MonteCarlo("label histogram", f"{k} more of one label", histogram.dp_event, draw)
+
+
+def laplace_scores(x_RN: npt.NDArray[Any], shift: float, scale: float) -> Scores:
+    """Return two statistics of R draws from which the other records' part is subtracted, shape
+    (2, R).
+
+    The first is the log-likelihood ratio of Laplace noise around `shift` to the same around 0: of a
+    right mechanism no test of the same draws tells more (Neyman and Pearson 1933). The second is
+    the plain sum, which shows a unit that does more than it may.
+    """
+    x_RN = np.asarray(x_RN, dtype=np.float64)
+    ratio_RN = (np.abs(x_RN) - np.abs(x_RN - shift)) / scale
+    return np.stack([ratio_RN.sum(axis=1), x_RN.sum(axis=1)])

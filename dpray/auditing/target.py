@@ -1,0 +1,81 @@
+"""What an audit is about, and what it finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dpray.accounting.accountant import cost
+from dpray.accounting.events import Event
+from dpray.types import InputError, OnProgress
+
+FEWEST_TRIALS = 200
+
+
+class Target(Protocol):
+    """One mechanism's real code and the claim made for it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def how(self) -> str:
+        """The audit's method, in words."""
+
+    @property
+    def inputs(self) -> str:
+        """The neighbouring inputs, in words."""
+
+    @property
+    def event(self) -> Event:
+        """The claim for what is drawn."""
+
+    def lower_bound(
+        self, trials: int, delta: float, alpha: float, on_progress: OnProgress
+    ) -> float:
+        """Draw, and return what the draws prove: the true epsilon is below the bound with
+        probability `alpha` at most."""
+
+    def most(self, trials: int, delta: float, alpha: float) -> float:
+        """Return the largest bound that so many trials could give, that of a mechanism which hides
+        nothing."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The bound of one target and its claim; `claimed` and the bounds are epsilons at the same
+    delta."""
+
+    name: str
+    how: str
+    inputs: str
+    claimed: float
+    lower_bound: float
+    most: float
+    trials: int
+
+    @property
+    def holds(self) -> bool:
+        return self.lower_bound <= self.claimed
+
+
+def audit_target(
+    target: Target,
+    trials: int,
+    delta: float,
+    alpha: float,
+    on_progress: OnProgress = lambda progress: None,
+) -> Finding:
+    """Bound one target's epsilon. A mechanism that keeps its claim is reported as breaking it with
+    probability `alpha` at most. Raises InputError for too few trials."""
+    if trials < FEWEST_TRIALS:
+        raise InputError(f"trials: {trials} prove nothing, it takes {FEWEST_TRIALS} or more")
+    return Finding(
+        name=target.name,
+        how=target.how,
+        inputs=target.inputs,
+        claimed=cost(target.event, delta).epsilon,
+        lower_bound=target.lower_bound(trials, delta, alpha, on_progress),
+        most=target.most(trials, delta, alpha),
+        trials=trials,
+    )

@@ -1,0 +1,91 @@
+"""The audit of DP-KPS: the vocabulary's counts and the densities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from dpray.accounting.events import SelfComposed
+from dpray.auditing.labels import OTHERS, laplace_scores
+from dpray.auditing.monte_carlo import MonteCarlo, Scores
+from dpray.auditing.target import Target
+from dpray.methods.dp_kps.algorithm import DpKps
+from dpray.methods.dp_kps.kde import GRID, LARGEST, FeatureSum
+from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
+
+FAR_TOO_LONG = 1e3
+"""A feature of the unit; the largest that a record may give is sqrt(2)."""
+
+MOST_FEATURES = 4
+"""Features that are drawn of an estimator. The pure epsilon of Laplace noise is reached where all
+are extreme together, which many hardly ever are."""
+
+
+def targets(method: DpKps) -> Iterator[Target]:
+    """Yield the vocabulary, and the densities of one class: classes are disjoint."""
+    yield vocabulary_target("vocabulary histogram", method.vocabulary)
+    if isinstance(method.kde, VocabularyHistogram):
+        yield vocabulary_target("densities of a class", method.kde)
+    else:
+        estimators = max(1, len(method.estimators))
+        yield densities_target("densities of a class", method.kde, estimators)
+
+
+def vocabulary_target(name: str, histogram: VocabularyHistogram) -> MonteCarlo:
+    """Audit the counts; every record of the unit holds the same terms, S and more of them. Of the
+    others the counts are the same in both worlds, and are not drawn."""
+    S, k = histogram.phrases_per_record, histogram.records_per_unit
+    histogram = replace(histogram, size=min(histogram.size, 2 * S))
+    terms = list(range(histogram.size))  # of which the mechanism counts the first S
+    others_V = OTHERS * (np.arange(histogram.size) < S)
+
+    def draw(with_unit: bool, trials: int) -> Scores:
+        counts_V = histogram.count([terms] * (OTHERS + k * with_unit))
+        # The scale does not depend on the size, so one long histogram holds all trials.
+        long = replace(histogram, size=histogram.size * trials)
+        drawn_RV = long.noisy(np.tile(counts_V, trials)).reshape(trials, -1)
+        return laplace_scores(drawn_RV - others_V, k, histogram.dp_event.scale)
+
+    return MonteCarlo(
+        name,
+        f"{k} more record(s) of {S} terms, and {len(terms) - S} beyond them",
+        histogram.dp_event,
+        draw,
+        at_once=1000,
+    )
+
+
+def densities_target(name: str, kde: FeatureSum, estimators: int) -> MonteCarlo:
+    """Audit the sums of features; the unit's records ask for more than they may give in every
+    feature of every estimator of their class, all in one direction. The sensitivity and the noise
+    of fewer features are smaller in the same proportion: the claim stays the same."""
+    kde = replace(kde, number=min(kde.number, MOST_FEATURES))
+    k = kde.records_per_unit
+
+    def draw(with_unit: bool, trials: int) -> Scores:
+        others_I = np.zeros((OTHERS, kde.number))
+        unit_I = np.full((k, kde.number), FAR_TOO_LONG)
+        total_I = kde.sum([others_I, unit_I] if with_unit else [others_I])
+        # One sum of R I features holds all trials: its sensitivity is larger by R in L1, by sqrt(R)
+        # in L2, its multiplier smaller by as much, and its noise the same.
+        larger = trials if kde.noise == "laplace" else math.sqrt(trials)
+        long = replace(
+            kde, number=kde.number * trials, noise_multiplier=kde.noise_multiplier / larger
+        )
+        # The ratio of Gaussian noise grows with the sum: two statistics are one there.
+        scores = np.zeros((2, trials))
+        for _ in range(estimators):
+            released_RI = long.noisy(np.tile(total_I, trials)).reshape(trials, -1)
+            scores += laplace_scores(released_RI, k * LARGEST / GRID, kde.scale)
+        return scores
+
+    return MonteCarlo(
+        name,
+        f"{k} more record(s) as large as the cut allows in all {kde.number} features",
+        SelfComposed(kde.dp_event, estimators),
+        draw,
+        at_once=5000,
+    )

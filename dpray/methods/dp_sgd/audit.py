@@ -1,0 +1,198 @@
+"""The audit of DP-SGD: canaries with orthogonal gradients through the whole training loop.
+
+The model is a table with one number for each canary, so that a canary's gradient lies on a
+coordinate of its own, is longer than the clip norm, and what a step released of it is read off the
+weights: the worst case of Nasr et al. (2021) and of Steinke et al. (2023, section 6, white box).
+Sampling, per-example norms, clipping, noise and the optimizer's step are the code that trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from dpray.auditing.monte_carlo import MonteCarlo, Scores
+from dpray.auditing.one_run import OneRun
+from dpray.auditing.target import Target
+from dpray.mechanisms.randomness import generator, new_key
+from dpray.methods.dp_sgd.algorithm import DpSgd, Trainer, fine_tune
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, Precision, TrainingText
+from dpray.training.gradient_noise import DpSgdStep
+from dpray.training.reference import ReferenceTrainer
+
+MOST_STEPS = 1000
+"""Steps of the audited training; of a longer plan, the claim for so many is audited."""
+
+TOO_LONG = 10.0
+"""The length of a canary's gradient before it is clipped, in clip norms."""
+
+AT_ONCE = 20_000
+"""Canaries of a training."""
+
+Array = npt.NDArray[np.float64]
+
+
+def targets(plan: DpSgd) -> Iterator[Target]:
+    """Yield the training by Monte Carlo, and by one run."""
+    yield repeated_target(plan)
+    yield one_run_target(plan)
+
+
+class CanaryTable(nn.Module):
+    """Canary i is the text (i + 1, 0); its loss depends on the table's entry i + 1 alone."""
+
+    def __init__(self, canaries: int, gradient: float) -> None:
+        super().__init__()
+        self.table = nn.Embedding(canaries + 1, 1)
+        nn.init.zeros_(self.table.weight)
+        self.register_buffer("scale", torch.tensor([gradient, -gradient]))
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
+        # At 0 both tokens are equally likely, and the loss falls by `gradient` a unit.
+        return SimpleNamespace(logits=self.table(input_ids) * self.scale)
+
+
+@dataclass
+class Spy:
+    """A `Trainer` that passes to `see` what each step released of every canary, in units of a
+    clipped gradient, and puts the weights back: every step begins at 0."""
+
+    inner: Trainer
+    weights: torch.Tensor
+    clipped: float
+    see: Callable[[Array], None]
+    rank: int = 0
+    ranks: int = 1
+
+    def accumulate(self, micro_batch: MicroBatch, last: bool) -> None:
+        self.inner.accumulate(micro_batch, last)
+
+    def step(self, learning_rate: float) -> None:
+        self.inner.step(learning_rate)
+        with torch.no_grad():
+            self.see(self.weights.detach().cpu().double().numpy()[1:, 0] / self.clipped)
+            self.weights.zero_()
+
+
+@dataclass
+class Rehearsal:
+    """A `Trainer` that only records which canaries come at each step."""
+
+    rank: int = 0
+    ranks: int = 1
+    batches: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _batch: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+    def accumulate(self, micro_batch: MicroBatch, last: bool) -> None:
+        ids = micro_batch.ids[:, 0].numpy()
+        self._batch.append(ids[ids > 0] - 1)
+
+    def step(self, learning_rate: float) -> None:
+        self.batches.append(np.concatenate(self._batch))
+        self._batch = []
+
+
+def train(
+    plan: DpSgd, canaries: int, included: Sequence[int], see: Callable[[Array], None]
+) -> None:
+    """Train on the included canaries by what trains in one process; ranks are held against it."""
+    mechanism = plan.mechanism
+    precision: Precision = "bfloat16" if mechanism.precision == "bfloat16" else "float32"
+    model = CanaryTable(canaries, TOO_LONG * mechanism.clip_norm)
+    trainer = ReferenceTrainer(plan, PerExampleLoss(model, precision).eval(), new_key())
+    clipped = mechanism.clip_norm / mechanism.expected_batch_size
+    _fine_tune(plan, included, Spy(trainer, model.table.weight, clipped, see))
+
+
+def foretell(plan: DpSgd, canaries: int) -> list[npt.NDArray[np.int64]]:
+    """Return the batches of another training: what anybody may know of the sampler's."""
+    rehearsal = Rehearsal()
+    _fine_tune(plan, range(canaries), rehearsal)
+    return rehearsal.batches
+
+
+def _fine_tune(plan: DpSgd, included: Sequence[int], trainer: Trainer) -> None:
+    units = [[TrainingText((number + 1, 0), given=1)] for number in included]
+    fine_tune(plan, units, trainer, generator(new_key()))
+
+
+def log_ratio(mechanism: DpSgdStep, x_m: Array) -> Array:
+    """Return the log-likelihood ratio of one step with the canary's unit to one without it (Abadi
+    et al. 2016): `log(1 - q + q e^((2x - 1) / (2 sigma^2)))`."""
+    q, sigma = mechanism.sampling_probability, mechanism.noise_multiplier
+    joined = np.log(q) + (2 * x_m - 1) / (2 * sigma**2)
+    return joined if q == 1 else np.logaddexp(np.log1p(-q), joined)
+
+
+def one_run_target(plan: DpSgd) -> OneRun:
+    """Audit one training; every canary is in the data by the toss of a coin."""
+    plan = _audited(plan)
+
+    def draw(included: npt.NDArray[np.bool_]) -> Array:
+        scores = np.zeros(len(included))
+
+        def see(x_m: Array) -> None:
+            scores[:] += log_ratio(plan.mechanism, x_m)
+
+        train(plan, len(included), np.flatnonzero(included).tolist(), see)
+        return scores
+
+    return OneRun(
+        f"DP-SGD, {plan.steps} steps",
+        "canaries with orthogonal gradients, each in the data by a coin",
+        plan.dp_event,
+        draw,
+    )
+
+
+def repeated_target(plan: DpSgd) -> MonteCarlo:
+    """Audit one canary, in the data or not. A training with m canaries holds m trials: that the
+    sampling and the noise of each are independent of the others is assumed here, not by the one
+    run.
+
+    Statistics: the log-likelihood ratio, the sum, and the sum over the steps at which the canary
+    came in a rehearsal, which tells something only where batches can be foretold.
+    """
+    plan = _audited(plan)
+
+    def draw(with_unit: bool, trials: int) -> Scores:
+        foretold = iter(foretell(plan, trials))
+        scores = np.zeros((3, trials))
+
+        def see(x_m: Array) -> None:
+            expected = next(foretold)
+            scores[0] += log_ratio(plan.mechanism, x_m)
+            scores[1] += x_m
+            scores[2, expected] += x_m[expected]
+
+        train(plan, trials, range(trials) if with_unit else (), see)
+        return scores
+
+    return MonteCarlo(
+        f"DP-SGD, {plan.steps} steps",
+        "one more gradient, longer than the clip norm",
+        plan.dp_event,
+        draw,
+        at_once=AT_ONCE,
+    )
+
+
+def _audited(plan: DpSgd) -> DpSgd:
+    """Plain SGD at rate 1 shows the noisy mean itself: an optimizer only post-processes it."""
+    return replace(
+        plan,
+        steps=min(plan.steps, MOST_STEPS),
+        repeats=0,
+        optimizer="sgd",
+        learning_rate=1.0,
+        schedule="constant",
+        weight_decay=0.0,
+        micro_batch_size=512,
+    )
