@@ -10,6 +10,11 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
+# Two processes, each with a Ray cluster of its own: a file's tests run in one of them. The longest
+# files come first (tests/conftest.py).
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 \
+	-n 2 --dist loadfile --no-loadscope-reorder
+
 .PHONY: install demo test check bench chaos clean
 
 install: $(INSTALLED)
@@ -37,14 +42,14 @@ demo: $(INSTALLED)
 	$(BIN)/dpray demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
 
 bench: $(INSTALLED)
 	for script in tests/benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done

@@ -18,6 +18,14 @@ hypothesis_settings.load_profile("repeatable")
 
 pytest_plugins = ["tests.databases"]
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with slow tests first, those on a real cluster before the others: what two
+    processes take last from one queue of files is short."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: ("integration" not in item.path.parts, item.path not in slow))
+
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 

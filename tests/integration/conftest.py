@@ -41,15 +41,9 @@ def runs(
 
 
 @pytest.fixture
-def slow_runs(runs: Callable[..., Runs]) -> Callable[..., Runs]:
-    """The same with ten texts of 120 tokens a batch: some seconds a task, time to kill something
-    in its midst."""
-    return lambda **changes: runs(
-        **(
-            {"method__max_tokens": 120, "method__max_records": 120, "method__clip_bound": 0.1}
-            | changes
-        )
-    )
+def waiting_runs(runs: Callable[..., Runs]) -> Callable[..., Runs]:
+    """The same, but each engine waits in the midst of its second task until `marker` is there."""
+    return lambda **changes: runs(**changes).with_fault("waits")
 
 
 @pytest.fixture

@@ -1,25 +1,38 @@
 """A driver whose engine is the real one with a fault in it.
 
 `python fault_driver.py FAULT MARKER CONFIG` runs a configuration like `dpray run CONFIG --json`.
-The file MARKER is there from the fault's first time on, for all processes of the cluster. FAULT is
+The file MARKER is seen by all processes of the cluster. FAULT is
 
-- `fails_once`: `decode_lockstep` raises once, when two texts are finished;
+- `fails_once`: `decode_lockstep` raises when two texts of a task are finished, and makes MARKER,
+  after which it does not;
+- `waits`: when two texts of its second task of groups are finished, or two prompts are answered,
+  an engine waits until MARKER is there;
 - `cannot_load`: no engine can be loaded;
-- `loads_once`: only the first engine that is loaded, anywhere, can be.
+- `loads_once`: only the first engine that is loaded, anywhere, can be, and makes MARKER.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpray import registry as methods
 from dpray.config.config import EngineConfig, load_config
-from dpray.engines.base import Engine, EngineError, LockstepGroup, LockstepResult, NextGroup
+from dpray.engines.base import (
+    Completion,
+    Engine,
+    EngineError,
+    LockstepGroup,
+    LockstepResult,
+    NextGroup,
+    OnCompletion,
+    Prompt,
+)
 from dpray.runs.engine import build_engine
 from dpray.types import DprayError
 
@@ -53,11 +66,57 @@ class FailsOnce:
         self.engine.decode_lockstep(groups, failing)
 
 
+class Waits:
+    def __init__(self, engine: Engine, marker: str) -> None:
+        self.engine, self.marker, self.tasks = engine, Path(marker), 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def wait(self) -> None:
+        while not self.marker.exists():
+            time.sleep(0.05)
+
+    def decode_lockstep(
+        self,
+        groups: Iterable[LockstepGroup],
+        next_group: NextGroup,
+    ) -> None:
+        finished = 0
+
+        def waiting(result: LockstepResult) -> LockstepGroup | None:
+            nonlocal finished
+            finished += 1
+            # The probe of the engine's rounding comes before, one text at a time.
+            self.tasks += finished == 2
+            if finished == 2 and self.tasks == 2:
+                self.wait()
+            return next_group(result)
+
+        self.engine.decode_lockstep(groups, waiting)
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Any, on_completion: OnCompletion
+    ) -> list[Completion]:
+        answered = 0
+
+        def waiting(i: int, completion: Completion) -> None:
+            nonlocal answered
+            answered += 1
+            on_completion(i, completion)
+            if answered == 2:
+                self.wait()
+
+        return self.engine.generate(prompts, sampling, waiting)
+
+
 def build(fault: str, marker: str, section: EngineConfig, **options: Any) -> Any:
     if fault == "cannot_load" or (fault == "loads_once" and not first_time(marker)):
         raise EngineError("there is no GPU here")
     engine = build_engine(section, **options)
-    return FailsOnce(engine, marker) if fault == "fails_once" else engine
+    if fault == "fails_once":
+        return FailsOnce(engine, marker)
+    return Waits(engine, marker) if fault == "waits" else engine
 
 
 def main(fault: str, marker: str, path: str) -> int:

@@ -186,6 +186,11 @@ def wait_for(ready: Callable[[], object], process: subprocess.Popen[Any] | None 
         time.sleep(0.05)
 
 
+DPRAY_RUN = ["-m", "dpray", "run"]
+FAULT_DRIVER = str(Path(__file__).with_name("fault_driver.py"))
+COMMAND_LINES = str(Path(__file__).with_name("command_lines.py"))
+
+
 @dataclass(frozen=True)
 class Ended:
     code: int
@@ -207,9 +212,15 @@ class Runs:
         self.tree, self.cluster = tree, cluster
         self.output = Path(tree["output"]["path"])
         self.url: str = tree["privacy"]["ledger"]
-        self.program = ["-m", "dpray", "run"]
+        self.program = DPRAY_RUN
+        self.marker = folder / "marker"
         self.config = folder / f"{self.output.name}.yaml"
         self.config.write_text(yaml.safe_dump(tree))
+
+    def with_fault(self, fault: str) -> Runs:
+        """Give its engine a fault of `fault_driver`'s."""
+        self.program = [FAULT_DRIVER, fault, str(self.marker)]
+        return self
 
     def start(self, **variables: str) -> subprocess.Popen[str]:
         """On the cluster, unless `variables` of the environment say otherwise."""
@@ -237,6 +248,20 @@ class Runs:
 
     def run(self, **variables: str) -> Ended:
         return self.finish(self.start(**variables))
+
+    def command_lines(self, lines: list[list[str]]) -> list[tuple[int, str]]:
+        """Exit codes and errors of command lines that one process runs one after the other."""
+        ended = subprocess.run(
+            [sys.executable, COMMAND_LINES, json.dumps(lines)],
+            env=environment(RAY_ADDRESS=self.cluster.address),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+        )
+        self.assert_nothing_private(Ended(ended.returncode, ended.stdout, ended.stderr))
+        assert ended.returncode == 0, ended.stderr
+        found: list[tuple[int, str]] = json.loads(ended.stdout)
+        return found
 
     def counts(self) -> dict[str, int]:
         """What the ledger says of this run's batches; all zero before it is charged."""

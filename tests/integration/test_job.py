@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,14 @@ import pytest
 
 from dpray.accounting.ledger import Ledger
 from dpray.types import Budget
-from tests.integration.processes import TIMEOUT, Cluster, Ended, Runs, environment
+from tests.integration.processes import (
+    COMMAND_LINES,
+    TIMEOUT,
+    Cluster,
+    Ended,
+    Runs,
+    environment,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +31,7 @@ def test_a_submitted_job_runs_to_its_release(
     job = tmp_path / "job"
     job.mkdir()
     run.config.rename(job / "config.yaml")
-    submitted = submit(cluster, job, "run", "config.yaml", "--json")
+    submitted = submit(cluster, job, "-m", "dpray", "run", "config.yaml", "--json")
     assert submitted.returncode == 0, submitted.stdout[-2000:] + submitted.stderr[-2000:]
     assert "succeeded" in submitted.stdout + submitted.stderr
     [report] = [json.loads(line) for line in submitted.stdout.splitlines() if line[:2] == '{"']
@@ -45,16 +53,17 @@ def test_a_job_charges_no_copy_of_a_ledger_that_ray_deletes(
         "notes", Budget(100, 1e-3), "record", "add_or_remove_one"
     )
     create = ["--dataset", "notes", "--epsilon", "4", "--delta", "1e-6"]
-    for said, arguments in {
+    lines = {
         "brought.db lies in a copy": ["run", "config.yaml", "privacy.ledger=sqlite:///brought.db"],
         "new.db lies in a copy": ["run", "config.yaml", "privacy.ledger=sqlite:///new.db"],
         "output.path: out lies in a copy": ["run", "config.yaml", "output.path=out"],
         "ledger.db lies in a copy": ["ledger", "create", "--ledger=sqlite:///ledger.db", *create],
-    }.items():
-        submitted = submit(cluster, job, *arguments)
-        printed = submitted.stdout + submitted.stderr
-        assert submitted.returncode == 1 and "exit code 2" in printed, printed[-2000:]
-        assert said in printed and "which Ray deletes" in printed
+    }
+    submitted = submit(cluster, job, COMMAND_LINES, shlex.quote(json.dumps(list(lines.values()))))
+    printed = submitted.stdout + submitted.stderr
+    [found] = [json.loads(line) for line in printed.splitlines() if line.startswith("[[")]
+    for said, (code, errors) in zip(lines, found, strict=True):
+        assert code == 2 and said in errors and "which Ray deletes" in errors
     assert [row["kind"] for row in Ledger.open(f"sqlite:///{job}/brought.db").export()] == [
         "create"
     ]
@@ -64,7 +73,7 @@ def test_a_job_charges_no_copy_of_a_ledger_that_ray_deletes(
 def submit(cluster: Cluster, job: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = ["ray", "job", "submit", "--address", cluster.dashboard, "--working-dir", str(job)]
     return subprocess.run(
-        [*command, "--", "python", "-m", "dpray", *arguments],
+        [*command, "--", "python", *arguments],
         env=environment(),
         capture_output=True,
         text=True,

@@ -42,14 +42,15 @@ def both_at_work(run: Runs) -> bool:
 
 
 def test_node_lost_in_mid_batch(
-    slow_runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
+    waiting_runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
 ) -> None:
-    run = slow_runs(**WIDE)
+    run = waiting_runs(**WIDE)
     with another_node(cluster, tmp_path / "first.out") as node:
         process = run.start()
         wait_for(lambda: both_at_work(run), process)
-        assert workers_of(node, "DecodingActor")
+        assert workers_of(node, "GroupActor")
         kill(node)
+        run.marker.touch()
         with another_node(cluster, tmp_path / "second.out"):
             report = run.finish(process).report
     assert 1 <= report["batches"]["repeated"] < 12

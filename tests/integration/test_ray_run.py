@@ -1,4 +1,7 @@
-"""`dpray run` on Ray: on a cluster named by RAY_ADDRESS, on one of its own, with both engines."""
+"""`dpray run` on Ray: on a cluster named by RAY_ADDRESS, on one of its own.
+
+vLLM in an actor: `test_faults.test_2000_copies_of_a_text`.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +41,6 @@ def test_a_run_without_an_address_starts_ray_here(
     assert len(cluster.workers("Accountant")) == before
     logs = [path for path in short_folder.glob("ray/session_*/logs/*") if path.is_file()]
     assert logs and not any(MARKER in path.read_bytes() for path in logs)
-
-
-def test_the_vllm_engine_in_an_actor(runs: Callable[..., Runs]):
-    run = runs(engine__kind="vllm", engine__kv_cache_gib=0.1, method__max_records=12)
-    report = run.run().report
-    assert report["batches"]["published"] == 12
-    run.assert_whole(report)
 
 
 def test_a_cluster_that_does_not_know_us_is_bad_input(runs: Callable[..., Runs], tmp_path: Path):
