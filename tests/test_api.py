@@ -14,7 +14,8 @@ import dpray
 
 NAMES = [
     "Budget", "BudgetRefused", "Config", "DprayError", "InputError", "Ledger", "Progress",
-    "Resumable", "SyntheticData", "__version__", "audit", "evaluate", "load", "plan", "progress_bar", "run",
+    "Resumable", "SyntheticData", "__version__", "audit", "evaluate", "load", "plan",
+    "progress_bar", "run",
 ]  # fmt: skip
 
 
