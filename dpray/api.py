@@ -7,7 +7,7 @@ the ledger refuses a charge, and `Resumable` for a run that the same call goes o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,7 +125,7 @@ class SyntheticData:
     """The release in a finished run's folder: synthetic records and their privacy report.
 
     synthetic = dpray.SyntheticData("out/run")
-    len(synthetic), synthetic.report["epsilon"]
+    synthetic.records[0], synthetic.report["epsilon"]
     """
 
     folder: Path
@@ -144,18 +144,17 @@ class SyntheticData:
         """The file of the records: JSON lines with `text`, `label` and public metadata."""
         return self.folder / "synthetic.jsonl"
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """All records."""
         with open(self.path, encoding="utf-8") as lines:
-            yield from map(json.loads, lines)
-
-    def __len__(self) -> int:
-        return int(self.report["records"])
+            return list(map(json.loads, lines))
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the records as a data frame."""
         import pandas as pd
 
-        return pd.DataFrame(list(self))
+        return pd.DataFrame(self.records)
 
     def to_ray(self) -> ray.data.Dataset:
         """Return the records as a Ray Dataset."""
@@ -170,7 +169,7 @@ class SyntheticData:
             import datasets
         except ImportError:
             raise InputError("to_datasets: needs the package `datasets`") from None
-        return datasets.Dataset.from_list(list(self))
+        return datasets.Dataset.from_list(self.records)
 
 
 __all__ = [

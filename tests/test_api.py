@@ -66,14 +66,14 @@ def test_from_a_configuration_to_a_release(job: Path, capsys: pytest.CaptureFixt
     shown: list[dpray.Progress] = []
     synthetic = dpray.run(config, on_progress=shown.append)
     assert {progress.stage for progress in shown} == {"vocabulary", "densities"}
-    assert len(synthetic) == len(list(synthetic)) == 30
+    assert len(synthetic.records) == synthetic.report["records"] == 30
     frame = synthetic.to_pandas()
     assert list(frame.columns) == ["text", "label", "terms"] and set(frame.label) == {"a", "b"}
     assert synthetic.report["epsilon"] == planned.cost.epsilon
     assert (synthetic.folder / "privacy_report.html").exists()
     account = dpray.Ledger.open(config.privacy.ledger).account("notes")
     assert account is not None and account.spent.epsilon == planned.cost.epsilon
-    assert list(dpray.SyntheticData(synthetic.folder)) == list(synthetic)
+    assert dpray.SyntheticData(synthetic.folder).records == synthetic.records
     assert dpray.run(config).report == synthetic.report, "a finished run is not made again"
     printed = capsys.readouterr()
     assert printed.out == printed.err == ""
