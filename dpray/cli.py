@@ -1,21 +1,60 @@
-"""The command line: `dpray COMMAND`. Every command has `--json`; exit codes are the contract's:
+"""The command line is `dpray COMMAND`. Every command has `--json`; exit codes are the contract's:
 0 done, 2 bad input or configuration, 3 budget refused, 4 finished in part, 1 anything else."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pkgutil import resolve_name
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from dpray import __version__
-from dpray.commands import audit, demo, evaluate, ledger, plan, report, run, serve
 from dpray.commands.terminal import one_line
 from dpray.types import DprayError
 
+COMMANDS = {
+    "plan": "Epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data.",
+    "run": "Make synthetic records; the same command resumes an unfinished run.",
+    "evaluate": "Measure synthetic records against real ones. Not private.",
+    "audit": "Lower bounds on epsilon by the mechanisms' real code, and canaries.",
+    "serve": "Serve the LLM and the embedder until Ctrl-C.",
+    "report": "Write RUN_DIR/privacy_report.html, one page that opens anywhere.",
+    "demo": "Private prediction on packaged, fictional clinic notes: a few minutes on a laptop.",
+    "ledger": "Budgets: create, show, verify, export.",
+}
+"""`dpray --help` shows these lines."""
+
+
+class Commands(TyperGroup):
+    """The group imports a command's module when that command is called: some modules need torch or
+    Ray, and the list of commands needs none of them."""
+
+    def __init__(self, **options: Any) -> None:
+        listed = {name: TyperGroup(name=name, help=line) for name, line in COMMANDS.items()}
+        super().__init__(**options | {"commands": listed})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, listed and load_command(listed.name or ""), rest
+
+
+def load_command(name: str) -> Any:
+    """Import the command `name`: a function of this name, or a group of commands called `app`."""
+    module = resolve_name(f"dpray.commands.{name}")
+    group = typer.Typer(add_completion=False)
+    if hasattr(module, "app"):
+        group.add_typer(module.app, name=name, help=COMMANDS[name])
+    else:
+        group.command(name)(getattr(module, name))
+    return typer.main.get_group(group).commands[name]
+
+
 app = typer.Typer(
     name="dpray",
+    cls=Commands,
     help="Differentially private synthetic texts, on a laptop or a Ray cluster.",
     no_args_is_help=True,
     add_completion=False,
@@ -44,24 +83,14 @@ def _root(
     pass
 
 
-app.command("plan")(plan.plan)
-app.command("run")(run.run)
-app.command("evaluate")(evaluate.evaluate)
-app.command("audit")(audit.audit)
-app.command("serve")(serve.serve)
-app.command("report")(report.report)
-app.command("demo")(demo.demo)
-app.add_typer(ledger.app, name="ledger", help="Budgets: create, show, verify, export.")
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     sys.exit(run_command(arguments))
 
 
 def run_command(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code. An error is one line on stderr; an unexpected
-    one names its class only, because its text could hold private text."""
+    """Run the command line; return the exit code. An error is one line on stderr; an unexpected one
+    names its class only, because its message could hold private text."""
     try:
         result = typer.main.get_command(app)(args=arguments, standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -82,7 +111,7 @@ def run_command(arguments: list[str] | None = None) -> int:
 
 
 def _place(error: BaseException) -> str:
-    """File and line of our own code that raised: public, unlike the error's text."""
+    """Return the last module and line of dpray that the error passed: public, unlike its text."""
     place = "?"
     trace = error.__traceback__
     while trace is not None:

@@ -19,9 +19,9 @@ from runs import CANDIDATES, DATA, HERE, RUNS, accuracy, audit_canaries, finishe
 from dpray.config.config import load_config
 from dpray.evaluation.downstream import Embedded
 from dpray.io.records import read_rows
-from dpray.methods.dp_sgd.release import MODEL
 from dpray.methods.dp_sgd.released_model import ReleasedModel
 from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.runs.folder import MODEL
 
 EPSILONS = (4.0, 8.0, inf)
 LEARNING_RATES = {"lora": 4e-3, "full": 1e-3}
@@ -137,8 +137,9 @@ def perplexity(data: str, tuning: str, folder: Path) -> float:
     """The exponential of the mean over texts of a text's mean loss a token."""
     settings = [f"data.path={DATA}/{data}/test.jsonl", *changes(tuning)]
     config = load_config(HERE / f"dp_sgd_{data}.yaml", settings)
-    model, method = ReleasedModel(config, folder), config.method
+    method = config.method
     assert isinstance(method, DpSgdSettings)
+    model = ReleasedModel(config, method, folder)
     losses = []
     for _, row in islice(read_rows(config.data.path), ASKED):
         values = {column: str(row[column]) for column in method.control_columns}

@@ -27,9 +27,9 @@ import typer
 from joblib import Memory
 from runs import DATA, HERE, RUNS, as_embedded
 
-from dpray.commands.evaluate import FILM_SCHEMA
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.evaluation.downstream import Embedded, compare_downstream
+from dpray.evaluation.files import FILM_SCHEMA
 from dpray.evaluation.structure import structure
 from dpray.io.records import read_rows
 
@@ -135,7 +135,7 @@ def news() -> list[str]:
             continue
         report = done[0][1]
         synthetic = embedded(RUNS / name / "synthetic.jsonl")
-        result = compare_downstream(synthetic, private, test, None, 5)
+        result = compare_downstream({"synthetic": synthetic, "ceiling": private}, test, 5)
         table.append("| " + " | ".join([*cells(name, report), spread(result["synthetic"])]) + " |")
         ceiling = spread(result["ceiling"])
     table.append(f"| real records (ceiling) | | | | | 4000 | | {ceiling} |")

@@ -19,7 +19,7 @@ from runs import DATA, RUNS, accuracy, as_embedded, finished, make
 
 from dpray.evaluation.downstream import Embedded
 from dpray.evaluation.fidelity import frechet_distance
-from dpray.evaluation.lengths import mean_and_deviation
+from dpray.evaluation.scores import mean_and_deviation
 from dpray.io.records import read_rows
 
 EPSILONS = (1.0, 4.0, 8.0)

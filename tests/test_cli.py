@@ -12,7 +12,7 @@ import typer
 
 import dpray
 from dpray.accounting.ledger import Ledger
-from dpray.cli import app, run_command
+from dpray.cli import app, load_command, run_command
 from dpray.types import Budget
 
 Settings = Callable[..., dict[str, Any]]
@@ -58,7 +58,7 @@ def options_of(command: Any, name: str) -> dict[str, str]:
     names = (option for each in command.params for option in each.opts + each.secondary_opts)
     found = {name: " ".join(sorted(names))}
     for key, child in getattr(command, "commands", {}).items():
-        found |= options_of(child, f"{name} {key}")
+        found |= options_of(load_command(key) if name == "dpray" else child, f"{name} {key}")
     return found
 
 

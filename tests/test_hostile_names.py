@@ -12,12 +12,13 @@ import pytest
 import yaml
 
 from dpray.cli import run_command
-from dpray.commands.audit import _show as show_audit
+from dpray.commands.audit import show_audit
 from dpray.commands.demo import _show_records
-from dpray.commands.evaluation_tables import show_evaluation
+from dpray.commands.evaluate import show_evaluation
 from dpray.commands.ledger import _overview, _runs
 from dpray.commands.run import show_run
 from dpray.commands.terminal import Terminal, printable
+from dpray.report.tables import FIDELITY
 
 NAMES = [
     "[/bold]",
@@ -139,6 +140,7 @@ def test_commands_with_hostile_names(
 def test_an_evaluations_tables(capsys: pytest.CaptureFixture[str]) -> None:
     """The names in them: what the floor is, a classifier's, and warnings."""
     mean = {"mean": 0.5, "deviation": 0.1}
+    both = {"synthetic_to_real": mean, "real_to_real": mean}
     tail = {"quantile_95": 1.0, "max": 1.0}
     side = {
         "exact_share": 0.0,
@@ -149,19 +151,20 @@ def test_an_evaluations_tables(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"train_records": 1, "accuracy": mean, "macro_f1": mean}
     classifier = {
         "classifier": "[/bold]",
+        "seeds": 1,
         "synthetic": row,
         "ceiling": row,
         "floor": row | {"kind": "[/x]"},
     }
-    diverse = {"distinct_texts": 1.0, "self_bleu": mean}
+    diverse = {"distinct_texts": 1.0} | {f"distinct_{n}": mean for n in (1, 2, 3)}
     lengths = {"mean": 1.0, "quantiles": {"0.5": 1.0}}
     shares = {"json_parse_share": 0.0, "schema_share": None}
     result = {
         "downstream": classifier | {"networks": [classifier]}, "test_records": 1,
         "in_context": None, "next_word": None,
         "fidelity": {
-            "records_a_side": 1, "embedders": ["[/x]"],
-            "measures": {"f1": {"synthetic_to_real": mean, "real_to_real": mean}},
+            "records_a_side": 1, "records_a_draw": 1, "draws": 1, "embedders": ["[/x]"],
+            "measures": dict.fromkeys(FIDELITY, both),
         },
         "copies": {
             "private_records": 1, "records_a_side": 1, "ngram": 5, "synthetic": side,
@@ -171,11 +174,11 @@ def test_an_evaluations_tables(capsys: pytest.CaptureFixture[str]) -> None:
             "records_a_side": 1, "real": diverse, "other_real": diverse, "synthetic": diverse,
         },
         "lengths": {
-            "real": lengths, "synthetic": lengths,
+            "unit": "words", "real": lengths, "synthetic": lengths,
             "wasserstein": {"real_to_real": mean, "synthetic_to_real": mean},
         },
         "structure": {"real": shares, "synthetic": shares}, "warnings": ["[/bold] \x1b[31m"],
-        "topics": [],
+        "topics": [], "private": "",
     }  # fmt: skip
     show_evaluation(result, Path("[/bold]"))
     shown = told(capsys)

@@ -41,6 +41,7 @@ class BasicComposition:
 
     Sums are exact on the decimal numbers that were written, so 0.1 and 0.2 fit a budget of 0.3. The
     order of the charges does not matter.
+    Proof: docs/privacy.md, section 6.4.
     """
 
     budget: Budget
@@ -70,7 +71,9 @@ class BasicComposition:
 @dataclass(frozen=True)
 class RenyiComposition:
     """A Rényi filter (Feldman and Zrnic 2021): the runs' Rényi divergences at ONE order, fixed when
-    the budget is created, add up to no more than the budget's epsilon at its delta."""
+    the budget is created, add up to no more than the budget's epsilon at its delta.
+    Proof: docs/privacy.md, section 6.5.
+    """
 
     budget: Budget
     order: float

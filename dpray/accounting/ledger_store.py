@@ -24,6 +24,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from dpray.accounting.hash_chain import Chain, Entry
 from dpray.accounting.ledger_url import parse_url
 from dpray.io.files import touch_private
+from dpray.messages import first_line
 from dpray.types import DprayError, InputError
 
 SECONDS_TO_WAIT = 60
@@ -193,7 +194,7 @@ class Store:
     def _error(self, error: SQLAlchemyError, making: bool) -> DprayError:
         cause = error.orig if isinstance(error, DBAPIError) else error
         # The database's own first line: no statement and no values.
-        why = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+        why = first_line(cause)
         path = Path(self._url.database or "")
         if self._is_sqlite and not path.is_file():
             if not making:

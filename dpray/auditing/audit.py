@@ -82,7 +82,7 @@ def audit(
     if attack is not None:
         result["membership"] = attack()
     if canaries:
-        from dpray.evaluation.evaluate import NOT_FOR_RELEASE
+        from dpray.evaluation import NOT_FOR_RELEASE
 
         made = make_canaries(generator(new_key()))
         secrets = try_canaries(plan, made, candidates, run, on_progress)

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
-from dpray.commands.progress import part_bar
+from dpray.commands.progress import progress_bar
 from dpray.commands.terminal import Terminal, titled_table
 from dpray.config.config import load_config
-from dpray.io.files import write_durably
+from dpray.io.files import check_writable, write_durably
 
 
 def audit(
@@ -56,14 +56,12 @@ def audit(
     """
     loaded = load_config(config, overrides or [])
     if out is not None:
-        from dpray.commands.evaluate import check_output
-
-        check_output(out)
+        check_writable(out, "--out")
     # Imported late: a mistyped key should not have to wait for torch.
     from dpray import registry
     from dpray.auditing.audit import audit as audit_config
 
-    with part_bar() as show:
+    with progress_bar(Terminal(stderr=True)) as on_progress:
         result = audit_config(
             loaded,
             run=registry.run,
@@ -73,7 +71,7 @@ def audit(
             non_members=non_members,
             canaries=canaries,
             candidates=candidates,
-            on_progress=lambda at: show(at.stage, at.completed, at.total),
+            on_progress=on_progress,
         )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`dpray demo`: private prediction on packaged notes, and what it is worth."""
+"""`dpray demo` runs private prediction on packaged notes and evaluates the result."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ import typer
 from rich.text import Text
 
 from dpray.commands.plan import AsJson
-from dpray.commands.report import write_report
 from dpray.commands.run import run_with_progress, show_run
 from dpray.commands.terminal import Terminal, printable, titled_table
 from dpray.config.config import Config, load_config
 from dpray.io.files import refuse_cloud, write_durably
-from dpray.io.records import read_rows
-from dpray.methods.private_prediction.prompts import load_template
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 
+# Texts per label that are made from the public prompt alone: as many in all as the run makes.
 FLOOR_RECORDS = 75
-"""Texts a label made from the public prompt alone: as many in all as the run makes."""
 
+# Private and test notes that the evaluation reads, so that a laptop embeds them in seconds.
 EVALUATED = 600
-"""Private and test notes that the evaluation reads, so that a laptop embeds them in seconds."""
 
 Labelled = list[tuple[str, str]]
 
@@ -47,6 +44,8 @@ def demo(
     )
     report = run_with_progress(config, Terminal(stderr=True))
     evaluation = _evaluation(config, folder, out)
+    from dpray.report.write import write_report
+
     _, private_page = write_report(out, public=False)
     if as_json:
         typer.echo(json.dumps(report | {"output": str(out), "evaluation": evaluation}))
@@ -62,7 +61,7 @@ def demo(
 
 
 def demo_config(folder: Path, out: Path) -> Config:
-    """The packaged configuration with this machine's engine and places."""
+    """Return the packaged configuration with this machine's engine and places."""
     kind = "vllm" if importlib.util.find_spec("vllm") else "transformers"
     places = {
         "data.path": folder / "data" / "private.jsonl",
@@ -75,8 +74,8 @@ def demo_config(folder: Path, out: Path) -> Config:
 
 
 def _evaluation(config: Config, folder: Path, out: Path) -> dict[str, Any]:
-    """A classifier of real test notes, trained on the synthetic ones, on real ones, and on what the
-    model writes without private notes."""
+    """Evaluate the synthetic notes, beside real ones and those the model writes without private
+    notes."""
     path = out / "private" / "evaluation.json"
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -98,11 +97,12 @@ def _evaluation(config: Config, folder: Path, out: Path) -> dict[str, Any]:
 def _floor(config: Config) -> Labelled:
     from dpray.engines.base import Sampling
     from dpray.engines.transformers import TransformersEngine
+    from dpray.methods.private_prediction.prompts import load_template
 
     assert isinstance(config.method, PrivatePredictionSettings)
     template = load_template(config.method.template)
     labels = [label for label in config.data.labels for _ in range(FLOOR_RECORDS)]
-    engine = TransformersEngine(config.engine.model)
+    engine = TransformersEngine(config.engine)
     try:
         prompts = [template.public_prompt(label) for label in labels]
         made = engine.generate(prompts, Sampling(max_tokens=config.method.max_tokens))
@@ -113,6 +113,8 @@ def _floor(config: Config) -> Labelled:
 
 
 def _labelled(path: Path) -> Labelled:
+    from dpray.io.records import read_rows
+
     return [(row["text"], row["label"]) for _, row in read_rows(str(path))]
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
 from dpray.commands.terminal import Terminal, printable
-from dpray.io.files import refuse_cloud
+from dpray.io.files import read_json, refuse_cloud
 from dpray.types import Budget, InputError
 
 app = typer.Typer(no_args_is_help=True, help="The budgets: what each data set may spend and has.")
@@ -136,8 +136,6 @@ def export(
 
 def _last_entry(run_dir: Path) -> tuple[str, int, str]:
     """Return data set, sequence number and hash of a run's last ledger entry, from its report."""
-    from dpray.commands.report import read_json  # late, for `show`: it brings the page's templates
-
     place = read_json(run_dir / "privacy_report.json").get("ledger") or {}
     match place:
         case {"dataset": str(dataset), "sequence": int(sequence), "head": str(head)} if (

@@ -1,4 +1,4 @@
-"""`dpray plan`: what a configuration costs and makes, without touching data."""
+"""`dpray plan` shows what a configuration costs and makes, without touching data."""
 
 from __future__ import annotations
 

@@ -1,34 +1,40 @@
-"""The bar of commands that work through named parts."""
+"""One bar shows the progress of every command that takes long."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 
 from dpray.commands.terminal import Terminal
+from dpray.types import OnProgress, Progress
 
 
 @contextmanager
-def part_bar() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A line on stderr, where that is a terminal. What is yielded takes a part's name (public), how
-    much of it is done, and of how much, where that is known."""
-    console = Terminal(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
+def progress_bar(
+    console: Terminal, stage: str = "", *, transient: bool = True
+) -> Iterator[OnProgress]:
+    """Show a bar of public quantities while the block runs, and yield what moves it. A file or a
+    program gets no bar; a `transient` bar is erased at the end."""
+    bar = Bar(
+        TextColumn("{task.fields[stage]}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("{task.fields[detail]}", markup=False),
         TimeElapsedColumn(),
         console=console,
         disable=not console.is_terminal,
-        transient=True,
+        transient=transient,
     )
     with bar:
-        task = bar.add_task("", total=None)
+        task = bar.add_task("", total=None, stage=stage, detail="")
 
-        def show(part: str, done: int, total: int | None) -> None:
-            bar.tasks[task].total = total  # `update` takes None for no change
-            bar.update(task, description=part, completed=done)
+        def show(progress: Progress) -> None:
+            bar.tasks[task].total = progress.total  # `update` takes None for no change
+            bar.update(
+                task, stage=progress.stage, completed=progress.completed, detail=progress.detail
+            )
 
         yield show

@@ -1,23 +1,18 @@
-"""`dpray run`: the method of a configuration, from its charge to its release."""
+"""`dpray run` runs the method of a configuration, from its charge to its release."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 from rich.text import Text
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
-from dpray.commands.report import write_report
+from dpray.commands.progress import progress_bar
 from dpray.commands.terminal import Terminal
 from dpray.config.config import Config, load_config
-
-if TYPE_CHECKING:
-    from dpray.types import Progress
 
 
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -31,38 +26,19 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 
 
 def run_with_progress(config: Config, console: Terminal) -> dict[str, Any]:
-    """Run with a bar of public quantities on `console`; writes the HTML report too."""
+    """Run with a bar of public quantities on `console`; write the HTML report too."""
     # Imported late: a mistyped key should not have to wait for torch and Ray.
     from dpray import registry as methods
+    from dpray.report.write import write_report
 
-    bar = Bar(
-        TextColumn("{task.fields[stage]}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[detail]}", markup=False),
-        TimeElapsedColumn(),
-        console=console,
-        # A file or a program gets one line where the run fails, and no picture of a bar.
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("", total=None, stage="loading, charging, starting", detail="")
-
-        def show(progress: Progress) -> None:
-            bar.tasks[task].total = progress.total  # `update` takes None for no change
-            bar.update(
-                task,
-                stage=progress.stage,
-                completed=progress.completed,
-                detail=progress.detail,
-            )
-
-        report = methods.run(config, show)
+    with progress_bar(console, "loading, charging, starting", transient=False) as on_progress:
+        report = methods.run(config, on_progress)
     write_report(Path(config.output.path), public=True)
     return report
 
 
 def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
+    """Print the result of a run, its cost and its files."""
     records = Text(f"{report['records']} synthetic records", "bold")
     console.print(records, _how(report), sep="", soft_wrap=True)
     if report["not_private"]:
@@ -81,7 +57,7 @@ def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
 
 
 def _how(report: dict[str, Any]) -> str:
-    """What the method counted on the way."""
+    """Describe how the records were made, by the method's counts."""
     parts = []
     if batches := report.get("batches"):
         parts.append(

@@ -1,4 +1,4 @@
-"""`dpray serve`: the LLM and the embedder behind one OpenAI-compatible address, on Ray Serve."""
+"""`dpray serve` puts the LLM and the embedder behind one OpenAI-compatible address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal that all commands print to: it shows every string as it stands, and obeys none."""
+"""The console of all commands prints every string literally, without markup or control codes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_CONTROL = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # all of C0 but tab and line feed; delete; C1
-    r"|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # direction of writing
-    r"|[\u2028\u2029\ud800-\udfff]"  # line and paragraph separators; lone surrogates
+from dpray.messages import CONTROL
+
+_UNPRINTABLE = re.compile(
+    rf"[{CONTROL}"
+    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction of writing
+    r"\u2028\u2029]"  # line and paragraph separators
 )
 
 
 def printable(text: str) -> str:
     """Return the text for a terminal. Control characters, which could move the cursor or rewrite
     what is above, marks that turn the direction of writing, and lone surrogates become U+FFFD."""
-    return _CONTROL.sub("\ufffd", text)
+    return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def one_line(text: str) -> str:
-    """Return the text for a terminal, in one line."""
+    """Return the printable text in one line."""
     return " ".join(printable(text).split("\n"))
 
 
 class Terminal(Console):
-    """A console whose strings are no markup: a data set may be called "[/bold]" and a text may hold
-    escape sequences. What dpray itself sets in bold or colour it gives as `Text`."""
+    """The console takes no string for markup: a data set may be called "[/bold]", and a text may
+    hold escape sequences. dpray's own bold and colour are `Text`."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False)
@@ -38,7 +40,7 @@ class Terminal(Console):
         return super().render_str(printable(text), **options)
 
     def note(self, word: str, style: str, text: str) -> None:
-        """Print a line that begins with a word in a style."""
+        """Print `word: text` in one line, the word in a style."""
         self.print(Text(word, style), text, sep=": ", soft_wrap=True)
 
 

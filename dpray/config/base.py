@@ -1,4 +1,4 @@
-"""What every section of the configuration is: frozen, without unknown keys."""
+"""Every section of the configuration is frozen and refuses unknown keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""One configuration for every command: YAML, with `key.sub=value` after the file.
+"""Every command has the same configuration: YAML, with `key.sub=value` after the file.
 
-All keys are public numbers and names. Nothing here is read from the data, and nothing is read from
-environment variables.
+All keys are public numbers and names; none is read from the data or from environment variables.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from dpray.config.base import Section
+from dpray.config.engine import EngineConfig
 from dpray.config.loading import parse, read_tree
 from dpray.config.sections import (
     DataConfig,
     EmbedderConfig,
-    EngineConfig,
     OutputConfig,
     PrivacyConfig,
     RuntimeConfig,
@@ -67,7 +66,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _gpus_fit(self) -> Config:
-        """A stated number of GPUs fits the engine; none at all is the CPU, and fits any."""
+        """Check that a given number of GPUs fits the engine; 0 is the CPU, which fits any."""
         gpus, engine = self.runtime.gpus_per_actor, self.engine
         if not gpus or not engine.is_local:
             return self
@@ -91,13 +90,11 @@ class Config(Section):
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
-    """The configuration of a YAML file with `key.sub=value` overrides.
-
-    Raises InputError with one line that names the key.
-    """
+    """Read the configuration of a YAML file with `key.sub=value` overrides. Raises InputError with
+    one line that names the key."""
     return parse_config(read_tree(path, overrides or []))
 
 
 def parse_config(values: Any) -> Config:
-    """A configuration from a plain tree; raises InputError that names the first wrong key."""
+    """Make a configuration of a plain tree. Raises InputError that names the first wrong key."""
     return parse(Config, values)

@@ -1,4 +1,4 @@
-"""From a YAML file to a checked model, with errors of one line that name the key."""
+"""Read YAML files into pydantic models; errors are one line and name the key."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from pydantic import BaseModel, ValidationError
 from yaml import YAMLError
 
 from dpray.io.yaml_text import MOST_NODES, parse_yaml, read_yaml_text
+from dpray.messages import CONTROL, first_line
 from dpray.types import InputError
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 M = TypeVar("M", bound=BaseModel)
 
 
 def read_tree(path: str | Path, overrides: list[str]) -> Any:
-    """Read the plain tree of a YAML file with `key.sub=value` overrides; raises InputError.
+    """Read the plain tree of a YAML file with `key.sub=value` overrides. Raises InputError.
 
-    Nothing in it is resolved: OmegaConf's `${oc.env:NAME}` would put an environment variable into
-    the files of a release, so `${` is refused before OmegaConf sees it.
+    Nothing is interpolated: OmegaConf's `${oc.env:NAME}` would put an environment variable into the
+    files of a release, so `${` is refused before OmegaConf sees it.
     """
     settings = [_override(each) for each in overrides]
     try:
@@ -38,11 +37,11 @@ def read_tree(path: str | Path, overrides: list[str]) -> Any:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or 'cannot be read'}") from None
     except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not a valid YAML file: {_reason(error)}") from None
+        raise InputError(f"{path}: not a valid YAML file: {first_line(error)}") from None
     try:
         return OmegaConf.to_container(OmegaConf.merge(loaded, *settings), resolve=False)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
-        raise InputError(f"{path}, with what is set after it: {_reason(error)}") from None
+        raise InputError(f"{path}, with what is set after it: {first_line(error)}") from None
 
 
 def _override(setting: str) -> Any:
@@ -54,18 +53,18 @@ def _override(setting: str) -> Any:
         _refuse_interpolation({key: parse_yaml(value)})
         return OmegaConf.from_dotlist([setting])
     except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise InputError(f"{key}: not a valid value: {_reason(error)}") from None
+        raise InputError(f"{key}: not a valid value: {first_line(error)}") from None
 
 
 def _refuse_interpolation(tree: Any) -> None:
-    """Raises InputError, which names the key, where a text holds `${`."""
+    """Raises InputError that names the key where a text holds `${`."""
     for key, text in _texts(tree):
         if "${" in text:
             raise InputError(f"{key}: `${{` has no meaning in a configuration; write the value")
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text of a plain tree, the mappings' keys too, with the key that it is under."""
+    """Yield every text of a plain tree, the mappings' keys included, each with its full key."""
     if isinstance(value, Mapping):
         for name, below in value.items():
             place = f"{key}.{name}" if key else str(name)
@@ -78,18 +77,14 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def parse(model: type[M], values: Any) -> M:
-    """Make a configuration of a plain tree; raises InputError that names the first wrong key.
+    """Make a model of a plain tree. Raises InputError that names the first wrong key.
 
-    A text has no control characters but tabs and line feeds: they stand in paths, names and error
-    messages, and no file system, database or terminal takes them for what they are.
+    Control characters but tabs and line feeds are refused: texts become paths, names and error
+    messages, and file systems, databases and terminals disagree on what these characters mean.
     """
     for key, text in _texts(values):
-        if _CONTROL.search(text):
+        if re.search(f"[{CONTROL}]", text):
             raise InputError(f"{key}: holds a control character or half a surrogate pair")
     try:
         return model.model_validate(values)

@@ -1,10 +1,9 @@
-"""The sections every method shares: data, privacy, engine, embedder, runtime, output."""
+"""All methods share these sections: data, privacy, embedder, runtime, output."""
 
 from __future__ import annotations
 
 import math
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -43,7 +42,7 @@ class DataConfig(Section):
         if self.label is None and self.labels:
             raise ValueError("label: the column of the labels is needed where labels are given")
         if len(set(self.labels)) != len(self.labels):
-            raise ValueError("labels: a label is there twice")
+            raise ValueError("labels: a label is given twice")
         if self.unit is None and self.max_records_per_unit != 1:
             raise ValueError("max_records_per_unit: without unit every record is its own unit")
         if self.label_proportions == "measured":
@@ -61,8 +60,8 @@ class DataConfig(Section):
 
     @property
     def proportions(self) -> dict[str, float]:
-        """Public share of each label; one nameless label where the data has none. Uniform where
-        they are to be measured: what a plan expects before they are."""
+        """Return the public share of each label; data without labels has one, "". Shares that are
+        to be measured are uniform until then."""
         if isinstance(self.label_proportions, dict):
             return self.label_proportions
         labels = self.labels or ("",)
@@ -94,56 +93,12 @@ class PrivacyConfig(Section):
         return epsilon
 
 
-class EngineConfig(Section):
-    kind: Literal["vllm", "transformers", "openai", "none"] = Field(
-        "vllm", description="none: no language model (dp_kps only: the sequences themselves)"
-    )
-    model: str = Field("", description="a folder, or a model's name on its hub")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto: the model's own; float32 for private prediction"
-    )
-    max_model_len: Count | None = Field(None, description="context length; null: the model's own")
-    max_num_seqs: Count = Field(512, description="most prompts decoded at once by vLLM")
-    max_num_batched_tokens: Count | None = Field(
-        None, description="most tokens in one step of vLLM; null: chosen by the engine"
-    )
-    tensor_parallel_size: Count = Field(1, description="GPUs that vLLM splits the model over")
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    kv_cache_gib: Positive = Field(2.0, description="KV cache of the vLLM engine on a CPU")
-    base_url: str | None = Field(None, description="of an OpenAI-compatible endpoint")
-    api_key: str | None = Field(None, repr=False, description="of that endpoint")
-    api: Literal["chat", "completions"] = Field(
-        "chat", description="which of that endpoint's APIs is asked; completions for a base model"
-    )
-    max_in_flight: Count = Field(64, description="concurrent requests to that endpoint")
-    attempts: Count = Field(6, description="tries of a request before the run stops for now")
-    timeout: Positive = Field(120.0, description="seconds to wait for an answer of that endpoint")
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the model runs in dpray's own processes."""
-        return self.kind in ("vllm", "transformers")
-
-    @property
-    def gpus(self) -> int:
-        """One copy of the model uses so many GPUs; transformers does not split it."""
-        return self.tensor_parallel_size if self.kind == "vllm" else 1
-
-    @field_validator("base_url")
-    @classmethod
-    def _no_credentials(cls, url: str | None) -> str | None:
-        # What is configured is written down in the release.
-        if url is not None and "@" in urlsplit(url).netloc:
-            raise ValueError("a name or password has no place in it; give engine.api_key")
-        return url
-
-
 class EmbedderConfig(Section):
     model: str = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 class RuntimeConfig(Section):
-    """Never changes eps or the distribution of the output."""
+    """This section never changes epsilon or the distribution of the output."""
 
     ray_address: str | None = Field(
         None, description="null: RAY_ADDRESS or a local Ray; 'none': this process, without Ray"
@@ -160,6 +115,10 @@ class RuntimeConfig(Section):
     )
     batches_per_task: Count = Field(8, description="batches an actor is handed at once")
     max_attempts: Count = Field(3, description="resubmissions after lost actors in one command")
+
+    @property
+    def uses_ray(self) -> bool:
+        return self.ray_address != "none"
 
     @field_validator("gpus_per_actor")
     @classmethod

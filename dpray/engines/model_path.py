@@ -1,4 +1,4 @@
-"""Whether a configured model can be there, decided before anything heavy is imported."""
+"""A configured model is checked for existence before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def check_model_path(model: str, key: str = "engine.model") -> str:
-    """`model` again, `~` expanded, where it is a folder or can be a hub's name ("owner/name").
+    """Return `model`, `~` expanded, where it is a folder or can be a hub's name ("owner/name").
 
-    Raises `InputError` that names `key` for a path that is not there.
+    Raises InputError that names `key` for a path that does not exist.
     """
     path = Path(model).expanduser()
     if model and path.is_dir():

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible endpoint, for generation only: an API has no logits to aggregate."""
+"""An OpenAI-compatible API generates texts; it has no logits for lockstep decoding."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import openai
 from tenacity import (
@@ -20,21 +20,19 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from dpray.config.engine import EngineConfig
 from dpray.engines.base import (
     Completion,
     EngineError,
-    LockstepGroup,
-    LockstepResult,
     OnCompletion,
     Prompt,
     Sampling,
-    Unsupported,
     sampling_of_each,
 )
 
 
 class _Malformed(Exception):
-    """An answer that is not what the API promises: no JSON, no choices, no text where text is."""
+    """An answer breaks the API's contract: no JSON, no choices, or no text in its place."""
 
 
 # A timeout is an APIConnectionError; every status from 500 on is an InternalServerError.
@@ -45,71 +43,30 @@ _TRANSIENT = (
     _Malformed,
 )
 
-_NOTHING = object()
+_MISSING = object()
 
 
 class OpenAIEngine:
-    """Generation through the `openai` client.
+    """This `TextGenerator` goes through the `openai` client.
 
     `api` "chat" sends `Prompt.user` as the user message; a non-empty `prefix` follows as the
-    beginning of the assistant's message, which vLLM continues (the two extra body fields) and
-    other servers take as an example to go on from. "completions" sends `user`, a blank line and
-    `prefix`. Rate limits, server errors, timeouts, lost connections and malformed answers are tried
+    beginning of the assistant's message, which vLLM continues (the two extra body fields) and other
+    servers take as an example. "completions" sends `user`, a blank line and `prefix`. After rate
+    limits, server errors, timeouts, lost connections and malformed answers a request is tried
     `attempts` times in all, with growing random pauses of at most `max_pause` seconds. An answer
     without content, or one that a content filter ended, is an empty text. A server that ignores
     `max_tokens` is not corrected: there is no tokenizer here. `top_k` is no parameter of the API:
     it is sent in the body only where set. `api_key` None: the client's usual variable, or none.
     """
 
-    def __init__(
-        self,
-        model: str,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        api: Literal["chat", "completions"] = "chat",
-        max_in_flight: int = 64,
-        attempts: int = 6,
-        max_pause: float = 30.0,
-        timeout: float = 120.0,
-    ) -> None:
+    def __init__(self, config: EngineConfig, *, max_pause: float = 30.0) -> None:
         # They log requests, the first with their bodies, at level DEBUG.
         for name in ("openai", "httpx", "httpx2"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        self._model, self._api = model, api
-        self._max_in_flight, self._attempts, self._max_pause = max_in_flight, attempts, max_pause
-        self._client_options: dict[str, Any] = {
-            "base_url": base_url,
-            "api_key": api_key,
-            "timeout": timeout,
-            "max_retries": 0,
-        }
-
-    @property
-    def vocabulary_size(self) -> int:
-        raise Unsupported("engine.kind=openai does not know the model's vocabulary")
-
-    @property
-    def context_length(self) -> int:
-        raise Unsupported("engine.kind=openai does not know the model's context length")
-
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        raise Unsupported("engine.kind=openai has no tokenizer")
-
-    def truncate(self, text: str, max_tokens: int) -> str:
-        raise Unsupported("engine.kind=openai has no tokenizer")
-
-    def decode_lockstep(
-        self,
-        groups: Iterable[LockstepGroup],
-        then: Callable[[LockstepResult], LockstepGroup | None],
-    ) -> None:
-        raise Unsupported(
-            "engine.kind=openai cannot decode in lockstep: it needs the logits of every row; "
-            "use vllm or transformers"
-        )
+        self._config, self._max_pause = config, max_pause
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """Do nothing: nothing is held between calls."""
 
     def generate(
         self,
@@ -117,8 +74,8 @@ class OpenAIEngine:
         sampling: Sampling | Sequence[Sampling],
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
-        """After the first error no new call begins; those in flight end and are handed to
-        `on_completion`, because they are paid for."""
+        """Generate as the protocol says. After the first error no new call begins; those in flight
+        end and are handed to `on_completion`, because they are paid for."""
         stopping = threading.Event()
         samplings = sampling_of_each(prompts, sampling)
         work = self._generate(prompts, samplings, on_completion, stopping)
@@ -153,17 +110,18 @@ class OpenAIEngine:
                     return
 
         async with self._client() as client:
-            workers = min(self._max_in_flight, len(prompts))
+            workers = min(self._config.max_in_flight, len(prompts))
             await asyncio.gather(*(work(client) for _ in range(workers)))
         if errors:
             raise errors[0]
         return [completions[i] for i in range(len(prompts))]
 
     def _client(self) -> openai.AsyncOpenAI:
+        options: dict[str, Any] = self._config.model_dump(include={"base_url", "timeout"})
         try:
-            return openai.AsyncOpenAI(**self._client_options)
+            return openai.AsyncOpenAI(api_key=self._config.api_key, max_retries=0, **options)
         except openai.OpenAIError:  # no key anywhere: a local server wants none
-            return openai.AsyncOpenAI(**(self._client_options | {"api_key": "none"}))
+            return openai.AsyncOpenAI(api_key="none", max_retries=0, **options)
 
     async def _retried(
         self,
@@ -175,28 +133,28 @@ class OpenAIEngine:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_TRANSIENT),
             wait=wait_random_exponential(multiplier=0.5, max=self._max_pause),
-            stop=stop_any(stop_after_attempt(self._attempts), stop_when_event_set(stopping)),
+            stop=stop_any(stop_after_attempt(self._config.attempts), stop_when_event_set(stopping)),
             reraise=True,
         )
         try:
             return await retrying(self._ask, client, prompt, sampling)
         except openai.APIStatusError as error:  # its message may quote the prompt
             raise EngineError(
-                f"{self._model}: the endpoint answered with HTTP status {error.status_code}"
+                f"{self._config.model}: the endpoint answered with HTTP status {error.status_code}"
             ) from None
         except openai.OpenAIError as error:
             raise EngineError(
-                f"{self._model}: no answer from the endpoint ({type(error).__name__})"
+                f"{self._config.model}: no answer from the endpoint ({type(error).__name__})"
             ) from None
         except _Malformed as error:
-            raise EngineError(f"{self._model}: the endpoint's answer has {error}") from None
+            raise EngineError(f"{self._config.model}: the endpoint's answer has {error}") from None
 
     async def _ask(
         self, client: openai.AsyncOpenAI, prompt: Prompt, sampling: Sampling
     ) -> Completion:
         body: dict[str, Any] = {"top_k": sampling.top_k} if sampling.top_k else {}
         common: dict[str, Any] = {
-            "model": self._model,
+            "model": self._config.model,
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -204,7 +162,7 @@ class OpenAIEngine:
         }
         answer: Any
         try:
-            if self._api == "completions":
+            if self._config.api == "completions":
                 text = f"{prompt.user}\n\n{prompt.prefix}"
                 answer = await client.completions.create(prompt=text, extra_body=body, **common)
             else:
@@ -220,12 +178,14 @@ class OpenAIEngine:
         return self._completion(answer)
 
     def _completion(self, answer: Any) -> Completion:
-        """The client checks nothing of what it was sent: every attribute may be missing."""
+        """Read an answer of which the client has checked nothing: any attribute may be missing."""
         choices = getattr(answer, "choices", None)
         if not isinstance(choices, list) or not choices:
             raise _Malformed("no choices")
-        said = choices[0] if self._api == "completions" else getattr(choices[0], "message", None)
-        written = getattr(said, "text" if self._api == "completions" else "content", _NOTHING)
+        if self._config.api == "completions":
+            written = getattr(choices[0], "text", _MISSING)
+        else:
+            written = getattr(getattr(choices[0], "message", None), "content", _MISSING)
         if not (written is None or isinstance(written, str)):
             raise _Malformed("no text in its first choice")
         reason = getattr(choices[0], "finish_reason", None)

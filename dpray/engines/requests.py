@@ -1,4 +1,4 @@
-"""Calls of a language model by name: each asked once, and again where its answer is none."""
+"""Calls of a language model have names, and are repeated after an empty answer or a refusal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dpray.types import Prompt
 
 @dataclass(frozen=True)
 class Request:
-    """One call of the language model. The id names it for good: a resumed run asks the same prompt
-    under the same id, so that a finished call is paid for once."""
+    """One call of the language model. A resumed run makes the same call under the same id, so that
+    a finished one is paid for once."""
 
     request_id: str
     prompt: Prompt
@@ -20,7 +20,7 @@ class Request:
 
 
 Ask = Callable[[Sequence[Request]], list[str]]
-"""Texts in the order of the requests; "" where the model wrote nothing."""
+"""It returns texts in the order of the requests, "" where the model wrote nothing."""
 
 
 def answered(
@@ -31,10 +31,10 @@ def answered(
     refused: Callable[[str], bool],
     on_asking: Callable[[int], None] = lambda number: None,
 ) -> list[str]:
-    """The answers to `request(i, attempt)`, i below `number`, attempts from 0.
+    """Return the answers to `request(i, attempt)`, i below `number`, attempts from 0.
 
-    One that is empty or refused is asked for again, `max_retries` times, and is "" after that: the
-    prompt never takes its place. `on_asking` gets the number of requests of each round.
+    Where an answer is empty or refused, the request is repeated, at most `max_retries` times; after
+    that the answer is "", never the prompt. `on_asking` gets the number of requests of each round.
     """
     texts = [""] * number
     missing = list(range(number))
@@ -51,8 +51,8 @@ def answered(
 
 
 def cleaned(answer: str, max_tokens: int) -> str:
-    """The text without white space around it. A word has a token at least: what is longer comes
-    from a server that ignores max_tokens, and is cut."""
+    """Return the text without white space around it, cut to `max_tokens` words: a word has a token
+    at least, so a longer text comes from a server that ignores max_tokens."""
     text = answer.strip()
     words = text.split(maxsplit=max_tokens)
     if len(words) > max_tokens:

@@ -1,9 +1,8 @@
-"""A test of the device: whether a row's logits depend on the rows that share its forward pass.
+"""The device is tested: do a row's logits depend on the rows that share its forward pass?
 
 Private prediction's sensitivity c / s is that of rows whose logits are functions of their own
-prompt. Kernels keep to that up to their rounding, which depends on the shape of the whole pass.
-This module measures the rounding with public prompts, on the device and in the precision that
-decode.
+prompt. Kernels keep to that up to their rounding, which depends on the shape of the whole pass and
+is measured here with public prompts, on the device and in the precision that decode.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from dpray.engines.base import (
 
 POSITIONS = 3
 TOKENS = 1024
-"""Logits of a row that are compared, spread over the vocabulary."""
+"""So many logits of a row are compared, spread over the vocabulary."""
 
 
 class RowProbe:
-    """A `TokenSelector` that keeps the first row's logits and continues with a fixed token."""
+    """Keeps the first row's logits, as a `TokenSelector`, and continues with a fixed token."""
 
     def __init__(self, token: int) -> None:
         self.token = token
@@ -45,18 +44,18 @@ class RowProbe:
 
 
 def row_variation(engine: Engine, rows: int) -> float:
-    """Measure the largest change of a row's logits, in nats, when up to `rows - 1` other rows of
-    other lengths share its forward passes: 0.0 where no bit changed. Raises EngineError for a model
-    whose logits are no numbers."""
+    """Measure the largest change of a row's logits, in nats, when up to `rows - 1` rows of other
+    lengths share its forward passes: 0.0 where no bit changed. Raises EngineError for a model whose
+    logits are no numbers."""
     found: dict[str, list[list[float]]] = {}
 
-    def then(result: LockstepResult) -> None:
+    def keep(result: LockstepResult) -> None:
         found[result.group_id] = result.state["logits"]
 
     for group in _groups(engine, rows):
-        engine.decode_lockstep([group], then)
+        engine.decode_lockstep([group], keep)
     alone = np.array(found.pop("1"))
-    with np.errstate(invalid="ignore"):  # of two equal infinities, which mask a token
+    with np.errstate(invalid="ignore"):  # the difference of two infinities
         changes = [
             float(np.where(other == alone, 0.0, np.abs(other - alone)).max())
             for other in map(np.array, found.values())

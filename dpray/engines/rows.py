@@ -1,4 +1,4 @@
-"""Prompts that go through a transformers model together, and public ones that go through alone."""
+"""A transformers model computes several rows in a pass, and a public row by itself."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def left_padded(
 
 @dataclass
 class Rows:
-    """Some rows after their prompts: KV cache, attention mask, and their first logits, float32,
-    shape (rows, V)."""
+    """Holds rows after their prompts: KV cache, attention mask, and first logits, float32, shape
+    (rows, V)."""
 
     cache: Any
     mask: torch.Tensor
@@ -89,12 +89,13 @@ def advance(model: Any, rows: Rows, tokens: Sequence[int]) -> torch.Tensor:
 
 
 class PublicPass:
-    """Public prompts' logits, each from forward passes that hold this one row and nothing else.
+    """Computes the logits of public prompts in forward passes that hold one row each.
 
-    The shape of such a pass is a function of the prompt and of the tokens drawn so far, all of them
+    The shape of such a pass is a function of the prompt and of the tokens drawn so far, which are
     public. So the logits are too, to the last bit, and a set of candidates cut out by them is the
     same whoever is in the batch. In a pass shared with private rows the last bits move with these
     rows, and a token at the edge of the set flips in or out: a loss without bound.
+    Proof: docs/privacy.md, section 2.4.
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:
@@ -111,14 +112,14 @@ class PublicPass:
 
 
 class PublicRow:
-    """One public prompt and the tokens drawn after it."""
+    """Continues one public prompt with the tokens drawn."""
 
     def __init__(self, model: Any, rows: Rows) -> None:
         self._model, self._rows = model, rows
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the next token's logits, float32, shape (V,). It is called once at every position,
-        in order."""
+        """Return the next token's logits, float32, shape (V,). Call it once at every position, in
+        order."""
         if not tokens:
             return self._rows.logits[0]
         return advance(self._model, self._rows, tokens)[0]

@@ -1,18 +1,21 @@
-"""Prompts to token ids and back: what the local engines share.
-
-Both engines read the tokenizer here and nowhere else, so that the same prompt has the same ids, and
-the same ids the same text, in vLLM and in transformers.
-"""
+"""Both local engines share the tokenizer: the same prompt has the same token ids, and the same ids
+the same text, in vLLM and in transformers."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-
-from dpray.engines.base import Completion, EngineError, PlainPrompt, Prompt, Sampling
+from dpray.engines.base import (
+    Completion,
+    EngineError,
+    PlainPrompt,
+    Prompt,
+    Sampling,
+    sampling_of_each,
+)
 from dpray.types import InputError, valid_unicode
 
 # How far back in a prompt a tokenizer's decoder may look to decide on a leading space.
@@ -20,9 +23,15 @@ _DECODER_CONTEXT = 6
 
 
 class TextCodec:
-    """A model's tokenizer, chat template, end-of-sequence ids and sizes; loads no weights."""
+    """Reads a model's tokenizer, chat template, end-of-sequence ids and context, without weights.
+
+    Raises InputError for a model whose files do not allow it.
+    """
 
     def __init__(self, model: str, max_model_len: int | None) -> None:
+        # Imported late: `AutoTokenizer` imports torch, and takes four seconds.
+        from transformers import AutoConfig, AutoTokenizer
+
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
             config: Any = AutoConfig.from_pretrained(model)
@@ -34,7 +43,6 @@ class TextCodec:
         if not self.tokenizer.is_fast:
             raise InputError(f"engine.model: {model} has no fast tokenizer (tokenizer.json)")
         text_config = config.get_text_config()
-        self.vocabulary_size: int = text_config.vocab_size
         longest: int = text_config.max_position_embeddings
         if max_model_len is not None and max_model_len > longest:
             raise InputError(
@@ -44,7 +52,9 @@ class TextCodec:
         self.eos_ids: tuple[int, ...] = self._eos_ids(model, text_config)
 
     def _eos_ids(self, model: str, config: Any) -> tuple[int, ...]:
-        """The tokenizer's eos first, then those of the configurations."""
+        """Return the tokenizer's eos first, then those of the configurations."""
+        from transformers import GenerationConfig
+
         found = [self.tokenizer.eos_token_id, config.eos_token_id]
         with contextlib.suppress(OSError):  # not every model has one
             found.append(GenerationConfig.from_pretrained(model).eos_token_id)
@@ -73,15 +83,15 @@ class TextCodec:
 
     @property
     def start_id(self) -> int:
-        """What a `PlainPrompt` begins with."""
+        """Return the token that a `PlainPrompt` begins with."""
         bos: int | None = self.tokenizer.bos_token_id
         return self.eos_ids[0] if bos is None else bos
 
     def truncate(self, text: str, max_tokens: int) -> str:
-        """The longest prefix of `text` of at most `max_tokens` tokens.
+        """Return the longest prefix of `text` of at most `max_tokens` tokens.
 
-        Only the first `max_tokens` times the longest token's length are looked at: no prefix that
-        fits is longer, so the time does not depend on the length of `text`.
+        It looks at the first `max_tokens` times the longest token's length: no prefix that fits is
+        longer, so the time does not depend on the length of `text`.
         """
         if max_tokens <= 0:
             return ""
@@ -91,15 +101,15 @@ class TextCodec:
         )["offset_mapping"]
         if len(offsets) <= max_tokens:
             return text[: len(window)]
-        # Cutting inside a token re-tokenizes what is left of it, to more tokens or to fewer: look
-        # from two tokens beyond downwards for the first cut that fits.
+        # Cutting inside a token re-tokenizes its rest, to more tokens or to fewer: search from two
+        # tokens beyond downwards for the first cut that fits.
         end = offsets[min(max_tokens + 1, len(offsets) - 1)][1]
         while end and len(self.ids(window[:end])) > max_tokens:
             end -= 1
         return text[:end]
 
     def text(self, prompt_ids: tuple[int, ...], ids: list[int]) -> str:
-        """What `ids` read as after the prompt: its end decides whether a leading space is shown."""
+        """Decode `ids` after the prompt, whose end decides whether there is a leading space."""
         context = list(prompt_ids[-_DECODER_CONTEXT:])
         before, both = self._decode(context), self._decode(context + ids)
         return both[len(before) :] if both.startswith(before) else self._decode(ids)
@@ -107,8 +117,8 @@ class TextCodec:
     def ended(
         self, prompt_ids: tuple[int, ...], ids: list[int], stop: tuple[str, ...]
     ) -> str | None:
-        """The text before the eos token or stop string that the last of `ids` completed; None where
-        it goes on."""
+        """Return the text before the eos token or stop string that the last of `ids` completed, or
+        None where the text goes on."""
         if ids[-1] in self.eos_ids:
             return self.text(prompt_ids, ids[:-1])
         return cut_at_stop(self.text(prompt_ids, ids), stop) if stop else None
@@ -116,7 +126,7 @@ class TextCodec:
     def completion(
         self, prompt_ids: tuple[int, ...], ids: list[int], sampling: Sampling
     ) -> Completion:
-        """What was generated, where `ids` may go on after the eos token."""
+        """Make the completion of generated `ids`, which may go on after the eos token."""
         end = next((i for i, token in enumerate(ids) if token in self.eos_ids), len(ids))
         text = self.text(prompt_ids, ids[:end])
         stopped = cut_at_stop(text, sampling.stop)
@@ -129,8 +139,8 @@ class TextCodec:
         )
 
     def check_length(self, prompt_tokens: int, max_tokens: int) -> None:
-        """Raises EngineError where the two do not fit; it keeps the prompt's length, which may be
-        that of a private text, to itself."""
+        """Raises EngineError where the two do not fit the context; the message leaves out the
+        prompt's length, which may be that of a private text."""
         if prompt_tokens + max_tokens > self.context_length:
             raise EngineError(
                 f"a prompt and {max_tokens} new tokens do not fit the context of "
@@ -139,7 +149,7 @@ class TextCodec:
             )
 
     def ids(self, text: str) -> list[int]:
-        """Token ids without special tokens."""
+        """Return the token ids without special tokens."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
@@ -155,6 +165,34 @@ class TextCodec:
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
-    """`text` up to the earliest stop string, or None where it holds none."""
+    """Return `text` up to the earliest stop string, or None where it holds none."""
     ends = [end for end in (text.find(string) for string in stop) if end >= 0]
     return text[: min(ends)] if ends else None
+
+
+class LocalEngine:
+    """Implements what an `Engine` needs only its tokenizer for."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self.codec = codec
+
+    @property
+    def context_length(self) -> int:
+        return self.codec.context_length
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        return self.codec.encode(prompt)
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        return self.codec.truncate(text, max_tokens)
+
+    def encoded(
+        self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling]
+    ) -> tuple[list[tuple[int, ...]], list[Sampling]]:
+        """Return token ids and sampling parameters of each prompt. Raises EngineError where one
+        does not fit the context."""
+        samplings = sampling_of_each(prompts, sampling)
+        encoded = [self.encode(prompt) for prompt in prompts]
+        for ids, each in zip(encoded, samplings, strict=True):
+            self.codec.check_length(len(ids), each.max_tokens)
+        return encoded, samplings

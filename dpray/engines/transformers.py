@@ -1,10 +1,10 @@
-"""transformers: one group at a time, a batched KV cache, on a CPU or a GPU."""
+"""The transformers engine decodes one group at a time, on a CPU or a GPU."""
 
 from __future__ import annotations
 
 import gc
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from typing import Any
@@ -12,64 +12,44 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria
 
+from dpray.config.engine import EngineConfig
 from dpray.engines.base import (
     Completion,
     EngineError,
     FinishReason,
     LockstepGroup,
     LockstepResult,
+    NextGroup,
     OnCompletion,
     Prompt,
     Sampling,
     TokenSelector,
     engine_error,
     failure_name,
-    sampling_of_each,
     selector_error,
 )
 from dpray.engines.model_path import check_model_path
 from dpray.engines.rows import Rows, advance, left_padded, load_model, prefill
-from dpray.engines.text import TextCodec, cut_at_stop
+from dpray.engines.text import LocalEngine, TextCodec, cut_at_stop
 
 
-class TransformersEngine:
-    """An `Engine` over `AutoModelForCausalLM`.
+class TransformersEngine(LocalEngine):
+    """This `Engine` runs an `AutoModelForCausalLM`.
 
-    `device` "auto" is the first GPU where there is one. `max_rows` is how many rows go through the
-    model at a time; a group may be larger, its selector sees all of them. A group's public row goes
-    through by itself, so that its logits are a function of public values (see `PublicPass`).
+    `device` "auto" is the first GPU where there is one. At most `max_rows` rows go through the
+    model at a time; the selector of a larger group still sees all of them. A group's public row
+    goes through by itself, so that its logits are a function of public values (see `PublicPass`).
     """
 
-    def __init__(
-        self,
-        model: str,
-        device: str = "auto",
-        dtype: str = "float32",
-        max_model_len: int | None = None,
-        max_rows: int = 256,
-    ) -> None:
-        model = check_model_path(model)
-        self._codec = TextCodec(model, max_model_len)
+    def __init__(self, config: EngineConfig, *, device: str = "auto", max_rows: int = 256) -> None:
+        model = check_model_path(config.model)
+        super().__init__(TextCodec(model, config.max_model_len))
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(device)
         self._max_rows = max_rows
-        self._model: Any = load_model(model, dtype, self._device)
+        self._model: Any = load_model(model, config.dtype, self._device)
         self._prefilled: tuple[tuple[tuple[int, ...], ...], list[Rows]] | None = None
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self._codec.vocabulary_size
-
-    @property
-    def context_length(self) -> int:
-        return self._codec.context_length
-
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        return self._codec.encode(prompt)
-
-    def truncate(self, text: str, max_tokens: int) -> str:
-        return self._codec.truncate(text, max_tokens)
 
     def close(self) -> None:
         self._model = self._prefilled = None
@@ -81,10 +61,7 @@ class TransformersEngine:
         sampling: Sampling | Sequence[Sampling],
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
-        samplings = sampling_of_each(prompts, sampling)
-        encoded = [self.encode(prompt) for prompt in prompts]
-        for ids, each in zip(encoded, samplings, strict=True):
-            self._codec.check_length(len(ids), each.max_tokens)
+        encoded, samplings = self.encoded(prompts, sampling)
         completions: dict[int, Completion] = {}
         for chosen in self._batches(encoded, samplings):
             answers = self._generate([encoded[i] for i in chosen], [samplings[i] for i in chosen])
@@ -97,8 +74,8 @@ class TransformersEngine:
     def _batches(
         self, encoded: list[tuple[int, ...]], samplings: list[Sampling]
     ) -> Iterator[list[int]]:
-        """Positions of prompts that go through the model together: they may differ in `max_tokens`
-        alone, and the longest prompt with the most new tokens fits the context."""
+        """Yield the positions of prompts that go through the model together: their sampling differs
+        in `max_tokens` alone, and the longest prompt with the most new tokens fits the context."""
 
         def key(i: int) -> tuple[Any, ...]:
             return astuple(replace(samplings[i], max_tokens=0))
@@ -122,7 +99,7 @@ class TransformersEngine:
     def _generate(
         self, prompts: list[tuple[int, ...]], samplings: list[Sampling]
     ) -> list[Completion]:
-        """One batch; its rows are computed as long as the longest and cut."""
+        """Complete one batch; every row is computed as long as the longest, and cut."""
         ids, mask = left_padded(prompts, self._device)
         sampling = samplings[-1]  # the one of most tokens
         options: dict[str, Any] = {"do_sample": sampling.temperature > 0}
@@ -133,7 +110,7 @@ class TransformersEngine:
                 "top_p": sampling.top_p,
             }
         if sampling.stop:
-            options["stopping_criteria"] = [_StopStrings(self._codec, prompts, sampling.stop)]
+            options["stopping_criteria"] = [_StopStrings(self.codec, prompts, sampling.stop)]
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             # transformers draws from the global generator, whose default seed is a constant
@@ -142,26 +119,22 @@ class TransformersEngine:
                 input_ids=ids,
                 attention_mask=mask,
                 max_new_tokens=sampling.max_tokens,
-                eos_token_id=list(self._codec.eos_ids),
-                pad_token_id=self._codec.eos_ids[0],
+                eos_token_id=list(self.codec.eos_ids),
+                pad_token_id=self.codec.eos_ids[0],
                 **options,
             )
         new_ids = output[:, ids.shape[1] :].tolist()
         return [
-            self._codec.completion(prompt, row[: each.max_tokens], each)
+            self.codec.completion(prompt, row[: each.max_tokens], each)
             for prompt, row, each in zip(prompts, new_ids, samplings, strict=True)
         ]
 
-    def decode_lockstep(
-        self,
-        groups: Iterable[LockstepGroup],
-        then: Callable[[LockstepResult], LockstepGroup | None],
-    ) -> None:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
         try:
             for first in groups:
                 group: LockstepGroup | None = first
                 while group is not None:
-                    group = then(self._decoded(group))
+                    group = next_group(self._decoded(group))
         finally:
             self._prefilled = None
 
@@ -175,8 +148,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _decode(self, group: LockstepGroup) -> LockstepResult:
-        prompts = (*group.private_prompts, group.public_prompt)
-        self._codec.check_length(max(map(len, prompts)), group.max_tokens)
+        self.codec.check_length(max(map(len, group.prompts)), group.max_tokens)
         with _selecting():
             selector = group.selector.build()
         rows = self._prefill(group)
@@ -192,9 +164,9 @@ class TransformersEngine:
                 reason = "exhausted"
                 break
             tokens.append(token)
-            text = self._codec.ended(group.public_prompt, tokens, group.stop)
+            text = self.codec.ended(group.public_prompt, tokens, group.stop)
         if text is None:
-            text = self._codec.text(group.public_prompt, tokens)
+            text = self.codec.text(group.public_prompt, tokens)
         else:
             reason = "stop"
         return LockstepResult(group.group_id, text, tuple(tokens), reason, selector.state())
@@ -207,8 +179,7 @@ class TransformersEngine:
     def _prefill(self, group: LockstepGroup) -> list[Rows]:
         """Compute the private rows after their prompts, then the public one by itself; both are
         kept for the batch's next text, which has the same prompts."""
-        prompts = (*group.private_prompts, group.public_prompt)
-        if self._prefilled is not None and self._prefilled[0] == prompts:
+        if self._prefilled is not None and self._prefilled[0] == group.prompts:
             for part in self._prefilled[1]:
                 part.rewind()
             return self._prefilled[1]
@@ -219,7 +190,7 @@ class TransformersEngine:
             prefill(self._model, chunk, self._device) for chunk in (*chunks, (group.public_prompt,))
         ]
         if all(part.can_rewind for part in rows):
-            self._prefilled = (prompts, rows)
+            self._prefilled = (group.prompts, rows)
         return rows
 
 
@@ -232,7 +203,7 @@ def _selecting() -> Iterator[None]:
 
 
 class _StopStrings(StoppingCriteria):
-    """Ends a row whose new text holds a stop string."""
+    """The criterion ends a row whose new text holds a stop string."""
 
     def __init__(
         self, codec: TextCodec, prompts: list[tuple[int, ...]], stop: tuple[str, ...]

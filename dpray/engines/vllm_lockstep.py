@@ -1,13 +1,13 @@
-"""Lockstep decoding inside vLLM: what runs in its workers.
+"""vLLM's workers decode in lockstep.
 
 `LockstepProcessor` sees the logits of the whole batch at every step. It gathers each group's rows,
 lets the group's selector draw one token, and forces it on all of them. A group that is not whole
-(a row missing, preempted, prefilled in part, or with another history than its fellows) is never
-sampled: its rows are ended, and the engine, which asks with `LockstepWorker.lockstep_finish`, is
-told. With tensor parallelism every rank does all of this with the same numbers.
+(a row missing, preempted, prefilled in part, or with another history than the others) is never
+sampled: its rows are ended, and `LockstepWorker.lockstep_finish` reports it to the engine. With
+tensor parallelism every rank does all of this with the same numbers.
 
-Where the candidates are cut out by public logits, the selector is handed the public row's logits
-from a pass of their own (`PublicPass`), unless the kernels are invariant to the batch.
+Where the candidates are cut out by public logits, the selector gets the public row's logits from a
+pass of their own (`PublicPass`), unless the kernels are invariant to the batch.
 
 A request belongs to a group by `SamplingParams.extra_args["dpray"]`: `group`, `row`, `size` (rows
 of the group, the public one included, which is the last) and `eos`; the public row also carries
@@ -32,7 +32,7 @@ Fate = Literal["running", "exhausted", "broken", "failed"]
 
 @dataclass(eq=False)
 class _Group:
-    """A group's rows in the present batch, and what was drawn for it."""
+    """Keeps track of a group's rows in the present batch, and of its tokens."""
 
     size: int
     eos: int
@@ -49,14 +49,14 @@ class _Group:
     private: slice | torch.Tensor = field(default_factory=lambda: slice(0))
 
     def same_history(self) -> bool:
-        """Whether every row's output is what the selector drew."""
+        """Return whether every row's output is what the selector drew."""
         count = len(self.tokens)
         last = self.tokens[-1:]
         return all(len(o) == count and o[-1:] == last for o in self.outputs.values())
 
 
 class LockstepProcessor(LogitsProcessor):
-    """One token for all rows of a group."""
+    """Forces one token on all rows of a group."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         if vllm_config.scheduler_config.async_scheduling:
@@ -64,7 +64,7 @@ class LockstepProcessor(LogitsProcessor):
         self.device = device
         self.groups: dict[str, _Group] = {}
         self.public_pass: PublicPass | None = None
-        # Rows whose prompt is not through yet, by batch index; the model runner's own array.
+        # The model runner's own array: rows whose prompt is not prefilled yet, by batch index.
         self.unfinished_prefill = np.zeros(0, dtype=bool)
         self._slots: dict[int, tuple[str, int]] = {}
         self._present: list[_Group] = []
@@ -92,7 +92,7 @@ class LockstepProcessor(LogitsProcessor):
         return name, row
 
     def _locate(self) -> None:
-        """Where each group's rows are now, in the order of their numbers."""
+        """Find each group's rows in the batch, in the order of their numbers."""
         rows: dict[str, list[tuple[int, int]]] = {}
         for index, (name, row) in self._slots.items():
             rows.setdefault(name, []).append((row, index))
@@ -164,7 +164,7 @@ class LockstepProcessor(LogitsProcessor):
 
 
 class LockstepWorker:
-    """Methods that vLLM adds to its worker class; the engine calls them by `collective_rpc`."""
+    """vLLM adds these methods to its worker class; the engine calls them by `collective_rpc`."""
 
     model_runner: Any
 
@@ -175,9 +175,9 @@ class LockstepWorker:
         raise RuntimeError("this worker has no lockstep processor")
 
     def lockstep_start(self, public_model: str | None, dtype: str) -> dict[str, Any]:
-        """Connects the processor with its model runner and returns the shape of the KV cache:
-        `blocks` in all, and `block_sizes`, one for each kind of layer. `public_model` is the folder
-        of a second copy of the model, which computes public rows by themselves."""
+        """Connect the processor with its model runner; return the shape of the KV cache: `blocks`
+        in all, and `block_sizes`, one for each kind of layer. `public_model` is the folder of a
+        second copy of the model, which computes public rows by themselves."""
         processor = self._lockstep_processor()
         processor.unfinished_prefill = self.model_runner.discard_request_mask.np
         if public_model is not None:
@@ -188,7 +188,7 @@ class LockstepWorker:
         return {"blocks": cache.num_blocks, "block_sizes": sizes}
 
     def lockstep_finish(self, name: str) -> dict[str, Any]:
-        """What became of the group, as plain values; forgets it."""
+        """Return the group's outcome as plain values, and forget the group."""
         group = self._lockstep_processor().groups.pop(name)
         if group.fate == "running" and not group.same_history():
             group.fate = "broken"
@@ -200,5 +200,5 @@ class LockstepWorker:
         }
 
     def lockstep_clear(self) -> None:
-        """Forgets all groups, after their requests were aborted."""
+        """Forget all groups, after their requests were aborted."""
         self._lockstep_processor().groups.clear()

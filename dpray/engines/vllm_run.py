@@ -1,30 +1,32 @@
-"""Which groups of a `decode_lockstep` call wait, warm vLLM's prefix cache, and run."""
+"""Lockstep groups are admitted to vLLM whole: a group's rows enter in one step, or none of them.
+
+A group waits, warms vLLM's prefix cache, and runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpray.engines.base import (
     EngineError,
     FinishReason,
     LockstepGroup,
     LockstepResult,
+    NextGroup,
     selector_error,
 )
-
-if TYPE_CHECKING:
-    from dpray.engines.vllm import VllmEngine
+from dpray.engines.vllm_model import VllmModel
 
 _MAX_ATTEMPTS = 3
 
 
 @dataclass
 class _Running:
-    """A group in the engine, under a name of its own for every attempt."""
+    """A group has a new name in vLLM for every attempt."""
 
     group: LockstepGroup
     blocks: int
@@ -36,31 +38,24 @@ class _Running:
     public_ids: list[int] = field(default_factory=list)
 
     @property
-    def prompts(self) -> tuple[tuple[int, ...], ...]:
-        return (*self.group.private_prompts, self.group.public_prompt)
-
-    @property
     def rows(self) -> int:
         return len(self.group.private_prompts) + 1
 
 
 class LockstepRun:
-    """One call of `decode_lockstep`: which groups wait, warm the prefix cache, run.
+    """Carries out one call of `decode_lockstep`.
 
     A group whose prompts may not fit one scheduling step first sends them through as ordinary
-    requests of one token, which fills the prefix cache; then all its rows enter together. A group
-    that entered in pieces all the same (a cached prompt was evicted) was refused by the processor
-    before anything was drawn: it warms again, `_MAX_ATTEMPTS` times in all.
+    requests of one token, which fills the prefix cache; then all its rows enter together. Where it
+    entered in pieces all the same (a cached prompt was evicted), the processor has refused it
+    before anything was drawn, and it warms the cache anew: `_MAX_ATTEMPTS` times in all.
     """
 
     def __init__(
-        self,
-        engine: VllmEngine,
-        source: Iterator[LockstepGroup],
-        then: Callable[[LockstepResult], LockstepGroup | None],
+        self, model: VllmModel, source: Iterator[LockstepGroup], next_group: NextGroup
     ) -> None:
-        self.engine, self.source, self.then = engine, source, then
-        # Its prompts are in the prefix cache, or fit one step as they are.
+        self.model, self.source, self.next_group = model, source, next_group
+        # The prompts of a group that is ready are in the prefix cache, or fit one step.
         self.ready: deque[_Running] = deque()
         self.cold: deque[_Running] = deque()
         self.warming: _Running | None = None
@@ -70,7 +65,7 @@ class LockstepRun:
     def run(self) -> None:
         try:
             while self._admit():
-                outputs = self.engine.step()
+                outputs = self.model.step()
                 for running in self.running.values():
                     running.next_tokens = running.rows
                 for output in outputs:
@@ -78,29 +73,29 @@ class LockstepRun:
                 finished = [r for r in self.running.values() if self._is_finished(r)]
                 for running in finished:
                     self._finish(running)
-                if self.by_request and not self.engine.core.has_unfinished_requests():
+                if self.by_request and self.model.is_idle:
                     raise EngineError("vLLM lost a row of a group; nothing is drawn without it")
         except BaseException:
             with contextlib.suppress(Exception):
-                self.engine.core.abort_request(list(self.by_request))
-                self.engine.llm.collective_rpc("lockstep_clear")
+                self.model.abort(self.by_request)
+                self.model.ask_workers("lockstep_clear")
             raise
 
     # Admission
 
     def _admit(self) -> bool:
-        """Starts what fits now; whether anything is under way. Nothing starts while a group warms:
-        its rows would wait behind the warming ones."""
+        """Start what fits now; return whether anything is under way. Nothing starts while a group
+        warms the cache: its rows would wait behind the warming ones."""
         while self.warming is None:
             if self.ready:
                 running = self.ready[0]
-                uncached = running.rows * max(self.engine.block_sizes)
+                uncached = running.rows * max(self.model.block_sizes)
                 if not self._fits(running, uncached):
                     break
                 self._start(self.ready.popleft(), uncached)
             elif self._pull() and self._fits(self.cold[0], self.cold[0].rows):
                 running = self.cold.popleft()
-                tokens = sum(map(len, running.prompts))
+                tokens = sum(map(len, running.group.prompts))
                 if running.attempt == 0 and tokens <= self._step_tokens_left():
                     self._start(running, tokens)
                 else:
@@ -110,7 +105,7 @@ class LockstepRun:
         return bool(self.running or self.warming)
 
     def _pull(self) -> bool:
-        """Whether `cold` holds a group; takes one from the source where it does not."""
+        """Return whether `cold` holds a group; where it did not, take one from the source."""
         if not self.cold:
             group = next(self.source, None)
             if group is not None:
@@ -118,45 +113,46 @@ class LockstepRun:
         return bool(self.cold)
 
     def _checked(self, group: LockstepGroup) -> _Running:
-        """The group with the KV blocks it needs at full length; raises where it can never run."""
-        engine = self.engine
-        prompts = (*group.private_prompts, group.public_prompt)
-        engine.codec.check_length(max(map(len, prompts)), group.max_tokens)
-        if len(prompts) > engine.max_rows:
+        """Return the group with the KV blocks that it needs at full length. Raises EngineError
+        where it can never run."""
+        model = self.model
+        prompts = group.prompts
+        model.codec.check_length(max(map(len, prompts)), group.max_tokens)
+        if len(prompts) > model.max_rows:
             raise EngineError(
-                f"a group has more rows than engine.max_num_seqs, {engine.max_rows}: raise it, or "
+                f"a group has more rows than engine.max_num_seqs, {model.max_rows}: raise it, or "
                 "lower method.batch_size"
             )
         blocks = sum(
             -(-(len(prompt) + group.max_tokens) // size)
             for prompt in prompts
-            for size in engine.block_sizes
+            for size in model.block_sizes
         )
-        if blocks > engine.blocks:
+        if blocks > model.blocks:
             raise EngineError(
-                f"a group does not fit the KV cache of {engine.blocks} blocks: raise "
+                f"a group does not fit the KV cache of {model.blocks} blocks: raise "
                 "engine.kv_cache_gib (CPU) or engine.gpu_memory_utilization (GPU), or lower "
                 "engine.max_model_len"
             )
         return _Running(group, blocks)
 
     def _fits(self, running: _Running, tokens: int) -> bool:
-        """Rows and KV cache for the whole group at full length, and `tokens` in the next step;
-        alone a group always fits (`_checked`)."""
+        """Return whether there are rows and KV cache for the whole group at full length, and room
+        for `tokens` in the next step; by itself a group always fits (`_checked`)."""
         active = self.running.values()
         return not active or (
-            sum(r.rows for r in active) + running.rows <= self.engine.max_rows
-            and sum(r.blocks for r in active) + running.blocks <= self.engine.blocks
+            sum(r.rows for r in active) + running.rows <= self.model.max_rows
+            and sum(r.blocks for r in active) + running.blocks <= self.model.blocks
             and tokens <= self._step_tokens_left()
         )
 
     def _step_tokens_left(self) -> int:
-        """Room in the next scheduling step beside the groups that run."""
-        return self.engine.max_step_tokens - sum(r.next_tokens for r in self.running.values())
+        """Count the tokens that the next scheduling step has left beside the groups that run."""
+        return self.model.max_step_tokens - sum(r.next_tokens for r in self.running.values())
 
     def _warm(self, running: _Running) -> None:
-        params = self.engine.sampling_params(
-            max_tokens=1, temperature=0, detokenize=False, output_kind=self.engine.final_only
+        params = self.model.sampling_params(
+            max_tokens=1, temperature=0, detokenize=False, output_kind=self.model.final_only
         )
         self.warming = running
         self._submit(running, [params] * running.rows)
@@ -164,13 +160,13 @@ class LockstepRun:
     def _start(self, running: _Running, next_tokens: int) -> None:
         running.attempt += 1
         running.next_tokens = next_tokens
-        running.name = str(next(self.engine.serial))
+        running.name = str(next(self.model.serial))
         self.running[running.name] = running
         self._submit(running, self._row_params(running))
 
     def _row_params(self, running: _Running) -> list[Any]:
-        engine, group = self.engine, running.group
-        eos = engine.codec.eos_ids
+        model, group = self.model, running.group
+        eos = model.codec.eos_ids
         params = []
         for row in range(running.rows):
             public = row == running.rows - 1
@@ -179,13 +175,13 @@ class LockstepRun:
                 ticket["factory"] = group.selector.factory
                 ticket["arguments"] = dict(group.selector.arguments)
             params.append(
-                engine.sampling_params(
+                model.sampling_params(
                     max_tokens=group.max_tokens,
                     temperature=0,
                     ignore_eos=True,
                     stop_token_ids=list(eos),
                     detokenize=False,
-                    output_kind=engine.delta if public and group.stop else engine.final_only,
+                    output_kind=model.delta if public and group.stop else model.final_only,
                     extra_args={"dpray": ticket},
                 )
             )
@@ -193,11 +189,11 @@ class LockstepRun:
 
     def _submit(self, running: _Running, params: list[Any]) -> None:
         running.requests, running.outputs, running.public_ids = [], {}, []
-        for ids, row_params in zip(running.prompts, params, strict=True):
-            request = f"row-{next(self.engine.serial)}"
+        for ids, row_params in zip(running.group.prompts, params, strict=True):
+            request = f"row-{next(self.model.serial)}"
             running.requests.append(request)
             self.by_request[request] = running
-            self.engine.add(request, ids, row_params)
+            self.model.add(request, ids, row_params)
 
     # Results
 
@@ -215,16 +211,16 @@ class LockstepRun:
                 self.ready.append(running)
 
     def _is_finished(self, running: _Running) -> bool:
-        """By vLLM, all rows at once, or by a stop string in the text."""
+        """Return whether vLLM ended all rows, or a stop string ended the text."""
         group, ids = running.group, running.public_ids
-        stopped = ids and self.engine.codec.ended(group.public_prompt, ids, group.stop) is not None
+        stopped = ids and self.model.codec.ended(group.public_prompt, ids, group.stop) is not None
         return bool(stopped) or len(running.outputs) == running.rows
 
     def _finish(self, running: _Running) -> None:
-        reports = self.engine.ask_workers("lockstep_finish", running.name)
+        reports = self.model.ask_workers("lockstep_finish", running.name)
         report = reports[0]
         left = [request for request in running.requests if request in self.by_request]
-        self.engine.core.abort_request(left)
+        self.model.abort(left)
         for request in left:
             del self.by_request[request]
         del self.running[running.name]
@@ -232,7 +228,7 @@ class LockstepRun:
             self.cold.appendleft(running)
             return
         self._check(running, reports)
-        following = self.then(self._result(running, report))
+        following = self.next_group(self._result(running, report))
         if following is not None:
             self.ready.append(self._checked(following))
 
@@ -243,19 +239,19 @@ class LockstepRun:
         if report["fate"] == "broken":
             raise EngineError(
                 f"a group was not whole at token {len(report['tokens'])}: nothing was drawn from "
-                f"it; raise engine.max_num_batched_tokens (now {self.engine.max_step_tokens}) or "
+                f"it; raise engine.max_num_batched_tokens (now {self.model.max_step_tokens}) or "
                 "engine.kv_cache_gib / engine.gpu_memory_utilization"
             )
         if any((r["tokens"], r["fate"]) != (report["tokens"], report["fate"]) for r in reports):
             raise EngineError("the ranks of a tensor-parallel model drew different tokens")
         drawn = report["tokens"]
         if report["fate"] == "exhausted":
-            drawn = [*drawn, self.engine.codec.eos_ids[0]]
+            drawn = [*drawn, self.model.codec.eos_ids[0]]
         if any(ids != drawn for ids in running.outputs.values()):
             raise EngineError("the rows of a group were not given the same tokens")
 
     def _result(self, running: _Running, report: dict[str, Any]) -> LockstepResult:
-        group, tokens, codec = running.group, report["tokens"], self.engine.codec
+        group, tokens, codec = running.group, report["tokens"], self.model.codec
         text: str | None = None
         reason: FinishReason = "exhausted"
         if report["fate"] == "running":

@@ -1,9 +1,9 @@
-"""Near-duplicates: how much of a private record stands in a synthetic one?
+"""Near-duplicates are synthetic texts that hold much of a private record.
 
-A text may hold parts of a private one by chance, as real texts hold parts of one another: each
-figure stands beside that of real records that were held out. Whether a mechanism keeps its promise
-is not seen here; a synthetic text far more like a private one than any held-out text is a reason to
-look.
+A text may hold parts of a private one by chance, as real texts hold parts of one another, so each
+figure stands beside that of real records that were held out. The figures do not show whether a
+mechanism keeps its promise; a synthetic text far more like a private one than any held-out text is
+a reason to look.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from dpray.evaluation.chunks import ChunkMap
 from dpray.evaluation.neighbours import nearest_cosine
-from dpray.evaluation.slices import Spread
 
+# Words of the n-grams whose overlap is counted.
 NGRAM = 5
-"""Words of the n-grams whose overlap is counted."""
 
 _DRAW_SEED = 0
 
@@ -28,11 +28,11 @@ def compare_copies(
     private: Sequence[str],
     held_out: Sequence[str],
     vectors: Sequence[np.ndarray],
-    spread: Spread = map,
+    map_chunks: ChunkMap = map,
 ) -> dict[str, Any]:
-    """The figures of `_figures` for synthetic texts and, as the yardstick, for held-out real ones,
-    equally many of each, drawn once; both against all `private` texts. `vectors` are the three
-    sets' embeddings, in this order; `spread` shares the search among them out."""
+    """Compare synthetic texts and, as the yardstick, held-out real ones with all `private` texts
+    (`_figures`), equally many of each, drawn once. `vectors` are the three sets' embeddings in this
+    order; `map_chunks` may distribute the search among them."""
     size = min(len(synthetic), len(held_out))
     made_ND, private_MD, held_ND = vectors
     drawn = [
@@ -41,7 +41,7 @@ def compare_copies(
     ]
     # One search for both sides, as the private vectors travel with it.
     queries = np.vstack([made_ND[drawn[0]], held_ND[drawn[1]]])
-    cosines = np.split(nearest_cosine(queries, private_MD, spread), 2)
+    cosines = np.split(nearest_cosine(queries, private_MD, map_chunks), 2)
     sides = {
         name: _figures([texts[i] for i in rows], private, nearest)
         for name, texts, rows, nearest in zip(
@@ -54,13 +54,13 @@ def compare_copies(
 def shared_words(
     queries: Sequence[str], references: Sequence[str], ngram: int = NGRAM
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each query, its longest run of words that some reference holds too (longest common
-    substring in words, as Lee et al. 2022 look for in training data), and the share of its n-grams
-    that some reference holds (BLEU's n-gram precision, Papineni et al. 2002, without clipping; NaN
-    for a text of fewer words). Words are what white space parts, in lower case.
+    """Return each query's longest run of words that some reference also holds (the longest common
+    substring in words, which Lee et al. 2022 look for in training data), and the share of its
+    n-grams that some reference holds (BLEU's n-gram precision, Papineni et al. 2002, without
+    clipping; NaN for a text of fewer words). White space separates words; case is ignored.
 
-    Exact: runs of n words are numbered from those of n - 1 and kept only where both sides have
-    them, so the work falls off quickly with n.
+    The answer is exact: runs of n words are numbered from those of n - 1 and kept only where both
+    sides have them, so the work falls off quickly with n.
     """
     words, text_of, left = _flatten([*queries, *references])
     numbers = int(words.max(initial=0)) + 1
@@ -89,8 +89,8 @@ def shared_words(
 
 
 def _flatten(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of all texts' words in a row: the word's number, its text's, and how many words of the text
-    are left from it on."""
+    """Concatenate all texts' words; return each word's number, the number of its text, and how many
+    words of the text are left from it on."""
     split = [text.lower().split() for text in texts]
     lengths = np.array([len(words) for words in split])
     number: dict[str, int] = {}
@@ -107,7 +107,8 @@ def _flatten(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _figures(
     queries: Sequence[str], references: Sequence[str], cosines: np.ndarray
 ) -> dict[str, Any]:
-    """Share of exact copies; longest shared run in words, n-gram overlap and nearest cosine."""
+    """Return the share of exact copies, and summaries of the longest shared run in words, the
+    n-gram overlap and the nearest cosine."""
     longest, overlap = shared_words(queries, references)
     private = {text.strip() for text in references}
     return {
@@ -119,7 +120,7 @@ def _figures(
 
 
 def _summary(values: np.ndarray) -> Mapping[str, float | None]:
-    """Mean, 95 % quantile and maximum; None where there is no value."""
+    """Return mean, 95 % quantile and maximum, each None where there is no value."""
     if not len(values):
         return {"mean": None, "quantile_95": None, "max": None}
     return {

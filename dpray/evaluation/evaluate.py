@@ -1,4 +1,4 @@
-"""`evaluate`: measures of a synthetic data set against real records.
+"""`evaluate` measures a synthetic data set against real records.
 
 Nothing here is differentially private: every number is computed from private records, and no
 budget pays for it.
@@ -7,22 +7,20 @@ budget pays for it.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from dpray.engines.base import Embedder, Engine
+from dpray.evaluation import NOT_FOR_RELEASE
 from dpray.evaluation.causal_lm import CausalLM
+from dpray.evaluation.chunks import ChunkMap, chunks
 from dpray.evaluation.copies import compare_copies
-from dpray.evaluation.diversity import compare_diversity
-from dpray.evaluation.downstream import (
-    Embedded,
-    compare_classifier,
-    compare_downstream,
-    label_counts,
-)
-from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
+from dpray.evaluation.downstream import Embedded, compare_classifier, compare_downstream
+from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity, embedding_map
 from dpray.evaluation.fine_tuning import Encoder, compare_next_word
 from dpray.evaluation.in_context import (
     InContextClassifier,
@@ -30,20 +28,19 @@ from dpray.evaluation.in_context import (
     Learner,
     compare_in_context,
 )
-from dpray.evaluation.lengths import compare_lengths
-from dpray.evaluation.map import embedding_map
-from dpray.evaluation.slices import Spread, slices
+from dpray.evaluation.network import NETWORKS
 from dpray.evaluation.structure import structure
+from dpray.evaluation.texts import compare_diversity, compare_lengths
 from dpray.evaluation.topics import Cluster, compare_topics, k_means
-from dpray.types import InputError
-
-NOT_FOR_RELEASE = "computed from private data; not for release"
+from dpray.types import InputError, OnProgress, Progress
 
 Labelled = tuple[str, str | None]
-"""A text and its label, None where the data has none."""
+"""A `Labelled` record is a text and its label, None where the data has none."""
 
-OnProgress = Callable[[str, int, int], None]
-"""Told the name of the part that is at work, how much of it is done, and of how much."""
+SIDES = ("synthetic", "ceiling", "test")
+
+Sets = Mapping[str, Sequence[Labelled]]
+"""The `Sets` are `synthetic`; `ceiling`, other real records; `test`, real ones; maybe `floor`."""
 
 
 def evaluate(
@@ -60,75 +57,71 @@ def evaluate(
     lm: CausalLM | None = None,
     extractor: Engine | None = None,
     cluster: Cluster = k_means,
-    spread: Spread = map,
-    on_progress: OnProgress = lambda part, done, total: None,
+    map_chunks: ChunkMap = map,
+    on_progress: OnProgress = lambda progress: None,
 ) -> dict[str, Any]:
-    """What `evaluation.json` holds: `downstream` (None without labels), `in_context` and
+    """Return the content of `evaluation.json`: `downstream` (None without labels), `in_context` and
     `next_word` (None without `lm`), `fidelity`, `copies`, `topics`, `map`, `diversity`, `lengths`
     and `structure`, and `warnings` on how to read them.
 
-    `real` are the test records, `train` other real records, best the private ones that the
-    synthetic were made of: they train the ceiling and are what near-duplicates are looked for in.
-    Without `train`, `real` is split in two halves (`split`). `floor` are labelled texts that owe
-    nothing to the private data. Of several embedders, given by name, the fidelity is the average;
-    the first one serves the rest. `networks` and a fine-tuned `encoder` are added to `downstream`.
-    With an `extractor` the labels are phrases to be found in their texts: in-context learning asks
-    this engine for them, and nothing classifies. `cluster` finds the topics. `spread` shares out
-    what grows with the data: the embedding, and the search for near-duplicates.
+    `real` are the test records. `train` are other real records, best the private ones that the
+    synthetic were made of: they train the ceiling and are searched for near-duplicates. Without
+    `train`, `real` is split into halves (`split`). `floor` are labelled texts that owe nothing to
+    the private data. With several embedders, given by name, the fidelity is their average; the
+    first one serves the rest. `networks` and a fine-tuned `encoder` are added to `downstream`. With
+    an `extractor` the labels are phrases to be found in their texts: in-context learning asks this
+    engine for them, and nothing classifies. `cluster` finds the topics. `map_chunks` distributes
+    the work that grows with the data: the embedding, and the search for near-duplicates.
 
-    Raises `InputError` where a part is empty, too small (`FEW`), has one label only, or shares no
-    label with the real records, and where all real texts are one.
+    Raises InputError where a set is empty, too small (`FEW`), has only one label, or shares no
+    label with the real records, and where all real texts are the same.
     """
-    if seeds < 1:
-        raise InputError("seeds: has to be 1 or more")
-    sets = {"real": real, "synthetic": synthetic, "train": train, "floor": floor}
-    given = {name: records for name, records in sets.items() if records is not None}
-    parts = _parts(given, classes=extractor is None)
-    made_texts, trained_texts, tested_texts = texts = [_texts(r) for r in parts.values()]
-    # First, as a bad schema should not wait for the rest.
-    shares = {"real": structure(_texts(real), schema), "synthetic": structure(made_texts, schema)}
-    vectors, of_floor = _embed_all(parts, floor, embedder, spread, on_progress)
-    made, trained, tested = next(iter(vectors.values()))
+    given = {"real": real, "synthetic": synthetic, "train": train, "floor": floor}
+    records = {name: rows for name, rows in given.items() if rows is not None}
+    sets = _sets(records, classes=extractor is None)
+    texts = {name: [text for text, _ in rows] for name, rows in sets.items()}
+    made, other, tested = sides = texts["synthetic"], texts["ceiling"], texts["test"]
+    # A bad schema is refused before the long work.
+    shares = {
+        "real": structure([text for text, _ in real], schema),
+        "synthetic": structure(made, schema),
+    }
+    embedders = embedder if isinstance(embedder, Mapping) else {"embedder": embedder}
+    vectors = _embed_all(sets, embedders, map_chunks, on_progress)
+    arrays = {name: [of_set[key].vectors for key in SIDES] for name, of_set in vectors.items()}
+    first, first_arrays = next(iter(vectors.values())), next(iter(arrays.values()))
     downstream = None
-    if made.labels is not None and extractor is None:
-        on_progress("classifiers", 0, 1)
-        downstream = compare_downstream(made, trained, tested, of_floor, seeds, networks)
-    if downstream is not None and encoder is not None:
-        on_progress("encoder", 0, 1)
-        downstream["networks"].append(_fine_tuned(encoder, parts, floor, seeds))
-    in_context, next_word = _language(parts, floor, lm, extractor, seeds, on_progress)
-    fidelity = compare_fidelity(
-        {name: [side.vectors for side in sides] for name, sides in vectors.items()},
-        seeds,
-        lambda done: on_progress("fidelity", done, seeds),
-    )
-    arrays = (made.vectors, trained.vectors, tested.vectors)
-    searched = _shown(spread, "near-duplicates", on_progress)
-    copies = compare_copies(made_texts, trained_texts, tested_texts, arrays, searched)
-    on_progress("topics, words", 0, 1)
+    if first["test"].labels is not None and extractor is None:
+        downstream = _downstream(sets, first, seeds, networks, encoder, on_progress)
+    in_context, next_word = _language(sets, texts, lm, extractor, seeds, on_progress)
+    fidelity = compare_fidelity(arrays, seeds, on_progress)
+    searched = _with_progress(map_chunks, "near-duplicates", on_progress)
+    copies = compare_copies(*sides, first_arrays, searched)
+    on_progress(Progress("topics, words"))
     return {
         "private": NOT_FOR_RELEASE,
-        "warnings": _warnings(made_texts, fidelity["records_a_side"], train is None),
+        "warnings": _warnings(made, fidelity["records_a_side"], train is None),
         "records": {
-            name: label_counts([str(label or "") for _, label in r]) for name, r in given.items()
+            name: dict(sorted(Counter(label or "" for _, label in rows).items()))
+            for name, rows in records.items()
         },
-        "test_records": len(tested_texts),
+        "test_records": len(tested),
         "downstream": downstream,
         "in_context": in_context,
         "next_word": next_word,
         "fidelity": fidelity,
         "copies": copies,
-        "topics": compare_topics(texts, arrays, cluster),
-        "map": embedding_map(made.vectors, tested.vectors),
-        "diversity": compare_diversity(made_texts, tested_texts, trained_texts, seeds),
-        "lengths": compare_lengths(made_texts, trained_texts, tested_texts, seeds),
+        "topics": compare_topics(sides, first_arrays, cluster),
+        "map": embedding_map(first_arrays[0], first_arrays[2]),
+        "diversity": compare_diversity(made, tested, other, seeds),
+        "lengths": compare_lengths(*sides, seeds),
         "structure": shares,
     }
 
 
 def split(real: Sequence[Labelled]) -> tuple[list[Labelled], list[Labelled]]:
-    """Two halves (train, test) of the real records, by a hash of each text: the same whatever the
-    order of the rows, and two copies of one text are never on both sides."""
+    """Split the real records into halves (train, test) by a hash of each text: the order of the
+    rows does not matter, and copies of one text are never on both sides."""
     halves: tuple[list[Labelled], list[Labelled]] = ([], [])
     for record in real:
         digest = hashlib.sha256(record[0].encode("utf-8", "surrogatepass")).digest()
@@ -136,26 +129,27 @@ def split(real: Sequence[Labelled]) -> tuple[list[Labelled], list[Labelled]]:
     return halves
 
 
-def _parts(given: dict[str, Sequence[Labelled]], classes: bool) -> dict[str, Sequence[Labelled]]:
-    """The synthetic, other real and real test records, checked."""
-    _check(given, classes)
-    real, synthetic = given["real"], given["synthetic"]
+def _sets(records: Sets, classes: bool) -> Sets:
+    """Check the records and return the `Sets`."""
+    _check(records, classes)
+    real = records["real"]
     if len({text for text, _ in real}) == 1:
         raise InputError("real records: all have one text")
-    if "train" in given:
-        parts = {"synthetic": synthetic, "train": given["train"], "real": real}
+    if "train" in records:
+        named = {name: records[name] for name in ("synthetic", "train", "real")}
     else:
         train, test = split(real)
         halves = {"first half of the real": train, "second half of the real": test}
         _check(halves, classes)
-        parts = {"synthetic": synthetic, **halves}
-    for name, records in parts.items():
-        if len(records) < FEW:
+        named = {"synthetic": records["synthetic"], **halves}
+    for name, rows in named.items():
+        if len(rows) < FEW:
             raise InputError(f"{name} records: too few, it takes {FEW}")
-    return parts
+    sets = dict(zip(SIDES, named.values(), strict=True))
+    return sets | ({"floor": records["floor"]} if "floor" in records else {})
 
 
-def _check(sets: Mapping[str, Sequence[Labelled]], classes: bool) -> None:
+def _check(sets: Sets, classes: bool) -> None:
     known: set[str | None] | None = None
     unlabelled: list[str] = []
     for name, records in sets.items():
@@ -178,21 +172,44 @@ def _check(sets: Mapping[str, Sequence[Labelled]], classes: bool) -> None:
         raise InputError(f"{unlabelled[0]} records: they have no label, and others have one")
 
 
+def _downstream(
+    sets: Sets,
+    vectors: Mapping[str, Embedded],
+    seeds: int,
+    networks: bool,
+    encoder: Encoder | None,
+    on_progress: OnProgress,
+) -> dict[str, Any]:
+    on_progress(Progress("classifiers"))
+    trained_on = {name: data for name, data in vectors.items() if name != "test"}
+    result = compare_downstream(trained_on, vectors["test"], seeds)
+    result["networks"] = [
+        compare_classifier(name, fit, trained_on, vectors["test"], seeds)
+        for name, fit in (NETWORKS.items() if networks else ())
+    ]
+    if encoder is not None:
+        on_progress(Progress("encoder"))
+        texts = {
+            name: Embedded(np.array([text for text, _ in rows], dtype=object), vectors[name].labels)
+            for name, rows in sets.items()
+        }
+        test, name = texts.pop("test"), f"fine-tuned {encoder.name}"
+        result["networks"].append(compare_classifier(name, encoder.fit, texts, test, seeds))
+    return result
+
+
 def _language(
-    parts: Mapping[str, Sequence[Labelled]],
-    floor: Sequence[Labelled] | None,
+    sets: Sets,
+    texts: Mapping[str, list[str]],
     lm: CausalLM | None,
     extractor: Engine | None,
     seeds: int,
     on_progress: OnProgress,
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """In-context learning and next-word accuracy, each None where it has no model; the first also
-    where there are no labels."""
-    synthetic, train, asked = parts.values()
-    sets: dict[str, Any] = {"synthetic": synthetic, "ceiling": train}
-    if floor is not None:
-        sets["floor"] = floor
-    test = [(text, label) for text, label in asked if label is not None]
+    """Return in-context learning and next-word accuracy, each None without its model; the first is
+    None without labels too."""
+    test = [(text, label) for text, label in sets["test"] if label is not None]
+    shown: dict[str, Any] = {name: rows for name, rows in sets.items() if name != "test"}
     learner: Learner | None = None
     if test and extractor is not None:
         learner = InContextExtractor(extractor)
@@ -200,40 +217,15 @@ def _language(
         learner = InContextClassifier(lm, sorted({label for _, label in test}))
     in_context = next_word = None
     if learner is not None:
-        in_context = compare_in_context(
-            learner, sets, test, seeds, lambda *step: on_progress("in-context learning", *step)
-        )
+        in_context = compare_in_context(learner, shown, test, seeds, on_progress)
     if lm is not None:
-        next_word = compare_next_word(
-            lm,
-            {name: _texts(records) for name, records in sets.items()},
-            _texts(asked),
-            seeds,
-            lambda *step: on_progress("next-word accuracy", *step),
-        )
+        trained_on = {name: texts[name] for name in shown}
+        next_word = compare_next_word(lm, trained_on, texts["test"], seeds, on_progress)
     return in_context, next_word
 
 
-def _fine_tuned(
-    encoder: Encoder,
-    parts: Mapping[str, Sequence[Labelled]],
-    floor: Sequence[Labelled] | None,
-    seeds: int,
-) -> dict[str, Any]:
-    def texts(records: Sequence[Labelled]) -> Embedded:
-        return Embedded(
-            np.array(_texts(records), dtype=object), np.array([label for _, label in records])
-        )
-
-    made, trained, tested = map(texts, parts.values())
-    of_floor = None if floor is None else texts(floor)
-    return compare_classifier(
-        f"fine-tuned {encoder.name}", encoder.fit, made, trained, tested, of_floor, seeds
-    )
-
-
 def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> list[str]:
-    """How the numbers can mislead, in words for people."""
+    """Tell people how the numbers can mislead."""
     found = []
     if records_a_side < DRAW:
         found.append(
@@ -252,49 +244,41 @@ def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> li
 
 
 def _embed_all(
-    parts: Mapping[str, Sequence[Labelled]],
-    floor: Sequence[Labelled] | None,
-    embedder: Embedder | Mapping[str, Embedder],
-    spread: Spread,
+    sets: Sets,
+    embedders: Mapping[str, Embedder],
+    map_chunks: ChunkMap,
     on_progress: OnProgress,
-) -> tuple[dict[str, list[Embedded]], Embedded | None]:
-    """The parts' embeddings by each embedder, and the floor's by the first."""
-    embedders = embedder if isinstance(embedder, Mapping) else {"embedder": embedder}
-    total = len(embedders) * sum(map(len, parts.values())) + len(floor or ())
+) -> dict[str, dict[str, Embedded]]:
+    """Return the sets' embeddings by each embedder; the floor's by the first only."""
+    total = len(embedders) * sum(len(sets[key]) for key in SIDES) + len(sets.get("floor", ()))
     done = 0
-
-    def embed(sets: Sequence[Sequence[Labelled]], model: Embedder) -> list[Embedded]:
-        nonlocal done
-        cut = [block for records in sets for block in slices(_texts(records))]
+    found: dict[str, dict[str, Embedded]] = {}
+    for name, model in embedders.items():
+        rows_of = {key: rows for key, rows in sets.items() if key != "floor" or not found}
+        cut = [chunk for rows in rows_of.values() for chunk in chunks([text for text, _ in rows])]
         vectors = []
-        on_progress("embedding", done, total)
-        for found, block in zip(spread(model.embed, cut), cut, strict=True):
-            vectors.append(np.asarray(found, dtype=np.float32))
-            done += len(block)
-            on_progress("embedding", done, total)
-        ends = np.cumsum([len(records) for records in sets])[:-1]
-        return [
-            Embedded(of_set, _labels(records))
-            for of_set, records in zip(np.split(np.vstack(vectors), ends), sets, strict=True)
-        ]
-
-    vectors = {name: embed([*parts.values()], model) for name, model in embedders.items()}
-    return vectors, embed([floor], next(iter(embedders.values())))[0] if floor else None
+        on_progress(Progress("embedding", done, total))
+        for of_chunk, chunk in zip(map_chunks(model.embed, cut), cut, strict=True):
+            vectors.append(np.asarray(of_chunk, dtype=np.float32))
+            done += len(chunk)
+            on_progress(Progress("embedding", done, total))
+        stacked, ends = np.vstack(vectors), np.cumsum([0, *map(len, rows_of.values())])
+        found[name] = {
+            key: Embedded(stacked[start:end], _labels(rows_of[key]))
+            for key, (start, end) in zip(rows_of, pairwise(ends), strict=True)
+        }
+    return found
 
 
-def _shown(spread: Spread, part: str, on_progress: OnProgress) -> Spread:
-    def shown(function: Callable[[Any], np.ndarray], cut: Sequence[Any]) -> Iterator[np.ndarray]:
-        for done, found in enumerate(spread(function, cut)):
-            on_progress(part, done, len(cut))
+def _with_progress(map_chunks: ChunkMap, stage: str, on_progress: OnProgress) -> ChunkMap:
+    def mapped(function: Callable[[Any], np.ndarray], cut: Sequence[Any]) -> Iterator[np.ndarray]:
+        for done, found in enumerate(map_chunks(function, cut)):
+            on_progress(Progress(stage, done, len(cut)))
             yield found
 
-    return shown
+    return mapped
 
 
 def _labels(records: Sequence[Labelled]) -> np.ndarray | None:
     labels = [label for _, label in records]
     return None if None in labels else np.array(labels)
-
-
-def _texts(records: Sequence[Labelled]) -> list[str]:
-    return [text for text, _ in records]

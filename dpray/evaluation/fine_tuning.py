@@ -1,5 +1,5 @@
-"""Models that are fine-tuned on the records: an encoder that classifies, a causal language model
-that guesses the next word."""
+"""Two models are fine-tuned on the records: an encoder that classifies, and a causal language model
+that predicts the next word."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy as np
 import torch
 
 from dpray.engines.model_path import check_model_path
-from dpray.evaluation.causal_lm import CausalLM
+from dpray.evaluation.causal_lm import CausalLM, padded
 from dpray.evaluation.downstream import Embedded
-from dpray.evaluation.lengths import mean_and_deviation
-from dpray.types import InputError
+from dpray.evaluation.scores import mean_and_deviation
+from dpray.types import InputError, OnProgress, Progress
 
 Batch = dict[str, torch.Tensor]
 
 IGNORED = -100
-"""The label of a token that is no part of the loss: transformers' own."""
+"""transformers leaves tokens with this label out of the loss."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is fine-tuned; `max_length` in tokens."""
+    """`Training` holds a fine-tuning's parameters; `max_length` counts tokens."""
 
     learning_rate: float
     epochs: int
@@ -36,19 +36,19 @@ class Training:
 
 
 CLASSIFIER = Training(learning_rate=3e-5, epochs=5, batch_size=64)
-"""Yue et al. (2023), Appendix A; Xie et al. (2024), Appendix B."""
+"""Yue et al. (2023), Appendix A, and Xie et al. (2024), Appendix B, train so."""
 
 NEXT_WORD = Training(learning_rate=3e-4, epochs=3, batch_size=32)
-"""Xie et al. (2024), Appendix B, who take 10 and 20 epochs, of models that were not causal."""
+"""Xie et al. (2024), Appendix B, train so, but for 10 and 20 epochs, of models that are not causal.
+"""
 
+# The most texts that a language model is trained on, and tested on.
 MOST_RECORDS = 5000
-"""Texts that a language model is trained on, and tested on, at most."""
 
 
 class Encoder:
-    """Any encoder of transformers, by folder or by a hub's name, with a new head for labels.
-
-    Raises `InputError` that names `encoder` where there is none.
+    """An `Encoder` is any encoder of transformers, from a folder or a hub, with a new head for
+    labels. Raises InputError that names `encoder` where there is none.
     """
 
     def __init__(self, name: str, training: Training = CLASSIFIER) -> None:
@@ -64,11 +64,11 @@ class Encoder:
         except (OSError, ValueError):
             raise InputError(f"encoder: cannot load {name} as a model with a tokenizer") from None
         longest = getattr(config.get_text_config(), "max_position_embeddings", training.max_length)
-        # Some count two positions more than they take: RoBERTa.
+        # RoBERTa counts two positions more than it takes.
         self.max_length = max(1, min(training.max_length, longest - 2))
 
     def fit(self, train: Embedded, target: np.ndarray, seed: int) -> FineTuned:
-        """Fine-tuned on texts, which stand in the place of vectors; `target` is not looked at."""
+        """Fine-tune on texts, which are given as `vectors`; `target` is ignored."""
         classes, labels = np.unique(train.labels, return_inverse=True)
         with _seeded(seed):
             model = self._model(len(classes))
@@ -81,7 +81,7 @@ class Encoder:
         return FineTuned(self, model.eval(), classes)
 
     def tokens(self, texts: Sequence[str]) -> Batch:
-        """Padded on the right."""
+        """Return the texts' tokens, padded on the right."""
         found: Batch = dict(
             self.tokenizer(
                 list(texts),
@@ -109,14 +109,14 @@ class Encoder:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """A classifier of texts; `classes` are the labels of its outputs."""
+    """`FineTuned` is a classifier of texts; `classes` are the labels of its outputs."""
 
     encoder: Encoder
     model: Any
     classes: np.ndarray
 
     def predict(self, texts: np.ndarray) -> np.ndarray:
-        """The most likely label of each text."""
+        """Return the most likely label of each text."""
         found: list[int] = []
         size = self.encoder.training.batch_size
         with torch.inference_mode():
@@ -133,21 +133,21 @@ def compare_next_word(
     sets: Mapping[str, Sequence[str]],
     test: Sequence[str],
     seeds: int,
-    on_step: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = lambda progress: None,
     training: Training = NEXT_WORD,
 ) -> dict[str, Any]:
-    """Next-word accuracy on real test texts of a causal language model that was fine-tuned on each
+    """Measure next-word accuracy, on real test texts, of a causal language model fine-tuned on each
     of `sets` (synthetic, ceiling, floor): Xie et al. (2024), Section 4.1 and Appendix B. `base` is
-    the model as it came. "Words" are the model's tokens, the end of a text included.
+    the model without fine-tuning. "Words" are the model's tokens, the end of a text included.
 
-    Each seed resamples the training texts (bootstrap) and shuffles them. At most `MOST_RECORDS`
-    texts a set, drawn once; texts are cut to `training.max_length` tokens.
+    Each seed resamples the training texts (bootstrap) and shuffles them. A set is cut to
+    `MOST_RECORDS` texts, drawn once, and a text to `training.max_length` tokens.
     """
     rng = np.random.default_rng(0)
-    drawn = {
-        name: _token_rows(lm, _some(texts, rng), training)
-        for name, texts in {**sets, "test": test}.items()
-    }
+    drawn = {}
+    for name, texts in {**sets, "test": test}.items():
+        some = [texts[i] for i in rng.permutation(len(texts))[:MOST_RECORDS]]
+        drawn[name] = _token_rows(lm, some, training)
     tested = drawn.pop("test")
     result: dict[str, Any] = {
         "seeds": seeds,
@@ -158,7 +158,8 @@ def compare_next_word(
     for place, (name, rows) in enumerate(drawn.items()):
         scores = []
         for seed in range(seeds):
-            on_step(place * seeds + seed, len(drawn) * seeds)
+            done = place * seeds + seed
+            on_progress(Progress("next-word accuracy", done, len(drawn) * seeds))
             resampled = np.random.default_rng(seed).choice(len(rows), len(rows))
             model = _trained_on(lm, [rows[i] for i in resampled], training, seed)
             scores.append(next_word_accuracy(model, tested, training.batch_size))
@@ -167,8 +168,8 @@ def compare_next_word(
 
 
 def next_word_accuracy(model: Any, rows: Sequence[Sequence[int]], batch_size: int = 32) -> float:
-    """The share of tokens, but for each row's first, that are the model's likeliest after those
-    before them in their row."""
+    """Return the share of tokens, each row's first excepted, that the model finds the likeliest
+    after those before them in their row."""
     right = count = 0
     by_length = sorted(rows, key=len)
     with torch.inference_mode():
@@ -179,10 +180,6 @@ def next_word_accuracy(model: Any, rows: Sequence[Sequence[int]], batch_size: in
             right += int((guessed == labels).sum())
             count += int((labels != IGNORED).sum())
     return right / count
-
-
-def _some(texts: Sequence[str], rng: np.random.Generator) -> list[str]:
-    return [texts[i] for i in rng.permutation(len(texts))[:MOST_RECORDS]]
 
 
 def _trained_on(lm: CausalLM, rows: Sequence[Sequence[int]], training: Training, seed: int) -> Any:
@@ -199,7 +196,7 @@ def _trained_on(lm: CausalLM, rows: Sequence[Sequence[int]], training: Training,
 
 
 def _token_rows(lm: CausalLM, texts: Sequence[str], training: Training) -> list[list[int]]:
-    """Start token, text, end token; cut."""
+    """Return each text's tokens, with a start and an end token, cut to the longest length."""
     longest = min(training.max_length, lm.context_length)
     codec = lm.codec
     return [
@@ -209,24 +206,16 @@ def _token_rows(lm: CausalLM, texts: Sequence[str], training: Training) -> list[
 
 
 def _causal_batch(rows: Sequence[Sequence[int]]) -> Batch:
-    """Padded on the right; the padding is not looked at and not learnt."""
-    longest = max(map(len, rows))
-    ids = torch.zeros(len(rows), longest, dtype=torch.long)
-    held = torch.zeros_like(ids)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = torch.tensor(row)
-        held[place, : len(row)] = 1
-    return {
-        "input_ids": ids,
-        "attention_mask": held,
-        "labels": ids.masked_fill(held == 0, IGNORED),
-    }
+    """Pad rows on the right; the padding is neither attended to nor learnt."""
+    ids, mask = padded(rows)
+    labels = ids.masked_fill(mask == 0, IGNORED)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 def _fine_tune(
     model: Any, batch_of: Callable[[torch.Tensor], Batch], count: int, training: Training, seed: int
 ) -> None:
-    """AdamW on the model's own loss, with a learning rate that falls linearly to 0."""
+    """Train by AdamW on the model's own loss, with a learning rate that falls linearly to 0."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(
         model.parameters(), training.learning_rate, weight_decay=training.weight_decay
@@ -254,7 +243,7 @@ def _device() -> torch.device:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """torch's generators, which dropout and new layers draw from, at `seed`; later as they were."""
+    """Seed torch's generators, from which dropout and new layers draw, and restore them after."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""MAUVE (Pillutla et al. 2021): the area under the divergence curve of two sets of embeddings."""
+"""MAUVE (Pillutla et al. 2021) is the area under the divergence curve of two sets of embeddings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.preprocessing import normalize
 
 SCALING = 5.0
-"""c of the divergence curve, as in the paper."""
+"""The paper sets the c of its divergence curve to this."""
 
 MIXTURES = 25
-"""Points of the curve; the paper's authors take as many, and the area depends on it."""
+"""The curve has this many points; the area depends on it, and the authors' package uses as many."""
 
+# The share of the variance in the principal components that k-means clusters.
 EXPLAINED_VARIANCE = 0.9
-"""Share of the variance that the principal components hold on which k-means works."""
 
 RECORDS_A_CLUSTER = 10
 KMEANS_STEPS = 100
@@ -46,11 +46,11 @@ def cluster_histograms(p_ND: np.ndarray, q_MD: np.ndarray, seed: int) -> tuple[n
 
 
 def divergence_area(p_K: np.ndarray, q_K: np.ndarray) -> float:
-    """MAUVE of two histograms: the area under the curve (exp(-c KL(q|r)), exp(-c KL(p|r))), for
-    the mixtures r = t p + (1 - t) q (Pillutla et al. 2021).
+    """Return MAUVE of two histograms: the area under the curve (exp(-c KL(q|r)), exp(-c KL(p|r)))
+    of the mixtures r = t p + (1 - t) q (Pillutla et al. 2021).
 
-    The curve begins at (0, 1) and ends at (1, 0). 1 where p = q, and 1 / binomial(2c, c) in the
-    limit of many mixtures where no cluster holds vectors of both.
+    The curve begins at (0, 1) and ends at (1, 0). The area is 1 where p = q, and 1 / binomial(2c,
+    c) in the limit of many mixtures where no cluster holds vectors of both.
     """
     p_K, q_K = p_K / p_K.sum(), q_K / q_K.sum()
     t_R = np.linspace(1e-6, 1 - 1e-6, MIXTURES)[:, None]

@@ -1,9 +1,9 @@
-"""Membership inference on the released texts: can the records that a release was made of be told
-from records that had no part in it?
+"""Membership inference on the released texts tries to tell the records that a release was made of
+from records that had no part in it.
 
-A record's score is how near it comes to any synthetic text: one score by embeddings, one by shared
-words. The attacker is a weak one, who sees texts only and compares; scores near chance say that
-copying is not how records would leak, and nothing of what a better attack finds.
+A record's score is its similarity to the nearest synthetic text: one score by embeddings, one by
+shared words. The attacker is weak, sees only the texts and compares; scores near chance say that
+records do not leak by copying, and nothing about what a better attack finds.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from dpray.engines.base import Embedder
+from dpray.evaluation import NOT_FOR_RELEASE
 from dpray.evaluation.copies import NGRAM, shared_words
-from dpray.evaluation.evaluate import NOT_FOR_RELEASE
 from dpray.evaluation.neighbours import nearest_cosine
 from dpray.types import InputError
 
 FEW = 100
-"""Records of a side that a false-positive rate of 1 % takes."""
+"""A false-positive rate of 1 % takes at least this many records a side."""
 
 FALSE_POSITIVES = 0.01
 
@@ -38,12 +38,12 @@ def membership(
     embedder: Embedder,
     confidence: float = 0.95,
 ) -> dict[str, Any]:
-    """For each score the area under the ROC curve (0.5 is chance) with its interval, and the share
-    of the members found where 1 % of the others are taken for members (Carlini et al. 2022).
+    """Return for each score the area under the ROC curve (0.5 is chance) with its interval, and the
+    share of the members found where 1 % of the others are taken for members (Carlini et al. 2022).
 
-    Scores: the cosine with the nearest synthetic text, and the share of a record's 5-grams that
-    some synthetic text holds. Raises InputError for fewer than 100 records a side or no synthetic
-    text.
+    The scores are the cosine with the nearest synthetic text, and the share of a record's 5-grams
+    that some synthetic text holds. Raises InputError for fewer than 100 records a side or no
+    synthetic text.
     """
     check_numbers(members, non_members, synthetic)
     made_ND = np.asarray(embedder.embed(list(synthetic)))
@@ -83,29 +83,30 @@ def check_numbers(
 
 
 def attack(members: Scores, non_members: Scores, confidence: float) -> dict[str, Any]:
-    """What one score tells: larger ones are held to be members'.
+    """Attack by one score, of which larger values are taken for members'.
 
     The area's interval is the normal one with DeLong's error. Where that is 0 (the sides do not
-    overlap, or all scores are one), it says nothing of how sure the area is, and the interval is
-    distribution-free instead (`auc_reach`).
+    overlap, or all scores are equal), it says nothing about how certain the area is, and the
+    interval is distribution-free instead (`auc_half_width`).
     """
     is_member = np.repeat([1, 0], [len(members), len(non_members)])
     scores = np.concatenate([members, non_members])
     area = float(roc_auc_score(is_member, scores))
     error = auc_standard_error(members, non_members)
-    reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    half_width = float(stats.norm.ppf(0.5 + confidence / 2)) * error
     if error == 0:
-        reach = auc_reach(len(members), len(non_members), confidence)
+        half_width = auc_half_width(len(members), len(non_members), confidence)
     false, true, _ = roc_curve(is_member, scores, drop_intermediate=False)
     return {
         "auc": area,
-        "auc_interval": [max(0.0, area - reach), min(1.0, area + reach)],
+        "auc_interval": [max(0.0, area - half_width), min(1.0, area + half_width)],
         "true_positive_rate": float(true[false <= FALSE_POSITIVES].max()),
     }
 
 
 def auc_standard_error(members: Scores, non_members: Scores) -> float:
-    """Of the area under the curve, by DeLong et al. (1988), in the rank form of Sun and Xu (2014).
+    """Return the standard error of the area under the curve by DeLong et al. (1988), in the rank
+    form of Sun and Xu (2014).
 
     A member's component is the share of non-members below it, ties by half; a non-member's is the
     share of members above it.
@@ -117,7 +118,8 @@ def auc_standard_error(members: Scores, non_members: Scores) -> float:
     return math.sqrt(above_m.var(ddof=1) / m + above_n.var(ddof=1) / n)
 
 
-def auc_reach(members: int, non_members: int, confidence: float) -> float:
-    """How far from the true area the found one may lie, whatever the scores' distributions: the
-    area is a two-sample U-statistic of a kernel between 0 and 1 (Hoeffding 1963, Section 5b)."""
+def auc_half_width(members: int, non_members: int, confidence: float) -> float:
+    """Return half the width of an interval for the area that holds for all distributions of scores:
+    the area is a two-sample U-statistic of a kernel between 0 and 1 (Hoeffding 1963, Section 5b).
+    """
     return math.sqrt(math.log(2 / (1 - confidence)) / (2 * min(members, non_members)))

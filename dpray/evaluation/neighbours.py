@@ -1,5 +1,5 @@
-"""Nearest neighbours among embeddings, in blocks: the memory grows with the number of records, not
-with the number of pairs."""
+"""Nearest neighbours among embeddings are searched in blocks: the memory grows with the number of
+records, not with the number of pairs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from functools import partial
 import numpy as np
 from sklearn.neighbors import NearestNeighbors
 
-from dpray.evaluation.slices import Spread, slices
+from dpray.evaluation.chunks import ChunkMap, chunks
 
 NEIGHBOURS = 3
-"""k of precision and recall, as Kynkäänniemi et al. (2019) recommend."""
+"""This is the k of precision and recall that Kynkäänniemi et al. (2019) recommend."""
 
 # Squared distances of float32 vectors are off by about so much of the largest squared norm.
 _ROUNDING = 1e-6
 
+# References that are multiplied at once: 32 MiB with a chunk of queries.
 BLOCK = 8192
-"""References that are multiplied at once: 32 MiB with a slice of queries."""
 
 
 def precision_recall(synthetic_ND: np.ndarray, real_MD: np.ndarray) -> dict[str, float]:
-    """Improved precision and recall (Kynkäänniemi et al. 2019, Eq. 1 and 2), and F1 of the two.
+    """Return improved precision and recall (Kynkäänniemi et al. 2019, Eq. 1 and 2) and their F1.
 
-    Precision: the share of synthetic vectors that lie in a ball around some real one, as wide as
-    the distance to its k-th nearest real neighbour. Recall: the same with the sides swapped. Both
+    Precision is the share of synthetic vectors that lie in a ball around some real one, as wide as
+    the distance to its k-th nearest real neighbour; recall is the same with the sides swapped. Both
     depend on the numbers of records: compare sets of one size only. Raises ValueError for k records
     or fewer on a side.
     """
@@ -40,12 +40,12 @@ def precision_recall(synthetic_ND: np.ndarray, real_MD: np.ndarray) -> dict[str,
 
 
 def nearest_cosine(
-    queries_ND: np.ndarray, references_MD: np.ndarray, spread: Spread = map
+    queries_ND: np.ndarray, references_MD: np.ndarray, map_chunks: ChunkMap = map
 ) -> np.ndarray:
-    """The largest cosine similarity of each query with a reference, shape (queries,). The work
-    grows with the number of pairs: `spread` shares the queries out."""
+    """Return each query's largest cosine similarity with a reference, shape (queries,). The work
+    grows with the number of pairs; `map_chunks` may distribute the queries."""
     largest = partial(_largest_product, _unit(references_MD))
-    found = np.concatenate([*spread(largest, slices(_unit(queries_ND)))])
+    found = np.concatenate([*map_chunks(largest, chunks(_unit(queries_ND)))])
     return np.clip(found, -1.0, 1.0)
 
 
@@ -60,7 +60,7 @@ def _largest_product(references_MD: np.ndarray, queries_ND: np.ndarray) -> np.nd
 
 
 def _within(x_ND: np.ndarray, y_MD: np.ndarray) -> np.ndarray:
-    """Whether each x lies in the ball of some y, shape (N,).
+    """Tell whether each x lies in the ball of some y, shape (N,).
 
     |x - y|^2 <= r_y^2 for some y exactly where max_y (2 x.y + r_y^2 - |y|^2) >= |x|^2: one search
     for the largest inner product, of vectors with one coordinate more.
@@ -72,7 +72,7 @@ def _within(x_ND: np.ndarray, y_MD: np.ndarray) -> np.ndarray:
     squares_N = np.einsum("nd,nd->n", x_ND, x_ND)
     queries = np.column_stack([2 * x_ND, np.ones(len(x_ND), dtype=np.float32)])
     references = np.column_stack([y_MD, radii_M**2 - squares_M])
-    best = np.concatenate([_largest_product(references, block) for block in slices(queries)])
+    best = np.concatenate([_largest_product(references, block) for block in chunks(queries)])
     slack = _ROUNDING * max(squares_M.max(), squares_N.max())
     inside: np.ndarray = best >= squares_N - slack
     return inside

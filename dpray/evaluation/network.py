@@ -1,10 +1,10 @@
-"""The DP-KPS paper's classifier: three fully connected layers on embeddings, with or without Deep
-CORAL."""
+"""The DP-KPS paper's classifier has three fully connected layers on embeddings, with or without
+Deep CORAL (Nagesh et al. 2025, Section 3.1)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpray.evaluation.downstream import Embedded
+from dpray.evaluation.downstream import Embedded, Fit
 
 WIDTHS = (256, 128)
 EPOCHS = 10
@@ -23,7 +23,7 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Network:
-    """A trained network; `classes` are the labels of its outputs."""
+    """A `Network` is trained; `classes` are the labels of its outputs."""
 
     layers: nn.Sequential
     mean: torch.Tensor
@@ -31,7 +31,7 @@ class Network:
     classes: np.ndarray
 
     def predict(self, vectors: np.ndarray) -> np.ndarray:
-        """The most likely label of each row."""
+        """Return the most likely label of each row."""
         with torch.inference_mode():
             scores = self.layers(_scaled(vectors, self.mean, self.scale))
         found: np.ndarray = self.classes[scores.argmax(dim=1).numpy()]
@@ -41,14 +41,15 @@ class Network:
 def three_layer_network(
     train: Embedded, target_vectors: np.ndarray | None = None, seed: int = 0
 ) -> Network:
-    """Three fully connected layers on frozen embeddings, trained by Adam on the cross-entropy
-    (Nagesh et al. 2025, Section 3.1, which fine-tunes the embedding model below them too and states
-    no widths). The same `seed` gives the same network.
+    """Train three fully connected layers on frozen embeddings, by Adam on the cross-entropy (Nagesh
+    et al. 2025, Section 3.1, who also fine-tune the embedding model below them and state no
+    widths). The same `seed` gives the same network.
 
-    `target_vectors`, shape (records, dimension), are unlabelled embeddings of the texts it is meant
-    for: with them, each step adds the distance of Deep CORAL (`coral`) between the last hidden
-    features of its batch and those of as many of them. Sun and Saenko (2016) take the outputs
-    instead; there it costs several points of accuracy on AG News, and at the features none.
+    `target_vectors`, shape (records, dimension), are unlabelled embeddings of the texts that the
+    network is meant for: with them, each step adds the distance of Deep CORAL (`coral`) between the
+    last hidden features of its batch and those of as many target vectors. Sun and Saenko (2016)
+    take the outputs instead, which costs several points of accuracy on AG News; at the features it
+    costs none.
 
     Raises ValueError for fewer than two labels.
     """
@@ -69,16 +70,22 @@ def three_layer_network(
     return network
 
 
+NETWORKS: Mapping[str, Fit] = {
+    "3-layer network on embeddings": lambda train, _, seed: three_layer_network(train, None, seed),
+    "3-layer network with Deep CORAL": three_layer_network,
+}
+
+
 def coral(a_NC: torch.Tensor, b_MC: torch.Tensor) -> torch.Tensor:
-    """`|C_a - C_b|_F^2 / (4 d^2)` of the covariances of two batches of d features (Sun and Saenko
-    2016, Eq. 1 to 3). Two rows or more on each side."""
+    """Return `|C_a - C_b|_F^2 / (4 d^2)` of the covariances of two batches of d features (Sun and
+    Saenko 2016, Eq. 1 to 3), of two rows or more each."""
     return (a_NC.T.cov() - b_MC.T.cov()).square().sum() / (4 * a_NC.shape[1] ** 2)
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The steps are far too small to share: on a busy machine threads that wait for one another
-    made them eight times slower. And one thread adds up in one order."""
+    """Give torch one thread: on a busy machine, threads waiting for one another made these small
+    steps eight times slower, and one thread always adds up in the same order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -109,7 +116,7 @@ def _fit(
 
 
 def _layers(widths: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:
-    """Linear layers with ReLU between them, He's uniform weights, zero biases."""
+    """Make linear layers with ReLU between them, He's uniform weights and zero biases."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layer = nn.utils.skip_init(nn.Linear, inputs, outputs)

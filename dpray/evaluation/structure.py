@@ -1,4 +1,4 @@
-"""The share of texts that are JSON records, and the share that fits a schema."""
+"""Structure is the share of texts that are JSON records, and the share that fits a schema."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dpray.types import InputError
 
 
 def structure(texts: Sequence[str], schema: dict[str, Any] | None) -> dict[str, float | None]:
-    """`json_parse_share`: texts that are one JSON object or array, by the strict grammar (no NaN).
-    `schema_share`: those that also fit `schema`, out of all texts; None without a schema.
+    """Return `json_parse_share`, the share of texts that are one JSON object or array by the strict
+    grammar (no NaN), and `schema_share`, the share that also fits `schema` (None without a schema).
 
-    Raises `InputError` for a schema that is not valid or that points outside itself.
+    Raises InputError for a schema that is not valid or that points outside itself.
     """
     values = [parse_json(text) for text in texts]
     parsed = [value for value in values if value is not None]
@@ -29,7 +29,7 @@ def structure(texts: Sequence[str], schema: dict[str, Any] | None) -> dict[str, 
 
 
 def parse_json(text: str) -> dict[str, Any] | list[Any] | None:
-    """The JSON object or array that `text` is, or None."""
+    """Return the JSON object or array that `text` is, or None."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Topics: clusters of embeddings, named by their words."""
+"""Topics are clusters of embeddings, named by their words."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ import numpy as np
 from sklearn.cluster import KMeans
 from sklearn.feature_extraction.text import CountVectorizer
 
+from dpray.types import InputError
+
 TOPICS = 10
 TERMS = 6
-
-MIN_RECORDS = 3
-"""A term stands in so many records or more: names that only one record holds are not shown."""
-
 SEED = 0
 
+MIN_RECORDS = 3
+"""A term occurs in at least this many records: a name that only one record holds is not shown."""
+
 OUTLIER = -1
-"""The cluster of records that are in none."""
+"""A clustering gives this number to records that belong to no cluster."""
 
 OUTLIERS_NAME = "(outliers)"
-"""Stands where the other topics have terms."""
+
+UMAP_SETTINGS = {"n_neighbors": 15, "n_components": 5, "min_dist": 0.0, "metric": "cosine"}
+"""These are BERTopic's own settings, which have no seed."""
 
 Cluster = Callable[[Sequence[str], np.ndarray], np.ndarray]
-"""Texts and their embeddings to the cluster of each, an integer."""
+"""A `Cluster` takes texts and their embeddings and returns the number of each text's cluster."""
 
 
 def k_means(texts: Sequence[str], vectors_ND: np.ndarray) -> np.ndarray:
-    """`TOPICS` clusters with a fixed seed, fewer where records or different vectors are few."""
+    """Make `TOPICS` clusters with a fixed seed, fewer of few records or few different vectors."""
     different: set[bytes] = set()
     for vector in vectors_ND:
         different.add(vector.tobytes())
@@ -39,14 +42,45 @@ def k_means(texts: Sequence[str], vectors_ND: np.ndarray) -> np.ndarray:
     return found
 
 
+def load_bertopic() -> Cluster:
+    """Return BERTopic (Grootendorst 2022), UMAP followed by HDBSCAN, with a fixed seed. Its topics
+    are merged until `TOPICS` + 1 are left, the outliers' included.
+
+    Its terms are not used, because its minimum count of a term is over topics, not records. Raises
+    InputError where BERTopic, the extra `dpray[bertopic]`, is not installed.
+    """
+    try:
+        from bertopic import BERTopic
+        from umap import UMAP
+    except ImportError:
+        raise InputError(
+            "topics: BERTopic is not installed: pip install 'dpray[bertopic]'"
+        ) from None
+
+    def cluster(texts: Sequence[str], vectors_ND: np.ndarray) -> np.ndarray:
+        # Without n_jobs UMAP warns that a seed leaves it one thread.
+        umap = UMAP(**UMAP_SETTINGS, random_state=SEED, n_jobs=1)
+        model = BERTopic(
+            # For English it would keep Latin letters only, and fail where there are none.
+            language="multilingual",
+            vectorizer_model=CountVectorizer(token_pattern=r"\S+"),
+            umap_model=umap,
+            nr_topics=TOPICS + 1,
+        )
+        found, _ = model.fit_transform(texts, vectors_ND)
+        return np.array(found)
+
+    return cluster
+
+
 def compare_topics(
     texts: Sequence[Sequence[str]], vectors: Sequence[np.ndarray], cluster: Cluster = k_means
 ) -> list[dict[str, Any]]:
-    """The topics of synthetic, other real and real test records (`texts` and `vectors` in this
-    order): top terms, and the share of each set's records. The most common in the test first.
+    """Return the topics of synthetic, other real and real test records (`texts` and `vectors` in
+    this order): each one's terms and its share of each set, the most common in the test first.
 
-    The topics are the clusters of all records; the terms those of the highest class-based TF-IDF
-    (`class_terms`), `OUTLIERS_NAME` for the topic of outliers.
+    The topics are the clusters of all records together; their terms have the highest class-based
+    TF-IDF (`class_terms`), and the topic of outliers is called `OUTLIERS_NAME`.
     """
     pooled = [text for side in texts for text in side]
     found = cluster(pooled, np.vstack(vectors))
@@ -55,22 +89,22 @@ def compare_topics(
     if clusters[0] == OUTLIER:
         terms[0] = [OUTLIERS_NAME]
     parts = np.split(topic_of, np.cumsum([len(side) for side in texts])[:-1])
-    shares = [np.bincount(part, minlength=len(clusters)) / len(part) for part in parts]
+    made, other, real = (np.bincount(part, minlength=len(clusters)) / len(part) for part in parts)
     return [
         {
             "terms": terms[topic],
-            "synthetic": float(shares[0][topic]),
-            "other_real": float(shares[1][topic]),
-            "real": float(shares[2][topic]),
+            "synthetic": float(made[topic]),
+            "other_real": float(other[topic]),
+            "real": float(real[topic]),
         }
-        for topic in np.argsort(-shares[2], kind="stable")
+        for topic in np.argsort(-real, kind="stable")
     ]
 
 
 def class_terms(texts: Sequence[str], topic_of: np.ndarray, topics: int) -> list[list[str]]:
-    """The terms with the highest class-based TF-IDF of each topic: `tf_tc log(1 + A / tf_t)`, where
-    A is the average number of words of a topic (Grootendorst 2022, Eq. 2). Without English stop
-    words."""
+    """Return each topic's terms with the highest class-based TF-IDF, `tf_tc log(1 + A / tf_t)` with
+    A the average number of words per topic (Grootendorst 2022, Eq. 2), without English stop words.
+    """
     try:
         counter = CountVectorizer(stop_words="english", min_df=MIN_RECORDS)
         counts_NV = counter.fit_transform(texts)

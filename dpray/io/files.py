@@ -1,12 +1,15 @@
-"""Files that dpray writes: whole after a crash, and private ones for their owner alone."""
+"""Files are whole after a crash, and private ones are for their owner alone."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
 from dpray.types import InputError
 
@@ -24,15 +27,27 @@ def names_cloud(path: str | Path) -> bool:
 
 
 def refuse_cloud(path: Path, key: str) -> None:
-    """Raises InputError, which names the key, for a path that begins like a URI."""
+    """Raises InputError that names the key for a path that begins like a URI."""
     if names_cloud(path):
         # Without the path, which has lost a slash of its URI.
         raise InputError(f"{key}: no cloud path; copy what is written to a cloud afterwards")
 
 
+def check_writable(path: Path, key: str) -> None:
+    """Raises InputError, which names the key, where a file could not be written; makes nothing."""
+    refuse_cloud(path, key)
+    try:
+        made = next(place for place in (path.parent, *path.parent.parents) if place.exists())
+        if path.is_dir():
+            raise IsADirectoryError
+        with TemporaryFile(dir=made):
+            pass
+    except (OSError, ValueError) as error:
+        raise InputError(f"{key}: cannot write {path} ({type(error).__name__})") from None
+
+
 def make_private(folder: Path) -> None:
-    """Make the folder for its owner alone; one that was there is closed to others. Raises
-    OSError."""
+    """Make the folder for its owner alone; an existing one is closed to others. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
@@ -41,6 +56,19 @@ def make_private(folder: Path) -> None:
 def owners_only(path: str, flags: int) -> int:
     """Open a file as `open` asks its `opener` to, and make it for its owner alone."""
     return os.open(path, flags, 0o600)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file of a run's folder. Raises InputError where it is missing or no JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise InputError(f"{path.parent}: cannot read {path.name}; is it a run's folder?") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path}: not JSON") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: not a JSON object")
+    return value
 
 
 def touch_private(path: str) -> None:
@@ -80,6 +108,6 @@ def sync_all(folder: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The file's SHA-256 in hexadecimal digits."""
+    """Return the file's SHA-256 in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,6 +1,6 @@
-"""Rows in: JSONL, CSV or Parquet, one file or many, here or in a cloud, one row at a time.
+"""Rows are read from JSONL, CSV or Parquet, one file or many, local or in a cloud.
 
-Errors name the file and the row, never what stands in it.
+Errors name the file and the row, never its content.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from typing import Any
 import pyarrow.fs
 import pyarrow.parquet
 
+from dpray.messages import first_line
 from dpray.types import InputError, valid_unicode
 
 PASSWORD = re.compile(r"\w[\w+.-]*://[^@/]*:(?!\d+/)[^@]*@")
-"""What a URI with a password begins with; a slash may stand in it, and a port is none."""
+"""It matches the beginning of a URI with a password, which may hold a slash and is not a port."""
 
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
 class Where:
-    """A row's place, for error messages: rows count from 1, a CSV's header is not one."""
+    """Names a row's place in error messages: rows count from 1, without a CSV's header."""
 
     file: str
     row: int
@@ -39,17 +40,17 @@ class Where:
 
 
 def list_files(path: str, key: str = "data.path") -> list[str]:
-    """The files that a path, a folder, a glob (`*`, `?`) or a cloud URI means, sorted.
+    """List the files that a path, a folder, a glob (`*`, `?`) or a cloud URI names, sorted.
 
-    Looks at names only. Raises InputError that names `key` where there is none, and for a URI with
-    a password in it: what is configured is written down in the release.
+    It opens none of them. Raises InputError that names `key` where there is none, and for a URI
+    with a password: a release holds its configuration.
     """
     if PASSWORD.match(path):
         raise InputError(f"{key}: a password has no place in it; give it in the environment")
     if path.startswith("hf://"):
         return [path]
     try:
-        filesystem, root = pyarrow.fs.FileSystem.from_uri(path) if "://" in path else _local(path)
+        filesystem, root = _filesystem(path)
         if any(sign in root for sign in "*?"):
             files = _glob(filesystem, root)
         else:
@@ -58,7 +59,7 @@ def list_files(path: str, key: str = "data.path") -> list[str]:
             if info.type == pyarrow.fs.FileType.Directory:
                 files = _glob(filesystem, root.rstrip("/") + "/*")
     except (OSError, ValueError, RuntimeError, pyarrow.ArrowException) as error:
-        raise InputError(f"{key}: {path}: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{key}: {path}: {first_line(error)}") from None
     files = [file for file in files if file.endswith(SUFFIXES)]
     if not files:
         raise InputError(f"{key}: no such file, or none of {', '.join(SUFFIXES)}: {path}")
@@ -66,7 +67,10 @@ def list_files(path: str, key: str = "data.path") -> list[str]:
     return [scheme + file for file in sorted(files)]
 
 
-def _local(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
+def _filesystem(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    if "://" in path:
+        found: tuple[pyarrow.fs.FileSystem, str] = pyarrow.fs.FileSystem.from_uri(path)
+        return found
     return pyarrow.fs.LocalFileSystem(), str(Path(path).expanduser().absolute())
 
 
@@ -75,20 +79,21 @@ def _glob(filesystem: pyarrow.fs.FileSystem, pattern: str) -> list[str]:
     base = fixed.rsplit("/", 1)[0] or "/"
     recursive = "/" in pattern[len(base) + 1 :]
     infos = filesystem.get_file_info(pyarrow.fs.FileSelector(base, recursive=recursive))
-    # `*` and `?` are signs; a bracket is a part of a name.
+    # Only `*` and `?` are special; a bracket is a part of a name.
     plain = pattern.replace("[", "[[]")
     return [info.path for info in infos if info.is_file and fnmatchcase(info.path, plain)]
 
 
 def read_rows(path: str) -> Iterator[tuple[Where, dict[str, Any]]]:
-    """The rows of one file of `list_files`, streamed: memory does not grow with the file.
+    """Stream the rows of one file of `list_files`: memory does not grow with the file.
 
-    Raises InputError naming the row for text that is not UTF-8, broken JSON or a short CSV line.
+    Raises InputError that names the row for bytes that are not UTF-8, invalid JSON or a short CSV
+    line.
     """
     if path.startswith("hf://"):
         yield from _read_hub(path)
         return
-    filesystem, name = pyarrow.fs.FileSystem.from_uri(path) if "://" in path else _local(path)
+    filesystem, name = _filesystem(path)
     try:
         if name.endswith(".parquet"):
             yield from _read_parquet(filesystem, name)
@@ -101,10 +106,8 @@ def read_rows(path: str) -> Iterator[tuple[Where, dict[str, Any]]]:
 
 
 def text_of(row: dict[str, Any], column: str, where: Where) -> str:
-    """A row's text, lone surrogates, which no model reads, made question marks.
-
-    Raises InputError that names the row where it has no text there.
-    """
+    """Return a row's text, with question marks for lone surrogates, which no model reads. Raises
+    InputError that names the row where the column holds no text."""
     value = row.get(column)
     if not isinstance(value, str):
         raise InputError(f"{where}: no text in column '{column}'")
@@ -112,15 +115,15 @@ def text_of(row: dict[str, Any], column: str, where: Where) -> str:
 
 
 def file_digests(path: str) -> list[bytes]:
-    """Return SHA-256 of each file that `path` means, in their order; for `hf://` the name itself.
-    They are as private as the files: whoever can guess all records could confirm the guess."""
+    """Return the SHA-256 of each file that `path` names, in order, or an `hf://` name itself. They
+    are as private as the files: whoever can guess all records could confirm the guess."""
     return [_file_digest(file) for file in list_files(path)]
 
 
 def _file_digest(file: str) -> bytes:
     if file.startswith("hf://"):
         return file.encode()
-    filesystem, name = pyarrow.fs.FileSystem.from_uri(file) if "://" in file else _local(file)
+    filesystem, name = _filesystem(file)
     try:
         with filesystem.open_input_stream(name) as stream:
             return hashlib.file_digest(stream, "sha256").digest()
@@ -129,7 +132,7 @@ def _file_digest(file: str) -> bytes:
 
 
 def fingerprint(digests: Iterable[bytes]) -> str:
-    """Return SHA-256 over the digests of all files, which tells whether one of them changed."""
+    """Return the SHA-256 over the digests of all files, which changes where one of them does."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 

@@ -1,11 +1,11 @@
-"""Jinja for templates that somebody else wrote: no code runs, and a rendering comes to an end.
+"""Untrusted Jinja templates are rendered safely: no code runs, and a rendering ends.
 
-Jinja's immutable sandbox keeps a template away from Python's internals. It does not keep it from
-`'a' * 10**10` or from loops within loops, so templates get a part of the language: output, `if`,
-`for` and `set`; the filters and methods named here; values of at most `MOST` characters, and
+Jinja's immutable sandbox keeps a template away from Python's internals, but not from
+`'a' * 10**10` or from nested loops. So templates get a part of the language: output, `if`, `for`
+and `set`; the filters and methods named here; values of at most `MOST` characters, and
 `MOST_IN_ALL` of them together; and `SECONDS` for a rendering. In this part of the language a value
-grows by an operator, a filter, a method or a list only, and each of them is looked at before or
-when its result is used.
+grows only by an operator, a filter, a method or a list, each of which is checked before its result
+is used, or when it is.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError, safe_ra
 from jinja2.visitor import NodeTransformer
 
 MOST = 10_000_000
-"""Characters of a text that a template makes, whatever is on the way to it."""
+"""A text that a template makes, or an intermediate value, has at most so many characters."""
 
 MOST_IN_ALL = 20 * MOST
-"""Characters and entries that a rendering looks at or makes, the same ones as often as it does."""
+"""A rendering reads or makes at most so many characters and entries, counted every time."""
 
 MOST_VALUES = 1_000_000
-"""Entries of a list or mapping, with all below it."""
+"""A list or mapping has at most so many entries, nested ones included."""
 
 MOST_SOURCE = 100_000
 SECONDS = 10.0
 MOST_BITS = 64
 MOST_INDENT = 16
 MOST_DIGITS = 1_000
-"""The most digits of a number in another base than ten, for which Python has no bound."""
+"""A number in a base other than ten, for which Python has no bound, has at most so many digits."""
 
 STATEMENTS = (nodes.Output, nodes.If, nodes.For, nodes.Assign)
 
@@ -62,7 +62,7 @@ FILTERS = (
 )  # fmt: skip
 
 LOOPS = ("map", "reject", "rejectattr", "select", "selectattr")
-"""Filters that ask something of each value: `select('in', values)`."""
+"""These filters apply a test or a filter to each value: `select('in', values)`."""
 
 METHODS = frozenset({
     "capitalize", "casefold", "count", "endswith", "find", "get", "index", "isalnum", "isalpha",
@@ -75,7 +75,7 @@ METHODS = frozenset({
 
 @dataclass
 class _Left:
-    """The time and the size that a rendering has left."""
+    """Counts the time and the size that a rendering has left."""
 
     deadline: float
     size: int = MOST_IN_ALL
@@ -101,12 +101,12 @@ def _bounds(seconds: float) -> Generator[None]:
 
 
 class TooMuch(SecurityError):
-    """A template asks for more than it is given."""
+    """A template exceeds its time or its size."""
 
 
 def rendered(source: str, variables: Mapping[str, Any], seconds: float = SECONDS) -> str:
-    """Render a template. It may raise any exception, as templates do, and SecurityError where it
-    reaches for what it must not have, or for too much. A message may quote a variable."""
+    """Render a template. Raises any exception of the template, SecurityError where it uses what is
+    not in the language or exceeds its bounds. A message may quote a variable."""
     template = compiled(source)
     pieces: list[str] = []
     length = 0
@@ -121,16 +121,16 @@ def rendered(source: str, variables: Mapping[str, Any], seconds: float = SECONDS
 
 @lru_cache(maxsize=64)
 def compiled(source: str) -> jinja2.Template:
-    """Compile a template. It is kept here, because templates travel to workers and compiled ones
-    cannot. Raises TemplateError for a source that is not in the language."""
+    """Compile a template, and cache it here: templates travel to workers, and compiled ones cannot.
+    Raises TemplateError for a source that is not in the language."""
     if len(source) > MOST_SOURCE:
         raise TooMuch(f"longer than {MOST_SOURCE} characters")
     environment = _Sandbox()
     tree = environment.parse(source)
     for node in tree.find_all((nodes.Stmt, nodes.Getattr, nodes.Getitem, nodes.NSRef)):
         _refuse(node)
-    with _bounds(SECONDS):  # Jinja computes here what has no variables
-        return environment.from_string(_Looked().visit(tree))
+    with _bounds(SECONDS):  # Jinja evaluates constant expressions here
+        return environment.from_string(_Checks().visit(tree))
 
 
 def _refuse(node: nodes.Node) -> None:
@@ -145,9 +145,9 @@ def _refuse(node: nodes.Node) -> None:
         raise SecurityError(f"access to attribute '{name}' is unsafe")
 
 
-class _Looked(NodeTransformer):
-    """A transformer that puts a filter around what is looped over, what is set and what `~` joins:
-    there Jinja asks its environment nothing."""
+class _Checks(NodeTransformer):
+    """Puts a filter around the values of `for`, `set` and `~`, for which Jinja calls no method of
+    its environment."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -212,11 +212,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a filter of Jinja's refuse arguments that it would make too much of."""
+    """Make a filter of Jinja's refuse arguments of which it would make too large a value."""
 
     passed = 1 if hasattr(function, "jinja_pass_arg") else 0
 
-    @wraps(function)  # with the mark that says whether it is handed the context
+    @wraps(function)  # with Jinja's mark for filters that take the context
     def bounded(*args: Any, **kwargs: Any) -> Any:
         values = [*map(_listed, args[passed:])]
         if name == "map" and len(values) > 1:
@@ -230,7 +230,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_growth(name: str, value: Any, *args: Any) -> None:
-    """Raises TooMuch where the filter or method would make too much of the value."""
+    """Raises TooMuch where the filter or method would make too large a value."""
     size, grown = sum(map(_size, (value, *args))), 0
     if name == "int" and args and size > MOST_DIGITS:
         raise _too_much()
@@ -251,12 +251,9 @@ def _check_growth(name: str, value: Any, *args: Any) -> None:
 
 
 def _listed(value: Any) -> Any:
-    """Return a list in place of an iterator or view, whose size `_size` does not see."""
-    return (
-        list(value)
-        if isinstance(value, Iterator | range | KeysView | ValuesView | ItemsView)
-        else value
-    )
+    """Return a list in place of an iterator or view, whose size `_size` cannot see."""
+    unsized = isinstance(value, Iterator | range | KeysView | ValuesView | ItemsView)
+    return list(value) if unsized else value
 
 
 def _factor(value: Any) -> int:
@@ -264,8 +261,8 @@ def _factor(value: Any) -> int:
 
 
 def _size(value: Any) -> int:
-    """Count the characters and entries of a value with all below it, as often as they would be
-    written out. Raises TooMuch where there are too many entries to count."""
+    """Count the characters and entries of a value, nested ones included, as often as they would be
+    written. Raises TooMuch where there are too many entries to count."""
     size = entries = 0
     waiting = [value]
     while waiting:
@@ -292,7 +289,7 @@ def _checked(value: Any) -> Any:
 
 
 def _timed(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values of a loop as long as there is time."""
+    """Yield the values of a loop until the time is over."""
     left = _left.get()
     for value in values:
         left.spend()

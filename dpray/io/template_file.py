@@ -1,9 +1,8 @@
-"""The template files of all methods: one module finds, reads and checks them.
+"""The template files of all methods are found, read and checked here.
 
 A template is a YAML file whose texts are Jinja expressions. `templates/` holds the packaged ones,
-and a user's own is named by its path. A key that is there has a value of its type: a text, or a
-list of texts; the latter may stand in a file of its own, `{file: path}` with one entry a line, in
-the template's folder or below it.
+and a user's own is named by its path. A key's value is a text or a list of texts; a list may be in
+a file of its own, `{file: path}` with one entry a line, in the template's folder or below it.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ import jinja2
 import yaml
 
 from dpray.io.yaml_text import parse_yaml, read_yaml_text
+from dpray.messages import first_line
 from dpray.types import InputError
 
 LONGEST_REASON = 200
 
 
 class Fault(Exception):
-    """What is wrong with a template, in one line."""
+    """A template is invalid; the message is one line."""
 
 
 KNOWN_FAULTS = (Fault, jinja2.TemplateError, yaml.YAMLError)
@@ -33,28 +33,27 @@ KNOWN_FAULTS = (Fault, jinja2.TemplateError, yaml.YAMLError)
 
 @contextmanager
 def faults_named(name_or_path: str) -> Iterator[None]:
-    """Raise whatever is wrong with this template as an InputError of one line. The line may quote
-    what was rendered, which therefore has to be public."""
+    """Raise any error of this template as an InputError of one line, which may quote what was
+    rendered: it has to be public."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
         kind = "" if isinstance(error, KNOWN_FAULTS) else f"{type(error).__name__}: "
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        reason = f"{kind}{first}"[:LONGEST_REASON]
+        reason = f"{kind}{first_line(error)}"[:LONGEST_REASON]
         raise InputError(f"method.template: {name_or_path}: {reason}") from None
 
 
 def packaged(package: str) -> dict[str, Path]:
-    """The templates in the folder `templates` of a package, by name, in their order."""
+    """Return the paths of a package's templates by name, sorted."""
     files = (Path(str(resources.files(package))) / "templates").glob("*.yaml")
     return {path.stem: path for path in sorted(files)}
 
 
 @dataclass(frozen=True)
 class TemplateFile:
-    """A template's keys and values; `folder` is what its own files are relative to."""
+    """Holds a template's keys and values; its own files are relative to `folder`."""
 
     values: Mapping[str, Any]
     folder: Path
@@ -63,7 +62,7 @@ class TemplateFile:
     def read(
         cls, name_or_path: str, known: Mapping[str, Path], keys: Collection[str], *needed: str
     ) -> TemplateFile:
-        """A `known` template by its name, or a YAML file. Raises InputError for no such file, and
+        """Read a `known` template by name, or a YAML file. Raises InputError for a missing file,
         Fault or YAMLError for one without the `needed` keys, or with others than `keys`."""
         path = known.get(name_or_path, Path(name_or_path))
         try:
@@ -82,7 +81,7 @@ class TemplateFile:
         return cls(values, path.parent)
 
     def texts(self, *keys: str) -> dict[str, str]:
-        """Those of the keys that are there."""
+        """Return the texts of those of the keys that the file has."""
         given = {key: self.values[key] for key in keys if key in self.values}
         for key, value in given.items():
             if not isinstance(value, str):
@@ -90,13 +89,13 @@ class TemplateFile:
         return given
 
     def words(self, key: str, *, stripped: bool = True) -> tuple[str, ...]:
-        """A list of texts, none of them empty; () where the key is not there."""
+        """Return a list of texts, none of them empty; () where the file lacks the key."""
         if key not in self.values:
             return ()
         return self.as_words(key, self.values[key], stripped=stripped)
 
     def as_words(self, key: str, value: Any, *, stripped: bool = True) -> tuple[str, ...]:
-        """What stands under a key, as a list of texts."""
+        """Check the value of a key as a list of texts."""
         if isinstance(value, dict) and set(value) == {"file"}:
             value = [line for line in self._lines(key, str(value["file"])) if line.strip()]
         if not isinstance(value, list) or not value:
@@ -121,8 +120,8 @@ class TemplateFile:
 
 
 def is_refusal(answer: str, refusals: Collection[str]) -> bool:
-    """Whether the answer is empty or begins like one of the refusals, whatever its case and its
-    sort of apostrophe."""
+    """Return whether the answer is empty or begins like one of the refusals, up to case and the
+    kind of apostrophe."""
     begins = _plain(answer.strip())
     return not begins or begins.startswith(tuple(map(_plain, refusals)))
 

@@ -1,7 +1,7 @@
-"""YAML that somebody else wrote: read and looked at before anything is built from it.
+"""Untrusted YAML is checked before anything is built from it.
 
-PyYAML and OmegaConf build what a text says. A short one may say a great deal (aliases of aliases of
-a list), and a deeply nested one ends in a RecursionError.
+PyYAML and OmegaConf build whatever a text describes: a short one may describe a great deal (aliases
+of aliases of a list), and a deeply nested one ends in a RecursionError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_LEVELS = 100
 
 
 class YamlRefused(yaml.YAMLError):
-    """The text is too long, too large once its aliases are followed, or nested too deeply."""
+    """The text is too long, too large with its aliases expanded, or nested too deeply."""
 
 
 def read_yaml_text(path: str | Path) -> str:
@@ -30,19 +30,19 @@ def read_yaml_text(path: str | Path) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse a text that `check_yaml` lets through into a plain value."""
+    """Parse a text into a plain value, after `check_yaml`."""
     check_yaml(text)
     return yaml.safe_load(text)
 
 
 def check_yaml(text: str) -> None:
-    """Raises YamlRefused for a text of more than `MOST_NODES` nodes, each alias counted with all
-    that it stands for, or with more than `MOST_LEVELS` levels; YAMLError for one that is not YAML.
+    """Raises YamlRefused for a text of more than `MOST_NODES` nodes, aliases expanded, or more than
+    `MOST_LEVELS` levels; YAMLError for one that is not YAML.
 
-    Works on the parser's events, which takes neither recursion nor memory for the nodes.
+    It works on the parser's events, without recursion and without memory for the nodes.
     """
     sizes: dict[str, int | None] = {}
-    """The nodes below each anchor; None while its own node is still open."""
+    """Counts the nodes of each anchor; None while its own node is open."""
     opened: list[tuple[str | None, int]] = []
     nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):

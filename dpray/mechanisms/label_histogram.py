@@ -22,6 +22,7 @@ class LabelHistogram:
     k = `records_per_unit` records at most k in all: L1 sensitivity k. Noise of scale k/epsilon on
     every label of the public set, the absent ones too: `epsilon`-DP, once. Everything computed
     from `noisy` is free.
+    Proof: docs/privacy.md, section 1.5.
 
     Raises ValueError for an empty label set, a label named twice, or a bad epsilon or unit size.
     """

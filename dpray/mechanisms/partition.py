@@ -30,6 +30,7 @@ class HashPartition:
     Claim: the batch of a unit depends on its id, the public `salt` and the public counts; adding or
     removing a unit changes the rows of its own batches only. So the batches compose in parallel,
     and a run costs what one batch costs.
+    Proof: docs/privacy.md, section 1.4.
     """
 
     batches_per_label: Mapping[str, int]

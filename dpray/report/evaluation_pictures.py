@@ -1,4 +1,4 @@
-"""Pictures for the evaluation's part of the report: from private data, like its numbers."""
+"""The pictures of the report's evaluation come from private data, like its numbers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from markupsafe import Markup
 
 from dpray.report.pictures import ACCENT, INK, figure_of_the_page, inline
 
+FILLED: Mapping[str, Any] = {"color": ACCENT, "alpha": 0.45}
+OUTLINE: Mapping[str, Any] = {"fill": False, "edgecolor": INK, "linewidth": 1.2}
+
 TERMS_SHOWN = 4
 
+# A picture shows at most so many labels, those with the most test records.
 CLASSES_SHOWN = 20
-"""Labels in a picture: those with the most test records."""
 
+# At most so many labels leave room for numbers in the cells of a confusion matrix.
 _NUMBERED = 10
-"""So many labels leave room for numbers in the cells of a confusion matrix."""
 
 _LONGEST_LABEL = 24
 
 
 def lengths_svg(histogram: Mapping[str, Sequence[float]]) -> Markup:
-    """Shares of texts by their length in words, real (outline) and synthetic (filled).
+    """Draw the shares of texts by their length in words, real (outline) and synthetic (filled).
 
-    `histogram`: see `dpray.evaluation.lengths`; its last bin holds longer texts too.
+    `histogram` is that of `dpray.evaluation.texts`; its last bin holds longer texts too.
     """
     edges = np.array(histogram["edges"])
     with figure_of_the_page(2.4) as (figure, axes):
@@ -37,18 +40,13 @@ def lengths_svg(histogram: Mapping[str, Sequence[float]]) -> Markup:
 
 
 def topics_svg(topics: Sequence[Mapping[str, Any]]) -> Markup:
-    """The share of each topic, real (outline) and synthetic (filled), named by its first terms.
-
-    `topics`: see `dpray.evaluation.topics`.
-    """
+    """Draw the share of each topic, real (outline) and synthetic (filled), named by its first
+    terms. `topics` are those of `dpray.evaluation.topics`."""
     names = [", ".join(topic["terms"][:TERMS_SHOWN]) or "no terms" for topic in topics]
     places = np.arange(len(topics))
     with figure_of_the_page(0.9 + 0.34 * len(topics)) as (figure, axes):
-        axes.barh(places, [topic["synthetic"] for topic in topics], 0.7, color=ACCENT, alpha=0.45)
-        axes.barh(
-            places, [topic["real"] for topic in topics], 0.7, fill=False, edgecolor=INK,
-            linewidth=1.2,
-        )  # fmt: skip
+        for side, style in (("synthetic", FILLED), ("real", OUTLINE)):
+            axes.barh(places, [topic[side] for topic in topics], 0.7, **style)
         # A dollar sign in a text would start a formula.
         axes.set_yticks(places, names, parse_math=False)
         axes.invert_yaxis()
@@ -58,10 +56,8 @@ def topics_svg(topics: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def map_svg(points: Mapping[str, Any]) -> Markup:
-    """Embeddings of real (circles) and synthetic records (dots) along two principal components.
-
-    `points`: see `dpray.evaluation.map`.
-    """
+    """Draw embeddings of real (circles) and synthetic records (dots) along two principal
+    components. `points` are those of `dpray.evaluation.fidelity.embedding_map`."""
     with figure_of_the_page(4.6) as (figure, axes):
         real, synthetic = (np.array(points[side]) for side in ("real", "synthetic"))
         axes.scatter(*real.T, s=16, facecolors="none", edgecolors=INK, linewidths=0.6, alpha=0.6)
@@ -77,18 +73,13 @@ def map_svg(points: Mapping[str, Any]) -> Markup:
 
 
 def class_accuracy_svg(classes: Mapping[str, Any]) -> Markup:
-    """Accuracy on each label's real test records, of a classifier trained on synthetic records
-    (filled) and of one trained on real records (outline), with standard deviations.
-
-    `classes`: see `dpray.evaluation.downstream`.
-    """
+    """Draw the accuracy on each label's real test records, of a classifier trained on synthetic
+    records (filled) and of one trained on real records (outline), with standard deviations.
+    `classes` are those of `dpray.evaluation.downstream`."""
     shown = _largest(classes["records"])
     places = np.arange(len(shown))
     with figure_of_the_page(0.9 + 0.34 * len(shown)) as (figure, axes):
-        for side, style in (
-            ("synthetic", {"color": ACCENT, "alpha": 0.45}),
-            ("ceiling", {"fill": False, "edgecolor": INK, "linewidth": 1.2}),
-        ):
+        for side, style in (("synthetic", FILLED), ("ceiling", OUTLINE)):
             means, deviations = (
                 [classes[side]["accuracy"][i][key] for i in shown] for key in ("mean", "deviation")
             )
@@ -106,8 +97,8 @@ def class_accuracy_svg(classes: Mapping[str, Any]) -> Markup:
 
 
 def confusion_svg(classes: Mapping[str, Any]) -> Markup:
-    """Which label (columns) each label's real test records (rows) got, in shares: by a classifier
-    trained on synthetic records (left) and one trained on real records (right)."""
+    """Draw the shares of each label's real test records (rows) that were given each label (columns)
+    by a classifier trained on synthetic records (left) and one trained on real records (right)."""
     shown = _largest(classes["records"])
     names = _labels(classes, shown)
     # Square matrices as wide as there is room, with their names upright below.
@@ -132,8 +123,8 @@ def confusion_svg(classes: Mapping[str, Any]) -> Markup:
 
 
 def confusion_alternative(classes: Mapping[str, Any]) -> str:
-    """`confusion_svg` in words: how often each label shown was right after training on synthetic
-    records, and what it was taken for most."""
+    """Put `confusion_svg` into words: how often each label shown was right after training on
+    synthetic records, and which label it was most often taken for."""
     shown = _largest(classes["records"])
     shares = np.array(classes["synthetic"]["confusion"])
     found = []
@@ -149,7 +140,7 @@ def confusion_alternative(classes: Mapping[str, Any]) -> str:
 
 
 def _matrix(axes: Any, shares: np.ndarray) -> None:
-    """Squares of one colour, the more opaque the larger the share: they fit both themes."""
+    """Draw squares of one colour, more opaque for larger shares, which fits both themes."""
     from matplotlib.patches import Rectangle
 
     size = len(shares)
@@ -167,7 +158,7 @@ def _matrix(axes: Any, shares: np.ndarray) -> None:
 
 
 def _largest(records: Sequence[int]) -> list[int]:
-    """Places of the labels with the most records, in the order of their names."""
+    """Return the places of the labels with the most records, in the order of their names."""
     return sorted(np.argsort(-np.array(records), kind="stable")[:CLASSES_SHOWN].tolist())
 
 
@@ -192,15 +183,12 @@ def _legend(axes: Any, real: str = "real", synthetic: str = "synthetic") -> None
     axes.legend(handles=sides, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
 
 
+# The template of the report's private part calls these by name.
 PICTURES: Mapping[str, Callable[..., str]] = {
-    picture.__name__: picture
-    for picture in (
-        class_accuracy_svg,
-        confusion_alternative,
-        confusion_svg,
-        lengths_svg,
-        map_svg,
-        topics_svg,
-    )
+    "class_accuracy_svg": class_accuracy_svg,
+    "confusion_alternative": confusion_alternative,
+    "confusion_svg": confusion_svg,
+    "lengths_svg": lengths_svg,
+    "map_svg": map_svg,
+    "topics_svg": topics_svg,
 }
-"""What the template of the report's private part calls, by name."""

@@ -1,4 +1,4 @@
-"""The privacy report as one self-contained HTML page."""
+"""The privacy report is one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
 from dpray.report.evaluation_pictures import PICTURES
+from dpray.report.figures import at_most, number, one_in
 from dpray.report.pictures import iterations_svg
+from dpray.report.tables import SYNTHETIC, evaluation_tables
 from dpray.types import InputError
 
-# METHODS.md, section 5, last point: what a report has to state. A page that silently left one out
-# would look complete.
+# A report has to state these; a page that silently left one out would look complete.
 REQUIRED = (
     "epsilon", "delta", "neighboring_relation", "privacy_unit", "contribution_bound", "accountant",
     "mechanisms", "sampling", "tuning_cost", "public_inputs", "noise_source", "not_covered",
     "not_private", "records", "method", "versions",
 )  # fmt: skip
 
-# Shown of the resolved configuration. The rest names places (paths, addresses) and is nobody's
-# business; what `privacy` holds is in the report proper.
+# The page shows these sections of the resolved configuration. The others name places (paths,
+# addresses), and `privacy` is in the report itself.
 CONFIG_SECTIONS = ("data", "method", "engine", "embedder")
 CONFIG_PLACES = frozenset({"path", "api_key", "base_url"})
 
@@ -44,16 +45,17 @@ def render_report(
     run: Mapping[str, Any],
     public: bool,
 ) -> str:
-    """One HTML page that needs no network and no script.
+    """Return one HTML page that needs no network and no script.
 
-    `privacy_report` and `run` are what `privacy_report.json` and `run.json` hold; `samples` are
-    synthetic records (`text`, `label`, other public fields), shown in the order given. `evaluation`
-    is `evaluation.json` or None; its numbers are computed from private data and stand in one part
-    of their own, between BEGIN PRIVATE and END PRIVATE, which a `public` page does not have. Nor
-    does it show the iterations of a run that is not private: their counts have no noise.
+    `privacy_report` and `run` are the content of `privacy_report.json` and `run.json`; `samples`
+    are synthetic records (`text`, `label`, other public fields), shown in the order given.
+    `evaluation` is that of `evaluation.json` or None; its numbers are computed from private data
+    and stand in a part of their own, between BEGIN PRIVATE and END PRIVATE, which a `public` page
+    does not have. Nor does a public page show the iterations of a run that is not private: their
+    counts have no noise.
 
-    Raises `InputError` that names the keys `privacy_report` lacks, or a key that another version of
-    dpray wrote otherwise.
+    Raises InputError that names the keys `privacy_report` lacks, or a key that another version of
+    dpray wrote differently.
     """
     missing = [key for key in REQUIRED if key not in privacy_report]
     if missing:
@@ -65,7 +67,7 @@ def render_report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "words": words, "spread": spread}
+    environment.filters |= {"number": number, "words": words}
     template = environment.get_template("report.html.j2")
     try:
         return template.render(
@@ -85,6 +87,8 @@ def render_report(
             **PICTURES,
             samples=samples,
             evaluation=None if public else evaluation,
+            tables={} if public else evaluation_tables(evaluation or {}),
+            synthetic_row=SYNTHETIC,
             config=_shown_config(run.get("config", {}), privacy_report["method"]),
         )
     except (UndefinedError, KeyError, TypeError) as error:
@@ -101,7 +105,7 @@ def render_report(
 
 
 def _in_words(epsilon: float | None, delta: float | None) -> dict[str, Any]:
-    """What the guarantee means; nothing for a run that has none."""
+    """Explain the guarantee in numbers for people; a run without one has none."""
     if epsilon is None or delta is None:
         return {}
     return {
@@ -112,39 +116,14 @@ def _in_words(epsilon: float | None, delta: float | None) -> dict[str, Any]:
 
 
 def attacker_accuracy(epsilon: float, delta: float) -> float:
-    """The most often anyone can be right about whether one unit was in the data, where both answers
-    are equally likely beforehand: (e^eps + delta) / (e^eps + 1), from the sum of the two
-    inequalities on error rates in Kairouz et al. (2015), Theorem 2.1."""
+    """Return the highest probability of being right about whether one unit was in the data, where
+    both answers are equally likely beforehand: (e^eps + delta) / (e^eps + 1), from the sum of the
+    two inequalities on error rates in Kairouz et al. (2015), Theorem 2.1."""
     return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
 
 
-def at_most(value: float, digits: int = 3) -> str:
-    """A bound for people: rounded up to so many significant digits."""
-    step = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
-    rounded = math.ceil(value / step * (1 - 1e-12)) * step
-    whole = rounded >= 10 ** (digits - 1)
-    return f"{rounded:,.0f}" if whole else f"{rounded:.{digits}g}"
-
-
-def one_in(probability: float) -> str:
-    """A small probability for people, "1 in 1,000,000", never understated; empty for zero."""
-    return f"1 in {math.floor(1 / probability * (1 + 1e-12)):,}" if probability > 0 else ""
-
-
-def number(value: float) -> str:
-    """A number for people: thousands apart, six significant digits, 1e-6 instead of 1e-06."""
-    if isinstance(value, int):
-        return f"{value:,}"
-    mantissa, _, exponent = f"{value:.6g}".partition("e")
-    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
-
-
-def spread(value: Mapping[str, float], digits: int) -> str:
-    return f"{value['mean']:.{digits}f} ± {value['deviation']:.{digits}f}"
-
-
 def words(name: str) -> str:
-    """A key as words: `noise_multiplier` -> `noise multiplier`."""
+    """Write a key as words: `noise_multiplier` -> `noise multiplier`."""
     return name.replace("_", " ")
 
 
@@ -155,7 +134,7 @@ def _spent_share(ledger: Mapping[str, Any] | None) -> float:
 
 
 def _shown_config(config: Mapping[str, Any], method: Any) -> dict[str, dict[str, Any]]:
-    """The configuration's sections without places; the method's keys as the run resolved them."""
+    """Return the configuration's sections without places, with the method's keys as resolved."""
     sections = {name: config[name] for name in CONFIG_SECTIONS if config.get(name)}
     if isinstance(method, Mapping):
         sections["method"] = method

@@ -1,4 +1,4 @@
-"""Pictures for the report: SVG that takes the page's own colours, so that it fits both themes."""
+"""The report's pictures are SVG in the page's own colours, so that they fit both themes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 from markupsafe import Markup
 
-# What matplotlib is told, and the page's variable that takes its place.
-COLOURS = {"#010203": "--ink", "#040506": "--quiet", "#070809": "--accent", "#0a0b0c": "--line"}
-INK, QUIET, ACCENT, LINE = COLOURS
+# matplotlib draws in these colours, and `inline` replaces each by the page's variable.
+COLOURS = {"#010203": "--ink", "#040506": "--muted", "#070809": "--accent", "#0a0b0c": "--line"}
+INK, MUTED, ACCENT, LINE = COLOURS
 
 
 def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
-    """Concentration of the votes, and lengths of the kept texts, over the iterations.
+    """Draw the concentration of the votes, and the lengths of the kept texts, over the iterations.
 
-    `history`: see `dpray.methods.aug_pe.history`. Where the votes have noise, all of it is
+    `dpray.methods.aug_pe.history` describes `history`. Where the votes have noise, all of it is
     post-processing.
     """
     with figure_of_the_page(2.6, columns=2) as (figure, (votes, lengths)):
@@ -29,7 +29,7 @@ def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
             for row in history
         ]
         votes.plot(steps, shares, color=ACCENT, marker="o", markersize=4)
-        votes.axhline(0.1, color=QUIET, linewidth=0.8, linestyle=":")
+        votes.axhline(0.1, color=MUTED, linewidth=0.8, linestyle=":")
         votes.set(title="Votes on the top tenth of the texts", xlabel="iteration", ylim=(0, 1.02))
         middle = [row["words"]["0.5"] for row in history]
         low, high = ([row["words"][q] for row in history] for q in ("0.1", "0.9"))
@@ -45,7 +45,7 @@ def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
 
 @contextmanager
 def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[Any, Any]]:
-    """A figure as wide as the page, in the page's colours, and its axes."""
+    """Make a figure as wide as the page, in the page's colours, and its axes."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -56,9 +56,9 @@ def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[Any, A
         "font.size": 9,
         "text.color": INK,
         "axes.edgecolor": LINE,
-        "axes.labelcolor": QUIET,
-        "xtick.color": QUIET,
-        "ytick.color": QUIET,
+        "axes.labelcolor": MUTED,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
         "axes.spines.top": False,
         "axes.spines.right": False,
     }
@@ -68,10 +68,10 @@ def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[Any, A
 
 
 def inline(figure: Any) -> Markup:
-    """The figure as an element of a page: without a header, as wide as there is room."""
+    """Return the figure as an element of a page, without a header and as wide as there is room."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
-        # One warning for each sign that the font lacks would spell private words on stderr.
+        # A warning for each sign that the font lacks would spell private words on stderr.
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()

@@ -113,7 +113,7 @@ def find_error(error: BaseException | None, kind: type[E]) -> E | None:
 
 
 def uses_ray(config: Config) -> bool:
-    return config.runtime.ray_address != "none"
+    return config.runtime.uses_ray
 
 
 def is_local(config: Config) -> bool:

@@ -5,35 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import ray
+from typing import Any, TypeVar, cast
 
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine, EngineError
-from dpray.engines.factory import make_engine
-from dpray.runs.cluster import uses_ray
+from dpray.engines.model_path import check_model_path
 from dpray.runs.placement import hide_other_gpus
 from dpray.types import DprayError, InputError
 
 T = TypeVar("T")
 BuildEngine = Callable[..., Engine]
 """`build_engine`, or what stands in for it."""
-
-OPTIONS = {
-    "vllm": {
-        "dtype",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "tensor_parallel_size",
-        "gpu_memory_utilization",
-        "kv_cache_gib",
-    },
-    "transformers": {"dtype", "max_model_len"},
-    "openai": {"base_url", "api_key", "api", "max_in_flight", "attempts", "timeout"},
-}
-"""The keys of `engine` that each backend has a use for."""
 
 
 def with_absolute_model(config: EngineConfig) -> EngineConfig:
@@ -47,11 +29,26 @@ def with_absolute_model(config: EngineConfig) -> EngineConfig:
 
 def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> Engine:
     """Build the engine of this section. `public_alone` is given where it decodes groups of private
-    rows: whether tokens are cut out by a public row's logits (see `VllmEngine`)."""
-    options = config.model_dump(include=OPTIONS[config.kind])
-    if config.kind == "vllm" and public_alone is not None:
-        options |= {"private_rows": True, "public_alone": public_alone}
-    return make_engine(config.kind, config.model, **options)
+    rows: whether tokens are cut out by a public row's logits (see `VllmEngine`).
+
+    Raises InputError for a model folder that does not exist, EngineError where the model cannot be
+    loaded.
+    """
+    # Imported late: a backend's library takes seconds, and may not be installed.
+    if config.kind == "openai":
+        from dpray.engines.openai import OpenAIEngine
+
+        # Only methods that generate and do no more may have an API, by the configuration's check.
+        return cast(Engine, OpenAIEngine(config))
+    check_model_path(config.model)
+    if config.kind == "vllm":
+        from dpray.engines.vllm import VllmEngine
+
+        private = public_alone is not None
+        return VllmEngine(config, private_rows=private, public_alone=bool(public_alone))
+    from dpray.engines.transformers import TransformersEngine
+
+    return TransformersEngine(config)
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def check_loads(config: Config, load: Callable[[], T]) -> T | None:
     resources of the run's loads it and is ended, and None is returned. Raises InputError that says
     why it cannot be loaded.
     """
-    loaded = _try_on_ray(config, load) if uses_ray(config) else try_to_load(load)
+    loaded = _try_on_ray(config, load) if config.runtime.uses_ray else try_to_load(load)
     if isinstance(loaded, LoadError):
         reason = loaded.reason if loaded.bad_input else f"engine: {loaded.reason}"
         raise InputError(f"{reason}; nothing was charged")
@@ -104,6 +101,8 @@ def check_loads(config: Config, load: Callable[[], T]) -> T | None:
 
 
 def _try_on_ray(config: Config, load: Callable[[], Any]) -> LoadError | None:
+    import ray
+
     runtime = config.runtime
     probe: Any = (
         ray.remote(_Probe)

@@ -12,10 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ray
-
 from dpray.config.config import Config
-from dpray.runs.cluster import uses_ray
 from dpray.types import InputError
 
 NODE_GROUP = "ray.io/node-group"
@@ -43,6 +40,8 @@ class Gpus:
 
 def gpus_of_cluster() -> Gpus:
     """Ask the cluster that this process is connected to."""
+    import ray
+
     nodes: list[Mapping[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
     return Gpus(
         [node["Resources"].get("GPU", 0.0) for node in nodes],
@@ -99,6 +98,8 @@ def _needed(config: Config, gpus: float) -> list[tuple[int, float]]:
 def hide_other_gpus() -> None:
     """Take the GPUs of the node from an actor that asked for none. To be called in its constructor,
     before anything in the process looks at them."""
+    import ray
+
     if not ray.get_gpu_ids():
         os.environ.update(HIDDEN)
 
@@ -107,7 +108,7 @@ def placement(config: Config) -> dict[str, Any]:
     """Say where the model will run, as far as that is known without a cluster: `where` is
     "nowhere", "endpoint", "process" or "actors"; a `gpus_per_actor` of null is chosen when the run
     begins."""
-    where = "actors" if uses_ray(config) else "process"
+    where = "actors" if config.runtime.uses_ray else "process"
     if not config.engine.is_local:
         where = "nowhere" if config.engine.kind == "none" else "endpoint"
     if where != "actors":

@@ -1,4 +1,4 @@
-"""Who may call, and how much at once."""
+"""Every caller has an API key, a limit on requests in flight, and a cache salt."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dpray.serving.errors import ApiError
 from dpray.serving.settings import LimitsConfig
 
 ANYBODY = "anybody"
-"""The caller's name where no key is asked for."""
+"""Every caller has this name where no key is needed."""
 
 
 class Keys:
-    """The hashes of the keys that may call; the keys themselves are nowhere."""
+    """Recognizes the keys that may call, by their hashes alone."""
 
     def __init__(self, hashed: Sequence[str]) -> None:
         self._digests = [bytes.fromhex(each.removeprefix("sha256:")) for each in hashed]
 
     def caller(self, authorization: str) -> str:
-        """The name of the caller with this `Authorization` header: the number of its key.
+        """Return the name of the caller with this `Authorization` header: the number of its key.
 
-        Raises ApiError 401. The time it takes says nothing about the keys: what is compared is a
-        hash, in constant time, with every key.
+        Raises ApiError 401. Its time says nothing about the keys: a hash is compared, in constant
+        time, with that of every key.
         """
         scheme, _, token = authorization.partition(" ")
         digest = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
@@ -43,7 +43,7 @@ class Keys:
 
 
 class InFlight:
-    """Counts the requests in hand, of all and of each caller."""
+    """Counts the requests in flight, in total and for each caller."""
 
     def __init__(self, limits: LimitsConfig) -> None:
         self._limits = limits
@@ -55,11 +55,11 @@ class InFlight:
 
     @contextmanager
     def one(self, caller: str) -> Iterator[None]:
-        """Holds a place for a request; raises ApiError 429 where there is none left."""
+        """Count a request while it is in flight. Raises ApiError 429 where the limit is reached."""
         if self.total >= self._limits.max_in_flight:
-            raise _too_many("too many requests in hand")
+            raise _too_many("too many requests in flight")
         if self._of[caller] >= self._limits.max_in_flight_per_key:
-            raise _too_many("too many requests of this key in hand")
+            raise _too_many("too many requests of this key in flight")
         self._of[caller] += 1
         try:
             yield
@@ -72,10 +72,10 @@ def _too_many(message: str) -> ApiError:
 
 
 class Salts:
-    """A salt for each caller's entries in vLLM's prefix cache.
+    """Derives a salt for each caller's entries in vLLM's prefix cache.
 
-    Without one, a caller could learn from the time of an answer whether another caller had sent
-    some prompt. The salts change with the process and follow from no public value.
+    Without it, the time of an answer would tell a caller whether another one had sent some prompt.
+    The salts change with the process and follow from no public value.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Salts:
 
 
 def is_loopback(client: Sequence[object] | None) -> bool:
-    """Whether an ASGI scope's `client` is this machine."""
+    """Return whether an ASGI scope's `client` is this machine."""
     try:
         return client is not None and ipaddress.ip_address(str(client[0])).is_loopback
     except ValueError:

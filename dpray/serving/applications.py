@@ -1,8 +1,8 @@
-"""The Ray Serve application: a gateway, an LLM (`ray.serve.llm` on vLLM), an embedder.
+"""The Ray Serve application has a gateway, an LLM (`ray.serve.llm` on vLLM) and an embedder.
 
-The actors delegate: what they do is in `gateway`, `embedding` and Ray's own LLM ingress. The
-replicas' logs are kept to what cannot hold a prompt: no access log, and of the two models' replicas
-nothing below CRITICAL, because Serve and vLLM log the errors of requests with their text.
+The actors delegate to `gateway`, `embedding` and Ray's own LLM ingress. The replicas log nothing
+that can hold a prompt: no access log, and nothing below CRITICAL, because Serve and vLLM log the
+errors of requests with their text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from dpray.config.sections import EngineConfig
 from dpray.engines.model_path import check_model_path
+from dpray.engines.vllm_model import ENVIRONMENT, vllm_options
 from dpray.serving.embedding import (
     CountingEmbedder,
     Embedded,
@@ -30,7 +30,7 @@ from dpray.serving.embedding import (
     parse_embedding_call,
 )
 from dpray.serving.gateway import Endpoint, Gateway
-from dpray.serving.refusals import told
+from dpray.serving.ray_errors import api_error
 from dpray.serving.settings import (
     ReplicasConfig,
     ServeConfig,
@@ -42,18 +42,13 @@ from dpray.serving.settings import (
 APPLICATION = "dpray"
 BUILDER = "dpray.serving.applications:build"
 _READY_SECONDS = 2.0
-_QUIET = {"enable_access_log": False, "log_level": "CRITICAL"}
+_REPLICA_LOGS = {"enable_access_log": False, "log_level": "CRITICAL"}
 SYSTEM_LOGS = {"enable_access_log": False, "log_level": "WARNING"}
-"""Of Serve's controller and proxy: an access log would hold paths that callers wrote."""
-_ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
-    # vLLM logs requests when a step fails, and the names of keys that it does not know.
-    "VLLM_LOGGING_LEVEL": "CRITICAL",
-}
+"""Serve's controller and proxy log by it: an access log would hold callers' paths."""
 
 
 def serve_config(file: ServeFile) -> dict[str, Any]:
-    """What `serve deploy` takes: the application below, with `file` as its arguments."""
+    """Make the input of `serve deploy`: the application below, with `file` as its arguments."""
     return {
         "proxy_location": "HeadOnly",
         "http_options": http_options(file),
@@ -70,11 +65,11 @@ def serve_config(file: ServeFile) -> dict[str, Any]:
 
 
 def http_options(file: ServeFile) -> dict[str, Any]:
-    return {"host": file.serve.host, "port": file.serve.port}
+    return file.serve.model_dump(include={"host", "port"})
 
 
 def _arguments(file: ServeFile) -> dict[str, Any]:
-    """`file` as plain values without its defaults, and without the key of another endpoint."""
+    """Return `file` as plain values without defaults and without the keys of another endpoint."""
     values = file.model_dump(mode="json", exclude_unset=True, exclude={"runtime"})
     for key in ("api_key", "base_url", "max_in_flight"):
         values.get("engine", {}).pop(key, None)
@@ -82,13 +77,13 @@ def _arguments(file: ServeFile) -> dict[str, Any]:
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """The application of a ServeFile's plain values, for `serve deploy`; raises InputError that
-    names the wrong key."""
+    """Make the application of a ServeFile's plain values, for `serve deploy`. Raises InputError
+    that names the wrong key."""
     return application(parse(ServeFile, args))
 
 
 def application(file: ServeFile) -> serve.Application:
-    """The application that `file` asks for. Raises InputError for a model that is not there."""
+    """Make the application that `file` describes. Raises InputError for a model that is missing."""
     bound: dict[str, Any] = {}
     if file.llm is not None:
         bound |= {"llm": _llm(file), "llm_name": file.llm_name}
@@ -96,13 +91,12 @@ def application(file: ServeFile) -> serve.Application:
         bound |= {"embedder": _embedder(file), "embedder_name": file.embedder_name}
     gateway = serve.deployment(
         name="gateway",
-        # One, so that the limits and the metrics are of all requests.
+        # One replica, so that the limits and the metrics count all requests.
         num_replicas=1,
-        # Serve hands it more than it takes: the gateway itself refuses what is too much, in words
-        # that clients understand.
+        # More than the limit, so that the gateway itself refuses a request, in OpenAI's format.
         max_ongoing_requests=4 * file.serve.limits.max_in_flight,
-        logging_config=_QUIET,
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(_ENVIRONMENT)}},
+        logging_config=_REPLICA_LOGS,
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(ENVIRONMENT)}},
     )(serve.ingress()(Ingress))
     return gateway.bind(file.serve, **bound)
 
@@ -112,35 +106,34 @@ def _embedder(file: ServeFile) -> serve.Application:
     assert file.embedder is not None and served is not None
     deployment = serve.deployment(
         name="embedder",
-        logging_config=_QUIET,
-        max_ongoing_requests=served.max_ongoing_requests,
-        max_queued_requests=served.max_queued_requests,
-        autoscaling_config=_autoscaling(served),
         ray_actor_options={
             "num_cpus": served.cpus_per_replica,
             "num_gpus": served.gpus_per_replica,
         },
+        **_deployment(served),
     )(EmbeddingServer)
     return deployment.bind(_located(file.embedder.model, "embedder.model"), served)
 
 
 def _located(model: str, key: str) -> str:
-    """A folder's whole path: the replicas have working directories of their own."""
+    """Make a folder's path absolute: the replicas have working directories of their own."""
     path = Path(checked := check_model_path(model, key))
     return str(path.resolve()) if path.is_dir() else checked
 
 
-def _autoscaling(replicas: ReplicasConfig) -> dict[str, Any]:
+def _deployment(replicas: ReplicasConfig) -> dict[str, Any]:
+    """Return the options of a model's deployment."""
+    scaling = {"min_replicas", "max_replicas", "target_ongoing_requests"}
     return {
-        "min_replicas": replicas.min_replicas,
-        "max_replicas": replicas.max_replicas,
-        "target_ongoing_requests": replicas.target_ongoing_requests,
+        "logging_config": _REPLICA_LOGS,
+        "autoscaling_config": replicas.model_dump(include=scaling),
+        **replicas.model_dump(include={"max_ongoing_requests", "max_queued_requests"}),
     }
 
 
 def _llm(file: ServeFile) -> serve.Application:
-    # Before vLLM is imported, which reads it once.
-    os.environ.update(_ENVIRONMENT)
+    # vLLM reads it once, when it is imported.
+    os.environ.update(ENVIRONMENT)
     # Imported late: it needs vLLM, and an embedder alone does not.
     from ray.serve.llm import build_llm_deployment
 
@@ -148,57 +141,36 @@ def _llm(file: ServeFile) -> serve.Application:
 
 
 def llm_config(file: ServeFile) -> Any:
-    """Ray's LLMConfig of `engine` and `serve.llm`."""
+    """Make Ray's LLMConfig of `engine` and `serve.llm`: vLLM's arguments are those of
+    `dpray.engines.vllm`, without lockstep decoding, which is not served."""
     from ray.serve.llm import LLMConfig
 
     assert file.engine is not None and file.llm is not None
-    workers = file.engine.tensor_parallel_size
+    engine, gpus = file.engine, file.llm.gpus_per_replica
+    workers = engine.tensor_parallel_size
     bundle = {"CPU": file.llm.cpus_per_replica / workers}
-    if file.llm.gpus_per_replica:
-        bundle["GPU"] = file.llm.gpus_per_replica / workers
+    if gpus:
+        bundle["GPU"] = gpus / workers
+    lengths = engine.model_dump(
+        include={"max_model_len", "max_num_batched_tokens"}, exclude_none=True
+    )
     return LLMConfig(
         model_loading_config={
             "model_id": file.llm_name,
-            "model_source": _located(file.engine.model, "engine.model"),
+            "model_source": _located(engine.model, "engine.model"),
         },
-        engine_kwargs=_engine_arguments(file.engine, on_gpu=file.llm.gpus_per_replica > 0),
+        engine_kwargs=vllm_options(engine, on_gpu=gpus > 0)
+        | lengths
+        | {"enable_log_requests": False},
         # The replica's actor shares the first bundle with the engine's worker.
         placement_group_config={"bundles": [dict(bundle) for _ in range(workers)]},
-        deployment_config={
-            "max_ongoing_requests": file.llm.max_ongoing_requests,
-            "max_queued_requests": file.llm.max_queued_requests,
-            "autoscaling_config": _autoscaling(file.llm),
-            "logging_config": _QUIET,
-            "ray_actor_options": {"num_cpus": 0},
-        },
-        runtime_env={"env_vars": dict(_ENVIRONMENT)},
+        deployment_config=_deployment(file.llm) | {"ray_actor_options": {"num_cpus": 0}},
+        runtime_env={"env_vars": dict(ENVIRONMENT)},
     )
 
 
-def _engine_arguments(engine: EngineConfig, on_gpu: bool) -> dict[str, Any]:
-    """vLLM's, as `dpray.engines.vllm` sets them, but for lockstep decoding, which is not served."""
-    arguments: dict[str, Any] = {
-        "dtype": "float32" if engine.dtype == "auto" and not on_gpu else engine.dtype,
-        "max_num_seqs": engine.max_num_seqs,
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "generation_config": "vllm",
-        "enable_prefix_caching": True,
-        "enable_log_requests": False,
-    }
-    if engine.max_model_len is not None:
-        arguments["max_model_len"] = engine.max_model_len
-    if engine.max_num_batched_tokens is not None:
-        arguments["max_num_batched_tokens"] = engine.max_num_batched_tokens
-    if on_gpu:
-        return arguments | {"gpu_memory_utilization": engine.gpu_memory_utilization}
-    return arguments | {
-        "enforce_eager": True,
-        "kv_cache_memory_bytes": int(engine.kv_cache_gib * 2**30),
-    }
-
-
 class EmbeddingServer:
-    """The embedder's actor; all it knows is in `EmbeddingBatch`."""
+    """The embedder's actor delegates to `EmbeddingBatch`."""
 
     def __init__(self, model: str, served: ServedEmbedder) -> None:
         self._batch = EmbeddingBatch(CountingEmbedder(model))
@@ -217,11 +189,11 @@ class EmbeddingServer:
 
     def check_health(self) -> None:
         if not self._batch.healthy:
-            raise RuntimeError("the model failed several times on end")
+            raise RuntimeError("the model failed several times in a row")
 
 
 class Ingress:
-    """The gateway's actor; all it knows is in `Gateway`."""
+    """The gateway's actor delegates to `Gateway`."""
 
     def __init__(
         self,
@@ -246,7 +218,7 @@ class Ingress:
             for name in (llm_name, embedder_name)
             if name
         ]
-        self._gateway = Gateway(config, endpoints, cards, Readiness(), told)
+        self._gateway = Gateway(config, endpoints, cards, Readiness(), api_error)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._gateway
@@ -264,9 +236,8 @@ def _embeddings(handle: DeploymentHandle, name: str, served: ServedEmbedder) -> 
 
 
 class Readiness:
-    """Which of the application's deployments have a replica that runs; asked of Serve's controller
-    by one at a time, and not for two seconds after it answered, however often somebody asks here.
-    Raises what asking raises."""
+    """Finds which of the application's deployments have a running replica, and asks Serve's
+    controller at most once in two seconds. Raises what asking raises."""
 
     def __init__(self) -> None:
         self._known: Mapping[str, bool] = {}
@@ -282,7 +253,7 @@ class Readiness:
 
 
 def running() -> Mapping[str, bool]:
-    """Which of the application's deployments have a replica that runs."""
+    """Return, for each of the application's deployments, whether it has a running replica."""
     found = serve.status().applications.get(APPLICATION)
     if found is None:
         return {APPLICATION: False}

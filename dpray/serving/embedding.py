@@ -1,4 +1,4 @@
-"""OpenAI's embeddings over an `Embedder`: the request, the answer, the model and its tokens."""
+"""An `Embedder` answers OpenAI's embeddings API."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _FAILURES = 3
 
 @dataclass(frozen=True)
 class EmbeddingCall:
-    """A valid request: texts, and how the caller wants the numbers."""
+    """A valid request has texts and an encoding of the vectors."""
 
     texts: tuple[str, ...] = field(repr=False)
     encoding: Literal["float", "base64"]
 
     def parts(self, size: int) -> list[tuple[str, ...]]:
-        """The texts in runs of at most `size`."""
+        """Cut the texts into runs of at most `size`."""
         return [self.texts[at : at + size] for at in range(0, len(self.texts), size)]
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """Vectors of shape (texts, dimension), and the number of tokens the model read for them."""
+    """`vectors` have the shape (texts, dimension); `tokens` were read by the model."""
 
     vectors: npt.NDArray[np.float32] = field(repr=False)
     tokens: int
 
 
 def parse_embedding_call(body: dict[str, Any], model: str, max_inputs: int) -> EmbeddingCall:
-    """Raises ApiError that names the wrong key and quotes nothing."""
+    """Check a request. Raises ApiError that names the wrong key and quotes nothing."""
     if body.get("model") != model:
         raise model_not_found([model])
     refuse_unknown(body, _KEYS)
@@ -61,7 +61,7 @@ def parse_embedding_call(body: dict[str, Any], model: str, max_inputs: int) -> E
 
 
 def embedding_answer(call: EmbeddingCall, parts: Sequence[Embedded], model: str) -> dict[str, Any]:
-    """OpenAI's answer from the embedded `call.parts(...)`, in their order."""
+    """Make OpenAI's answer of the embedded `call.parts(...)`, in their order."""
     vectors = np.concatenate([part.vectors for part in parts])
     tokens = sum(part.tokens for part in parts)
     return {
@@ -82,7 +82,7 @@ def _encoded(vector: npt.NDArray[np.float32], encoding: str) -> str | list[float
 
 
 class CountingEmbedder(SentenceTransformerEmbedder):
-    """Counts what it reads: the tokens of a text up to the model's length, where it is cut."""
+    """Also counts tokens, up to the model's length, where it cuts a text."""
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         encoded = self._model.tokenizer(
@@ -99,20 +99,20 @@ class EmbeddingBatch:
         self._failures = 0
 
     def embed(self, requests: Sequence[Sequence[str]]) -> list[Embedded | Exception]:
-        """What each request asked for, in their order, or the error of one that failed."""
-        answers = self._apart(requests)
+        """Return each request's vectors, in their order, or the error of one that failed."""
+        answers = self._embed(requests)
         failed = all(isinstance(answer, Exception) for answer in answers)
         self._failures = self._failures + 1 if failed else 0
         return answers
 
-    def _apart(self, requests: Sequence[Sequence[str]]) -> list[Embedded | Exception]:
-        """In one call; where it fails each request alone, so that none fails for another."""
+    def _embed(self, requests: Sequence[Sequence[str]]) -> list[Embedded | Exception]:
+        """Embed all in one call; where that fails, each by itself: none fails for another."""
         try:
             return [*self._together(requests)]
         except Exception as error:
             if len(requests) == 1:
                 return [error]
-            return [answer for request in requests for answer in self._apart([request])]
+            return [answer for request in requests for answer in self._embed([request])]
 
     def _together(self, requests: Sequence[Sequence[str]]) -> list[Embedded]:
         vectors = self._embedder.embed([text for request in requests for text in request])
@@ -125,5 +125,5 @@ class EmbeddingBatch:
 
     @property
     def healthy(self) -> bool:
-        """Not where whole batches failed several times on end, as after an error of the GPU."""
+        """Return whether the last few batches did not all fail, as they do after a GPU error."""
         return self._failures < _FAILURES

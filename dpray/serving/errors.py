@@ -1,7 +1,6 @@
-"""Errors as OpenAI's clients expect them: `{"error": {message, type, param, code}}`.
+"""Errors have OpenAI's format: `{"error": {message, type, param, code}}`.
 
-The messages are written here, never taken from a request or from an exception's text: both may
-hold a prompt.
+Their messages are dpray's own: a request's words or an exception's text may hold a prompt.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 class ApiError(Exception):
-    """What a caller is told: an HTTP status and a message of our own words."""
+    """Has an HTTP status and a message that holds none of the caller's words."""
 
     def __init__(
         self,
@@ -50,12 +49,12 @@ class ApiError(Exception):
 
     @property
     def event(self) -> bytes:
-        """The error as a server-sent event, for a stream that had begun."""
+        """Return the error as a server-sent event, for a stream that has begun."""
         return f"data: {json.dumps(self.body)}\n\n".encode()
 
 
 def unavailable(message: str, code: str) -> ApiError:
-    """503: another try may well succeed."""
+    """Make a 503, after which another try may succeed."""
     return ApiError(503, message, code, headers={"Retry-After": "1"})
 
 

@@ -1,4 +1,4 @@
-"""Serve on the cluster for as long as this process lives."""
+"""The application is served for as long as this process lives."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _POLL_SECONDS = 0.5
 
 
 class ServingFailed(DprayError):
-    """The application did not come up, or went down for good."""
+    """The application did not start, or stopped for good."""
 
 
 def serve_until_stopped(
     file: ServeFile, on_wait: Callable[[str], None], on_ready: Callable[[str], None]
 ) -> None:
-    """Deploys, calls `on_ready` with the base URL once every model answers, and returns after
-    SIGINT or SIGTERM, with the application shut down. `on_wait` gets the names of what is not
-    up yet (deployments, Serve's proxy), when they change.
+    """Deploy, call `on_ready` with the base URL once every model is ready, and return after SIGINT
+    or SIGTERM, with the application shut down. `on_wait` gets the names of what is not ready yet
+    (deployments, Serve's proxy), when they change.
 
-    Raises InputError where Serve runs on the cluster already, ServingFailed where the application
-    does not come up.
+    Raises InputError where Serve already runs on the cluster, ServingFailed where the application
+    does not start.
     """
     stop = threading.Event()
     was_connected = ray.is_initialized()
     start_ray(file.runtime.ray_address)
-    # After Ray has started: it puts a handler of its own in, which aborts.
+    # After Ray's start, which installs a handler that aborts.
     with _stopping(stop):
-        # Serve tells of every step; `on_wait` says what a person needs.
+        # Serve logs every step; `on_wait` reports what a person needs.
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         if serve.status().proxies:
             raise InputError(
@@ -74,7 +74,7 @@ def serve_until_stopped(
 
 
 def _start(file: ServeFile) -> None:
-    """Starts Serve's controller and waits for its proxy.
+    """Start Serve's controller and wait for its proxy.
 
     Ray kills a proxy that needs more than 15 seconds to start, as it may on a busy machine, and
     starts another, which has more time. Where the first one died, `_wait` waits for its successor.
@@ -88,7 +88,7 @@ def _start(file: ServeFile) -> None:
 
 def _wait(file: ServeFile, stop: threading.Event, on_wait: Callable[[str], None]) -> None:
     deadline = monotonic() + file.serve.start_timeout_seconds
-    said = ""
+    reported = ""
     while not stop.wait(_POLL_SECONDS):
         serves: Any = serve.status()
         found = serves.applications.get(APPLICATION)
@@ -108,14 +108,14 @@ def _wait(file: ServeFile, stop: threading.Event, on_wait: Callable[[str], None]
             )
         parts = {**running(), "Serve's proxy": is_reachable}
         waiting = ", ".join(name for name, is_up in parts.items() if not is_up)
-        if waiting and waiting != said:
+        if waiting and waiting != reported:
             on_wait(waiting)
-            said = waiting
+            reported = waiting
 
 
 def _take_down(disconnect: bool) -> None:
-    """Ends Serve, which this command started. Ray prints on stdout what it thinks of that; there
-    the answer of `--json` stands."""
+    """End Serve, which this command started. Ray's lines about that stay off stdout, which holds
+    the answer of `--json`."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         with suppress(Exception):
             serve.shutdown()
@@ -134,7 +134,7 @@ def _reachable(host: str) -> str:
 
 @contextmanager
 def _stopping(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set `stop` here."""
+    """Let SIGINT and SIGTERM set `stop`."""
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         before[number] = signal.signal(number, lambda *_: stop.set())

@@ -1,7 +1,7 @@
-"""The one door: authentication, limits, metrics and OpenAI's errors in front of the models.
+"""The gateway authenticates, limits, counts, and answers errors in OpenAI's format.
 
-A plain ASGI application that knows no Ray. What answers a request is handed in (`endpoints`), so
-that tests run it without a cluster; in a cluster `applications.Ingress` is the actor around it.
+It is a plain ASGI application that knows no Ray, so that tests run it without a cluster; in a
+cluster `applications.Ingress` is the actor around it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dpray.serving.settings import ServeConfig
 from dpray.types import valid_unicode
 
 Endpoint = Callable[[dict[str, Any], str], Awaitable[Response]]
-"""Answers a request's JSON object; the second argument is the salt of the caller's cache."""
+"""It answers a request's JSON object, and gets the salt of the caller's cache."""
 Ready = Callable[[], Awaitable[Mapping[str, bool]]]
-"""Whether each deployment has a replica that runs."""
+"""It returns, for each deployment, whether it has a running replica."""
 Translate = Callable[[Exception], ApiError | None]
-"""What a caller is told of an exception of the endpoints' own kinds."""
+"""It returns the API error for an exception that the endpoints raise."""
 
 HEALTH, METRICS, MODELS = "/health", "/metrics", "/v1/models"
 _LOST_CLIENT = 499
@@ -39,8 +39,7 @@ logger = logging.getLogger("dpray.serving")
 
 
 class Gateway:
-    """The ASGI application. `endpoints` maps paths to what answers a POST there, `models` lists
-    OpenAI's model cards."""
+    """`endpoints` answer POST requests, by path; `models` are OpenAI's model cards."""
 
     def __init__(
         self,
@@ -83,9 +82,9 @@ class Gateway:
         except ClientDisconnect:
             pass
         except Exception as error:
-            told = self._told(error, _route(scope, self._posts))
-            status = told.status
-            await answer.fail(told, scope, receive)
+            failure = self._api_error(error, _route(scope, self._posts))
+            status = failure.status
+            await answer.fail(failure, scope, receive)
         finally:
             self._metrics.answered(_route(scope, self._posts), status, monotonic() - started)
 
@@ -114,23 +113,23 @@ class Gateway:
     def _caller(self, request: Request) -> str:
         if self._keys is not None:
             return self._keys.caller(request.headers.get("authorization", ""))
-        # Serve's own settings decide what its port is bound to, and a file handed to `serve deploy`
-        # does not change them where Serve runs already: look at who calls too.
+        # Serve binds its port by its own settings, which a file for `serve deploy` does not change
+        # where Serve already runs: check the caller's address too.
         if not is_loopback(request.scope.get("client")):
             raise ApiError(403, "only callers on this machine are served", "not_local")
         return ANYBODY
 
-    def _told(self, error: Exception, route: str) -> ApiError:
+    def _api_error(self, error: Exception, route: str) -> ApiError:
         if isinstance(error, ApiError):
             return error
         if isinstance(error, HTTPException):
             message = "no such method here" if error.status_code == 405 else "no such path here"
             return ApiError(error.status_code, message, "not_found")
-        told = self._translate(error) or INTERNAL
-        if told.status >= 500:
+        failure = self._translate(error) or INTERNAL
+        if failure.status >= 500:
             # Its class only: the text of an error may quote the request.
-            logger.error("%s: %s, answered %d", route, type(error).__name__, told.status)
-        return told
+            logger.error("%s: %s, answered %d", route, type(error).__name__, failure.status)
+        return failure
 
     def _post(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -161,7 +160,7 @@ class Gateway:
 
 
 class _Answer:
-    """An ASGI `send` that knows how far the answer has gone."""
+    """Sends as ASGI's `send`, and keeps track of how much of the answer was sent."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -177,7 +176,7 @@ class _Answer:
         await self._send(message)
 
     async def fail(self, error: ApiError, scope: Scope, receive: Receive) -> None:
-        """The error as the answer, or as the last event of a stream that had begun."""
+        """Send the error as the answer, or as the last event of a stream that has begun."""
         if self.status is None:
             await error.response(scope, receive, self._send)
             return
@@ -193,8 +192,8 @@ def _route(scope: Scope, posts: frozenset[str]) -> str:
 
 
 def _check_headers(request: Request, max_bytes: int) -> None:
-    # A page in a browser cannot send this type to another site without being asked for its
-    # permission, which nothing here grants.
+    # A browser asks for permission before a page sends this type to another site, and nothing here
+    # grants it.
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "the body has to be application/json", "unsupported_media_type")
     length = request.headers.get("content-length", "0")
@@ -203,7 +202,7 @@ def _check_headers(request: Request, max_bytes: int) -> None:
 
 
 def _bounded(receive: Receive, max_bytes: int) -> Receive:
-    """`receive`, raising 413 as soon as a body turns out longer, whatever its headers said."""
+    """Make a `receive` that raises 413 as soon as a body is longer, whatever its headers say."""
     seen = 0
 
     async def bounded() -> Message:
@@ -223,8 +222,8 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """The body, its lone surrogates replaced as in records: JSON may hold them and tokenizers
-    refuse them."""
+    """Parse the body; lone surrogates, which JSON may hold and tokenizers refuse, are replaced as
+    in records."""
     try:
         text = json.dumps(json.loads(body), ensure_ascii=False)
         value = json.loads(valid_unicode(text))

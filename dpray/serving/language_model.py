@@ -1,7 +1,6 @@
-"""The LLM's endpoints over Ray's own OpenAI ingress, used as a library.
+"""The LLM's endpoints use Ray's own OpenAI ingress as a library, which imports vLLM.
 
-Imports vLLM. The gateway has checked key, length and number before; `requests` says what may be
-asked for.
+The gateway has checked the API key, the body's length and the limits; `requests` checks the body.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ R = TypeVar("R", bound=BaseModel)
 
 
 class LanguageModel:
-    """The deployment behind `handle`, called `name`."""
+    """Answers by the deployment behind `handle`, which clients call `name`."""
 
     def __init__(self, handle: DeploymentHandle, name: str) -> None:
         self._name = name
@@ -56,10 +55,10 @@ class LanguageModel:
 
 
 def _request(kind: type[R], body: dict[str, Any], salt: str) -> R:
-    """Make vLLM's request of a checked body; its validators hold the rules between two keys."""
+    """Make vLLM's request of a checked body; vLLM validates the rules between two keys."""
     try:
         return kind.model_validate(body | {"cache_salt": salt})
     except Exception as error:
-        # Its text may quote what it refuses; its parameter is one of vLLM's own names.
+        # Its message may quote what it refuses; its parameter is one of vLLM's own names.
         key = getattr(error, "parameter", None)
         raise wrong_key(key if key in body else "", "not valid with the other keys") from None

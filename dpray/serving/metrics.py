@@ -1,4 +1,4 @@
-"""Counts and times of requests, as Prometheus reads them; no label is what a caller wrote."""
+"""The gateway has Prometheus metrics, whose labels hold none of a caller's words."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 
 class GatewayMetrics:
-    """`route` is one of the gateway's own routes or "other"; `status` is an HTTP status, 499 where
-    the caller went away, and of a stream that broke off the status it would have had."""
+    """Counts and times requests. `route` is one of the gateway's own or "other"; `status` is an
+    HTTP status: 499 where the caller disconnected, the error's for a broken stream."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -25,7 +25,7 @@ class GatewayMetrics:
             registry=self._registry,
         )
         self._in_flight = Gauge(
-            "dpray_requests_in_flight", "Requests in hand.", registry=self._registry
+            "dpray_requests_in_flight", "Requests in flight.", registry=self._registry
         )
 
     def answered(self, route: str, status: int, seconds: float) -> None:

@@ -1,9 +1,8 @@
-"""The keys that each endpoint takes, with their types and bounds; any other key is refused.
+"""Each endpoint has keys with types and bounds; any other key is refused.
 
-vLLM's own request classes accept unknown keys in silence, and know many that cost the server far
-more than the caller or reach into it: a grammar to compile, the address of an image to fetch, a
-chat template, tensors, another caller's cache, a place at the front of the queue. Only what is
-listed here is handed on to them.
+vLLM's own request classes ignore unknown keys, and know many that cost the server far more than the
+caller or reach into it: a grammar to compile, the address of an image to fetch, a chat template,
+tensors, another caller's cache, a place at the front of the queue. They get only the keys below.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from dpray.serving.errors import ApiError
 
 MAX_N = 16
-"""The most answers to one prompt."""
+"""A prompt has at most so many answers."""
 MAX_SEQUENCES = 128
-"""The most answers to one request: prompts times n."""
+"""A request has at most so many answers: prompts times n."""
 _MAX_MESSAGES = 256
 _INT64 = 2**63
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 class _Checked(BaseModel):
-    """A model that converts nothing: "1" is no number. A null means that the key is left out."""
+    """Converts no types: "1" is not a number. A null is as good as no key."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
@@ -36,7 +35,7 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-# vLLM refuses more than the model's context holds; here they are only kept to what it can count.
+# vLLM refuses more than the model's context; this bound is that of its integers.
 _Tokens = Annotated[int, Field(ge=1, lt=2**31)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Stop = Annotated[
@@ -53,7 +52,7 @@ class _StreamOptions(_Checked):
 
 
 class _Generation(_Checked):
-    """The keys of both ways to generate."""
+    """Both ways to generate have these keys."""
 
     model: str
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -85,14 +84,14 @@ class _Message(_Checked):
     @model_validator(mode="before")
     @classmethod
     def _without_empty_keys(cls, message: Any) -> Any:
-        # An answer's message that is sent back has them: `"tool_calls": []`, `"refusal": null`.
+        # An answer's message has them, and clients send it back: `"tool_calls": []`.
         if not isinstance(message, dict):
             return message
         return {key: value for key, value in message.items() if value not in (None, [])}
 
 
 class ChatCall(_Generation):
-    """A request for `/v1/chat/completions`."""
+    """Checks a request for `/v1/chat/completions`."""
 
     messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
     max_completion_tokens: _Tokens | None = None
@@ -104,7 +103,7 @@ class ChatCall(_Generation):
 
 
 class CompletionCall(_Generation):
-    """A request for `/v1/completions`; its prompts are texts, never token ids or tensors."""
+    """Checks a request for `/v1/completions`; prompts are texts, never token ids or tensors."""
 
     prompt: Annotated[
         list[str], BeforeValidator(_listed), Field(min_length=1, max_length=MAX_SEQUENCES)
@@ -119,16 +118,14 @@ class CompletionCall(_Generation):
 
 
 def checked(kind: type[ChatCall | CompletionCall], body: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of `body` that are given, each of its type and within its bounds.
-
-    Raises ApiError that names the first wrong key and quotes no value.
-    """
+    """Return the given keys of `body`. Raises ApiError that names the first key of a wrong type, or
+    out of bounds, and quotes no value."""
     try:
         return kind.model_validate(body).model_dump(exclude_none=True)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False, include_context=False)
     first = errors[0]
-    # A message's content is a text or a list of parts: the deepest error is about what was sent.
+    # A message's content is a text or a list of parts: the deepest error is about the one sent.
     if first["loc"][0:1] == ("messages",):
         same = [each for each in errors if each["loc"][:3] == first["loc"][:3]]
         first = max(same, key=lambda each: len(each["loc"]))
@@ -148,8 +145,8 @@ def refuse_unknown(body: dict[str, Any], known: frozenset[str]) -> None:
 
 
 def wrong_key(key: str, message: str, inner: tuple[int | str, ...] = ()) -> ApiError:
-    """Make a 400 for `key`, at `inner` of its value. A caller's own words are not repeated: a name
-    that no API's key has is left out."""
+    """Make a 400 for `key`, at `inner` of its value. A name that cannot be an API's key, and may be
+    a caller's words, is left out."""
     if not _KEY.fullmatch(key):
         return ApiError(400, f"the request: {message}", "invalid_value")
     place = key

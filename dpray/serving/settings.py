@@ -1,6 +1,6 @@
-"""What `dpray serve` reads: the sections `engine`, `embedder`, `serve` and `runtime`.
+"""`dpray serve` has its own configuration: `engine`, `embedder`, `serve` and `runtime`.
 
-Serving needs no data, budget or method, so a serve file has a top level of its own.
+Serving needs no data, budget or method, so its file has a top level of its own.
 """
 
 from __future__ import annotations
@@ -12,24 +12,26 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from dpray.config.base import Count, Positive, Section
+from dpray.config.engine import EngineConfig
 from dpray.config.loading import parse, read_tree
-from dpray.config.sections import EmbedderConfig, EngineConfig, RuntimeConfig
+from dpray.config.sections import EmbedderConfig, RuntimeConfig
 
 LOOPBACK = "127.0.0.1"
 _HASHED = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class ReplicasConfig(Section):
-    """How one deployment scales, and what each of its replicas is given."""
+    """These keys scale a deployment and give its replicas resources."""
 
     min_replicas: Count = Field(1, description="the fewest replicas")
     max_replicas: Count = Field(1, description="the most; Serve scales between the two by load")
     target_ongoing_requests: Positive = Field(
-        16.0, description="requests a replica should have in hand; more of them: more replicas"
+        16.0,
+        description="requests in flight that a replica should have; with more, replicas are added",
     )
-    max_ongoing_requests: Count = Field(64, description="the most requests a replica is handed")
+    max_ongoing_requests: Count = Field(64, description="the most requests in flight in a replica")
     max_queued_requests: Count = Field(
-        256, description="requests that wait for a replica; what comes beyond them gets a 503"
+        256, description="requests that wait for a replica; any more get a 503"
     )
     cpus_per_replica: float = Field(1.0, ge=0, description="logical CPUs of a replica")
     gpus_per_replica: float = Field(0.0, ge=0, description="GPUs of a replica")
@@ -63,10 +65,10 @@ class ServedEmbedder(ReplicasConfig):
 class LimitsConfig(Section):
     max_request_bytes: Count = Field(1_000_000, description="a longer request body gets a 413")
     max_in_flight: Count = Field(
-        256, description="requests in hand, of all keys; what comes beyond them gets a 429"
+        256, description="requests in flight, of all keys; any more get a 429"
     )
     max_in_flight_per_key: Count = Field(
-        128, description="requests in hand of one key; what comes beyond them gets a 429"
+        128, description="requests in flight of one key; any more get a 429"
     )
     request_timeout_seconds: Positive = Field(
         600.0, description="a request that takes longer is ended with a 504"
@@ -80,7 +82,7 @@ class ServeConfig(Section):
         "keys", description="'none': everybody who reaches the port; on 127.0.0.1 only"
     )
     keys: tuple[str, ...] = Field(
-        (), description='who may call: "sha256:HEX", the hash of each key, never the key itself'
+        (), description='the hash of each API key, "sha256:HEX", never the key itself'
     )
     start_timeout_seconds: Positive = Field(
         1800.0, description="give up where the models are not up after it"
@@ -96,7 +98,7 @@ class ServeConfig(Section):
     @field_validator("keys", mode="before")
     @classmethod
     def _are_hashes(cls, keys: Any) -> Any:
-        # Its own check and words: a key pasted here by mistake has to stay out of the message.
+        # pydantic's message would quote a key that was pasted here by mistake.
         if not isinstance(keys, list | tuple):
             raise ValueError('a list of "sha256:HEX"')
         for number, key in enumerate(keys, start=1):
@@ -143,36 +145,34 @@ class ServeFile(Section):
 
     @property
     def llm(self) -> ServedLlm | None:
-        """How the language model is served, where it is."""
+        """Return the language model's deployment, None where it is not served."""
         return self.serve.llm if self.engine is not None else None
 
     @property
     def served_embedder(self) -> ServedEmbedder | None:
-        """How the embedder is served, where it is."""
+        """Return the embedder's deployment, None where it is not served."""
         return self.serve.embedder if self.embedder is not None else None
 
     @property
     def llm_name(self) -> str:
-        """What clients call the language model."""
+        """Return the name by which clients call the language model."""
         assert self.engine is not None and self.llm is not None
         return self.llm.name or _public_name(self.engine.model)
 
     @property
     def embedder_name(self) -> str:
-        """What clients call the embedder."""
+        """Return the name by which clients call the embedder."""
         assert self.embedder is not None and self.served_embedder is not None
         return self.served_embedder.name or _public_name(self.embedder.model)
 
 
 def _public_name(model: str) -> str:
-    """A hub's name as it is; of a folder its last part: clients need not know where it lies."""
+    """Return a hub's name, or the last part of a folder: clients need not know its path."""
     path = Path(model).expanduser()
     return path.resolve().name if path.is_dir() or path.is_absolute() else model
 
 
 def load_serve_config(path: str | Path, overrides: list[str] | None = None) -> ServeFile:
-    """The serve file at `path` with `key.sub=value` overrides.
-
-    Raises InputError with one line that names the key.
-    """
+    """Read the serve file at `path` with `key.sub=value` overrides. Raises InputError with one line
+    that names the key."""
     return parse(ServeFile, read_tree(path, overrides or []))

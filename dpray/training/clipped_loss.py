@@ -1,43 +1,36 @@
-"""The loss whose gradient is the sum of a micro-batch's clipped per-example gradients.
+"""`PerExampleLoss.clipped` has the sum of clipped per-example gradients as its gradient.
 
-One pass (Bu et al. 2023, "book-keeping") keeps what every layer saw and the gradients of what it
-gave: both the norms (`dpray.training.ghost_norms`) and the clipped sum are made of that. Two passes
-(Li et al. 2022b) keep it for the norms alone; the sum is an ordinary backward pass of the losses
-weighted with `min(1, C / norm)`. B examples, T positions, V vocabulary.
+One pass (Bu et al. 2023, "book-keeping") keeps every layer's input and its output's gradient: both
+the norms (`dpray.training.ghost_norms`) and the clipped sum are made of them. Two passes (Li et al.
+2022b) keep them for the norms alone; the sum is an ordinary backward pass of the losses weighted
+with `min(1, C / norm)`. B examples, T positions, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from dpray.training.checkpointing import checkpoint_blocks
+from dpray.config.training import Precision
+from dpray.training.batches import TrainingText
 from dpray.training.ghost_norms import NoNormRule, weighted_sum
-from dpray.training.ghost_recording import GhostNorms, Seen
+from dpray.training.ghost_recording import GhostNorms, Recorded, checkpoint_blocks
 
 IGNORED = -100
 """The label of a position that has no part in the loss."""
 
 
 @dataclass(frozen=True)
-class TrainingText:
-    """A record as token ids; the loss is over `ids[given:]`, its own tokens."""
-
-    ids: tuple[int, ...] = field(repr=False)
-    given: int
-
-
-@dataclass(frozen=True)
 class MicroBatch:
-    """Token ids, attention mask and labels, (B, T) each, padded on the right.
+    """Holds token ids, attention mask and labels, (B, T) each, padded on the right.
 
     Padding changes an example's loss in the last bits, in bfloat16 in the third digit: kernels are
     chosen by shape, and by whether anything is padded. Where one example may not move another's
-    gradient, micro-batches have a fixed shape (`dpray.methods.dp_sgd.algorithm.share`).
+    gradient, micro-batches have a fixed shape (`dpray.training.batches.share`).
     """
 
     ids: torch.Tensor = field(repr=False)
@@ -46,8 +39,8 @@ class MicroBatch:
 
     @staticmethod
     def of(texts: Sequence[TrainingText], rows: int = 1, positions: int = 2) -> MicroBatch:
-        """At least so many rows and positions. A row without a text is a dummy of weight zero, one
-        token that no label is given to: the model runs where there are no texts, too."""
+        """Pad the texts to at least so many rows and positions. A row without a text is a dummy of
+        weight zero, one token without a label: so the model runs without texts, too."""
         longest = max((len(text.ids) for text in texts), default=0)
         ids_BT = torch.zeros(max(rows, len(texts)), max(positions, longest), dtype=torch.long)
         mask_BT = torch.zeros_like(ids_BT)
@@ -64,7 +57,7 @@ class MicroBatch:
         return MicroBatch(self.ids.to(device), self.mask.to(device), self.labels.to(device))
 
     def with_dummies(self, dummy_B: torch.Tensor) -> MicroBatch:
-        """The rows where `dummy_B` is true replaced by dummies, padded as they were."""
+        """Replace the rows where `dummy_B` is true by dummies, padded as they were."""
         dummy_B1 = dummy_B.unsqueeze(1)
         return MicroBatch(
             self.ids.masked_fill(dummy_B1, 0),
@@ -73,12 +66,11 @@ class MicroBatch:
         )
 
 
-Precision = Literal["float32", "bfloat16"]
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class PerExampleLoss(nn.Module):
-    """A causal language model as a map from a micro-batch to one loss an example.
+    """Maps a micro-batch to one loss per example of a causal language model.
 
     An example's loss is the mean over its own labelled tokens, 0 where it has none: it depends on
     that example alone. Raises NoNormRule where a trainable layer has no rule for its norm.
@@ -106,18 +98,21 @@ class PerExampleLoss(nn.Module):
                     _compute_in_float32(module)
         self.own_losses_B: torch.Tensor | None = None
 
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
     def forward(
         self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, labels_BT: torch.Tensor
     ) -> torch.Tensor:
-        # One row of positions an example: a lookup that all examples share has no gradient apart.
-        # Padding has position 0, so that there may be more of it than the model has positions.
+        # One row of positions per example: a lookup that all examples share has no per-example
+        # gradient. Padding has position 0, so that it may exceed the model's positions.
         positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device) * mask_BT
         low = self.precision == "bfloat16"
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=low):
             logits_BTV = self.model(
                 input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, use_cache=False
             ).logits.float()
-        # The last position has no next token: so the logits, the largest tensor, are not copied.
+        # The labels are shifted, not the logits, the largest tensor: that would copy them.
         next_BT = nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
         nll_BT = nn.functional.cross_entropy(
             logits_BTV.flatten(0, 1), next_BT.flatten(), ignore_index=IGNORED, reduction="none"
@@ -125,7 +120,7 @@ class PerExampleLoss(nn.Module):
         tokens_B = (next_BT != IGNORED).sum(1)
         losses_B: torch.Tensor = nll_BT.sum(1) / tokens_B.clamp(min=1)
         self.own_losses_B = losses_B
-        # Another tensor than the one norms are made of: engines hook what they get, and scale it.
+        # A clone, because engines hook and scale what they get: the norms are made of the original.
         return losses_B.clone()
 
     def clipped(
@@ -135,33 +130,33 @@ class PerExampleLoss(nn.Module):
         forward: Forward | None = None,
         two_passes: bool = False,
     ) -> torch.Tensor:
-        """A scalar; its gradient is `sum_i g_i min(1, C / ||g_i||)`, C = `clip_to`.
+        """Return a scalar whose gradient is `sum_i g_i min(1, C / ||g_i||)`, C = `clip_to`.
 
         Claim: adding or removing one example moves that gradient by at most C, up to the rounding
-        that `DpSgdStep.clip_to` leaves room for. An example whose loss or norm is not finite counts
-        as none: where it were summed it would turn every sum to NaN.
+        that `DpSgdStep.clip_to` leaves room for. An example whose loss or norm is not finite has
+        weight 0: in the sum it would turn everything to NaN.
 
         `forward` runs this module, through a training engine where there is one. `two_passes` is
         for engines whose parameters are whole only while their layer runs. There are two with
-        `checkpointing` too: keeping what layers see would cost what it saves.
+        `checkpointing` too: keeping the layers' inputs would cost the memory that it saves.
         """
         run: Forward = self if forward is None else forward
-        norms_B, seen = self.norms(batch, run)
+        norms_B, recorded = self.norms(batch, run)
         weight_B = (clip_to / norms_B).clamp(max=1.0).float()
         if two_passes or self.checkpointing:
-            del seen
+            del recorded
             batch = batch.with_dummies(weight_B == 0)
             losses_B = run(batch.ids, batch.mask, batch.labels)
             self.own_losses_B = None
             return (weight_B * losses_B).sum()
         self.own_losses_B = None
-        sums = {p: weighted_sum(of_p, weight_B, p.detach()) for p, of_p in seen.parts.items()}
-        result: torch.Tensor = _Known.apply(list(sums.values()), *sums)  # type: ignore[no-untyped-call]
+        sums = {p: weighted_sum(parts, weight_B, p.detach()) for p, parts in recorded.parts.items()}
+        result: torch.Tensor = _GivenGradients.apply(list(sums.values()), *sums)  # type: ignore[no-untyped-call]
         return result
 
-    def norms(self, batch: MicroBatch, forward: Forward) -> tuple[torch.Tensor, Seen]:
-        """Per-example gradient norms (B,), float64, infinite where the loss or the norm is not
-        finite; and what they were made of. Private."""
+    def norms(self, batch: MicroBatch, forward: Forward) -> tuple[torch.Tensor, Recorded]:
+        """Return per-example gradient norms (B,), float64, infinite where the loss or the norm is
+        not finite, and what they were made of. Private."""
         if self.training:
             raise ValueError("dropout has to be off (eval): the norm is one model's")
 
@@ -171,14 +166,14 @@ class PerExampleLoss(nn.Module):
                 raise ValueError("`forward` has to run this module")
             return self.own_losses_B
 
-        seen = self.ghost.see(own_losses)
-        norms_B = torch.stack(list(seen.squared_norms().values())).sum(0).sqrt()
-        usable_B = torch.isfinite(seen.losses) & torch.isfinite(norms_B)
-        return torch.where(usable_B, norms_B, torch.inf), seen
+        recorded = self.ghost.record(own_losses)
+        norms_B = torch.stack(list(recorded.squared_norms().values())).sum(0).sqrt()
+        usable_B = torch.isfinite(recorded.losses) & torch.isfinite(norms_B)
+        return torch.where(usable_B, norms_B, torch.inf), recorded
 
 
-class _Known(torch.autograd.Function):
-    """A scalar, 0, whose gradients are known: `gradients` of `parameters`, once."""
+class _GivenGradients(torch.autograd.Function):
+    """Makes a scalar, 0, whose backward pass gives `gradients` to `parameters`, once."""
 
     @staticmethod
     def forward(ctx: Any, gradients: list[torch.Tensor], *parameters: nn.Parameter) -> torch.Tensor:
@@ -205,9 +200,9 @@ def check_norm_rules(loss: PerExampleLoss, vocabulary: int) -> None:
     """Compare the norm of every parameter's gradient with plain autograd, one example at a time, on
     two made-up texts: public, whatever the model.
 
-    Finds what the names of layers cannot tell: a parameter used outside its layer, a layer with
-    another formula than its name's, examples that see each other. Raises NoNormRule that names the
-    parameter. To be called while the model is whole.
+    This finds what the names of layers do not show: a parameter used outside its layer, a layer
+    with another formula than its name's, examples that see each other. Raises NoNormRule that names
+    the parameter. Call it while the model is whole.
     """
     precision, loss.precision = loss.precision, "float32"
     try:
@@ -228,17 +223,17 @@ def _check_norm_rules(loss: PerExampleLoss, vocabulary: int) -> None:
     def losses() -> torch.Tensor:
         return loss(batch.ids, batch.mask, batch.labels)  # type: ignore[no-any-return]
 
-    squared = loss.ghost.see(losses).squared_norms()
-    names = {p: name for name, p in loss.model.named_parameters() if p.requires_grad}
+    squared = loss.ghost.record(losses).squared_norms()
+    trained = loss.trainable_parameters()
     for row, text in enumerate(texts):
         alone = MicroBatch.of([text]).to(device)
         own = loss(alone.ids, alone.mask, alone.labels).sum()
-        gradients = torch.autograd.grad(own, list(names), allow_unused=True)
+        gradients = torch.autograd.grad(own, list(trained.values()), allow_unused=True)
         norms = [0.0 if g is None else float(g.double().norm()) for g in gradients]
-        for (parameter, name), norm in zip(names.items(), norms, strict=True):
+        for (name, parameter), norm in zip(trained.items(), norms, strict=True):
             ghost = float(squared[parameter][row].sqrt()) if parameter in squared else 0.0
             if not abs(ghost - norm) <= 1e-3 * norm + 1e-5 * max(norms):
                 raise NoNormRule(
-                    f"{name}: its gradient is not the one its layer's rule says; freeze it, or use "
-                    "LoRA on other layers"
+                    f"{name}: its gradient is not the one that its layer's rule gives; freeze it, "
+                    "or use LoRA on other layers"
                 )

@@ -1,6 +1,6 @@
-"""Norms, and clipped sums, of per-example gradients that are never formed (Li et al. 2022b, section
-4, "ghost clipping"; Bu et al. 2022 for the choice between the two ways to an inner product; Bu et
-al. 2023, "book-keeping", for the sums).
+"""Norms and clipped sums of per-example gradients are computed without forming the gradients (Li et
+al. 2022b, section 4, "ghost clipping"; Bu et al. 2022 for the choice between the two ways to an
+inner product; Bu et al. 2023, "book-keeping", for the sums).
 
 A linear layer's gradient for one example is `sum_t g_t a_t^T`, g_t the gradient of that example's
 loss with respect to the layer's output at position t, a_t its input. Its squared norm is
@@ -14,7 +14,7 @@ Legend: B examples, T positions (U: of another use of the same parameter), M x N
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -23,18 +23,15 @@ from dpray.types import InputError
 
 
 class NoNormRule(InputError):
-    """A trainable layer whose per-example gradient norm is not known here."""
+    """A trainable layer has no rule for its per-example gradient norms."""
 
 
 @dataclass(frozen=True)
 class Outer:
-    """The gradient `sum_t left_t right_t^T` of a matrix: (B, T, M) and (B, T, N)."""
+    """Stands for the gradient `sum_t left_t right_t^T` of a matrix: (B, T, M) and (B, T, N)."""
 
     left: torch.Tensor = field(repr=False)
     right: torch.Tensor = field(repr=False)
-
-    def examples(self, chosen_B: torch.Tensor) -> Outer:
-        return Outer(self.left[chosen_B], self.right[chosen_B])
 
     def add_to(self, total_MN: torch.Tensor, weight_B: torch.Tensor) -> None:
         left_BTM = self.left * weight_B[:, None, None]
@@ -43,14 +40,11 @@ class Outer:
 
 @dataclass(frozen=True)
 class Lookup:
-    """The gradient `sum_t e_{ids_t} row_t^T` of a matrix, e the unit vectors: (B, T) and
+    """Stands for the gradient `sum_t e_{ids_t} row_t^T` of a matrix, e the unit vectors: (B, T) and
     (B, T, N)."""
 
     ids: torch.Tensor = field(repr=False)
     row: torch.Tensor = field(repr=False)
-
-    def examples(self, chosen_B: torch.Tensor) -> Lookup:
-        return Lookup(self.ids[chosen_B], self.row[chosen_B])
 
     def add_to(self, total_MN: torch.Tensor, weight_B: torch.Tensor) -> None:
         row_BTN = self.row * weight_B[:, None, None]
@@ -59,27 +53,24 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Whole:
-    """The gradient itself, of a vector: (B, N)."""
+    """Holds the gradient of a vector itself: (B, N)."""
 
     gradient: torch.Tensor = field(repr=False)
-
-    def examples(self, chosen_B: torch.Tensor) -> Whole:
-        return Whole(self.gradient[chosen_B])
 
     def add_to(self, total_N: torch.Tensor, weight_B: torch.Tensor) -> None:
         total_N.addmv_(self.gradient.T, weight_B)
 
 
 Part = Outer | Lookup | Whole
-"""What one use of a parameter adds to its per-example gradients."""
+"""One use of a parameter adds a `Part` to its per-example gradients."""
 
 Rule = Callable[[torch.Tensor, torch.Tensor], list[Part]]
-"""From a layer's input and its output's gradient to one part for each trainable parameter, in the
-order of `named_parameters`."""
+"""A `Rule` maps a layer's input and its output's gradient to one part for each trainable parameter,
+in the order of `named_parameters`."""
 
 
 def inner_products(first: Part, second: Part) -> torch.Tensor:
-    """For every example the inner product of two parts of one parameter's gradient, shape (B,)."""
+    """Return each example's inner product of two parts of one parameter's gradient, (B,)."""
     if isinstance(first, Whole) and isinstance(second, Whole):
         return (first.gradient * second.gradient).sum(1)
     if isinstance(first, Outer) and isinstance(second, Lookup):
@@ -103,24 +94,28 @@ def inner_products(first: Part, second: Part) -> torch.Tensor:
 
 
 def squared_norms(parts: Sequence[Part]) -> torch.Tensor:
-    """Of one parameter's per-example gradients, the sum of `parts`: shape (B,), float64."""
-    total = torch.zeros((), dtype=torch.float64)
-    for i, part in enumerate(parts):
-        total = total.to(_device(part)) + inner_products(part, part).double()
-        for other in parts[:i]:
-            total = total + 2.0 * inner_products(part, other).double()
-    return total.clamp(min=0.0)  # NaN stays NaN
+    """Return the squared norms of a parameter's per-example gradients, each the sum of `parts`:
+    shape (B,), float64."""
+    products = [
+        (1.0 if first is second else 2.0) * inner_products(first, second).double()
+        for i, first in enumerate(parts)
+        for second in parts[: i + 1]
+    ]
+    return torch.stack(products).sum(0).clamp(min=0.0)  # NaN stays NaN
 
 
 def weighted_sum(parts: Sequence[Part], weight_B: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    """`sum_i weight_i g_i`, g_i the gradient of the parameter `of` for example i, the sum of
-    `parts`: the parameter's shape.
+    """Return `sum_i weight_i g_i`, g_i the gradient of the parameter `of` for example i, the sum
+    of `parts`: the parameter's shape.
 
     An example of weight 0 is left out before anything is added up, whatever is in its parts.
     """
     counted_B = weight_B != 0
     if not counted_B.all():
-        parts = [part.examples(counted_B) for part in parts]
+        parts = [
+            replace(part, **{name: tensor[counted_B] for name, tensor in vars(part).items()})
+            for part in parts
+        ]
         weight_B = weight_B[counted_B]
     total = torch.zeros_like(of)
     for part in parts:
@@ -129,9 +124,9 @@ def weighted_sum(parts: Sequence[Part], weight_B: torch.Tensor, of: torch.Tensor
 
 
 def rule_of(name: str, module: nn.Module) -> Rule:
-    """How to get at the parts of `module`'s trainable parameters.
+    """Return the rule for `module`'s trainable parameters.
 
-    Conv1D (GPT-2's linear layer with a transposed weight) and the RMS norms of the models are known
+    Conv1D (GPT-2's linear layer with a transposed weight) and the models' RMS norms are recognised
     by their class names. Raises NoNormRule that names the layer.
     """
     kind = type(module).__name__
@@ -139,48 +134,44 @@ def rule_of(name: str, module: nn.Module) -> Rule:
     vectors = {"bias"} if getattr(module, "bias", None) is not None else set()
     if trainable <= {"weight"} | vectors:
         if isinstance(module, nn.Linear):
-            return _matrix_rule(trainable, output_first=True)
+            return _rule(trainable, lambda a_BTN, g_BTM: Outer(g_BTM, a_BTN))
         if kind == "Conv1D":
-            return _matrix_rule(trainable, output_first=False)
+            return _rule(trainable, Outer)
         if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
             return _scale_rule(trainable, _layer_norm(module))
         if isinstance(module, nn.RMSNorm) or kind.endswith("RMSNorm"):
             return _scale_rule(trainable, _rms_norm(name, module))
         if isinstance(module, nn.Embedding):
             if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
-                raise NoNormRule(f"{name}: an embedding with max_norm, scale_grad_by_freq, sparse")
-            return _lookup_rule(module.padding_idx)
+                raise NoNormRule(
+                    f"{name}: an embedding with max_norm, scale_grad_by_freq or sparse"
+                )
+            return _rule(trainable, _lookup(module.padding_idx))
     raise NoNormRule(
         f"{name} ({kind}) has trainable parameters {sorted(trainable)} and no rule for the norms "
         "of their gradients: freeze it, or use LoRA on linear layers"
     )
 
 
-def _matrix_rule(trainable: set[str], output_first: bool) -> Rule:
-    def parts(a_BTM: torch.Tensor, g_BTN: torch.Tensor) -> list[Part]:
-        outer = Outer(g_BTN, a_BTM) if output_first else Outer(a_BTM, g_BTN)
-        found: list[Part] = [outer] if "weight" in trainable else []
-        return [*found, Whole(g_BTN.sum(1))] if "bias" in trainable else found
+def _rule(trainable: set[str], weight_part: Callable[[torch.Tensor, torch.Tensor], Part]) -> Rule:
+    def parts(a: torch.Tensor, g_BTM: torch.Tensor) -> list[Part]:
+        found = [weight_part(a, g_BTM)] if "weight" in trainable else []
+        return [*found, Whole(g_BTM.sum(1))] if "bias" in trainable else found
 
     return parts
 
 
 def _scale_rule(trainable: set[str], normalised: Callable[[torch.Tensor], torch.Tensor]) -> Rule:
-    def parts(a_BTN: torch.Tensor, g_BTN: torch.Tensor) -> list[Part]:
-        weight = Whole((g_BTN * normalised(a_BTN)).sum(1))
-        found: list[Part] = [weight] if "weight" in trainable else []
-        return [*found, Whole(g_BTN.sum(1))] if "bias" in trainable else found
-
-    return parts
+    return _rule(trainable, lambda a_BTN, g_BTN: Whole((g_BTN * normalised(a_BTN)).sum(1)))
 
 
-def _lookup_rule(padding_idx: int | None) -> Rule:
-    def parts(ids_BT: torch.Tensor, g_BTN: torch.Tensor) -> list[Part]:
+def _lookup(padding_idx: int | None) -> Callable[[torch.Tensor, torch.Tensor], Part]:
+    def lookup(ids_BT: torch.Tensor, g_BTN: torch.Tensor) -> Part:
         if padding_idx is not None:  # torch gives this row no gradient
             g_BTN = g_BTN * (ids_BT != padding_idx).unsqueeze(-1)
-        return [Lookup(ids_BT, g_BTN)]
+        return Lookup(ids_BT, g_BTN)
 
-    return parts
+    return lookup
 
 
 def _layer_norm(module: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -192,9 +183,3 @@ def _rms_norm(name: str, module: nn.Module) -> Callable[[torch.Tensor], torch.Te
     if not isinstance(eps, float):
         raise NoNormRule(f"{name} ({type(module).__name__}): no eps to compute its norm with")
     return lambda a: a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + eps)
-
-
-def _device(part: Part) -> torch.device:
-    match part:
-        case Outer(left=tensor) | Lookup(row=tensor) | Whole(gradient=tensor):
-            return tensor.device

@@ -1,15 +1,18 @@
-"""What is noted of a training, step by step, so that one that was cut off can go on and pay.
+"""A `Journal` records a training by blocks of steps, so that an interrupted one can resume and is
+charged for every step that it may have made.
 
-The steps are taken in blocks. A block is begun in the ledger, durably, before any of its noise is
-drawn; after its last step the state is written, flushed, and its SHA-256 published under the
-block's name. A block that was begun and not published may have made any number of its steps: when
-it is begun again, all of them are charged again.
+A block is begun in the ledger, durably, before any of its noise is drawn; after its last step the
+state is written, flushed, and its SHA-256 published under the block's name. A block that was begun
+and not published may have made any number of its steps: when it is begun anew, all of them are
+charged a second time.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpray.accounting.run_ledger import NullLedger, RunLedger
@@ -17,92 +20,72 @@ from dpray.io.files import sha256_of
 from dpray.training.state import TrainingState
 from dpray.types import DprayError
 
-
-@dataclass(frozen=True)
-class Blocks:
-    """Steps 1 to `steps` in blocks of `size`; the last one may be shorter."""
-
-    steps: int
-    size: int
-
-    def name(self, t: int) -> str:
-        """Of the block that step t, counted from 0, belongs to."""
-        first = t - t % self.size
-        return f"steps-{first + 1:08d}-{min(first + self.size, self.steps):08d}"
-
-    def starts(self, t: int) -> bool:
-        return t % self.size == 0
-
-    def ends(self, t: int) -> bool:
-        return (t + 1) % self.size == 0 or t + 1 == self.steps
+SECONDS_BETWEEN_LOOKS = 2.0
 
 
-def steps_of(unit: str) -> int:
-    """The number of steps of the block of this name; 0 for another unit of the run."""
+def block_steps(unit: str) -> range:
+    """Return the steps, from 0, of the block of this name; none for another unit of the run."""
     kind, _, numbers = unit.partition("-")
     if kind != "steps":
-        return 0
+        return range(0)
     first, last = map(int, numbers.split("-"))
-    return last - first + 1
+    return range(first - 1, last)
 
 
 def lost_blocks(ledger: RunLedger, key: str) -> list[int]:
-    """The steps of every block that was begun and left no checkpoint, in the blocks' order."""
+    """Return the number of steps of every block that was begun and left no checkpoint, in the
+    blocks' order."""
     published = {unit: attempt for unit, (attempt, _) in ledger.published(key)}
-    starts: Iterator[tuple[str, str]] = ledger.started(key)
-    lost = (steps_of(unit) for unit, attempt in starts if published.get(unit) != attempt)
+    started = ledger.started(key)
+    lost = (len(block_steps(unit)) for unit, attempt in started if published.get(unit) != attempt)
     return [steps for steps in lost if steps]
-
-
-def nothing(t: int) -> None:
-    pass
 
 
 @dataclass(frozen=True)
 class Journal:
-    """Of one attempt at a training; travels to rank 0.
+    """Records one attempt at a training of `steps` steps, in blocks of `block_size`; it travels to
+    the ranks.
 
     `folder` holds the checkpoints and has to be reachable from rank 0's node and from the next
-    attempt's. `on_step` is told each step's number before it is made.
+    attempt's.
     """
 
     ledger: RunLedger
     key: str
     attempt: str
     folder: str
-    blocks: Blocks
-    on_step: Callable[[int], None] = field(default=nothing, repr=False)
+    steps: int
+    block_size: int
 
     def latest(self) -> TrainingState | None:
-        """The state of the last block that was published, None before there is one. Raises
+        """Return the state of the last block that was published, None before there is one. Raises
         DprayError where its file is not what was published."""
-        path, sha = self._latest()
-        if path is None:
+        if (last := self._last_block()) is None:
             return None
+        unit, attempt, sha = last
+        path = self._path(unit, attempt)
         if not path.is_file() or (sha is not None and sha256_of(path) != sha):
             raise DprayError(
                 f"{path.name}: the training's checkpoint is not there, or altered: it cannot go on"
             )
         return TrainingState.load(path)
 
-    def _latest(self) -> tuple[Path | None, str | None]:
-        if isinstance(self.ledger, NullLedger):
-            return max(Path(self.folder).glob("steps-*.safetensors"), default=None), None
-        found = [entry for entry in self.ledger.published(self.key) if steps_of(entry[0])]
-        if not found:
-            return None, None
-        unit, (attempt, sha) = max(found)
-        return self._path(unit, attempt), sha
+    def steps_done(self) -> int:
+        """Return the number of steps up to the last published block."""
+        last = self._last_block()
+        return 0 if last is None else block_steps(last[0]).stop
 
     def before_step(self, t: int) -> None:
-        """On rank 0."""
-        if self.blocks.starts(t):
-            self.ledger.begin(self.key, self.attempt, [self.blocks.name(t)])
-        self.on_step(t)
+        """Begin the block that step t is the first of; on rank 0."""
+        if t % self.block_size == 0:
+            self.ledger.begin(self.key, self.attempt, [self._block(t)])
+
+    def ends_block(self, t: int) -> bool:
+        return (t + 1) % self.block_size == 0 or t + 1 == self.steps
 
     def keep(self, t: int, state: TrainingState) -> None:
-        """On rank 0, after the last step t of a block."""
-        unit = self.blocks.name(t)
+        """Publish the state after the last step t of a block; on rank 0."""
+        unit = self._block(t)
         path = self._path(unit, self.attempt)
         path.parent.mkdir(exist_ok=True)
         state.save(path)
@@ -110,6 +93,42 @@ class Journal:
         for other in path.parent.iterdir():
             if other != path:
                 other.unlink()
+
+    @contextmanager
+    def watched(self, show: Callable[[int], None]) -> Iterator[None]:
+        """Call `show` with `steps_done()` every few seconds while ranks elsewhere train."""
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(SECONDS_BETWEEN_LOOKS):
+                try:
+                    done = self.steps_done()
+                except Exception:
+                    return  # without progress the training still goes on
+                show(done)
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _last_block(self) -> tuple[str, str, str | None] | None:
+        """Return the last published block's name, attempt and checkpoint's SHA-256."""
+        if isinstance(self.ledger, NullLedger):  # it remembers nothing: the file's name says it
+            if not (files := list(Path(self.folder).glob("steps-*.safetensors"))):
+                return None
+            unit, attempt = max(files).stem.rsplit("-", 1)
+            return unit, attempt, None
+        published = self.ledger.published(self.key)
+        return max(((unit, *entry) for unit, entry in published if block_steps(unit)), default=None)
+
+    def _block(self, t: int) -> str:
+        """Return the name of the block that step t, from 0, belongs to."""
+        first = t - t % self.block_size
+        return f"steps-{first + 1:08d}-{min(first + self.block_size, self.steps):08d}"
 
     def _path(self, unit: str, attempt: str) -> Path:
         return Path(self.folder) / f"{unit}-{attempt}.safetensors"

@@ -1,73 +1,61 @@
-"""The model that is fine-tuned: from a folder into memory, and back."""
+"""`load_loss` loads the model that is fine-tuned, `save_model` saves it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from dpray.training.clipped_loss import PerExampleLoss, Precision, check_norm_rules
-from dpray.training.quiet import quiet_deepspeed
+from dpray.config.training import TrainingSettings
+from dpray.training.clipped_loss import PerExampleLoss, check_norm_rules
 from dpray.types import InputError
 
 ADAPTER = "adapter"
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """What of the model in `folder` is trained."""
+def load_loss(folder: str, settings: TrainingSettings) -> PerExampleLoss:
+    """Load the model in `folder`, whole on the CPU with float32 weights, as per-example losses;
+    dropout is off.
 
-    folder: str
-    kind: Literal["lora", "full"]
-    lora_rank: int = 8
-    lora_alpha: float = 16.0
-    precision: Precision = "float32"
-    checkpointing: bool = False
-    name: str | None = None
-    """What adapters that are written call the model they belong to; None: its folder."""
-
-
-def load_loss(tuning: Tuning) -> PerExampleLoss:
-    """The model, whole on the CPU with float32 weights, as per-example losses; dropout is off.
-
-    Raises NoNormRule where the norms of its gradients cannot be had, InputError where weights are
-    not finite.
+    Raises NoNormRule where a trainable layer has no rule for the norms of its gradients, InputError
+    where weights are not finite.
     """
-    model = _trainable(tuning)
+    model = _trainable(folder, settings)
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
-            raise InputError(f"engine.model: {tuning.folder}: not finite: some weights of {name}")
-    loss = PerExampleLoss(model, tuning.precision, tuning.checkpointing).eval()
+            raise InputError(f"engine.model: {folder}: not finite: some weights of {name}")
+    loss = PerExampleLoss(model, settings.precision, settings.gradient_checkpointing).eval()
     check_norm_rules(loss, model.config.get_text_config().vocab_size)
     return loss
 
 
-def trainable_parameters(loss: PerExampleLoss) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in loss.model.named_parameters() if p.requires_grad}
+def save_model(
+    base: str, settings: TrainingSettings, weights: Mapping[str, torch.Tensor], folder: Path,
+    base_name: str,
+) -> None:  # fmt: skip
+    """Save the fine-tuned model as a plain folder with its tokenizer. Adapters are merged; they are
+    also saved by themselves, with the tokenizer, in the folder `ADAPTER`, and call the model they
+    belong to `base_name`.
 
-
-def save_model(tuning: Tuning, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """The fine-tuned model as a plain folder with its tokenizer: adapters are merged, and stand by
-    themselves, with the tokenizer too, in the folder `ADAPTER`.
-
-    `weights` are the trained ones by their `trainable_parameters` names.
+    `weights` are the trained ones by their names in `PerExampleLoss.trainable_parameters`.
     """
-    model = _trainable(tuning)
+    model = _trainable(base, settings)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, weight in weights.items():
             parameters[name].copy_(weight)
-    tokenizer = AutoTokenizer.from_pretrained(tuning.folder)
-    with quiet_deepspeed():
-        if tuning.kind == "lora":
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    with deepspeed_on_stderr():
+        if settings.tuning == "lora":
             for adapters in model.peft_config.values():
-                adapters.base_model_name_or_path = tuning.name or tuning.folder
+                adapters.base_model_name_or_path = base_name
             model.save_pretrained(folder / ADAPTER)
             tokenizer.save_pretrained(folder / ADAPTER)
             model = model.merge_and_unload()
@@ -75,16 +63,16 @@ def save_model(tuning: Tuning, weights: Mapping[str, torch.Tensor], folder: Path
     tokenizer.save_pretrained(folder)
 
 
-def _trainable(tuning: Tuning) -> Any:
+def _trainable(folder: str, settings: TrainingSettings) -> Any:
     disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(tuning.folder, dtype="float32")
-    if tuning.kind == "lora":
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    if settings.tuning == "lora":
         from peft import LoraConfig, get_peft_model
 
         adapters = LoraConfig(
             task_type="CAUSAL_LM",
-            r=tuning.lora_rank,
-            lora_alpha=tuning.lora_alpha,  # type: ignore[arg-type]
+            r=settings.lora_rank,
+            lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
             target_modules="all-linear",
             fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),
         )
@@ -93,3 +81,17 @@ def _trainable(tuning: Tuning) -> Any:
             torch.manual_seed(0)
             model = get_peft_model(model, adapters)
     return model
+
+
+@contextlib.contextmanager
+def deepspeed_on_stderr() -> Iterator[Any]:
+    """Import `deepspeed` and send its prints to the standard error: the standard output is the
+    command's. Enter it around everything that imports DeepSpeed, as saving a transformers model
+    does."""
+    with contextlib.redirect_stdout(sys.stderr):
+        import deepspeed
+
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        # A helper for CPU ranks that would be compiled at the first start: gloo does without.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        yield deepspeed

@@ -1,7 +1,7 @@
-"""DP-SGD on the ranks of a Ray Train worker group.
+"""`train_on_ray` trains on the ranks of a Ray Train worker group.
 
-Ray retries nothing here: a step that is made again would be a second release of the same data that
-nobody paid for. The caller decides, and charges, what is run again.
+Ray retries nothing here: a repeated step would be a second, uncharged release of the same data. The
+caller decides what is repeated, and charges it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpray.training.training import Training, train
 from dpray.training.zero import ZeroTrainer, shared_key
 from dpray.types import DprayError
 
-# Ray Train v2's; type checkers see v1's.
+# Ray Train v2's arguments; type checkers see v1's.
 _NO_RETRIES = ray.train.FailureConfig(
     max_failures=0,
     controller_failure_limit=0,  # type: ignore[call-arg]
@@ -62,8 +62,8 @@ def train_on_ray(
 
 
 def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
-    """Each rank gets so much. Ray Train sums over ranks by NCCL where they have GPUs, else by
-    Gloo."""
+    """Return the resources of the ranks, `gpus` and `cpus` each. Ray Train sums over ranks by NCCL
+    where they have GPUs, else by Gloo."""
     resources = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
     return ray.train.ScalingConfig(
         num_workers=workers, use_gpu=gpus > 0, resources_per_worker=resources
@@ -71,8 +71,8 @@ def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
 
 
 def _reason(error: TrainingFailedError) -> BaseException:
-    """Return the first cause: an error of ours where a rank raised one; a worker that Ray ended for
-    want of memory or that was lost, rather than what the others raise because it is gone."""
+    """Return the first cause: a DprayError of a rank, else a worker that was lost or that Ray ended
+    for want of memory: not the errors of the others, which miss it."""
     if isinstance(error, PreemptionError):
         return WorkerCrashedError()
     failures = list(_failures(error))
@@ -84,7 +84,7 @@ def _reason(error: TrainingFailedError) -> BaseException:
 
 
 def _failures(error: TrainingFailedError) -> Iterator[BaseException]:
-    """The ranks' errors, out of Ray Train's wrappers; its own error where no rank has one."""
+    """Yield the ranks' errors, out of Ray Train's wrappers; its own where no rank has one."""
     found = error.worker_failures.values() if isinstance(error, WorkerGroupError) else [error]
     for failure in found:
         controller = getattr(failure, "controller_failure", failure)
@@ -98,7 +98,7 @@ def _rank(config: dict[str, Any]) -> None:
     made: list[ZeroTrainer] = []
 
     def make_trainer(loss: PerExampleLoss) -> ZeroTrainer:
-        made.append(ZeroTrainer(training.plan, loss.to(device), training.zero_stage, device))
+        made.append(ZeroTrainer(training.step, training.settings, loss.to(device), device))
         return made[0]
 
     train(training, make_trainer, generator(shared_key(device)))

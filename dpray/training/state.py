@@ -1,5 +1,4 @@
-"""What a training that was cut off goes on from: weights and the optimizer's moments, in a form
-that knows nothing of ranks.
+"""An interrupted training resumes from a `TrainingState`, whatever the number of ranks.
 
 The states of the noise and of the sampling are no part of it: they are never stored.
 """
@@ -18,31 +17,31 @@ from torch.optim import Optimizer
 
 from dpray.io.files import sync
 from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.model import trainable_parameters
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's; plain SGD has none."""
+MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
+"""The moments that each optimizer keeps; plain SGD keeps none."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """After `steps` steps. Weights by their `trainable_parameters` names, on the CPU; each of
-    MOMENTS by the same names, or nothing."""
+    """Holds, after `steps` steps, the weights by their names in
+    `PerExampleLoss.trainable_parameters`, on the CPU, and each of the optimizer's moments by the
+    same names."""
 
     steps: int
     weights: Mapping[str, torch.Tensor] = field(repr=False)
     moments: Mapping[str, Mapping[str, torch.Tensor]] = field(repr=False)
 
     def save(self, path: Path) -> None:
-        """Durably: a file of this name is whole."""
+        """Write the file durably: a file of this name is whole."""
         tensors = {f"weights/{name}": w.contiguous() for name, w in self.weights.items()}
-        for kind, of_kind in self.moments.items():
-            tensors |= {f"{kind}/{name}": moment.contiguous() for name, moment in of_kind.items()}
+        for kind, named in self.moments.items():
+            tensors |= {f"{kind}/{name}": moment.contiguous() for name, moment in named.items()}
         temporary = path.with_suffix(".tmp")
         save_file(tensors, temporary, {"steps": str(self.steps)})
-        for place in (temporary, path.parent):
-            sync(place)
+        sync(temporary)
         os.replace(temporary, path)
+        sync(path.parent)
 
     @staticmethod
     def load(path: Path) -> TrainingState:
@@ -55,14 +54,14 @@ class TrainingState:
         return TrainingState(steps, found.pop("weights"), found)
 
     def put_weights(self, loss: PerExampleLoss) -> None:
-        """Into a whole model, before any engine takes it apart."""
+        """Copy the weights into a whole model, before any engine takes it apart."""
         with torch.no_grad():
-            for name, parameter in trainable_parameters(loss).items():
+            for name, parameter in loss.trainable_parameters().items():
                 parameter.copy_(self.weights[name])
 
 
 def empty_moments(optimizer: Optimizer, tensors: Iterable[torch.Tensor], steps: int) -> None:
-    """Gives every tensor of AdamW's moments that are 0 after `steps` steps, to be filled in."""
+    """Give every tensor moments of AdamW that are 0 after `steps` steps, to be filled in."""
     for tensor in tensors:
-        zeros = {kind: torch.zeros_like(tensor, requires_grad=False) for kind in MOMENTS}
+        zeros = {kind: torch.zeros_like(tensor, requires_grad=False) for kind in MOMENTS["adamw"]}
         optimizer.state[tensor] = {"step": torch.tensor(float(steps)), **zeros}

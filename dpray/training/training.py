@@ -1,4 +1,4 @@
-"""A fine-tuning from its plan to a model folder, in this process or on one of several ranks."""
+"""`train` fine-tunes a base model to a model folder, in this process or on one of several ranks."""
 
 from __future__ import annotations
 
@@ -10,53 +10,62 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.dp_sgd.algorithm import DpSgd, Trainer, Units, fine_tune
+from dpray.config.training import TrainingSettings
 from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.journal import Journal, nothing
-from dpray.training.model import Tuning, load_loss, save_model
-from dpray.training.reference import ReferenceTrainer
+from dpray.training.journal import Journal
+from dpray.training.model import load_loss, save_model
 from dpray.training.state import TrainingState
+from dpray.training.step import DpSgdStep, Trainer
 from dpray.types import InputError
+
+OnStep = Callable[[int], None]
+Loop = Callable[[Trainer, np.random.Generator, OnStep, OnStep, int], None]
+"""Makes the steps from a first one on: `loop(trainer, sampling, before_step, after_step, start)`.
+Every rank calls it with the same draws of `sampling`; it calls the callbacks with each step's
+number, from 0."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What every rank is told; it is pickled, and holds no private data.
+    """Tells a rank everything. It is pickled and holds no private data: `loop` reads that on the
+    rank.
 
-    `load_units` gives the private data, the same on every rank, in the same order. Rank 0 writes
-    the model to `folder`, whose parent every rank has to see. Without a `journal` nothing is
-    noted, and a training that is cut off is lost.
+    `base` is the folder of the model that is tuned, and adapters call it `base_name`. Rank 0 writes
+    the tuned model to `folder`, whose parent every rank has to see.
     """
 
-    plan: DpSgd
-    tuning: Tuning
-    zero_stage: int
-    load_units: Callable[[], Units] = field(repr=False)
+    step: DpSgdStep
+    settings: TrainingSettings
+    base: str
+    base_name: str
+    loop: Loop = field(repr=False)
     folder: str
-    journal: Journal | None = None
+    journal: Journal
 
 
 class ResumableTrainer(Trainer, Protocol):
-    """To be called on every rank."""
+    """Gives its state and takes it back; every method is called on every rank."""
 
-    def weights(self) -> dict[str, torch.Tensor]: ...
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the trained weights by name, on the CPU."""
 
-    def state(self, steps: int) -> TrainingState: ...
+    def state(self, steps: int) -> TrainingState:
+        """Return the state after `steps` steps, one of them made by this trainer."""
 
     def restore(self, state: TrainingState) -> None:
-        """The optimizer's part of `state`; the weights were in the model from the start."""
+        """Put the optimizer's moments back; the weights were in the model from the start."""
 
 
 def train(
     training: Training,
     make_trainer: Callable[[PerExampleLoss], ResumableTrainer],
     sampling: np.random.Generator,
+    on_step: OnStep = lambda t: None,
 ) -> None:
     """Make the steps that are not made yet, and write the model. `sampling` draws the same on all
-    ranks, and never drew before. Raises InputError, before a step is made, where the parent of the
-    model's folder is not here."""
-    # Rank 0 may be on any node, in the next attempt on another one: all of them are asked. Found
+    ranks, and never drew before; rank 0 calls `on_step` before each step. Raises InputError, before
+    a step is made, where the parent of the model's folder is not here."""
+    # Rank 0 may be on any node, in the next attempt on another one, so every rank checks. Found
     # after the first steps, this would cost what they were charged.
     if not Path(training.folder).parent.is_dir():
         raise InputError(
@@ -64,41 +73,28 @@ def train(
             "all nodes share"
         )
     journal = training.journal
-    state = None if journal is None else journal.latest()
-    loss = load_loss(training.tuning)
+    state = journal.latest()
+    loss = load_loss(training.base, training.settings)
     if state is not None:
         state.put_weights(loss)
     trainer = make_trainer(loss)
     if state is not None:
         trainer.restore(state)
 
+    def before_step(t: int) -> None:
+        if trainer.rank == 0:
+            journal.before_step(t)
+            on_step(t)
+
     def after_step(t: int) -> None:
-        if journal is not None and journal.blocks.ends(t):
+        if journal.ends_block(t):
             reached = trainer.state(t + 1)
             if trainer.rank == 0:
                 journal.keep(t, reached)
 
-    fine_tune(
-        training.plan,
-        training.load_units(),
-        trainer,
-        sampling,
-        nothing if journal is None or trainer.rank != 0 else journal.before_step,
-        after_step,
-        start=0 if state is None else state.steps,
-    )
+    start = 0 if state is None else state.steps
+    training.loop(trainer, sampling, before_step, after_step, start)
     weights = trainer.weights()
     if trainer.rank == 0:
-        save_model(training.tuning, weights, Path(training.folder))
-
-
-def train_here(training: Training) -> None:
-    """In this process, on its GPU where there is one."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-
-    def make_trainer(loss: PerExampleLoss) -> ReferenceTrainer:
-        return ReferenceTrainer(training.plan, loss, new_key(), device)
-
-    train(training, make_trainer, generator(new_key()))
-    if device == "cuda":
-        torch.cuda.empty_cache()  # what writes the texts then may want all of it
+        folder = Path(training.folder)
+        save_model(training.base, training.settings, weights, folder, training.base_name)

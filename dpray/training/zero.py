@@ -1,38 +1,41 @@
-"""DP-SGD over ranks with DeepSpeed ZeRO: the same sum, the noise added where the sum is.
+"""`ZeroTrainer` makes the same steps over ranks with DeepSpeed ZeRO: noise is added where the sum
+is.
 
 The engine sums the gradients over ranks and leaves each rank its partition of the sum (stage 0: all
 of it); the optimizer of that rank adds the noise right before its step
-(`dpray.training.optimizer`). Everything in DeepSpeed that would look at the gradients
-by itself is off: its clipping, its gradient norm, its loss scale.
+(`dpray.training.gradient_noise`). Everything in DeepSpeed that would look at the gradients by
+itself is off: its clipping, its gradient norm, its loss scale.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.dp_sgd.algorithm import DpSgd
+from dpray.training.batches import TrainingText
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.training.gradient_noise import GradientNoise
-from dpray.training.model import trainable_parameters
-from dpray.training.optimizer import (
+from dpray.training.gradient_noise import (
+    GradientNoise,
     add_noise_before_steps,
     make_optimizer,
     set_learning_rate,
 )
-from dpray.training.quiet import quiet_deepspeed
+from dpray.training.model import deepspeed_on_stderr
 from dpray.training.state import MOMENTS, TrainingState, empty_moments
+from dpray.training.step import DpSgdStep
 from dpray.types import DprayError
 
 BUCKET = 50_000_000
-"""Gradients that are summed over ranks in one call."""
+"""Elements of the gradient that are summed over ranks in one call."""
 
 
 def shared_key(device: torch.device) -> str:
-    """A `new_key()` of rank 0 that all ranks get: in no configuration, log or file."""
+    """Return a `new_key()` of rank 0 to all ranks; it is in no configuration, log or file."""
     key = torch.zeros(32, dtype=torch.uint8)
     if dist.get_rank() == 0:
         key = torch.frombuffer(bytearray.fromhex(new_key()), dtype=torch.uint8)
@@ -42,8 +45,8 @@ def shared_key(device: torch.device) -> str:
 
 
 def zero_config(stage: int) -> dict[str, Any]:
-    """DeepSpeed's configuration. Gradients are summed in float32: a sum rounded to fewer bits
-    would move with everybody's gradients, beyond the sensitivity."""
+    """Return DeepSpeed's configuration. Gradients are summed in float32: a sum rounded to fewer
+    bits would move with everybody's gradients, beyond the sensitivity."""
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": False,
@@ -63,38 +66,44 @@ def zero_config(stage: int) -> dict[str, Any]:
 
 
 class ZeroTrainer:
-    """A `dpray.methods.dp_sgd.algorithm.Trainer` in an initialised process group.
+    """Trains in an initialised process group.
 
     Claim: every coordinate of the weights gets its noise once a step. Stage 0 keeps the whole
     optimizer on every rank: the ranks share a noise key and so their replicas stay equal. From
     stage 1 on a coordinate is in one rank's partition, and every rank has a key of its own.
     """
 
-    def __init__(self, plan: DpSgd, loss: PerExampleLoss, stage: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        step: DpSgdStep,
+        settings: TrainingSettings,
+        loss: PerExampleLoss,
+        device: torch.device,
+    ) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self._plan, self._loss, self._stage, self._device = plan, loss, stage, device
-        self._coordinates = sum(p.numel() for p in trainable_parameters(loss).values())
-        self._optimizer = make_optimizer(plan, loss)
-        with quiet_deepspeed() as deepspeed:
+        self._step, self._loss, self._device = step, loss, device
+        self._stage, self._moments = settings.zero_stage, MOMENTS[settings.optimizer]
+        self._coordinates = sum(p.numel() for p in loss.trainable_parameters().values())
+        self._optimizer = make_optimizer(step, settings, loss)
+        with deepspeed_on_stderr() as deepspeed:
             self._engine, *_ = deepspeed.initialize(
-                model=loss, optimizer=self._optimizer, config=zero_config(stage)
+                model=loss, optimizer=self._optimizer, config=zero_config(self._stage)
             )
         self._engine.eval()
-        key = shared_key(device) if stage == 0 else new_key()
-        self._noise = GradientNoise(plan.mechanism, key)
+        key = shared_key(device) if self._stage == 0 else new_key()
+        self._noise = GradientNoise(step, key)
         add_noise_before_steps(self._optimizer, self._noise)
 
-    def accumulate(self, micro_batch: MicroBatch, last: bool) -> None:
-        mechanism = self._plan.mechanism
+    def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
         clipped = self._loss.clipped(
-            micro_batch.to(self._device),
-            mechanism.clip_to,
+            MicroBatch.of(texts, *shape).to(self._device),
+            self._step.clip_to,
             forward=self._engine,
             two_passes=self._stage == 3,
         )
         # The engine averages over ranks.
-        share = clipped * (self.ranks / mechanism.expected_batch_size)
+        share = clipped * (self.ranks / self._step.expected_batch_size)
         self._engine.backward(share, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> None:
@@ -106,47 +115,44 @@ class ZeroTrainer:
             raise DprayError("the training engine made a step without noise; the run is stopped")
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The trained weights by name, on the CPU; to be called on every rank."""
-        named = trainable_parameters(self._loss)
+        named = self._loss.trainable_parameters()
         if self._stage < 3:
             return {name: p.detach().cpu().clone() for name, p in named.items()}
         whole = {}
-        with quiet_deepspeed() as deepspeed:
+        with deepspeed_on_stderr() as deepspeed:
             for name, parameter in named.items():
                 with deepspeed.zero.GatheredParameters(parameter):
                     whole[name] = parameter.detach().cpu().clone()
         return whole
 
     def state(self, steps: int) -> TrainingState:
-        """After `steps` steps, one of them by this trainer; to be called on every rank."""
-        kinds = MOMENTS if self._plan.optimizer == "adamw" else ()
-        moments = {kind: self._gathered(kind) for kind in kinds}
+        moments = {kind: self._gathered(kind) for kind in self._moments}
         return TrainingState(steps, self.weights(), moments)
 
     def _gathered(self, kind: str) -> dict[str, torch.Tensor]:
-        named = trainable_parameters(self._loss)
+        named = self._loss.trainable_parameters()
         if self._stage == 0:
             return {name: self._optimizer.state[p][kind].cpu() for name, p in named.items()}
-        with quiet_deepspeed() as deepspeed:
+        with deepspeed_on_stderr() as deepspeed:
             gather = deepspeed.utils.safe_get_full_optimizer_state
             return {name: gather(p, kind).cpu() for name, p in named.items()}
 
     def restore(self, state: TrainingState) -> None:
-        """The optimizer's moments, this rank's part of them; the weights were in the model before
-        it was taken apart."""
+        """Put this rank's part of the moments back; the weights were in the model before the engine
+        took it apart."""
         if not state.moments:
             return
         empty_moments(self._optimizer, self._stepped(), state.steps)
         if self._stage in (1, 2):
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
-        with quiet_deepspeed() as deepspeed:
+        with deepspeed_on_stderr() as deepspeed:
             for kind, moments in state.moments.items():
-                for name, parameter in trainable_parameters(self._loss).items():
+                for name, parameter in self._loss.trainable_parameters().items():
                     self._put(deepspeed, parameter, moments[name], kind)
 
     def _stepped(self) -> list[torch.Tensor]:
-        """The tensors that the optimizer steps: whole parameters, or this rank's partitions."""
-        if self._stage == 3:  # which hands them to the optimizer one by one
+        """Return what the optimizer steps: whole parameters, or this rank's partitions."""
+        if self._stage == 3:  # its engine hands them to the optimizer one by one
             return list(self._engine.optimizer.fp32_partitioned_groups_flat)
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 

@@ -19,6 +19,7 @@ import torch
 
 from dpray.auditing.labels import labels_target
 from dpray.auditing.target import Finding, Target, audit_target
+from dpray.config.training import TrainingSettings
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.methods.aug_pe import audit as aug_pe_audit
 from dpray.methods.aug_pe.audit import votes_target
@@ -36,7 +37,7 @@ from dpray.methods.private_prediction.exponential import SoftmaxSampler
 from dpray.methods.private_prediction.sparse_vector import SparseVector
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.gradient_noise import DpSgdStep
+from dpray.training.step import DpSgdStep
 
 DELTA = 1e-2
 ONE_RUN_DELTA = 1e-6
@@ -197,7 +198,7 @@ def uncut() -> AbstractContextManager[Any]:
 PLAN = DpSgd(
     DpSgdStep(sampling_probability=0.1, noise_multiplier=1.2, clip_norm=0.5,
               expected_batch_size=100.0),
-    steps=40, micro_batch_size=64, learning_rate=1e-3,
+    steps=40, settings=TrainingSettings(micro_batch_size=64, learning_rate=1e-3),
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from dpray.config.engine import EngineConfig
 from dpray.engines.base import (
     Engine,
     LockstepGroup,
@@ -32,8 +33,8 @@ from dpray.engines.base import (
     Prompt,
     SelectorSpec,
 )
-from dpray.engines.factory import make_engine
 from dpray.io.records import read_rows
+from dpray.runs.engine import build_engine
 
 EDGES = 1000
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,10 +116,11 @@ def main(
     results = []
     for kind in ("transformers", "vllm"):
         for dtype in ("float32", "bfloat16"):
-            options: dict[str, Any] = {"dtype": dtype, "max_model_len": 512}
-            if kind == "vllm":
-                options |= {"kv_cache_gib": 1.0, "private_rows": True, "public_alone": True}
-            engine = make_engine(kind, model, **options)
+            section = {"kind": kind, "model": model, "dtype": dtype}
+            config = EngineConfig.model_validate(
+                section | {"max_model_len": 512, "kv_cache_gib": 1.0}
+            )
+            engine = build_engine(config, public_alone=True)
             counts = measure(engine, texts, groups, rows, tokens)
             engine.close()
             results.append({"engine": kind, "dtype": dtype, **counts})

@@ -35,6 +35,7 @@ from dpray.evaluation.evaluate import Labelled, evaluate
 from dpray.evaluation.fidelity import DRAW, cluster_divergences, frechet_distance
 from dpray.evaluation.neighbours import nearest_cosine, precision_recall
 from dpray.evaluation.network import three_layer_network
+from dpray.types import Progress
 
 VOCABULARY = 50_000
 NOTES = Path(__file__).resolve().parents[2] / "dpray" / "demo" / "data" / "public.jsonl"
@@ -118,8 +119,8 @@ def measure_whole(count: int, dimension: int, words: int) -> tuple[dict[str, flo
     synthetic, train, test = (notes(count, words, seed) for seed in range(3))
     began: dict[str, float] = {}
 
-    def stamp(part: str, done: int, total: int) -> None:
-        began.setdefault(part, time.perf_counter())
+    def stamp(progress: Progress) -> None:
+        began.setdefault(progress.stage, time.perf_counter())
 
     evaluate(test, synthetic, HashingEmbedder(dimension), train=train, seeds=3, on_progress=stamp)
     ends = [*list(began.values())[1:], time.perf_counter()]

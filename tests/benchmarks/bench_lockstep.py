@@ -27,8 +27,10 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from dpray.config.engine import EngineConfig
 from dpray.engines.base import LockstepGroup, LockstepResult, Prompt, SelectorSpec
-from dpray.engines.factory import make_engine
+from dpray.engines.transformers import TransformersEngine
+from dpray.engines.vllm import VllmEngine
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken, selector_arguments
 from tests.engines.tiny_model import make_model, sentence
@@ -71,11 +73,11 @@ def private_tokens(engine: Any, groups: list[LockstepGroup]) -> int:
     rows = {group.group_id: len(group.private_prompts) + 1 for group in groups}
     done = 0
 
-    def then(result: LockstepResult) -> None:
+    def count(result: LockstepResult) -> None:
         nonlocal done
         done += rows[result.group_id] * len(result.token_ids)
 
-    engine.decode_lockstep(groups, then)
+    engine.decode_lockstep(groups, count)
     return done
 
 
@@ -91,7 +93,7 @@ def plain_tokens(engine: Any, groups: list[LockstepGroup], **options: Any) -> in
         for group in groups
         for prompt in (*group.private_prompts, group.public_prompt)
     ]
-    outputs = engine.llm.generate(prompts, params, use_tqdm=False)
+    outputs = engine.model.llm.generate(prompts, params, use_tqdm=False)
     return sum(len(output.outputs[0].token_ids) for output in outputs)
 
 
@@ -104,7 +106,7 @@ def rate(work: Callable[[], int]) -> float:
 def measure(
     folder: str, groups: int, rows: int, tokens: int, rounds: int
 ) -> dict[str, list[float]]:
-    engine: Any = make_engine("vllm", folder, kv_cache_gib=3.0)
+    engine: Any = VllmEngine(EngineConfig(model=folder, kv_cache_gib=3.0))
     small = make_groups(engine, 1, rows, 4)
 
     def requests(**mechanism: Any) -> list[LockstepGroup]:
@@ -122,11 +124,11 @@ def measure(
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
-            engine.llm.reset_prefix_cache()
+            engine.model.llm.reset_prefix_cache()
             rates[name].append(rate(way))
     private = requests()
     engine.close()
-    engine = make_engine("transformers", folder)
+    engine = TransformersEngine(EngineConfig(model=folder))
     private_tokens(engine, small)
     rates["transformers, private"] = [rate(lambda: private_tokens(engine, private))] * rounds
     return rates

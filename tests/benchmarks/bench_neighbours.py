@@ -5,7 +5,7 @@
 A batch goes through a model with one text whose weight is 0, and once more without that text: the
 L2 norm of the difference of the sums of the others' clipped gradients, over C, at its largest over
 the removed texts. `fixed` are the micro-batches that training uses
-(`dpray.methods.dp_sgd.algorithm.share`); `ragged` is for comparison: texts sorted by length, as
+(`dpray.training.batches.share`); `ragged` is for comparison: texts sorted by length, as
 long as the longest of each micro-batch. Random tokens, lognormal lengths; without `--model`
 the tiny Llama of the tests. Prints Markdown; the seconds are of one pass over the batch.
 """
@@ -24,8 +24,9 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpray.methods.dp_sgd.algorithm import share
-from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, Precision, TrainingText
+from dpray.config.training import Precision
+from dpray.training.batches import TrainingText, share
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.ghost_norms import weighted_sum
 from tests.training.tiny_gradients import llama, lora
 
@@ -56,10 +57,10 @@ def others(
     """The sum of the clipped gradients of all texts but one; float32, like training's."""
     total = {p: torch.zeros_like(p) for p in loss.parameters() if p.requires_grad}
     for texts, positions in parts:
-        norms_B, seen = loss.norms(MicroBatch.of(texts, rows, positions), loss)
+        norms_B, recorded = loss.norms(MicroBatch.of(texts, rows, positions), loss)
         weight_B = (C / norms_B).clamp(max=1.0).float()
         weight_B[[row for row, text in enumerate(texts) if text is but]] = 0.0
-        for parameter, parts_of_p in seen.parts.items():
+        for parameter, parts_of_p in recorded.parts.items():
             total[parameter] += weighted_sum(parts_of_p, weight_B, parameter.detach())
     return total
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import subprocess
 import sys
 
 import pytest
@@ -10,7 +11,9 @@ from typer.testing import CliRunner
 
 from dpray.cli import run_command
 from dpray.commands.evaluate import evaluate
-from dpray.types import InputError
+from dpray.evaluation.files import evaluate_files
+from dpray.evaluation.settings import EvaluationSettings
+from dpray.types import InputError, Progress
 
 from ..evaluation.test_evaluate import BagOfWords, notes
 
@@ -227,7 +230,7 @@ def test_phrases_are_extracted_and_nothing_classifies(
         (("--label", "dept"), "^--label: no record of --real has a label in 'dept'$"),
         (("--label", "dept", "--networks"), "^--label: no record"),
         (("--actors", 2), "^actors: without --ray-address"),
-        (("--gpus-per-actor", 1), "^actors: without --ray-address"),
+        (("--gpus-per-actor", 1), "^gpus_per_actor: without --ray-address"),
         (("--topics", "bertopic"), r"^topics: BERTopic .* pip install 'dpray\[bertopic\]'$"),
     ],
 )
@@ -333,6 +336,34 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(app, tmp_path
     with pytest.raises(InputError, match=r"^--real: no such file"):
         invoke(app, *files, "--out", tmp_path / "private" / "of it")
     assert not (tmp_path / "private").exists()
+
+
+def test_python_has_the_result_without_a_file(tmp_path, without_a_model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    before, seen = sorted(tmp_path.iterdir()), []
+
+    found = evaluate_files(EvaluationSettings(real=real, synthetic=real, seeds=1), seen.append)
+
+    assert found["downstream"]["seeds"] == 1 and found["files"]["synthetic"] == real
+    assert seen[0] == Progress("embedding", 0, 80)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("option", [("--seeds", 0), ("--actors", 0), ("--gpus-per-actor", -1)])
+def test_numbers_out_of_range_are_refused(option):
+    assert run_command(["evaluate", "--real", "a", "--synthetic", "b", "--out", "c",
+                        *map(str, option)]) == 2  # fmt: skip
+
+
+def test_the_command_is_light_to_import():
+    code = (
+        "import sys, dpray.commands.evaluate, dpray.commands.report, dpray.commands.demo\n"
+        "print(*{'torch', 'sklearn', 'scipy', 'pandas', 'transformers', 'ray', 'matplotlib', "
+        "'numpy', 'pyarrow', 'jinja2'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_the_help_names_the_extra(capsys):

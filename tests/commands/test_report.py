@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from dpray.commands.report import report, write_report
+from dpray.commands.report import report
+from dpray.report.write import write_report
 from dpray.types import InputError
 from tests.report.reports import ATTACK, RUN, a_report, an_evaluation
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from dpray.config.engine import EngineConfig
 from dpray.engines.base import Engine
-from dpray.engines.factory import make_engine
+from dpray.engines.transformers import TransformersEngine
 
 MAX_NUM_SEQS = 24
 
@@ -16,14 +17,10 @@ MAX_NUM_SEQS = 24
 def vllm_engine(model_folder: str) -> Iterator[Any]:
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
-    engine = make_engine(
-        "vllm",
-        model_folder,
-        max_num_seqs=MAX_NUM_SEQS,
-        kv_cache_gib=0.25,
-        private_rows=True,
-        public_alone=True,
-    )
+    from dpray.engines.vllm import VllmEngine
+
+    config = EngineConfig(model=model_folder, max_num_seqs=MAX_NUM_SEQS, kv_cache_gib=0.25)
+    engine = VllmEngine(config, private_rows=True, public_alone=True)
     yield engine
     engine.close()
 
@@ -31,7 +28,7 @@ def vllm_engine(model_folder: str) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def transformers_engine(model_folder: str) -> Iterator[Any]:
     # Fewer rows at a time than the groups have: the selector sees all of them all the same.
-    engine = make_engine("transformers", model_folder, device="cpu", max_rows=5)
+    engine = TransformersEngine(EngineConfig(model=model_folder), device="cpu", max_rows=5)
     yield engine
     engine.close()
 

@@ -16,11 +16,12 @@ SIZES = [8, 0, 3]
 
 
 def main() -> None:
-    from dpray.engines.factory import make_engine
+    from dpray.config.engine import EngineConfig
+    from dpray.engines.vllm import VllmEngine
     from tests.engines.test_conformance import decode, make_group
 
-    engine = make_engine(
-        "vllm", sys.argv[1], max_num_seqs=16, kv_cache_gib=0.25, tensor_parallel_size=2
+    engine = VllmEngine(
+        EngineConfig(model=sys.argv[1], max_num_seqs=16, kv_cache_gib=0.25, tensor_parallel_size=2)
     )
     groups = [make_group(engine, str(i), size, seed=i) for i, size in enumerate(SIZES)]
     print(json.dumps({name: result.token_ids for name, result in decode(engine, *groups).items()}))

@@ -48,18 +48,17 @@ def make_group(
 def decode(engine: Engine, *groups: LockstepGroup) -> dict[str, LockstepResult]:
     results: dict[str, LockstepResult] = {}
 
-    def then(result: LockstepResult) -> None:
+    def next_group(result: LockstepResult) -> None:
         assert result.group_id not in results
         results[result.group_id] = result
 
-    engine.decode_lockstep(groups, then)
+    engine.decode_lockstep(groups, next_group)
     assert results.keys() == {group.group_id for group in groups}
     return results
 
 
 def test_it_is_an_engine(engine: Engine) -> None:
     assert isinstance(engine, Engine)
-    assert engine.vocabulary_size == 512
     assert engine.context_length == 256
 
 
@@ -158,7 +157,7 @@ def test_groups_of_different_sizes_side_by_side_with_their_next_texts(engine: En
     results: list[LockstepResult] = []
     left = dict.fromkeys(sizes, 3)
 
-    def then(result: LockstepResult) -> LockstepGroup | None:
+    def next_group(result: LockstepResult) -> LockstepGroup | None:
         results.append(result)
         left[result.group_id] -= 1
         text = len(results)
@@ -169,7 +168,8 @@ def test_groups_of_different_sizes_side_by_side_with_their_next_texts(engine: En
         return make_group(engine, group_id, sizes[group_id], limit=limit, seed=text)
 
     engine.decode_lockstep(
-        (make_group(engine, name, size, limit=4 + size % 5) for name, size in sizes.items()), then
+        (make_group(engine, name, size, limit=4 + size % 5) for name, size in sizes.items()),
+        next_group,
     )
     assert set(left.values()) == {0}
     assert len(results) == 15
@@ -182,11 +182,11 @@ def test_the_same_text_again_from_the_cache(engine: Engine) -> None:
     results: list[LockstepResult] = []
     group = make_group(engine, "a", 9)
 
-    def then(result: LockstepResult) -> LockstepGroup | None:
+    def next_group(result: LockstepResult) -> LockstepGroup | None:
         results.append(result)
         return group if len(results) < 3 else None
 
-    engine.decode_lockstep([group], then)
+    engine.decode_lockstep([group], next_group)
     assert len(results) == 3
     assert results[0].token_ids == results[1].token_ids == results[2].token_ids
     for other in results[1:]:
@@ -201,12 +201,12 @@ def test_a_failing_selector_is_an_engine_error_without_its_message(engine: Engin
 
 
 def test_an_error_of_the_caller_leaves_the_engine_usable(engine: Engine) -> None:
-    def then(result: LockstepResult) -> None:
+    def next_group(result: LockstepResult) -> None:
         raise KeyError("caller")
 
     with pytest.raises(KeyError):
         engine.decode_lockstep(
-            [make_group(engine, "a", 5, limit=2), make_group(engine, "b", 5)], then
+            [make_group(engine, "a", 5, limit=2), make_group(engine, "b", 5)], next_group
         )
     assert len(decode(engine, make_group(engine, "c", 5))["c"].token_ids) == MAX_TOKENS
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dpray.engines.base import Completion, EngineError, Prompt, Sampling, Unsupported
+from dpray.config.engine import EngineConfig
+from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from tests.engines.api_server import MALFORMED, SLOW, Server, chat, running_server
 
@@ -19,7 +20,8 @@ def server() -> Iterator[Server]:
 
 
 def engine(server: Server, **options: Any) -> OpenAIEngine:
-    return OpenAIEngine("m", server.url, "key", max_pause=0.05, **options)
+    config = EngineConfig(kind="openai", model="m", base_url=server.url, api_key="key", **options)
+    return OpenAIEngine(config, max_pause=0.05)
 
 
 def test_chat_keeps_the_order_and_bounds_what_is_in_flight(server: Server) -> None:
@@ -159,18 +161,7 @@ def test_a_bad_request_is_not_repeated(server: Server, status: int) -> None:
 
 
 def test_nobody_there() -> None:
-    nobody = OpenAIEngine("m", "http://127.0.0.1:9/v1", "key", attempts=2, max_pause=0.01)
+    config = EngineConfig(model="m", base_url="http://127.0.0.1:9/v1", api_key="key", attempts=2)
+    nobody = OpenAIEngine(config, max_pause=0.01)
     with pytest.raises(EngineError, match="APIConnectionError"):
         nobody.generate([Prompt("a")], Sampling(1))
-
-
-def test_what_an_api_cannot_do(server: Server) -> None:
-    api = engine(server)
-    with pytest.raises(Unsupported):
-        api.encode(Prompt("a"))
-    with pytest.raises(Unsupported):
-        api.truncate("a", 1)
-    with pytest.raises(Unsupported):
-        api.decode_lockstep([], lambda result: None)
-    with pytest.raises(Unsupported):
-        _ = api.vocabulary_size

@@ -26,7 +26,7 @@ class Rounding:
         return tuple(range(1, 2 + len(prompt.user.split())))
 
     def decode_lockstep(
-        self, groups: Iterable[LockstepGroup], then: Callable[[LockstepResult], Any]
+        self, groups: Iterable[LockstepGroup], next_group: Callable[[LockstepResult], Any]
     ) -> None:
         for group in groups:
             rows = len(group.private_prompts)
@@ -37,7 +37,7 @@ class Rounding:
                 logits = torch.full((rows, 5000), first) + self.step * (rows - 1)
                 logits[:, 0] += self.first_token
                 selector.select(logits, logits[0])
-            then(LockstepResult(group.group_id, "", (), "length", selector.state()))
+            next_group(LockstepResult(group.group_id, "", (), "length", selector.state()))
 
 
 def test_rows_that_do_not_move_are_0() -> None:

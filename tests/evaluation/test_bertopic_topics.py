@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from dpray.evaluation.bertopic_topics import load_bertopic
-from dpray.evaluation.topics import OUTLIER, TOPICS
+from dpray.evaluation.topics import OUTLIER, TOPICS, load_bertopic
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ def test_accuracy_by_label_and_confusion():
     # The synthetic records call half of the space by the wrong names, and do not know c.
     made = clusters(["a"] * 10 + ["x"] * 20 + ["a"] * 30, [0] * 10 + [1] * 20 + [2] * 30)
 
-    classes = compare_downstream(made, real, real, None, seeds=3)["classes"]
+    classes = compare_downstream({"synthetic": made, "ceiling": real}, real, seeds=3)["classes"]
 
     assert classes["labels"] == ["a", "b", "c"] and classes["records"] == [10, 20, 30]
     assert classes["synthetic"]["confusion"] == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]
@@ -33,7 +33,7 @@ def test_accuracy_by_label_averages_to_the_accuracy():
     vectors = np.eye(3)[np.searchsorted(["a", "b", "c"], labels)] + rng.normal(0, 0.8, (120, 3))
     data = Embedded(vectors.astype(np.float32), labels)
 
-    found = compare_downstream(data, data, data, None, seeds=4)
+    found = compare_downstream({"synthetic": data, "ceiling": data}, data, seeds=4)
 
     classes = found["classes"]
     by_label = [value["mean"] for value in classes["synthetic"]["accuracy"]]

@@ -7,7 +7,8 @@ import zlib
 import numpy as np
 import pytest
 
-from dpray.evaluation.evaluate import NOT_FOR_RELEASE, evaluate, split
+from dpray.evaluation import NOT_FOR_RELEASE
+from dpray.evaluation.evaluate import evaluate, split
 from dpray.types import InputError
 
 WORDS = {
@@ -124,7 +125,6 @@ def test_lengths_are_measured_in_words_against_a_real_yardstick():
         ({"floor": [("a", "x"), ("b", "y")]}, "floor records: no label in common"),
         ({"train": [("a", "cardio")]}, "train records: all have one label"),
         ({"real": [("a", "cardio"), ("b", "derma")]}, "half of the real records"),
-        ({"seeds": 0}, "seeds:"),
         ({"real": [("a", "cardio"), ("a", "derma")] * 20}, "real records: all have one text"),
         ({"synthetic": notes(4, 2)}, "synthetic records: too few, it takes 8"),
         ({"real": notes(12, 1)}, "half of the real records: too few"),
@@ -227,8 +227,8 @@ def test_identical_texts_are_measured_and_said(kind):
     assert found["diversity"][side]["distinct_texts"] == 1 / 40
 
 
-def test_the_figures_are_the_same_however_the_slices_are_spread(monkeypatch):
-    monkeypatch.setattr("dpray.evaluation.slices.SLICE", 16)
+def test_the_figures_are_the_same_however_the_chunks_are_mapped(monkeypatch):
+    monkeypatch.setattr("dpray.evaluation.chunks.CHUNK_SIZE", 16)
     sizes = {"embed": [], "search": []}
 
     def backwards(function, parts):
@@ -238,7 +238,7 @@ def test_the_figures_are_the_same_however_the_slices_are_spread(monkeypatch):
 
     arguments = notes(60, 1), notes(40, 2), BagOfWords()
     options = {"train": notes(50, 3), "floor": notes(20, 4), "seeds": 1}
-    found = evaluate(*arguments, **options, spread=backwards)
+    found = evaluate(*arguments, **options, map_chunks=backwards)
 
     assert found == evaluate(*arguments, **options)
     # Synthetic, train, real, floor; then equally many of synthetic and real.
@@ -247,15 +247,16 @@ def test_the_figures_are_the_same_however_the_slices_are_spread(monkeypatch):
 
 
 def test_progress_names_parts_and_counts_to_the_end():
-    told = []
+    seen = []
     evaluate(
         notes(60, 1), notes(40, 2), {"a": BagOfWords(), "b": BagOfWords()},
-        floor=notes(20, 3), seeds=2, on_progress=lambda *step: told.append(step),
+        floor=notes(20, 3), seeds=2, on_progress=seen.append,
     )  # fmt: skip
 
-    parts = list(dict.fromkeys(part for part, _, _ in told))
+    stages = list(dict.fromkeys(progress.stage for progress in seen))
     last = ["near-duplicates", "topics, words"]
-    assert parts == ["embedding", "classifiers", "fidelity", *last]
-    assert {total for part, _, total in told if part == "embedding"} == {2 * 100 + 20}
-    assert [done for part, done, _ in told if part == "embedding"][-1] == 220
-    assert all(0 <= done <= total for _, done, total in told)
+    assert stages == ["embedding", "classifiers", "fidelity", *last]
+    embedding = [progress for progress in seen if progress.stage == "embedding"]
+    assert {progress.total for progress in embedding} == {2 * 100 + 20}
+    assert embedding[-1].completed == 220
+    assert all(p.total is None or 0 <= p.completed <= p.total for p in seen)

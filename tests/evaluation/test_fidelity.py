@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from dpray.evaluation.fidelity import cluster_divergences, compare_fidelity, frechet_distance
+from dpray.evaluation.fidelity import (
+    MAP_POINTS,
+    cluster_divergences,
+    compare_fidelity,
+    embedding_map,
+    frechet_distance,
+)
 
 
 def sample(mean, scale, size=4000, seed=0):
@@ -70,3 +76,25 @@ def test_copies_of_one_text_are_compared_in_silence(capfd, recwarn):
     found = cluster_divergences(few.repeat(40, 0), few.repeat(40, 0), seed=0)
     assert found == {"mauve": pytest.approx(1.0, abs=1e-3), "kl": 0.0, "total_variation": 0.0}
     assert capfd.readouterr() == ("", "") and not recwarn.list
+
+
+def test_the_map_keeps_distances_that_lie_in_a_plane():
+    rng = np.random.default_rng(0)
+    plane = np.linalg.qr(rng.normal(size=(6, 2)))[0].T
+    made, real = rng.normal(size=(30, 2)) @ plane, (rng.normal(size=(30, 2)) + 4) @ plane
+
+    found = embedding_map(made, real)
+
+    points, vectors = np.array(found["synthetic"] + found["real"]), np.vstack([made, real])
+    seen, true = (np.linalg.norm(v[:, None] - v[None], axis=2) for v in (points, vectors))
+    assert np.sort(seen, axis=None) == pytest.approx(np.sort(true, axis=None), abs=1e-3)
+    assert sum(found["explained"]) == pytest.approx(1.0, abs=1e-3)
+    assert np.mean(found["real"], axis=0)[0] * np.mean(found["synthetic"], axis=0)[0] < 0
+
+
+def test_sides_are_equally_many_and_constant_vectors_have_a_map():
+    found = embedding_map(np.ones((9, 4)), np.ones((MAP_POINTS + 50, 4)))
+    assert len(found["synthetic"]) == len(found["real"]) == 9
+    assert found["explained"] == [0.0, 0.0] and found["real"][0] == [0.0, 0.0]
+    assert embedding_map(np.eye(500), np.eye(500)) == embedding_map(np.eye(500), np.eye(500))
+    assert len(embedding_map(np.eye(500), np.eye(500))["real"]) == MAP_POINTS

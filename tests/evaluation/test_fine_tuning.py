@@ -52,7 +52,9 @@ def test_an_encoder_is_a_classifier_beside_the_others(bert):
     made, train, test = (embedded(notes(160, seed)) for seed in (1, 2, 3))
     state = torch.random.get_rng_state()
 
-    found = compare_classifier("fine-tuned", encoder.fit, made, train, test, None, seeds=2)
+    found = compare_classifier(
+        "fine-tuned", encoder.fit, {"synthetic": made, "ceiling": train}, test, seeds=2
+    )
 
     assert found["synthetic"]["accuracy"]["mean"] > 0.9
     assert found["ceiling"]["macro_f1"]["mean"] > 0.9

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from dpray.evaluation.diversity import compare_diversity, distinct
-from dpray.evaluation.lengths import compare_lengths
+from dpray.evaluation.texts import compare_diversity, compare_lengths, distinct
 from dpray.evaluation.topics import class_terms, compare_topics
 
 

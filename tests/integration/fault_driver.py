@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from dpray.engines.base import (
     EngineError,
     LockstepGroup,
     LockstepResult,
+    NextGroup,
     OnCompletion,
     Prompt,
 )
@@ -51,17 +52,13 @@ class FailsOnce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def decode_lockstep(
-        self,
-        groups: Iterable[LockstepGroup],
-        then: Callable[[LockstepResult], LockstepGroup | None],
-    ) -> None:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
         finished = 0
 
         def failing(result: LockstepResult) -> LockstepGroup | None:
             nonlocal finished
             finished += 1
-            following = then(result)
+            following = next_group(result)
             if finished == 2 and first_time(self.marker):
                 raise EngineError("a rank is dead")
             return following
@@ -80,11 +77,7 @@ class Waits:
         while not self.marker.exists():
             time.sleep(0.05)
 
-    def decode_lockstep(
-        self,
-        groups: Iterable[LockstepGroup],
-        then: Callable[[LockstepResult], LockstepGroup | None],
-    ) -> None:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
         finished = 0
 
         def waiting(result: LockstepResult) -> LockstepGroup | None:
@@ -94,7 +87,7 @@ class Waits:
             self.tasks += finished == 2
             if finished == 2 and self.tasks == 2:
                 self.wait()
-            return then(result)
+            return next_group(result)
 
         self.engine.decode_lockstep(groups, waiting)
 

@@ -1,4 +1,4 @@
-"""DP-SGD on a real Ray cluster: two ranks; the driver or a worker is killed in mid-training."""
+"""The driver or one of two ranks of DP-SGD is killed in mid-training on a real Ray cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_driver_killed_in_mid_training(training: Callable[..., Runs]) -> None:
 
 
 def test_worker_killed_in_mid_training(training: Callable[..., Runs], cluster: Cluster) -> None:
-    """The runner, and nobody else, starts the training again, from the last checkpoint."""
+    """The runner, and nothing else, restarts the training from the last checkpoint."""
     run = training()
     with started(run) as process:
         workers = cluster.workers("RayTrainWorker")

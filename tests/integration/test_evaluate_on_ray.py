@@ -15,12 +15,12 @@ from tests.integration.processes import MARKER, TIMEOUT, Cluster, end, environme
 
 pytestmark = pytest.mark.slow
 
-SMALL_SLICES = """
+SMALL_CHUNKS = """
 import sys
 from dpray.cli import main
-from dpray.evaluation import slices
+from dpray.evaluation import chunks
 
-slices.SLICE = 24
+chunks.CHUNK_SIZE = 24
 main(["evaluate", *sys.argv[1:]])
 """
 
@@ -59,13 +59,13 @@ def test_figures_are_the_same_on_ray_though_an_actor_is_killed(
         files += [f"--{name}", path]
     options = [*files, "--embedder", model_folder, "--seeds", 1]
     on_ray = start(
-        SMALL_SLICES, *options, "--out", tmp_path / "ray",
+        SMALL_CHUNKS, *options, "--out", tmp_path / "ray",
         "--ray-address", cluster.address, "--actors", 2,
     )  # fmt: skip
     wait_for(lambda: cluster.workers("EvaluationActor.call"), on_ray)
     cluster.workers("EvaluationActor.call")[0].kill()
     # A process of its own: libraries choose their number of threads when they are loaded.
-    here = start(SMALL_SLICES, *options, "--out", tmp_path / "here")
+    here = start(SMALL_CHUNKS, *options, "--out", tmp_path / "here")
     finish(here, cluster)
     finish(on_ray, cluster)
 

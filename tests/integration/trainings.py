@@ -1,4 +1,4 @@
-"""A small training on a cluster, and what its tests look at."""
+"""Tests start a small training on a cluster, and check its charges."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP = PoissonSubsampledGaussian(1 / 3, 1.5)
 
 @contextmanager
 def started(run: Runs) -> Iterator[subprocess.Popen[str]]:
-    """Its process, in mid-training; it does not outlive a test that fails."""
+    """Yield the run's process in mid-training; it does not outlive a test that fails."""
     process = run.start()
     try:
         wait_for(lambda: in_mid_training(run), process)
@@ -33,7 +33,7 @@ def started(run: Runs) -> Iterator[subprocess.Popen[str]]:
 
 
 def in_mid_training(run: Runs) -> bool:
-    """A block of steps is published, and another one begun."""
+    """Return whether a block of steps is published, and another one begun."""
     counts = run.counts()
     # The training as a whole is begun too.
     return counts["published"] > 0 and counts["started"] > counts["published"] + 1

@@ -1,9 +1,9 @@
-"""What every rank does in `test_zero.py`, in processes of its own."""
+"""Every rank of `test_zero.py` runs `rank_main`, in a process of its own."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,14 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator
 from dpray.methods.dp_sgd.algorithm import DpSgd, Units, fine_tune
-from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, TrainingText
-from dpray.training.gradient_noise import DpSgdStep, GradientNoise
+from dpray.training.batches import TrainingText
+from dpray.training.clipped_loss import PerExampleLoss
+from dpray.training.gradient_noise import GradientNoise
 from dpray.training.state import TrainingState
+from dpray.training.step import DpSgdStep
 from tests.training.tiny_gradients import gpt2, llama, lora, texts
 
 STAGES = (0, 1, 2, 3)
@@ -26,7 +29,7 @@ STD = SIGMA * C / B
 
 
 def poisoned_lora() -> Any:
-    """Adapters on a frozen model in which token 96 makes a text's loss not a number."""
+    """Return adapters on a frozen model in which token 96 makes a text's loss not a number."""
     model = lora(llama())
     with torch.no_grad():
         model.get_input_embeddings().weight[96] = torch.inf
@@ -44,7 +47,7 @@ CASES: tuple[tuple[str, Any, Any], ...] = (
 """Model, optimizer, precision."""
 
 
-def plan(sigma: float, optimizer: Any = "sgd", precision: Any = "float32") -> DpSgd:
+def plan(sigma: float, optimizer: Any = "sgd", precision: Any = "float32", stage: Any = 2) -> DpSgd:
     step = DpSgdStep(
         sampling_probability=0.2,
         noise_multiplier=sigma,
@@ -53,17 +56,21 @@ def plan(sigma: float, optimizer: Any = "sgd", precision: Any = "float32") -> Dp
         precision=precision,
     )
     rate = 1.0 if optimizer == "sgd" else 0.01
-    return DpSgd(step, steps=4, micro_batch_size=1, learning_rate=rate, optimizer=optimizer)
+    settings = TrainingSettings(
+        micro_batch_size=1, learning_rate=rate, optimizer=optimizer, zero_stage=stage
+    )
+    return DpSgd(step, 4, settings)
 
 
 def units() -> Units:
-    """With the key above: batches of 5, 3, 2 and 5 of them; one is not finite in `llama_lora`."""
+    """Return units of which the key above draws batches of 5, 3, 2 and 5; the loss of one is not
+    finite in `llama_lora`."""
     bad = TrainingText((5, 96, 7, 8, 9), 0)
     return [[bad], *([text] for text in texts(17))]
 
 
 def steps(trainer: Any, optimizer: Any, start: int, end: int) -> None:
-    """Almost without noise. AdamW gets an eps that keeps rounding errors small."""
+    """Make steps almost without noise. AdamW gets an eps that keeps rounding errors small."""
     if optimizer == "adamw":
         of_trainer: Optimizer = trainer._optimizer
         for group in of_trainer.param_groups:
@@ -76,17 +83,19 @@ def steps(trainer: Any, optimizer: Any, start: int, end: int) -> None:
 
 
 class Silent:
-    """A trainer that does nothing: what it is given is drawn nevertheless."""
+    """Does nothing with the batches, which are drawn nevertheless."""
 
     rank, ranks = 0, 1
 
-    def accumulate(self, micro_batch: MicroBatch, last: bool) -> None: ...
+    def accumulate(
+        self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool
+    ) -> None: ...
 
     def step(self, learning_rate: float) -> None: ...
 
 
 def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
-    """Every stage and model: the weights after four steps, and after a step of noise alone."""
+    """Save, for every stage and model, the weights after four steps, and a step of noise alone."""
     environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in environment.items()})
     os.environ["MASTER_ADDR"] = "127.0.0.1"
@@ -101,8 +110,8 @@ def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
 
 
 def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str, torch.Tensor]:
-    """The weights after four steps; those of AdamW by two trainers, the second one made from the
-    state that the first one left."""
+    """Return the weights after four steps; those of AdamW by two trainers, the second one made from
+    the state that the first one left."""
     from dpray.training.zero import ZeroTrainer
 
     state: TrainingState | None = None
@@ -112,7 +121,8 @@ def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str,
         loss = PerExampleLoss(MODELS[name](), precision, checkpointing).eval()
         if state is not None:
             state.put_weights(loss)
-        trainer = ZeroTrainer(plan(1e-9, optimizer, precision), loss, stage, torch.device("cpu"))
+        ours = plan(1e-9, optimizer, precision, stage)
+        trainer = ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
         if state is not None:
             trainer.restore(state)
         steps(trainer, optimizer, start, end)
@@ -123,11 +133,12 @@ def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str,
 
 
 def _noise_alone(stage: int) -> dict[str, torch.Tensor]:
-    """What one step on an empty batch moved the weights by, and what this rank drew."""
+    """Return how far one step on an empty batch moved the weights, and what this rank drew."""
     from dpray.training.zero import ZeroTrainer
 
     loss = PerExampleLoss(gpt2()).eval()
-    trainer = ZeroTrainer(plan(SIGMA), loss, stage, torch.device("cpu"))
+    ours = plan(SIGMA, stage=stage)
+    trainer = ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
     before = flat(trainer.weights())
     drawn: list[torch.Tensor] = []
     add = GradientNoise.add_
@@ -138,7 +149,7 @@ def _noise_alone(stage: int) -> dict[str, torch.Tensor]:
         drawn.append((gradient - without).reshape(-1))
 
     GradientNoise.add_ = listening  # type: ignore[method-assign]
-    trainer.accumulate(MicroBatch.of([]), last=True)
+    trainer.accumulate((), (1, 2), last=True)
     trainer.step(1.0)
     GradientNoise.add_ = add  # type: ignore[method-assign]
     moved = flat(trainer.weights()) - before

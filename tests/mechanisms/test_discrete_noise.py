@@ -1,3 +1,5 @@
+"""The claims of docs/privacy.md, section 7.1."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""The claims of docs/privacy.md, section 1.4."""
+
 from __future__ import annotations
 
 from collections import Counter

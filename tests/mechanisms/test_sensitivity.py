@@ -1,4 +1,7 @@
-"""Neighbouring batches: adding one row moves no sum by more than the docstrings claim."""
+"""Neighbouring batches: adding one row moves no sum by more than the docstrings claim.
+
+Proof: docs/privacy.md, sections 2.1, 2.2 and 2.5.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from dpray.report.evaluation_pictures import (
     map_svg,
     topics_svg,
 )
-from dpray.report.page import number, spread, words
+from dpray.report.figures import plus_minus
+from dpray.report.tables import SYNTHETIC, evaluation_tables
 
 from ..evaluation.test_evaluate import BagOfWords, notes
 
@@ -95,7 +96,6 @@ def test_the_part_shows_every_section():
         autoescape=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"number": number, "words": words, "spread": spread}
     result = evaluate(notes(120, 1), notes(80, 2), BagOfWords(), seeds=2, networks=True)
     spreads = {"accuracy": SPREADS[0], "fitted": 3.5}
     result["in_context"] = {
@@ -108,7 +108,10 @@ def test_the_part_shows_every_section():
     }  # fmt: skip
 
     page = environment.get_template("report_evaluation.html.j2").render(
-        evaluation=result, **PICTURES
+        evaluation=result,
+        tables=evaluation_tables(result),
+        synthetic_row=SYNTHETIC,
+        **PICTURES,
     )
 
     assert page.count("<svg") == 5 == page.count('role="img"')
@@ -128,4 +131,4 @@ def test_the_part_shows_every_section():
     ):
         assert part in page
     mauve = result["fidelity"]["measures"]["mauve"]["synthetic_to_real"]
-    assert spread(mauve, 3) in page
+    assert plus_minus(mauve, 3) in page

@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dpray.report.page import REQUIRED, at_most, attacker_accuracy, one_in, render_report
+from dpray.report.figures import at_most, one_in
+from dpray.report.page import REQUIRED, attacker_accuracy, render_report
 from dpray.types import InputError
 from tests.report.reports import ATTACK, RUN, SAMPLES, a_report, an_evaluation
 

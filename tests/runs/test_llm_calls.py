@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpray.config.engine import EngineConfig
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from dpray.engines.requests import Request
@@ -154,7 +155,8 @@ def run(server: Server, path: Path, **options: Any) -> tuple[Population, list[Ch
         checkpoints.append(Checkpoint(t, {k: list(v) for k, v in S.items()}, kept))
         return votes
 
-    api = OpenAIEngine("m", server.url, "k", max_in_flight=4, max_pause=0.02, **options)
+    config = EngineConfig(model="m", base_url=server.url, api_key="k", max_in_flight=4, **options)
+    api = OpenAIEngine(config, max_pause=0.02)
     prompts = load_variation_prompts("yelp", "fill_in_the_blanks", 2, PLAN.records)
     cache = CallCache(path)
     try:

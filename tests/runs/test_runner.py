@@ -16,7 +16,7 @@ from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import LedgerError
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.config import Config, EngineConfig, parse_config
-from dpray.engines.factory import make_engine
+from dpray.engines.transformers import TransformersEngine
 from dpray.methods.private_prediction import decoder, rows
 from dpray.methods.private_prediction import release as run_module
 from dpray.runs import cluster, labels, runner
@@ -51,7 +51,7 @@ def release(run: Config, build: Any = Kept) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_engine(model_folder: str) -> Iterator[None]:
-    KEPT.append(make_engine("transformers", model_folder))
+    KEPT.append(TransformersEngine(EngineConfig(model=model_folder)))
     yield
     KEPT.pop().close()
 

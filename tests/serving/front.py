@@ -11,7 +11,7 @@ import httpx
 from starlette.responses import JSONResponse, Response
 
 from dpray.serving.gateway import Endpoint, Gateway
-from dpray.serving.refusals import told
+from dpray.serving.ray_errors import api_error
 from dpray.serving.settings import ServeConfig
 
 KEY, OTHER, WORD = "key-one", "key-two", "Marlowe"
@@ -41,7 +41,7 @@ def gateway(
     ready: Callable[[], Awaitable[Mapping[str, bool]]] = always_ready,
     **changes: Any,
 ) -> Gateway:
-    return Gateway(config(**changes), {CHAT: answer, EMBEDDINGS: answer}, CARDS, ready, told)
+    return Gateway(config(**changes), {CHAT: answer, EMBEDDINGS: answer}, CARDS, ready, api_error)
 
 
 def http(

@@ -9,6 +9,7 @@ import openai
 import pytest
 from starlette.responses import JSONResponse, Response
 
+from dpray.config.engine import EngineConfig
 from dpray.engines.base import Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from dpray.serving.embedding import parse_embedding_call
@@ -323,7 +324,8 @@ def test_what_our_own_engine_sends_is_taken(api: Any) -> None:
         Sampling(max_tokens=5),
     ]
     with running_server() as server:
-        engine = OpenAIEngine("m", base_url=server.url, api_key="k", api=api)
+        config = EngineConfig(model="m", base_url=server.url, api_key="k", api=api)
+        engine = OpenAIEngine(config)
         engine.generate([Prompt("one", "begin"), Prompt("two", "")], samplings)
     assert len(server.requests) == 2
     for _, body in server.requests:

@@ -1,4 +1,7 @@
-"""Right noise accepted, 2/3 and 3/2 of it rejected, for the integer mechanisms."""
+"""Right noise accepted, 2/3 and 3/2 of it rejected, for the integer mechanisms.
+
+Proof: docs/privacy.md, section 7.1.
+"""
 
 from __future__ import annotations
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from scipy import stats
 
+from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.dp_sgd.algorithm import DpSgd
-from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.training.gradient_noise import DpSgdStep, GradientNoise
+from dpray.training.clipped_loss import PerExampleLoss
+from dpray.training.gradient_noise import GradientNoise
 from dpray.training.reference import ReferenceTrainer
+from dpray.training.step import DpSgdStep
 from tests.statistical.two_sided import ALPHA, WRONG_SCALES, fits_distribution
 from tests.training.tiny_gradients import gpt2
 
@@ -36,16 +37,16 @@ STD = 1.3 * 0.5 / 8.0
 
 def releases(sigma: float = 1.3) -> np.ndarray:
     """Noisy means of empty batches, one row a step, as the weights of a model moved by them."""
-    plan = DpSgd(step(sigma), STEPS, micro_batch_size=4, learning_rate=1.0, optimizer="sgd")
+    settings = TrainingSettings(learning_rate=1.0, optimizer="sgd")
     loss = PerExampleLoss(gpt2(width=8)).eval()
     parameters = [p for p in loss.parameters() if p.requires_grad]
-    trainer = ReferenceTrainer(plan, loss, new_key())
+    trainer = ReferenceTrainer(step(sigma), settings, loss, new_key())
     rows = []
     for _ in range(STEPS):
         with torch.no_grad():
             for parameter in parameters:
                 parameter.zero_()
-        trainer.accumulate(MicroBatch.of([]), last=True)
+        trainer.accumulate((), (1, 2), last=True)
         trainer.step(1.0)
         rows.append(torch.cat([-p.detach().reshape(-1) for p in parameters]).double().numpy())
     return np.stack(rows)

@@ -1,5 +1,7 @@
 """Densities against the true kernel, and the noise of the sums: the right scale is accepted, 2/3
-and 3/2 of it rejected."""
+and 3/2 of it rejected.
+Proof: docs/privacy.md, sections 4.3, 4.4 and 4.5.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Right noise accepted, 2/3 and 3/2 of it rejected, for every draw of private prediction."""
+"""Right noise accepted, 2/3 and 3/2 of it rejected, for every draw of private prediction.
+
+Proof: docs/privacy.md, sections 2.3 and 2.5.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ghost norms against per-example gradients that are really there."""
+"""Ghost norms are those of per-example gradients that are formed."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_checkpointed_blocks_have_the_same_norms_and_keep_nothing(model: str) ->
     plain = PerExampleLoss(MODELS[model]()).eval()
     norms, _ = plain.norms(batch, plain)
     loss = PerExampleLoss(MODELS[model](), checkpointing=True).eval()
-    checkpointed, seen = loss.norms(batch, loss)
+    checkpointed, recorded = loss.norms(batch, loss)
     torch.testing.assert_close(checkpointed, norms, rtol=1e-5, atol=0)
-    inside = {p for p in loss.model.get_decoder().parameters() if p in seen.squared}
-    assert len(inside) == len(seen.squared) > 0
+    inside = {p for p in loss.model.get_decoder().parameters() if p in recorded.squared}
+    assert len(inside) == len(recorded.squared) > 0
     blocks = re.compile(r"\.(h|layers)\.\d")
-    kept = [name for name, p in loss.model.named_parameters() if p in seen.parts]
+    kept = [name for name, p in loss.model.named_parameters() if p in recorded.parts]
     assert not any(map(blocks.search, kept))
 
 
@@ -140,7 +140,7 @@ def test_parts_of_one_matrix(positions: int) -> None:
 
 
 class Logits(nn.Module):
-    """A language model around some layers."""
+    """Makes a language model of some layers."""
 
     def __init__(self, between: nn.Module) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Mixing(nn.Module):
 
 
 class FalseRMSNorm(nn.Module):
-    """Named like a norm, with another formula."""
+    """Is named like a norm and has another formula."""
 
     def __init__(self) -> None:
         super().__init__()

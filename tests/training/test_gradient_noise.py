@@ -1,4 +1,4 @@
-"""The step of DP-SGD as a mechanism: its event, its numbers, and what it refuses."""
+"""A step of DP-SGD states its event, and its noise is added once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.mechanisms.randomness import new_key
 from dpray.training import gradient_noise
-from dpray.training.gradient_noise import DpSgdStep, GradientNoise
+from dpray.training.gradient_noise import GradientNoise
+from dpray.training.step import DpSgdStep
 
 STEP = DpSgdStep(
     sampling_probability=0.01, noise_multiplier=0.8, clip_norm=2.0, expected_batch_size=40.0

@@ -1,4 +1,4 @@
-"""The fine-tuned model from a folder and back into one."""
+"""A fine-tuned model is loaded from a folder and saved into one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
-from dpray.training.gradient_noise import DpSgdStep
-from dpray.training.model import (
-    Tuning,
-    load_loss,
-    save_model,
-    trainable_parameters,
-)
+from dpray.config.training import TrainingSettings
+from dpray.mechanisms.randomness import new_key
+from dpray.training.model import load_loss, save_model
 from dpray.training.reference import ReferenceTrainer
+from dpray.training.step import DpSgdStep
 from tests.training.tiny_gradients import gpt2, texts
 
 STEP = DpSgdStep(
     sampling_probability=0.5, noise_multiplier=0.5, clip_norm=1.0, expected_batch_size=4.0
 )
-PLAN = DpSgd(STEP, steps=2, micro_batch_size=2, learning_rate=0.5, optimizer="sgd")
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +42,14 @@ def test_what_is_written_is_what_was_trained(
     kind: Any, model: str, model_folder: str, gpt2_folder: str, tmp_path: Path
 ) -> None:
     folder = model_folder if model == "llama" else gpt2_folder
-    tuning = Tuning(folder, kind, lora_rank=2)
-    loss = load_loss(tuning)
+    settings = TrainingSettings(tuning=kind, lora_rank=2, optimizer="sgd")
+    loss = load_loss(folder, settings)
     before = logits(loss.model)
-    trainer = ReferenceTrainer(PLAN, loss, new_key())
-    fine_tune(PLAN, [[text] for text in texts(8)], trainer, generator(new_key()))
-    save_model(tuning, trainer.weights(), tmp_path)
+    trainer = ReferenceTrainer(STEP, settings, loss, new_key())
+    for _ in range(2):
+        trainer.accumulate(texts(4), (4, 30), last=True)
+        trainer.step(0.5)
+    save_model(folder, settings, trainer.weights(), tmp_path, folder)
     written = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert type(written).__name__ in ("LlamaForCausalLM", "GPT2LMHeadModel")
     torch.testing.assert_close(logits(written), logits(loss.model), rtol=1e-4, atol=1e-4)
@@ -62,25 +58,26 @@ def test_what_is_written_is_what_was_trained(
 
 
 def test_adapters_start_alike_on_every_rank_and_leave_the_model_frozen(model_folder: str) -> None:
-    tuning = Tuning(model_folder, "lora", lora_rank=2)
-    first, second = (trainable_parameters(load_loss(tuning)) for _ in range(2))
+    settings = TrainingSettings(tuning="lora", lora_rank=2)
+    first, second = (load_loss(model_folder, settings).trainable_parameters() for _ in range(2))
     assert all((first[name] == second[name]).all() for name in first)
     assert first and all("lora_" in name for name in first)
 
 
 def test_full_tuning_trains_everything(model_folder: str) -> None:
-    loss = load_loss(Tuning(model_folder, "full"))
+    loss = load_loss(model_folder, TrainingSettings(tuning="full"))
     assert all(p.requires_grad for p in loss.parameters())
 
 
 @pytest.mark.slow
 def test_nothing_is_printed(model_folder: str, tmp_path: Path) -> None:
-    """DeepSpeed would: what a command prints is for programs."""
+    """DeepSpeed would print on the standard output, which belongs to the command."""
     program = (
         "import sys; from pathlib import Path\n"
         "from dpray.training.model import *\n"
-        "tuning = Tuning(sys.argv[1], 'lora'); loss = load_loss(tuning)\n"
-        "save_model(tuning, trainable_parameters(loss), Path(sys.argv[2]))"
+        "base, settings = sys.argv[1], TrainingSettings(tuning='lora')\n"
+        "trained = load_loss(base, settings).trainable_parameters()\n"
+        "save_model(base, settings, trained, Path(sys.argv[2]), base)"
     )
     command = [sys.executable, "-c", program, model_folder, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True)

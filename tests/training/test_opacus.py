@@ -1,4 +1,4 @@
-"""Norms and clipped sums against the per-sample gradients of Opacus.
+"""Norms and clipped sums are those of the per-sample gradients of Opacus.
 
 Opacus takes the norms of tied embeddings for those of two parameters, so the heads are not tied. It
 gives an embedding's padding row a gradient, which torch does not, so no text holds that token. It
@@ -34,7 +34,7 @@ BATCH = [text for text in texts(12) if 0 not in text.ids][:6]
 
 
 def losses_of(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
-    """Each example's mean negative log-likelihood of its own tokens, shape (B,)."""
+    """Return each example's mean negative log-likelihood of its own tokens, shape (B,)."""
     positions_BT = torch.arange(batch.ids.shape[1]).repeat(len(batch.ids), 1)
     logits_BTV = model(
         input_ids=batch.ids, attention_mask=batch.mask, position_ids=positions_BT, use_cache=False
@@ -47,7 +47,7 @@ def losses_of(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
 
 
 def gradients_by_opacus(model: Any, batch: MicroBatch) -> torch.Tensor:
-    """One row an example: all trainable parameters' gradients, shape (B, parameters)."""
+    """Return the gradients of all trainable parameters, a row per example: (B, parameters)."""
     wrapped = GradSampleModule(model.train(), strict=False, loss_reduction="sum")
     losses_of(wrapped, batch).sum().backward()
     trained = [p for p in wrapped.parameters() if p.requires_grad]

@@ -1,4 +1,4 @@
-"""Small random language models, random texts, and per-example gradients the plain way."""
+"""Make small random language models, random texts, and per-example gradients the plain way."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, TrainingText
+from dpray.training.batches import TrainingText
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 
 VOCABULARY = 97
 
 
 def gpt2(width: int = 32, tied: bool = True) -> Any:
-    """Conv1D, LayerNorm, position embeddings."""
+    """Return a model with Conv1D, LayerNorm and position embeddings."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -32,7 +33,7 @@ def gpt2(width: int = 32, tied: bool = True) -> Any:
 
 
 def llama(tied: bool = False) -> Any:
-    """RMSNorm, grouped queries, an embedding with a padding row."""
+    """Return a model with RMSNorm, grouped queries and an embedding with a padding row."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -52,7 +53,7 @@ def llama(tied: bool = False) -> Any:
 
 
 def lora(model: Any) -> Any:
-    """Adapters on every linear layer, none of them zero."""
+    """Return the model with adapters on every linear layer, none of them zero."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
@@ -81,7 +82,7 @@ def texts(count: int, seed: int = 0, longest: int = 24) -> list[TrainingText]:
 
 
 def plain_loss(model: nn.Module, text: TrainingText) -> torch.Tensor:
-    """Mean negative log-likelihood of a text's own tokens, without padding or batching."""
+    """Return the mean negative log-likelihood of a text's own tokens, without padding."""
     ids = torch.tensor([text.ids])
     log_p = torch.log_softmax(model(input_ids=ids).logits[0].float(), -1)
     own = [-log_p[i - 1, text.ids[i]] for i in range(max(1, text.given), len(text.ids))]
@@ -89,11 +90,27 @@ def plain_loss(model: nn.Module, text: TrainingText) -> torch.Tensor:
 
 
 def plain_gradient(model: nn.Module, text: TrainingText) -> torch.Tensor:
-    """One text's gradient, all trainable parameters in a row."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    """Return one text's gradient, all trainable parameters in a row."""
+    parameters = trainable(model)
     found = torch.autograd.grad(plain_loss(model, text), parameters, allow_unused=True)
     pairs = zip(parameters, found, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs])
+
+
+def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in trainable(model)])
+
+
+def plain_clipped_sum(model: torch.nn.Module, batch: list[TrainingText], c: float) -> torch.Tensor:
+    total = torch.zeros_like(flat(model))
+    for text in batch:
+        gradient = plain_gradient(model, text)
+        total += gradient * min(1.0, c / float(gradient.double().norm()))
+    return total
 
 
 def clipped_sum(
@@ -103,8 +120,8 @@ def clipped_sum(
     size: int,
     two_passes: bool = False,
 ) -> torch.Tensor:
-    """The sum that the code under test makes, in micro-batches of `size`."""
-    parameters = [p for p in loss.parameters() if p.requires_grad]
+    """Return the sum that the code under test makes, in micro-batches of `size`."""
+    parameters = trainable(loss)
     for parameter in parameters:
         parameter.grad = None
     for start in range(0, len(batch), size) or [0]:

@@ -135,6 +135,7 @@ class AugPe:
     them, each on a population that depends on the noisy votes before. Rank or probability,
     variations, lookahead, prompts and lengths are post-processing. `votes` None: a run without
     noise, which is not private and has no event.
+    Proof: docs/privacy.md, section 3.4.
     """
 
     settings: AugPeSettings

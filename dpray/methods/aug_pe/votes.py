@@ -43,6 +43,7 @@ class VoteHistogram:
     votes in its own class only. Cost: `dp_event` for an iteration, T of them for T iterations
     (each one's population depends on the iterations before: adaptive composition). Noise goes on
     EVERY text's count, the ones without a vote too.
+    Proof: docs/privacy.md, sections 3.2 and 3.3.
 
     Raises ValueError unless sigma is positive and finite: a run without noise is not private and
     does not come through here.
@@ -73,6 +74,7 @@ def count_votes(
     (duplicates are) the lowest index gets the vote. Votes of shards of the records add up to the
     votes of all. Memory grows with N, and with M not at all. Runs on GPU 0 where FAISS is installed
     and sees one.
+    Proof: docs/privacy.md, section 3.1.
 
     Raises ValueError for an empty synthetic set, shapes that do not match, and vectors that are not
     finite or longer than 2 (embedders give norm 1).

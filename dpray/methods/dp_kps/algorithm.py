@@ -51,6 +51,7 @@ class DpKps:
     gets an equal part of `epsilon_kde` (at `delta`, which Gaussian noise needs and nothing else
     uses). A unit with records in several classes moves their sums together by no more than it could
     move one class's. Sequences are post-processing, in any number.
+    Proof: docs/privacy.md, sections 4.6 and 4.7.
     """
 
     settings: DpKpsSettings

@@ -114,6 +114,7 @@ class FeatureSum:
     rounding, by Poisson summation; the convolution theorem of Peikert 2010). Rounding is
     post-processing, and the factors add less than 1e-75 I to epsilon, and that share to delta: the
     accountant adds 1e-11 to every epsilon that it takes from Gaussian mechanisms.
+    Proof: docs/privacy.md, sections 4.3, 4.4 and 4.5.
 
     Raises ValueError for a multiplier that is not positive, and for noise that is larger than
     integer noise may be.
@@ -170,8 +171,9 @@ class FeatureSum:
         total_I = np.zeros(self.number, dtype=np.int64)
         for block_RI in blocks_of_records:
             # Zero is nearer on the grid than the feature, so nothing grows; a row that is not the
-            # features of a point, or an average of such, is cut to what a record may give.
-            cut_RI = np.trunc(block_RI * GRID)
+            # features of a point, or an average of such, is cut to what a record may give. Not a
+            # number would be the least integer of all.
+            cut_RI = np.nan_to_num(np.trunc(block_RI * GRID), nan=0.0)
             np.clip(cut_RI, -LARGEST, LARGEST, out=cut_RI)
             total_I += cut_RI.astype(np.int64).sum(axis=0)
         return total_I

@@ -5,8 +5,6 @@ from __future__ import annotations
 import unicodedata
 from pathlib import Path
 
-from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-
 from dpray.types import InputError
 
 
@@ -34,6 +32,9 @@ def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
         reason = error.strerror or "cannot be read"
         raise InputError(f"method.vocabulary: {path}: {reason}") from None
     if stop_words == "english":
+        # Imported late: it takes a second.
+        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
         for word in ENGLISH_STOP_WORDS:
             terms.pop(word, None)
     if not terms:

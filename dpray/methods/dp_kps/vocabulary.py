@@ -103,6 +103,7 @@ class VocabularyHistogram:
     most S distinct terms, so a unit changes the counts by at most S * k in L1, and discrete Laplace
     noise of scale S * k / epsilon on all V counts, hit or not, is epsilon-DP (Nagesh et al., B.1).
     What `top` makes of the noisy counts is free. `size`, S, k and epsilon are public numbers.
+    Proof: docs/privacy.md, section 4.1.
     """
 
     size: int

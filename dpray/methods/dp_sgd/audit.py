@@ -21,11 +21,13 @@ from torch import nn
 from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.one_run import OneRun
 from dpray.auditing.target import Target
+from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.dp_sgd.algorithm import DpSgd, Trainer, fine_tune
-from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, Precision, TrainingText
-from dpray.training.gradient_noise import DpSgdStep
+from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
+from dpray.training.batches import TrainingText
+from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.reference import ReferenceTrainer
+from dpray.training.step import DpSgdStep, Trainer
 
 MOST_STEPS = 1000
 """Steps of the audited training; of a longer plan, the claim for so many is audited."""
@@ -71,8 +73,8 @@ class Spy:
     rank: int = 0
     ranks: int = 1
 
-    def accumulate(self, micro_batch: MicroBatch, last: bool) -> None:
-        self.inner.accumulate(micro_batch, last)
+    def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
+        self.inner.accumulate(texts, shape, last)
 
     def step(self, learning_rate: float) -> None:
         self.inner.step(learning_rate)
@@ -88,14 +90,13 @@ class Rehearsal:
     rank: int = 0
     ranks: int = 1
     batches: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    _batch: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _batch: list[int] = field(default_factory=list)
 
-    def accumulate(self, micro_batch: MicroBatch, last: bool) -> None:
-        ids = micro_batch.ids[:, 0].numpy()
-        self._batch.append(ids[ids > 0] - 1)
+    def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
+        self._batch += [text.ids[0] - 1 for text in texts]
 
     def step(self, learning_rate: float) -> None:
-        self.batches.append(np.concatenate(self._batch))
+        self.batches.append(np.array(self._batch, dtype=np.int64))
         self._batch = []
 
 
@@ -104,9 +105,9 @@ def train(
 ) -> None:
     """Train on the included canaries by what trains in one process; ranks are held against it."""
     mechanism = plan.mechanism
-    precision: Precision = "bfloat16" if mechanism.precision == "bfloat16" else "float32"
     model = CanaryTable(canaries, TOO_LONG * mechanism.clip_norm)
-    trainer = ReferenceTrainer(plan, PerExampleLoss(model, precision).eval(), new_key())
+    loss = PerExampleLoss(model, mechanism.precision).eval()
+    trainer = ReferenceTrainer(mechanism, plan.settings, loss, new_key())
     clipped = mechanism.clip_norm / mechanism.expected_batch_size
     _fine_tune(plan, included, Spy(trainer, model.table.weight, clipped, see))
 
@@ -186,13 +187,5 @@ def repeated_target(plan: DpSgd) -> MonteCarlo:
 
 def _audited(plan: DpSgd) -> DpSgd:
     """Plain SGD at rate 1 shows the noisy mean itself: an optimizer only post-processes it."""
-    return replace(
-        plan,
-        steps=min(plan.steps, MOST_STEPS),
-        repeats=0,
-        optimizer="sgd",
-        learning_rate=1.0,
-        schedule="constant",
-        weight_decay=0.0,
-        micro_batch_size=512,
-    )
+    settings = TrainingSettings(optimizer="sgd", learning_rate=1.0, micro_batch_size=512)
+    return replace(plan, steps=min(plan.steps, MOST_STEPS), repeats=0, settings=settings)

@@ -1,45 +1,48 @@
-"""What stands before a text: its control columns, their names and their public values."""
+"""A control code names the values of a text's control columns, and stands before it in training.
+
+The values and their shares are public; the records are private.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from dpray.config.config import DataConfig
+from dpray.config.config import DataConfig, EngineConfig
+from dpray.engines.model_path import check_model_path
+from dpray.engines.text import TextCodec
+from dpray.io.records import list_files
 from dpray.mechanisms.shares import largest_remainder
-from dpray.methods.dp_sgd.algorithm import control_code
+from dpray.methods.dp_sgd.algorithm import TextEncoder, Units, control_code
 from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.runs.rows import RowsOf, local_rows, record_rows
+from dpray.training.batches import TrainingText
 from dpray.types import InputError
 
 
 @dataclass(frozen=True)
 class ControlCodes:
-    """`names`: what each column is called in the code, in the code's order. `values`: the public
-    values of every column with their public shares; for the label, what is expected of them."""
+    """`names` gives each column's name in the code, in the code's order; `values` the public values
+    of every column with their public shares, for the label the expected ones."""
 
     names: Mapping[str, str]
     values: Mapping[str, Mapping[str, float]]
 
     def code(self, values: Mapping[str, str]) -> str:
-        """The code of one value for each column."""
+        """Return the code of one value for each column."""
         return control_code({name: values[column] for column, name in self.names.items()})
 
     def longest(self, length: Callable[[str], int]) -> str:
-        """The code of each column's longest value."""
+        """Return the code of each column's longest value."""
         return self.code({column: max(self.values[column], key=length) for column in self.names})
-
-    def shares(
-        self, label: str | None, proportions: Mapping[str, float]
-    ) -> dict[str, Mapping[str, float]]:
-        return {
-            column: proportions if column == label else self.values[column] for column in self.names
-        }
 
 
 def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
-    """Raises InputError that names the key."""
+    """Return the codes of the configured columns. Raises InputError that names the key."""
     names = settings.control_columns or ({data.label: data.label} if data.label else {})
     others = set(names) - {data.label}
     for column in sorted(others ^ set(settings.control_values)):
@@ -61,12 +64,48 @@ def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
 def draw_values(
     shares: Mapping[str, Mapping[str, float]], number: int, rng: np.random.Generator
 ) -> Sequence[dict[str, str]]:
-    """A value of every column for each of `number` texts: as many of each value as its share says,
-    the columns independent of each other. `rng` is public."""
+    """Draw a value of every column for each of `number` texts: each value as often as its share
+    says, the columns independent of each other. `rng` is public."""
     drawn: list[dict[str, str]] = [{} for _ in range(number)]
-    for column, of_column in shares.items():
-        counts = largest_remainder(number, of_column)
+    for column, value_shares in shares.items():
+        counts = largest_remainder(number, value_shares)
         values = [value for value, count in counts.items() for _ in range(count)]
         for text, place in zip(drawn, rng.permutation(number), strict=True):
             text[column] = values[place]
     return drawn
+
+
+def text_encoder(engine: EngineConfig, settings: DpSgdSettings) -> TextEncoder:
+    """Return the encoder with the tokenizer of the base model."""
+    codec = TextCodec(check_model_path(engine.model), engine.max_model_len)
+    return TextEncoder(codec.ids, codec.start_id, codec.eos_ids[0], settings.max_length)
+
+
+def check_rows(data: DataConfig, codes: ControlCodes) -> None:
+    """Read every record once, and keep none. Raises InputError that names the row."""
+    rows_of = _rows_of(data, codes)
+    for file in list_files(data.path):
+        for _ in rows_of(file):
+            pass
+
+
+def load_units(data: DataConfig, encoder: TextEncoder, codes: ControlCodes) -> Units:
+    """Return every unit's texts with their control codes as token ids, in an order that is the same
+    on every rank. Without a unit column each record is a unit, its copies too.
+
+    Raises InputError that names the row.
+    """
+    units: defaultdict[str, list[TrainingText]] = defaultdict(list)
+    for number, row in enumerate(local_rows(data, _rows_of(data, codes))):
+        code = codes.code(
+            row["columns"] | ({} if data.label is None else {data.label: row["label"]})
+        )
+        unit = f"{number}" if data.unit is None else row["unit"]
+        units[unit].append(encoder.training_text(code, row["text"]))
+    return list(units.values())
+
+
+def _rows_of(data: DataConfig, codes: ControlCodes) -> RowsOf:
+    """Return the reader of rows with their control columns; the label is in every row."""
+    others = {name: codes.values[name] for name in codes.names if name != data.label}
+    return partial(record_rows, data=data, column_values=others)

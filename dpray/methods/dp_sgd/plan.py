@@ -1,10 +1,10 @@
-"""From a configuration to the frozen plan of DP-SGD fine-tuning."""
+"""`make_plan` freezes the plan of a DP-SGD run from its configuration."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,8 @@ from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.engine import check_loads, with_absolute_model
 from dpray.runs.plan import Losses, Plan, with_labels
-from dpray.training.gradient_noise import DpSgdStep
-from dpray.training.journal import Blocks
-from dpray.training.model import Tuning, load_loss
+from dpray.training.step import DpSgdStep
 from dpray.types import InputError
 
 NO_NOISE = 1e-12
@@ -31,31 +28,32 @@ NO_NOISE = 1e-12
 
 @dataclass(frozen=True)
 class DpSgdPlan(Plan):
-    """`method.repeats` are the steps that are paid for beside the training's own."""
+    """Plans a run that trains in blocks of `checkpoint_steps`.
+
+    An interrupted training resumes from its last checkpoint. The steps after it may have been made
+    and seen (their noise has been drawn), so they count, and so do those that are made in their
+    place: T planned steps and R repeated ones are T + R steps of one mechanism, and the time of a
+    loss does not depend on the data. The first `method.repeats` of them are in the run's first
+    charge; the others are charged when they are lost, before they are repeated.
+
+    The report states the cost of all steps that were charged, as one composition. A ledger whose
+    budget composes by `basic` adds the charges' epsilons and deltas up instead, which is more.
+    """
 
     settings: DpSgdSettings
     method: DpSgd
-    blocks: Blocks
+    checkpoint_steps: int
     codes: ControlCodes
-
-    @property
-    def tuning(self) -> Tuning:
-        """What of the model is trained."""
-        settings, engine = self.settings, self.config.engine
-        return Tuning(
-            with_absolute_model(engine).model,
-            settings.tuning,
-            settings.lora_rank,
-            settings.lora_alpha,
-            settings.precision,
-            settings.gradient_checkpointing,
-            name=engine.model,
-        )
 
     def try_models(self, build: Callable[..., Engine]) -> None:
         """Load the model as it is tuned. An engine that cannot load the tuned one costs nothing:
         the tuned model is kept, and its texts are free."""
-        check_loads(self.config, partial(load_loss, self.tuning))
+        # Imported late: a plan that is only looked at needs neither torch nor Ray.
+        from dpray.runs.engine import check_loads, with_absolute_model
+        from dpray.training.model import load_loss
+
+        model = with_absolute_model(self.config.engine).model
+        check_loads(self.config, partial(load_loss, model, self.settings))
 
     @property
     def charges(self) -> dict[str, Event]:
@@ -77,7 +75,21 @@ class DpSgdPlan(Plan):
         from dpray.methods.dp_sgd.released_model import ReleasedModel
         from dpray.runs.folder import MODEL
 
-        return ReleasedModel(self.config, folder / MODEL).losses
+        return ReleasedModel(self.config, self.settings, folder / MODEL).losses
+
+    def unpaid_repeats(self, lost: Sequence[int]) -> list[int]:
+        """Return how many of the steps of each lost block the first charge does not pay for."""
+        spare, unpaid = self.method.repeats, []
+        for steps in lost:
+            paid = min(spare, steps)
+            spare -= paid
+            unpaid.append(steps - paid)
+        return unpaid
+
+    def with_repeats(self, lost: Sequence[int]) -> DpSgdPlan:
+        """Return the plan as it is charged once the steps of the lost blocks are repeated."""
+        repeats = self.method.repeats + sum(self.unpaid_repeats(lost))
+        return replace(self, method=replace(self.method, repeats=repeats))
 
     @property
     def noise_multiplier(self) -> float:
@@ -85,19 +97,23 @@ class DpSgdPlan(Plan):
 
     @property
     def shares(self) -> dict[str, Mapping[str, float]]:
-        """The public mix of the values of every control column."""
-        return self.codes.shares(self.config.data.label, self.proportions)
+        """Return the public share of each value of every control column."""
+        values = self.codes.values
+        return {
+            column: self.proportions if column == self.config.data.label else values[column]
+            for column in self.codes.names
+        }
 
     def method_summary(self) -> dict[str, Any]:
-        settings, mechanism = self.settings, self.method.mechanism
+        settings = self.settings
         return {
             "method": settings.model_dump()
             | {
                 "noise_multiplier": self.noise_multiplier,
-                "sampling_probability": mechanism.sampling_probability,
+                "sampling_probability": self.method.mechanism.sampling_probability,
                 "steps": self.method.steps,
                 "spare_steps": self.method.repeats,
-                "checkpoint_steps": self.blocks.size,
+                "checkpoint_steps": self.checkpoint_steps,
                 "control_columns": dict(self.codes.names),
             },
             "records": settings.records,
@@ -105,16 +121,13 @@ class DpSgdPlan(Plan):
             "most_completion_tokens": settings.records * settings.max_length,
             "expected_examples": round(settings.epochs * self.config.data.public_size),
             "noise_multiplier": self.noise_multiplier,
-            "warnings": self._warnings(),
+            "warnings": [
+                "data.label is not in method.control_columns: the texts will be written without a "
+                "label"
+            ]
+            if self.config.data.label not in {None, *self.codes.names}
+            else [],
         }
-
-    def _warnings(self) -> list[str]:
-        label = self.config.data.label
-        if label is None or label in self.codes.names:
-            return []
-        return [
-            "data.label is not in method.control_columns: the texts will be written without a label"
-        ]
 
     def lines(self) -> dict[str, str]:
         settings, method = self.settings, self.method
@@ -122,7 +135,7 @@ class DpSgdPlan(Plan):
             "tuning": f"{settings.tuning} of {self.config.engine.model}, C {settings.clip_norm:g}",
             "steps": f"{method.steps:,} of expected {settings.batch_size:,} units "
             f"(q {method.mechanism.sampling_probability:.4g}), and {method.repeats:,} charged "
-            f"beforehand for what a run that was cut off makes again",
+            f"beforehand that an interrupted run may repeat",
             "noise multiplier": f"{self.noise_multiplier:.4f}",
             "records": f"{settings.records:,}, at most {settings.max_length} tokens each",
         }
@@ -141,35 +154,23 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
         )
     # q = batch_size / size and steps = epochs / q, but for rounding.
     steps = math.ceil(settings.epochs * size / settings.batch_size - 1e-9)
-    blocks = Blocks(steps, min(steps, settings.checkpoint_steps or -(-steps // 100)))
-    method = DpSgd(
-        mechanism=DpSgdStep(
-            sampling_probability=settings.batch_size / size,
-            noise_multiplier=_noise_multiplier(config, settings, steps, spare(settings, blocks)),
-            clip_norm=settings.clip_norm,
-            expected_batch_size=float(settings.batch_size),
-            precision=settings.precision,
-        ),
-        steps=steps,
-        micro_batch_size=settings.micro_batch_size,
-        learning_rate=settings.learning_rate,
-        schedule=settings.schedule,
-        optimizer=settings.optimizer,
-        weight_decay=settings.weight_decay,
-        repeats=spare(settings, blocks),
+    checkpoint_steps = min(steps, settings.checkpoint_steps or -(-steps // 100))
+    repeats = settings.spare_steps
+    if repeats is None:  # one block, where the noise can be made to pay for it
+        repeats = checkpoint_steps if settings.noise_multiplier is None else 0
+    mechanism = DpSgdStep(
+        sampling_probability=settings.batch_size / size,
+        noise_multiplier=_noise_multiplier(config, settings, steps + repeats),
+        clip_norm=settings.clip_norm,
+        expected_batch_size=float(settings.batch_size),
+        precision=settings.precision,
     )
-    plan = DpSgdPlan(config, config.data.proportions, settings, method, blocks, codes)
-    return plan.affordable(method.mechanism.noise_multiplier)
+    method = DpSgd(mechanism, steps, settings, repeats)
+    plan = DpSgdPlan(config, config.data.proportions, settings, method, checkpoint_steps, codes)
+    return plan.affordable(mechanism.noise_multiplier)
 
 
-def spare(settings: DpSgdSettings, blocks: Blocks) -> int:
-    """One block, where the noise can be made to pay for it."""
-    if settings.spare_steps is not None:
-        return settings.spare_steps
-    return blocks.size if settings.noise_multiplier is None else 0
-
-
-def _noise_multiplier(config: Config, settings: DpSgdSettings, steps: int, repeats: int) -> float:
+def _noise_multiplier(config: Config, settings: DpSgdSettings, steps: int) -> float:
     if math.isinf(config.privacy.epsilon):
         if settings.noise_multiplier is not None:
             raise InputError("method.noise_multiplier: an infinite privacy.epsilon adds no noise")
@@ -179,16 +180,12 @@ def _noise_multiplier(config: Config, settings: DpSgdSettings, steps: int, repea
     q = settings.batch_size / config.data.public_size
 
     def event(sigma: float) -> Event:
-        steps_event = SelfComposed(PoissonSubsampledGaussian(q, sigma), steps + repeats)
-        return with_labels(config, steps_event)
+        return with_labels(config, SelfComposed(PoissonSubsampledGaussian(q, sigma), steps))
 
+    privacy = config.privacy
     try:
         return calibrate(
-            event,
-            config.privacy.epsilon,
-            config.privacy.delta,
-            bracket=(1e-2, 1e5),
-            increasing=False,
+            event, privacy.epsilon, privacy.delta, bracket=(1e-2, 1e5), increasing=False
         )
     except ValueError as error:
         raise InputError(f"privacy.epsilon: {error}") from None

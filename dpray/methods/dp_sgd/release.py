@@ -1,163 +1,221 @@
-"""A release by DP-SGD: train, in blocks of steps that are charged before they are made; publish the
-model once; then let it write.
+"""DP-SGD trains a model, publishes it once, and has it write the texts.
 
 The unit `model` of the charge is the training as a whole: its output holds the SHA-256 of every
-file of the model that is released. Each block of steps is a unit of its own beside it, and says
-from where a training that was cut off goes on, and what it pays for again.
+file of the released model. Each block of steps is a unit of its own beside it: an interrupted
+training resumes after the last one that was published, and pays for the steps that it repeats.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dpray.accounting.accountant import cost
+from dpray.accounting.events import NEIGHBORING_RELATION, Event, SelfComposed
 from dpray.accounting.report import NOT_COVERED
+from dpray.config.config import Config
+from dpray.engines.base import PlainPrompt, Sampling
+from dpray.engines.requests import Request, answered
 from dpray.engines.text import TextCodec
 from dpray.io.files import sha256_of, sync_all
 from dpray.mechanisms.randomness import NOISE_SOURCE
-from dpray.methods.dp_sgd.control_codes import draw_values
-from dpray.methods.dp_sgd.data import check_rows, load_units, with_absolute_paths
-from dpray.methods.dp_sgd.generation import to_record, write_texts
+from dpray.methods.dp_sgd.algorithm import fine_tune
+from dpray.methods.dp_sgd.control_codes import (
+    check_rows,
+    draw_values,
+    load_units,
+    text_encoder,
+)
 from dpray.methods.dp_sgd.plan import DpSgdPlan, check_lengths
-from dpray.methods.dp_sgd.progress import Watched
-from dpray.methods.dp_sgd.repeats import charge_again, with_repeats
 from dpray.runs.cluster import ended_for_memory, is_local
+from dpray.runs.engine import with_absolute_model
 from dpray.runs.folder import MODEL
 from dpray.runs.placement import gpus_of_rank
 from dpray.runs.session import Release, Session
-from dpray.training.gradient_noise import SUM_ROUNDING
-from dpray.training.journal import Journal, lost_blocks, nothing
+from dpray.training.journal import Journal, lost_blocks
 from dpray.training.model import ADAPTER
-from dpray.training.training import Training, train_here
-from dpray.types import DprayError
+from dpray.training.reference import train_here
+from dpray.training.step import SUM_ROUNDING, Trainer
+from dpray.training.training import OnStep, Training
+from dpray.types import Budget, BudgetRefused, DprayError
 
 DpSgdSession = Session[DpSgdPlan]
 
 
 def release(session: DpSgdSession) -> Release:
-    """Train the model, publish it once, and have the tuned model write the texts."""
-    plan, config = session.plan, session.config
+    plan, config, settings = session.plan, session.config, session.plan.settings
+    going_on = session.going_on
     if session.published(MODEL) is None:
         if is_local(config):
-            check_lengths(config, plan.settings, plan.codes)
+            check_lengths(config, settings, plan.codes)
         if not session.has_begun:
-            check_rows(config, plan.codes)
-    going_on = session.going_on
-    if session.published(MODEL) is None and not plan.not_private:
-        session.going_on = (
-            "the same command goes on from the last checkpoint: the steps after it, "
-            f"{plan.blocks.size} at most, are charged again"
-        )
-    files: dict[str, str] = session.publish_once(MODEL, lambda: trained(session))["files"]
+            check_rows(config.data, plan.codes)
+        if not plan.not_private:
+            session.going_on = (
+                "the same command goes on from the last checkpoint: the steps after it, "
+                f"{plan.checkpoint_steps} at most, are charged again"
+            )
+    files: dict[str, str] = session.publish_once(MODEL, lambda: train(session))["files"]
     session.going_on = going_on
-    if hashes(released_files(session)) != files:
+    if hashes(released_folder(session)) != files:
         raise DprayError("private/model: the tuned model is not there, or altered")
 
-    wanted = draw_values(
-        plan.shares, plan.settings.records, session.public_generator("control-values")
-    )
-    texts = written(session, wanted)
+    # From here on all is post-processing: the tuned model writes as many texts as are wanted.
+    drawn = draw_values(plan.shares, settings.records, session.public_generator("control-values"))
+    texts = write_texts(session, drawn)
     records = [
         to_record(text, values, config.data.label)
-        for text, values in zip(texts, wanted, strict=True)
+        for text, values in zip(texts, drawn, strict=True)
         if text
     ]
-    lost = lost_blocks(session.ledger, session.run_id)
-    session.plan = with_repeats(plan, lost)
-    return Release(records, report(session, files, sum(lost)), released_files(session))
+    if lost := lost_blocks(session.ledger, session.key()):
+        session.plan = plan.with_repeats(lost)
+    return Release(records, report(session, files, sum(lost)), released_folder(session))
 
 
-def trained(session: DpSgdSession) -> dict[str, Any]:
-    """Make all steps that are not made yet; return the released files' SHA-256 by their names."""
-    if not session.plan.not_private:
-        lost = lost_blocks(session.ledger, session.run_id)
-        charge_again(session.ledger, session.run_id, session.plan, lost)
-    tuned = tuned_model(session)
+def train(session: DpSgdSession) -> dict[str, Any]:
+    """Make all steps that are not made yet; return the files to release with their SHA-256."""
+    charge_repeats(session)
+    tuned, private = tuned_folder(session), session.folder.private.resolve()
     shutil.rmtree(tuned, ignore_errors=True)
-
-    def show(t: int) -> None:
-        session.show("training steps", t, session.plan.method.steps)
-
-    if session.in_process:
-        train_here(training(session, show))
-    else:
-        train_on_ray(session, show)
-    sync_all(tuned)
-    return {"files": hashes(released_files(session))}
-
-
-def tuned_model(session: DpSgdSession) -> Path:
-    """Return the folder of the model until it is released: merged, for the engine."""
-    return session.folder.private.resolve() / MODEL
-
-
-def released_files(session: DpSgdSession) -> Path:
-    """Return the folder of what is released: the model, or its adapters alone."""
-    lora = session.plan.settings.tuning == "lora"
-    return tuned_model(session) / ADAPTER if lora else tuned_model(session)
-
-
-def training(session: DpSgdSession, on_step: Any) -> Training:
-    plan = session.plan
-    return Training(
-        plan=plan.method,
-        tuning=plan.tuning,
-        zero_stage=plan.settings.zero_stage,
-        load_units=partial(
-            load_units, with_absolute_paths(session.config), plan.settings, plan.codes
-        ),
-        folder=str(tuned_model(session)),
+    plan = replace(session.plan, config=with_absolute_paths(session.config))
+    method = plan.method
+    training = Training(
+        step=method.mechanism,
+        settings=plan.settings,
+        base=plan.config.engine.model,
+        base_name=session.config.engine.model,
+        loop=partial(fine_tune_on_records, plan),
+        folder=str(tuned),
         journal=Journal(
             session.ledger,
-            session.run_id,
+            session.key(),
             session.attempt_id,
-            str(session.folder.private.resolve() / "checkpoints"),
-            plan.blocks,
-            on_step,
+            str(private / "checkpoints"),
+            method.steps,
+            plan.checkpoint_steps,
         ),
     )
 
+    def show(t: int) -> None:
+        session.show("training steps", t, method.steps)
 
-def train_on_ray(session: DpSgdSession, show: Any) -> None:
-    # Imported late: training here has no need of Ray Train and DeepSpeed.
-    from dpray.training import ray_train
+    if session.in_process:
+        train_here(training, show)
+    else:
+        train_on_actors(session, training, show)
+    sync_all(tuned)
+    return {"files": hashes(released_folder(session))}
+
+
+def train_on_actors(session: DpSgdSession, training: Training, show: OnStep) -> None:
+    # Imported late: a training in this process needs neither Ray Train nor DeepSpeed.
+    from dpray.training.ray_train import train_on_ray
 
     runtime = session.config.runtime
-    with Watched(session.ledger, session.run_id, show):
+    with training.journal.watched(show):
         try:
-            ray_train.train_on_ray(
-                training(session, nothing),
+            train_on_ray(
+                training,
                 workers=runtime.actors,
                 scratch=str(session.folder.private.resolve() / "ray_train"),
                 gpus_per_worker=gpus_of_rank(runtime.gpus_per_actor or 0.0),
                 cpus_per_worker=runtime.cpus_per_actor,
             )
         except Exception as error:
-            # Unlike what else is repeated, steps are paid for again: nothing has to fail.
+            # Unlike other mechanisms, repeated steps are charged again: the unit need not fail.
             if ended_for_memory(error):
                 raise session.unfinished("Ray ended a rank for want of memory") from error
             raise
 
 
-def written(session: DpSgdSession, wanted: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the tuned model's text for each of the control values."""
-    plan, engine = session.plan, session.config.engine
-    tuned = engine.model_copy(update={"model": str(tuned_model(session))})
+def fine_tune_on_records(
+    plan: DpSgdPlan,
+    trainer: Trainer,
+    sampling: np.random.Generator,
+    before_step: OnStep,
+    after_step: OnStep,
+    start: int,
+) -> None:
+    """Run the algorithm on a rank. The rank reads the records itself: they are never sent."""
+    encoder = text_encoder(plan.config.engine, plan.settings)
+    units = load_units(plan.config.data, encoder, plan.codes)
+    fine_tune(plan.method, units, trainer, sampling, before_step, after_step, start)
+
+
+def charge_repeats(session: DpSgdSession) -> None:
+    """Reserve the cost of repeating the lost blocks, beyond the steps charged beforehand;
+    idempotent. Raises BudgetRefused where it is more than `privacy.epsilon` or the budget allows.
+    """
+    plan, privacy = session.plan, session.config.privacy
+    if not (lost := lost_blocks(session.ledger, session.key())):
+        return
+    why = (
+        f"{sum(lost)} of {plan.method.steps} steps were lost and would be repeated; "
+        f"method.spare_steps pays for such steps beforehand"
+    )
+    whole = plan.with_repeats(lost).cost
+    if whole.epsilon > privacy.epsilon:
+        raise BudgetRefused(
+            privacy.dataset,
+            Budget(whole.epsilon, whole.delta),
+            Budget(plan.cost.epsilon, plan.cost.delta),
+            Budget(privacy.epsilon - plan.cost.epsilon, 0.0),
+            f"privacy.epsilon is {privacy.epsilon:g}: {why}",
+        )
+    charges: dict[str, tuple[Event, Budget]] = {}
+    for number, steps in enumerate(plan.unpaid_repeats(lost), start=1):
+        if steps:
+            event = SelfComposed(plan.method.mechanism.dp_event, steps)
+            price = cost(event, privacy.delta)
+            budget = Budget(price.epsilon, price.delta)
+            charges[session.key(f"again-{number}")] = event, budget
+    try:
+        session.ledger.reserve(privacy.dataset, charges, plan.privacy_unit, NEIGHBORING_RELATION)
+    except BudgetRefused as refused:
+        known = (refused.dataset, refused.asked, refused.spent, refused.left)
+        raise BudgetRefused(*known, why) from None
+
+
+def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a text of the tuned model for each of the control values, "" where it wrote none.
+
+    The prompt is, token for token, the start of a training text: the start token and the code. Code
+    and text together have at most `max_length` tokens.
+    """
+    codes, settings = session.plan.codes, session.plan.settings
+    tuned = session.config.engine.model_copy(update={"model": str(tuned_folder(session))})
     encode = TextCodec(tuned.model, tuned.max_model_len).encode
+    prompts = {code: PlainPrompt(code) for code in map(codes.code, drawn)}
+    room = {code: settings.max_length - len(encode(prompt)) for code, prompt in prompts.items()}
+
+    def request(number: int, attempt: int) -> Request:
+        code = codes.code(drawn[number])
+        sampling = Sampling(room[code], settings.temperature, settings.top_k, settings.top_p)
+        return Request(f"text-{number}/{attempt}", prompts[code], sampling)
+
     session.show("texts")
     with session.language_model(session.config.model_copy(update={"engine": tuned})) as ask:
-        return write_texts(encode, ask, plan.settings, plan.codes, wanted)
+        return answered(ask, request, len(drawn), settings.max_retries, lambda text: False)
+
+
+def to_record(text: str, values: Mapping[str, str], label: str | None) -> dict[str, Any]:
+    """Return a released record; the values of control columns except the label's are in
+    `control`."""
+    control = {column: value for column, value in values.items() if column != label}
+    record: dict[str, Any] = {"text": text, "label": values.get(label) if label else None}
+    return record | ({"control": control} if control else {})
 
 
 def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> dict[str, Any]:
     """Return DP-SGD's part of the privacy report, for all steps that were charged."""
     plan, method = session.plan, session.plan.method
-    noise = "none: this run is not private"
-    if not plan.not_private:
-        noise = f"{NOISE_SOURCE}; rounded to float32"
     return {
         "calls": session.calls,
         "llm_calls": plan.settings.records,
@@ -171,15 +229,38 @@ def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> di
         "sampling": {
             "batches": "Poisson: every unit joins a step's batch with probability "
             f"{method.mechanism.sampling_probability:g}, independently, and brings one record",
-            "control_values": {name: dict(s) for name, s in plan.shares.items()},
+            "control_values": {name: dict(shares) for name, shares in plan.shares.items()},
             "texts": "ordinary sampling from the tuned model: post-processing",
         },
         "not_covered": [*NOT_COVERED, *([] if plan.not_private else [SUM_ROUNDING])],
-        "noise_source": noise,
+        "noise_source": "none: this run is not private"
+        if plan.not_private
+        else f"{NOISE_SOURCE}; rounded to float32",
     }
 
 
+def tuned_folder(session: DpSgdSession) -> Path:
+    """Return the folder of the tuned model, adapters merged, for the engine."""
+    return session.folder.private.resolve() / MODEL
+
+
+def released_folder(session: DpSgdSession) -> Path:
+    """Return the folder of the files to release: the tuned model, or its adapters alone."""
+    tuned = tuned_folder(session)
+    return tuned / ADAPTER if session.plan.settings.tuning == "lora" else tuned
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Make paths absolute for ranks, which have another working directory. A path that does not
+    exist here is left as it is: it may exist on their nodes."""
+    data = config.data
+    if "://" not in data.path:
+        path = str(Path(data.path).expanduser().absolute())
+        data = data.model_copy(update={"path": path})
+    return config.model_copy(update={"data": data, "engine": with_absolute_model(config.engine)})
+
+
 def hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of the folder's own files, by name."""
+    """Return the SHA-256 of the folder's own files by their names."""
     files = sorted(path for path in folder.glob("*") if path.is_file())
     return {path.name: sha256_of(path) for path in files}

@@ -57,6 +57,7 @@ class PrivatePrediction:
     `dpray.mechanisms.partition.HashPartition`), each draws at most r private tokens, so the whole
     run costs `dp_event` once, however many batches there are. Lengths and numbers of texts are
     bounded by `max_tokens` and `examples_per_batch`, public both.
+    Proof: docs/privacy.md, section 2.6.
     """
 
     mechanism: PrivateToken
@@ -80,7 +81,7 @@ class PrivatePrediction:
                 running[batch.batch_id] = self.algorithm_1(batch)
                 yield next(running[batch.batch_id])
 
-        def then(result: LockstepResult) -> LockstepGroup | None:
+        def next_group(result: LockstepResult) -> LockstepGroup | None:
             try:
                 return running[result.group_id].send(result)
             except StopIteration as finished:
@@ -88,7 +89,7 @@ class PrivatePrediction:
                 publish(finished.value)
                 return None
 
-        engine.decode_lockstep(first_groups(), then)
+        engine.decode_lockstep(first_groups(), next_group)
 
     def algorithm_1(self, S: Batch) -> Generator[LockstepGroup, LockstepResult, BatchOutput]:
         """Run lines 4 to 21 for one batch; yields each text to decode and is sent what it

@@ -32,8 +32,10 @@ BLOCK = 16
 def recentred_mean(
     logits_SV: torch.Tensor, candidates_K: torch.Tensor | None, clip_bound: float, batch_size: int
 ) -> torch.Tensor:
-    """Return `(1/s) * sum_i clip_c(z_i)` with `clip_c(z)_j = max(-c, z_j - max_k z_k + c)` (Eq.
-    1)."""
+    """Return `(1/s) * sum_i clip_c(z_i)`, `clip_c(z)_j = max(-c, z_j - max_k z_k + c)` (Eq. 1).
+
+    Proof: docs/privacy.md, sections 2.1 and 2.2.
+    """
 
     def clipped(rows_SV: torch.Tensor) -> torch.Tensor:
         top_S1 = rows_SV.amax(dim=-1, keepdim=True)
@@ -53,6 +55,7 @@ def dclip_mean(
 
     Logits carry an arbitrary constant per prompt; each row's is taken out by its own log-sum-exp,
     a rule on that row alone.
+    Proof: docs/privacy.md, sections 2.1 and 2.2.
     """
     public_K = _chosen(torch.log_softmax(logits_public_V.float(), dim=-1), candidates_K)
 

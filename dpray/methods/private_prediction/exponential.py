@@ -18,6 +18,7 @@ class SoftmaxSampler:
     `sensitivity`, so the log-probability ratio of any two tokens moves by at most
     `2 * sensitivity / temperature`: an exponential mechanism of that bounded range, hence
     `1/2 * (sensitivity / temperature)^2` zCDP (Cesar and Rogers 2021).
+    Proof: docs/privacy.md, section 2.3.
     """
 
     sensitivity: float

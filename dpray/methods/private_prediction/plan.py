@@ -16,7 +16,7 @@ from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.engines.model_path import check_model_path
 from dpray.engines.text import TextCodec
-from dpray.engines.vllm import DEFAULT_CONTEXT
+from dpray.engines.vllm_model import DEFAULT_CONTEXT
 from dpray.mechanisms.partition import HashPartition
 from dpray.methods.private_prediction.algorithm import PrivatePrediction
 from dpray.methods.private_prediction.prompts import PromptTemplate, load_template

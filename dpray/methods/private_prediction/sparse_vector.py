@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from dpray.accounting.events import AboveThreshold
-from dpray.methods.private_prediction.clipping import row_blocks
+
+if TYPE_CHECKING:
+    import torch
 
 PROBABILITY_GRID = 2.0**40
 """Steps of a probability; a batch of 8,000 rows sums to less than 2^53 of them."""
@@ -23,6 +25,7 @@ class SparseVector:
     to and including one "far" is `2 * sensitivity / noise`-DP (Dwork et al. 2009) and
     `2 * (sensitivity / noise)^2` zCDP; the "near"s before it are free. After a "far" a new
     threshold has to be drawn.
+    Proof: docs/privacy.md, section 2.5.
     """
 
     threshold: float
@@ -50,6 +53,11 @@ def distribution_distance(
     A row's probabilities are rounded down to multiples of 2^-40 and added up in float64: their sum
     is exact, whatever the order of the rows. A row whose logits are no distribution adds nothing.
     """
+    # Imported late: a plan holds a `SparseVector` and needs no torch.
+    import torch
+
+    from dpray.methods.private_prediction.clipping import row_blocks
+
     total_V = logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64)
     for rows_SV, count in row_blocks(logits_SV):
         steps_SV = torch.softmax(rows_SV.double(), dim=-1).mul_(PROBABILITY_GRID).floor_()

@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
 from dpray.accounting.events import Composed, Event, SelfComposed
 from dpray.mechanisms.randomness import generator
-from dpray.methods.private_prediction.candidates import Candidates, candidate_set
-from dpray.methods.private_prediction.clipping import dclip_mean, recentred_mean
 from dpray.methods.private_prediction.exponential import SoftmaxSampler, sample_softmax
 from dpray.methods.private_prediction.sparse_vector import SparseVector, distribution_distance
+
+# A plan holds a `PrivateToken` and needs no torch: what draws imports it.
+if TYPE_CHECKING:
+    import torch
+
+    from dpray.methods.private_prediction.candidates import Candidates
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class PrivateToken:
 
     `batch_size` is the public expected size s; `threshold` and `noise` are theta and sigma of
     the sparse vector, both None where it is off.
+    Proof: docs/privacy.md, sections 2.1 and 2.6.
     """
 
     batch_size: int
@@ -83,6 +87,8 @@ class PrivateToken:
         candidates_K: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the clipped average over the candidates (line 14)."""
+        from dpray.methods.private_prediction.clipping import dclip_mean, recentred_mean
+
         c, s = self.clip_bound, self.batch_size
         if self.clip == "recentred":
             return recentred_mean(logits_SV, candidates_K, c, s)
@@ -92,6 +98,8 @@ class PrivateToken:
         self, logits_SV: torch.Tensor, logits_public_V: torch.Tensor, rng: np.random.Generator
     ) -> int:
         """Draw by lines 14 and 15: average, then the exponential mechanism."""
+        from dpray.methods.private_prediction.candidates import candidate_set
+
         margin = 2.0 * self.clip_bound / self.batch_size
         candidates_K = candidate_set(logits_public_V, self.candidates, self.k, margin)
         mean_K = self.average(logits_SV, logits_public_V, candidates_K)

@@ -14,8 +14,9 @@ import pytest
 from dpray import registry as methods
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, parse_config
+from dpray.config.engine import EngineConfig
 from dpray.engines.base import EngineError
-from dpray.engines.factory import make_engine
+from dpray.engines.transformers import TransformersEngine
 from dpray.methods.aug_pe import release as aug_pe_run
 from dpray.methods.aug_pe import voters
 from dpray.runs import runner
@@ -59,7 +60,7 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def engine(model_folder: str) -> Iterator[Any]:
-    engine = make_engine("transformers", model_folder)
+    engine = TransformersEngine(EngineConfig(model=model_folder))
     yield engine
     engine.close()
 

@@ -121,6 +121,12 @@ def test_a_row_that_is_too_large_is_cut_to_what_a_record_may_give() -> None:
     assert math.isqrt(2 << 48) == LARGEST
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_no_number_moves_no_more_than_another(bad: float) -> None:
+    total = SUM.sum([np.full((1, I), bad)])
+    assert -LARGEST <= total.min() <= total.max() <= LARGEST
+
+
 def test_the_sensitivity_is_nearly_reached() -> None:
     """A point where all cosines are nearly 1 (w.x = -b / sqrt(2), solvable as D > I)."""
     features = FourierFeatures(dimension=60, number=10, bandwidth=1.0, seed=5)

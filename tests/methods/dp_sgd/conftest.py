@@ -1,4 +1,4 @@
-"""A DP-SGD run that is small."""
+"""`config` makes small DP-SGD runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpray.config.config import Config, parse_config
 
 @pytest.fixture
 def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
-    """Six steps of about ten of the sixty records, in blocks of two; noise that costs eps 5.8."""
+    """Make six steps of about ten of the sixty records, in blocks of two; they cost eps 5.8."""
     method = {
         "name": "dp_sgd", "epochs": 1, "batch_size": 10, "micro_batch_size": 8, "max_length": 24,
         "lora_rank": 2, "learning_rate": 0.01, "records": 6, "noise_multiplier": 0.8,

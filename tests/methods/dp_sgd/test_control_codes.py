@@ -1,4 +1,4 @@
-"""Control codes and units of DP-SGD: what the model is trained on and asked with."""
+"""Records become units of texts with control codes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,24 @@ from dpray import registry as methods
 from dpray.config.config import Config
 from dpray.engines.base import PlainPrompt
 from dpray.engines.text import TextCodec
-from dpray.methods.dp_sgd.control_codes import control_codes, draw_values
-from dpray.methods.dp_sgd.data import load_units
+from dpray.methods.dp_sgd.algorithm import Units
+from dpray.methods.dp_sgd.control_codes import (
+    control_codes,
+    draw_values,
+    load_units,
+    text_encoder,
+)  # fmt: skip
+from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.types import InputError
 from tests.runs.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def units_of(config: Config) -> Units:
+    assert isinstance(config.method, DpSgdSettings)
+    encoder = text_encoder(config.engine, config.method)
+    return load_units(config.data, encoder, control_codes(config.data, config.method))
 
 
 STARS = {
@@ -34,7 +46,7 @@ def test_control_columns_stand_in_every_code(
     records_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = config(**STARS, method__epochs=0.2, method__records=8, method__max_length=40)
     codec = TextCodec(run.engine.model, None)
-    units = load_units(run, run.method, control_codes(run.data, run.method))
+    units = units_of(run)
     assert len(units) == 60
     code = "Kind: b | Review Stars: 1.0\n"
     [text] = units[7]
@@ -48,7 +60,7 @@ def test_control_columns_stand_in_every_code(
     rows[3]["stars"] = 4.0
     records_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(InputError, match=r"row 4: the value of column 'stars'"):
-        load_units(run, run.method, control_codes(run.data, run.method))
+        units_of(run)
 
 
 def test_a_code_begins_as_in_training_where_there_is_no_bos(config: Callable[..., Config]) -> None:
@@ -66,10 +78,10 @@ def test_a_unit_brings_its_records_together(
     rows = [row | {"user": f"u{i % 7}"} for i, row in enumerate(rows)]
     records_file.write_text("".join(json.dumps(row) + "\n" for row in rows + rows[:1]))
     run = config(data__unit="user", data__max_records_per_unit=4)
-    units = load_units(run, run.method, control_codes(run.data, run.method))
+    units = units_of(run)
     assert [len(unit) for unit in units] == [4] * 7
     # Without units, a record that is there twice is two.
-    assert len(load_units(config(), run.method, control_codes(run.data, run.method))) == 61
+    assert len(units_of(config())) == 61
 
 
 def test_the_values_of_columns_are_drawn_as_their_shares_say(config: Callable[..., Config]) -> None:

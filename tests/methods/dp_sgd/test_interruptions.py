@@ -1,9 +1,8 @@
-"""DP-SGD runs that were cut off: what is kept, made again and charged."""
+"""Interrupted DP-SGD runs keep their checkpoints, and are charged for the steps they repeat."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,44 +15,38 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.events import PoissonSubsampledGaussian, SelfComposed
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
+from dpray.config.training import TrainingSettings
 from dpray.engines.base import EngineError, PlainPrompt
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.dp_sgd import release as dp_sgd_run
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
 from dpray.runs.engine import build_engine
-from dpray.training.gradient_noise import DpSgdStep, GradientNoise
-from dpray.training.journal import Journal
-from dpray.training.model import Tuning, load_loss
+from dpray.training.gradient_noise import GradientNoise
+from dpray.training.model import load_loss
 from dpray.training.reference import ReferenceTrainer
 from dpray.training.state import TrainingState
-from dpray.types import BudgetRefused, DprayError, InputError, Resumable
+from dpray.training.step import DpSgdStep
+from dpray.types import BudgetRefused, DprayError, InputError, Progress, Resumable
 from tests.runs.outcomes import open_budget
 from tests.training.tiny_gradients import texts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@contextmanager
-def stopped_after(step: int) -> Iterator[None]:
-    """Lets step number `step` be made, counted from 1, and stops whoever is about to make the next
-    one. A block's intent is noted by then."""
-    before_step = Journal.before_step
+def interrupt(run: Config, steps: int) -> None:
+    """Run until so many steps are made, and interrupt the next one, whose block has begun."""
 
-    def cut_off(journal: Journal, t: int) -> None:
-        before_step(journal, t)
-        if t == step:
+    def on_progress(progress: Progress) -> None:
+        if (progress.stage, progress.completed) == ("training steps", steps):
             raise KeyboardInterrupt
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "before_step", cut_off)
-        with pytest.raises(Resumable, match="from the last checkpoint: the steps after it, 2 at"):
-            yield
+    with pytest.raises(Resumable, match="from the last checkpoint: the steps after it, 2 at"):
+        methods.run(run, on_progress)
 
 
-def test_a_run_that_was_cut_off_goes_on_with_fresh_noise_and_pays_again(
+def test_an_interrupted_run_resumes_with_fresh_noise_and_is_charged_for_repeats(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the third of six steps: the first two are kept, the third is made again."""
+    """After the third of six steps, the first two are kept and the third is repeated."""
     run = config(method__schedule="linear")
     ledger = open_budget(run)
     keys: list[str] = []
@@ -77,8 +70,7 @@ def test_a_run_that_was_cut_off_goes_on_with_fresh_noise_and_pays_again(
     monkeypatch.setattr(GradientNoise, "__init__", started)
     monkeypatch.setattr(ReferenceTrainer, "step", made)
     monkeypatch.setattr(ReferenceTrainer, "restore", was_restored)
-    with stopped_after(3):
-        methods.run(run)
+    interrupt(run, 3)
     report = methods.run(run)
 
     planned = [0.01 * (1 - t / 6) for t in range(6)]
@@ -104,14 +96,15 @@ def test_a_run_that_was_cut_off_goes_on_with_fresh_noise_and_pays_again(
 def test_a_state_that_was_stored_steps_like_the_one_that_went_on(model_folder: str) -> None:
     """Without noise and with every unit in every batch, an interruption leaves no trace."""
     step = DpSgdStep(1.0, 1e-12, 1.0, 8.0)
-    plan = DpSgd(step, steps=4, micro_batch_size=4, learning_rate=0.01)
+    settings = TrainingSettings(lora_rank=2, micro_batch_size=4, learning_rate=0.01)
+    plan = DpSgd(step, 4, settings)
     units = [[text] for text in texts(8)]
 
     def trained(start: int, end: int, state: TrainingState | None) -> TrainingState:
-        loss = load_loss(Tuning(model_folder, "lora", lora_rank=2))
+        loss = load_loss(model_folder, settings)
         if state is not None:
             state.put_weights(loss)
-        trainer = ReferenceTrainer(plan, loss, new_key())
+        trainer = ReferenceTrainer(step, settings, loss, new_key())
         if state is not None:
             trainer.restore(state)
         until = replace(plan, steps=end)
@@ -130,12 +123,11 @@ def test_spare_steps_pay_for_an_interruption_and_not_for_two(config: Callable[..
     run = config(method__spare_steps=2)
     planned = methods.make_plan(run).cost.epsilon
     for step in (2, 4):
-        with stopped_after(step):
-            methods.run(run)
+        interrupt(run, step)
     # The budget that the run made for itself is just its plan: nothing is left for a second.
-    with pytest.raises(BudgetRefused, match=r"4 of 6 steps were cut off.*spare_steps") as told:
+    with pytest.raises(BudgetRefused, match=r"4 of 6 steps were lost.*spare_steps") as refused:
         methods.run(run)
-    assert told.value.exit_code == 3
+    assert refused.value.exit_code == 3
     ledger = Ledger.open(run.privacy.ledger)
     account = ledger.account("notes")
     assert account is not None and account.spent.epsilon == planned and len(account.charges) == 1
@@ -143,21 +135,19 @@ def test_spare_steps_pay_for_an_interruption_and_not_for_two(config: Callable[..
     assert not (Path(run.output.path) / "synthetic.jsonl").exists()
 
 
-def test_steps_made_again_may_not_cost_more_than_the_run_may(
+def test_repeated_steps_may_not_cost_more_than_the_run_may(
     config: Callable[..., Config],
 ) -> None:
     run = config(privacy__epsilon=methods.make_plan(config()).cost.epsilon)
     open_budget(run).close()
-    with stopped_after(1):
-        methods.run(run)
-    with pytest.raises(BudgetRefused, match=r"privacy\.epsilon is .*made again"):
+    interrupt(run, 1)
+    with pytest.raises(BudgetRefused, match=r"privacy\.epsilon is .*repeated"):
         methods.run(run)
 
 
 def test_a_checkpoint_that_was_altered_is_refused(config: Callable[..., Config]) -> None:
     run = config(method__spare_steps=2)
-    with stopped_after(3):
-        methods.run(run)
+    interrupt(run, 3)
     [path] = (Path(run.output.path) / "private" / "checkpoints").iterdir()
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(DprayError, match="not there, or altered"):
@@ -165,7 +155,7 @@ def test_a_checkpoint_that_was_altered_is_refused(config: Callable[..., Config])
 
 
 def test_texts_that_were_written_are_kept_when_the_engine_stops(
-    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., Config],
 ) -> None:
     run = config(method__epochs=0.2)
     asked: list[PlainPrompt] = []
@@ -186,8 +176,9 @@ def test_texts_that_were_written_are_kept_when_the_engine_stops(
 
     with pytest.raises(Resumable, match="at no further cost"):
         methods.run(run, build=lambda section: Stops(build_engine(section), 4))
-    monkeypatch.setattr(dp_sgd_run, "train_here", None)  # nothing is trained again
-    report = methods.run(run, build=lambda section: Stops(build_engine(section), 99))
+    shown: list[Progress] = []
+    report = methods.run(run, shown.append, lambda section: Stops(build_engine(section), 99))
+    assert not any(progress.stage == "training steps" for progress in shown)
     assert len(asked) == report["calls"]["calls"] >= 6
     assert {prompt.user for prompt in asked} == {"label: a\n", "label: b\n"}
 
@@ -219,18 +210,3 @@ def test_a_training_whose_code_raised_is_never_repeated(
         assert "Marlowe" not in str(caught.value)
     with pytest.raises(DprayError, match="model failed with LookupError"):
         methods.run(run)
-
-
-def test_a_rank_that_does_not_see_the_output_folder_costs_nothing(
-    config: Callable[..., Config], tmp_path: Path
-) -> None:
-    """As on another node, whose disk has no such folder: the run goes on once it has."""
-    run = config(method__epochs=0.4, method__records=1)
-    with pytest.MonkeyPatch.context() as patch:
-        elsewhere = tmp_path / "of_another_node" / "private" / "model"
-        patch.setattr(dp_sgd_run, "tuned_model", lambda session: elsewhere)
-        with pytest.raises(InputError, match=r"output\.path: a rank .* disk that all nodes share"):
-            methods.run(run)
-    assert not elsewhere.parent.exists()
-    report = methods.run(run)
-    assert report["steps"] == {"planned": 3, "repeated": 0, "charged": 3}

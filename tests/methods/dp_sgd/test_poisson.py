@@ -1,4 +1,4 @@
-"""Poisson sampling: the right probability for every unit, independent of units and of steps.
+"""Every unit joins with the right probability, independently of other units and other steps.
 
 False-alarm rate of each test of randomness: at most 1e-6.
 """
@@ -10,14 +10,14 @@ import pytest
 from scipy import stats
 
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.dp_sgd.poisson import one_record_each, poisson_batch
+from dpray.methods.dp_sgd.algorithm import one_record_each, poisson_batch
 from tests.statistical.two_sided import ALPHA, WRONG_SCALES
 
 UNITS, STEPS, Q = 400, 2000, 0.1
 
 
 def joined(steps: int = STEPS, q: float = Q) -> np.ndarray:
-    """One row a step, one column a unit."""
+    """Return the batches as zeros and ones, a row per step and a column per unit."""
     rng = generator(new_key())
     rows = np.zeros((steps, UNITS))
     for row in rows:
@@ -30,7 +30,7 @@ def has_probability(successes: float, trials: int, q: float) -> bool:
 
 
 def correlations_fit(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether independent zeros and ones would be one together as often."""
+    """Return whether independent zeros and ones would be one together as often."""
     both = float((first * second).sum())
     return has_probability(both, first.size, Q * Q)
 

@@ -1,4 +1,4 @@
-"""What a DP-SGD run refuses before it costs anything."""
+"""A DP-SGD run refuses what cannot be before it costs anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DP-SGD runs in this process with a tiny model: what is charged, written and released."""
+"""DP-SGD runs in this process with a tiny model are charged, written and released."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.events import PoissonSubsampledGaussian, SelfComposed
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
-from dpray.training.gradient_noise import SUM_ROUNDING
 from dpray.training.reference import ReferenceTrainer
+from dpray.training.step import SUM_ROUNDING
 from dpray.types import InputError
 from tests.runs.outcomes import lines
 
@@ -93,7 +93,7 @@ def test_the_released_model_loads_with_plain_libraries_and_is_the_tuned_one(
 
 
 def test_the_plan_is_the_one_of_the_literature(config: Callable[..., Config]) -> None:
-    """METHODS.md: q 0.01, sigma 0.8, 1000 steps, delta 1e-6 cost eps 3.71."""
+    """With q 0.01, sigma 0.8 and delta 1e-6, 1000 steps cost eps 3.71."""
     changes = {
         "data__public_size": 10_000, "privacy__delta": 1e-6, "privacy__epsilon": 3.71,
         "method__batch_size": 100, "method__epochs": 10,
@@ -110,13 +110,12 @@ def test_the_plan_is_the_one_of_the_literature(config: Callable[..., Config]) ->
 def test_a_delta_too_large_for_the_data_is_warned_of(
     config: Callable[..., Config], delta: float, warned: bool
 ) -> None:
-    """Of sixty records."""
     warnings = methods.make_plan(config(privacy__delta=delta)).summary()["warnings"]
     assert any("privacy.delta is above 1 / data.public_size" in text for text in warnings) is warned
 
 
-def test_noise_from_epsilon_pays_for_a_block_made_again(config: Callable[..., Config]) -> None:
-    """With all units in every batch: their cost has a closed form."""
+def test_noise_from_epsilon_pays_for_a_repeated_block(config: Callable[..., Config]) -> None:
+    """All units are in every batch, so that the cost has a closed form."""
     whole = {"method__batch_size": 60, "method__epochs": 6, "method__noise_multiplier": None}
     one = methods.make_plan(config(**whole, privacy__epsilon=4.0))
     assert 0.999 * 4.0 < one.cost.epsilon <= 4.0

@@ -20,17 +20,16 @@ from dpray.engines.base import (
     EngineError,
     LockstepGroup,
     LockstepResult,
+    NextGroup,
     OutOfMemory,
     SelectorFailed,
     failure_name,
 )
-from dpray.engines.factory import make_engine
+from dpray.engines.transformers import TransformersEngine
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import bound_copies, group_rows
 from dpray.methods.private_prediction.rows import placeholder
 from dpray.types import DprayError, InputError, Resumable
-
-Then = Callable[[LockstepResult], LockstepGroup | None]
 
 
 class Faulty:
@@ -49,9 +48,9 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup], then: Then) -> None:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
         if isinstance(groups, list):  # the device's own test, before any batch
-            return self.engine.decode_lockstep(groups, then)
+            return self.engine.decode_lockstep(groups, next_group)
         finished = 0
 
         def seen() -> Iterator[LockstepGroup]:
@@ -61,7 +60,7 @@ class Faulty:
 
         def counting(result: LockstepResult) -> LockstepGroup | None:
             nonlocal finished
-            following = then(result)
+            following = next_group(result)
             finished += following is None
             if finished == self.after and self.errors:
                 raise self.errors.pop(0)
@@ -74,7 +73,7 @@ class Faulty:
 
 @pytest.fixture(scope="module")
 def engine(model_folder: str) -> Iterator[Engine]:
-    engine = make_engine("transformers", model_folder)
+    engine = TransformersEngine(EngineConfig(model=model_folder))
     yield engine
     engine.close()
 
@@ -283,12 +282,12 @@ def test_batches_that_give_no_record_are_made_up_for_by_the_next_ones(
     """Every other text comes out empty; cut off in its midst, the run releases as many."""
 
     class Mute(Faulty):
-        def decode_lockstep(self, groups: Iterable[LockstepGroup], then: Then) -> None:
+        def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
             def emptied(result: LockstepResult) -> LockstepGroup | None:
                 number = int(result.group_id.split("/")[-1])
                 text = "" if number % 2 else f"text of {result.group_id}"
                 changed = {"text": text, "finish_reason": "stop"}
-                return then(LockstepResult(**(vars(result) | changed)))
+                return next_group(LockstepResult(**(vars(result) | changed)))
 
             super().decode_lockstep(groups, emptied)
 

@@ -1,5 +1,4 @@
-"""What callers are told of errors of Ray, Serve and vLLM: never their text, which may quote a
-prompt."""
+"""API errors for errors of Ray, Serve and vLLM repeat no message: it may quote a prompt."""
 
 from __future__ import annotations
 
@@ -18,30 +17,26 @@ _CONTEXT = re.compile(r"maximum (?:context|model) length|max_model_len|longer th
 _ENGINE_LOST = "EngineDeadError"
 
 
-def told(error: Exception) -> ApiError | None:
-    """None for what is not known: the caller hears of an internal error only."""
+def api_error(error: Exception) -> ApiError | None:
+    """Return the API error for a known error, None for any other, which is an internal error."""
     if isinstance(error, BackPressureError):
-        return unavailable("more requests wait than are let in", "overloaded")
+        return unavailable("too many requests are waiting", "overloaded")
     if isinstance(error, DeploymentUnavailableError | ReplicaUnavailableError):
         return unavailable("the model is not ready", "not_ready")
     if _ENGINE_LOST in {kind.__name__ for kind in type(error).__mro__}:
-        return unavailable("the model's engine was lost; it is started anew", "replica_lost")
+        return unavailable("the model's engine was lost and is being restarted", "replica_lost")
     if isinstance(error, RayActorError) or (
         isinstance(error, RayError) and not isinstance(error, RayTaskError)
     ):
-        return unavailable("the model's replica was lost; another takes its place", "replica_lost")
+        return unavailable("the model's replica was lost and is being replaced", "replica_lost")
     # Ray's OpenAIHTTPException, by its shape: naming it would import vLLM.
     status = getattr(error, "status_code", None)
     if isinstance(status, int) and 400 <= status < 500:
-        return _refused(status, str(getattr(error, "message", "")))
+        if _CONTEXT.search(str(getattr(error, "message", ""))):
+            return ApiError(
+                status,
+                "the prompt and max_tokens are longer than the model's context",
+                "context_length_exceeded",
+            )
+        return ApiError(status, "the model does not take this request", "invalid_value")
     return None
-
-
-def _refused(status: int, message: str) -> ApiError:
-    if _CONTEXT.search(message):
-        return ApiError(
-            status,
-            "the prompt and max_tokens are longer than the model's context",
-            "context_length_exceeded",
-        )
-    return ApiError(status, "the model does not take this request", "invalid_value")

@@ -1,23 +1,24 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dpray.config.engine import EngineConfig
 from dpray.engines.base import EngineError
-from dpray.engines.factory import make_engine
 from dpray.engines.model_path import check_model_path
+from dpray.runs.engine import build_engine
 from dpray.types import InputError
 
 
 @pytest.mark.parametrize("model", ["/no/such/model", "./model", "~/no_such_model", "a/b/c", ""])
 @pytest.mark.parametrize("kind", ["vllm", "transformers"])
-def test_a_model_folder_that_is_not_there(kind: str, model: str) -> None:
+def test_a_model_folder_that_is_not_there(kind: Any, model: str) -> None:
     with pytest.raises(InputError, match=r"^engine\.model: no such folder"):
-        make_engine(kind, model)
+        build_engine(EngineConfig(kind=kind, model=model))
 
 
 def test_hub_names_and_folders_pass(tmp_path: Path) -> None:
@@ -28,29 +29,12 @@ def test_hub_names_and_folders_pass(tmp_path: Path) -> None:
         check_model_path(str(tmp_path / "file"))
 
 
-def test_unknown_kind(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"engine\.kind: unknown engine 'gpt'"):
-        make_engine("gpt", str(tmp_path))
-
-
 def test_without_vllm_the_message_names_the_other_engine(
     model_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(EngineError, match=r"engine\.kind=transformers"):
-        make_engine("vllm", model_folder)
-
-
-def test_a_missing_folder_is_refused_before_anything_heavy_is_imported() -> None:
-    code = (
-        "import sys\n"
-        "from dpray.engines.factory import make_engine\n"
-        "from dpray.types import InputError\n"
-        "try:\n    make_engine('vllm', '/no/such/model')\n"
-        "except InputError:\n    print(sorted({'vllm', 'transformers'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+        build_engine(EngineConfig(model=model_folder))
 
 
 @pytest.mark.slow

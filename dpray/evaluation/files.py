@@ -1,0 +1,196 @@
+"""`evaluate_files` evaluates files of records: it reads them, loads the models and measures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from dpray.config.engine import EngineConfig
+from dpray.engines.base import Embedder, EngineError
+from dpray.evaluation.chunks import ChunkMap
+from dpray.evaluation.evaluate import Labelled, evaluate
+from dpray.evaluation.settings import IN_PROCESS, EvaluationSettings
+from dpray.evaluation.topics import k_means, load_bertopic
+from dpray.io.files import check_writable, write_durably
+from dpray.io.records import Where, list_files, read_rows, text_of
+from dpray.types import InputError, OnProgress, valid_unicode
+
+EVALUATION = "evaluation.json"
+
+TEXT, LABEL = "text", "label"
+"""A release has these columns, whatever those of its data are named."""
+
+FILM_SCHEMA = files("dpray.evaluation") / "film.schema.json"
+"""The schema checks what Amin et al. (2024), Section 5.3, check on the fields that they name."""
+
+
+def evaluate_files(
+    settings: EvaluationSettings, on_progress: OnProgress = lambda progress: None
+) -> dict[str, Any]:
+    """Measure the synthetic records against the real ones; return what `evaluation.json` holds, and
+    write that file where `settings.out` is given. The result is private: not for release.
+
+        settings = EvaluationSettings(real="test.jsonl", synthetic="out/run")
+        evaluate_files(settings)["fidelity"]["measures"]["mauve"]
+
+    Raises InputError for files, columns or models that are not there, and for records that cannot
+    be measured; it names a key or a row, never a text.
+    """
+    if settings.out is not None:
+        _check_folder(settings.out)
+    paths = {"real": settings.real, "synthetic": settings.synthetic,
+             "train": settings.train, "floor": settings.floor}  # fmt: skip
+    sets = {
+        name: _read(path, f"--{name}", settings.text, settings.label or LABEL)
+        for name, path in paths.items()
+        if path is not None
+    }
+    if sets["real"][0][1] is None:
+        _refuse_without_labels(settings)
+    schema = None if settings.json_schema is None else _read_schema(settings.json_schema)
+    embedders, map_chunks = _load_embedders(settings)
+    result = evaluate(
+        sets["real"],
+        sets["synthetic"],
+        embedders,
+        train=sets.get("train"),
+        floor=sets.get("floor"),
+        schema=schema,
+        seeds=settings.seeds,
+        networks=settings.networks,
+        **_load_other_models(settings),
+        map_chunks=map_chunks,
+        on_progress=on_progress,
+    )
+    result |= {
+        "embedder": settings.embedder[0],
+        "lm": settings.lm,
+        "clusters": settings.topics,
+        "files": paths,
+    }
+    if settings.out is not None:
+        settings.out.mkdir(parents=True, exist_ok=True)
+        written = json.dumps(result, indent=2, ensure_ascii=False)
+        write_durably(settings.out / EVALUATION, valid_unicode(written) + "\n", private=True)
+    return result
+
+
+def load_embedder(name: str) -> Embedder:
+    """Load an embedding model. Raises InputError where there is none."""
+    # Importing sentence-transformers takes seconds, which a wrong path should not cost.
+    from dpray.engines.embedder import SentenceTransformerEmbedder
+
+    try:
+        return SentenceTransformerEmbedder(name)
+    except (EngineError, InputError):
+        raise InputError(f"embedder: cannot load {name}, as a folder or from a hub") from None
+
+
+class LazyEmbedder:
+    """A `LazyEmbedder` is sent to actors as `load`; each loads the model when it first embeds."""
+
+    def __init__(self, load: Callable[[], Embedder]) -> None:
+        self._load = load
+
+    @cached_property
+    def _model(self) -> Embedder:
+        return self._load()
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        return self._model.embed(texts)
+
+
+def _load_embedders(settings: EvaluationSettings) -> tuple[dict[str, Embedder], ChunkMap]:
+    """Return the embedding models by name, on Ray not yet loaded, and the map for their work."""
+    if settings.ray_address == IN_PROCESS:
+        return {name: load_embedder(name) for name in settings.embedder}, map
+    from dpray.runs.ray_map import RayMap
+
+    ray_map = RayMap(settings.ray_address, settings.actors, settings.gpus_per_actor)
+    return {n: LazyEmbedder(partial(load_embedder, n)) for n in settings.embedder}, ray_map
+
+
+def _load_other_models(settings: EvaluationSettings) -> dict[str, Any]:
+    """Load the other models, before the work begins, as arguments of `evaluate`."""
+    models: dict[str, Any] = {
+        "cluster": load_bertopic() if settings.topics == "bertopic" else k_means
+    }
+    if settings.encoder is not None:
+        from dpray.evaluation.fine_tuning import Encoder
+
+        models["encoder"] = Encoder(settings.encoder)
+    if settings.lm is not None:
+        from dpray.evaluation.causal_lm import CausalLM
+
+        models["lm"] = CausalLM(settings.lm)
+        if settings.extraction:
+            from dpray.engines.transformers import TransformersEngine
+
+            section = EngineConfig(model=settings.lm, dtype="float32")
+            models["extractor"] = TransformersEngine(section)
+    return models
+
+
+def _check_folder(out: Path) -> None:
+    check_writable(out / EVALUATION, "--out")
+    if (out / "run.json").exists():
+        raise InputError(
+            f"--out: {out}: what a run leaves there may be released, and this may not; give a "
+            f"folder such as {out / 'private'}"
+        )
+
+
+def _refuse_without_labels(settings: EvaluationSettings) -> None:
+    for key in ("label", "networks", "encoder", "extraction"):
+        if getattr(settings, key):
+            column = settings.label or LABEL
+            raise InputError(f"--{key}: no record of --real has a label in '{column}'")
+
+
+def _read(path: str, key: str, text: str, label: str) -> list[Labelled]:
+    """Read the records of files, or of the release in a run's folder."""
+    released = Path(path) / "synthetic.jsonl"
+    if (Path(path) / "run.json").exists() and not released.exists():
+        raise InputError(f"{key}: {path}: a run's folder without synthetic.jsonl, not finished")
+    records: list[Labelled] = []
+    for file in list_files(str(released) if released.exists() else path, key):
+        for where, row in read_rows(file):
+            if not records and key == "--synthetic":
+                text, label = _own(row, text, TEXT), _own(row, label, LABEL)
+            record = text_of(row, text, where), _label(row, label, where)
+            if records and (record[1] is None) != (records[0][1] is None):
+                raise InputError(f"{where}: some records have a label, some have none")
+            records.append(record)
+    if not records:
+        raise InputError(f"{path}: no records")
+    return records
+
+
+def _own(row: dict[str, Any], column: str, own: str) -> str:
+    """Return the column, or a release's own name of it where a row has only that."""
+    return own if column not in row and own in row else column
+
+
+def _label(row: dict[str, Any], column: str, where: Where) -> str | None:
+    """Return a row's label as `run` reads it, where a number is written in its usual form."""
+    value = row.get(column)
+    if value is not None and not isinstance(value, str | int | float):
+        raise InputError(f"{where}: no label in column '{column}'")
+    return None if value is None else text_of({column: str(value)}, column, where)
+
+
+def _read_schema(name: str) -> dict[str, Any]:
+    path: Any = FILM_SCHEMA if name == "film" else Path(name)
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise InputError(f"schema: cannot read {name}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"schema: {name} is not JSON") from None
+    if not isinstance(schema, dict):
+        raise InputError(f"schema: {name} is not a JSON object")
+    return schema

@@ -1,0 +1,196 @@
+"""Clipped sums are those of plain autograd, and neighbouring batches differ by C at most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpray.training.batches import TrainingText, share
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, check_norm_rules
+from dpray.training.ghost_norms import weighted_sum
+from dpray.training.step import DpSgdStep
+from tests.training.tiny_gradients import (
+    clipped_sum,
+    gpt2,
+    llama,
+    lora,
+    plain_clipped_sum,
+    texts,
+    trainable,
+)  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+C = 0.7
+
+
+TINY: dict[str, PerExampleLoss] = {}
+
+
+def tiny(name: str) -> PerExampleLoss:
+    """Models are slow to make, and never change here."""
+    makes = {"gpt2": gpt2, "llama": llama, "llama_tied": lambda: llama(True)}
+    return TINY.setdefault(name, PerExampleLoss(makes[name]()).eval())
+
+
+@pytest.mark.parametrize(
+    ("two_passes", "checkpointing"), [(False, False), (True, False), (False, True)]
+)
+@pytest.mark.parametrize("size", [1, 2, 5, 7])
+def test_micro_batches_and_passes_change_nothing(
+    size: int, two_passes: bool, checkpointing: bool
+) -> None:
+    loss, batch = PerExampleLoss(gpt2(), checkpointing=checkpointing).eval(), texts(7)
+    plain = plain_clipped_sum(loss.model, batch, C)
+    ours = clipped_sum(loss, batch, C, size, two_passes)
+    torch.testing.assert_close(ours, plain, rtol=0, atol=2e-6)
+
+
+def moved_by(loss: PerExampleLoss, batch: list[TrainingText], new: TrainingText, c: float) -> float:
+    with_it = clipped_sum(loss, [*batch, new], c, 3)
+    return float((with_it - clipped_sum(loss, batch, c, 3)).double().norm())
+
+
+@settings(max_examples=25)
+@given(
+    model=st.sampled_from(["gpt2", "llama", "llama_tied"]),
+    seed=st.integers(0, 10**6),
+    others=st.integers(0, 4),
+    c=st.floats(1e-3, 10.0),
+    ids=st.lists(st.integers(0, 96), min_size=1, max_size=30),
+    given=st.integers(0, 30),
+)
+def test_a_record_moves_the_clipped_sum_by_at_most_c(
+    model: str, seed: int, others: int, c: float, ids: list[int], given: int
+) -> None:
+    new = TrainingText(tuple(ids), min(given, len(ids)))
+    batch = texts(others, seed)
+    clip_to = DpSgdStep(0.1, 1.0, c, 6.0).clip_to
+    # The rest of the sum, up to 4 C long, is rounded to float32.
+    assert moved_by(tiny(model), batch, new, clip_to) <= c
+
+
+def test_broken_clipping_moves_it_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = tiny("gpt2")
+    right = loss.norms
+
+    def scaled(*args: Any) -> Any:  # what an engine's scale does
+        norms, parts = right(*args)
+        return norms / 4, parts
+
+    monkeypatch.setattr(loss, "norms", scaled)
+    assert moved_by(loss, texts(2), texts(1, seed=9)[0], C) > 2 * C
+
+
+def test_what_an_engine_does_to_its_output_does_not_reach_the_norms() -> None:
+    loss, batch = tiny("llama"), MicroBatch.of(texts(3))
+
+    def engine(*inputs: torch.Tensor) -> torch.Tensor:
+        losses: torch.Tensor = loss(*inputs)
+        losses.register_hook(lambda gradient: gradient / 4)
+        return losses
+
+    assert (loss.norms(batch, engine)[0] == loss.norms(batch, loss)[0]).all()
+
+
+def poisoned() -> PerExampleLoss:
+    """Texts with token 96 have a loss that is not finite."""
+    loss = PerExampleLoss(llama()).eval()
+    with torch.no_grad():
+        loss.model.get_input_embeddings().weight[96] = torch.inf  # type: ignore[operator]
+    return loss
+
+
+@pytest.mark.parametrize("two_passes", [False, True])
+def test_an_example_that_is_not_finite_counts_as_none(two_passes: bool) -> None:
+    loss = poisoned()
+    batch = [replace(t, ids=tuple(min(i, 95) for i in t.ids)) for t in texts(4)]
+    bad = TrainingText((5, 96, 7, 8, 9), 0)
+    without = clipped_sum(loss, batch, C, 3, two_passes)
+    for place in range(5):
+        total = clipped_sum(loss, [*batch[:place], bad, *batch[place:]], C, 3, two_passes)
+        torch.testing.assert_close(total, without, rtol=0, atol=1e-6)
+
+
+def test_a_loss_is_the_mean_over_the_texts_own_tokens() -> None:
+    loss, text = PerExampleLoss(gpt2()).eval(), TrainingText((5, 6, 7, 8, 9), 3)
+    logits = loss.model(input_ids=torch.tensor([text.ids])).logits[0]
+    log_p = torch.log_softmax(logits, -1)
+    alone = -(log_p[2, 8] + log_p[3, 9]) / 2
+    batch = MicroBatch.of([text, *texts(3)])
+    losses = loss(batch.ids, batch.mask, batch.labels)
+    torch.testing.assert_close(losses[0], alone, rtol=1e-6, atol=0)
+
+
+def test_training_mode_is_refused() -> None:
+    loss = PerExampleLoss(gpt2()).train()
+    with pytest.raises(ValueError, match="dropout"):
+        loss.clipped(MicroBatch.of(texts(2)), C)
+
+
+def test_bfloat16_stays_within_c() -> None:
+    """After rounding in both passes, the true norm of an example's gradient is at most C."""
+    loss = PerExampleLoss(lora(llama()), "bfloat16").eval()
+    step = DpSgdStep(0.1, 1.0, 0.05, 6.0, "bfloat16")
+    norms = [float(clipped_sum(loss, [t], step.clip_to, 1).double().norm()) for t in texts(30)]
+    assert 0.96 * step.clip_norm < max(norms) <= step.clip_norm
+
+
+def test_the_check_of_a_bfloat16_model_is_in_float32() -> None:
+    loss = PerExampleLoss(lora(llama()), "bfloat16").eval()
+    check_norm_rules(loss, 97)
+    assert loss.precision == "bfloat16"
+
+
+def test_bfloat16_adds_up_in_float32() -> None:
+    loss = PerExampleLoss(lora(llama()), "bfloat16").eval()
+    batch = MicroBatch.of(texts(4))
+    loss.clipped(batch, 1.0).backward()
+    adapters = [p for p in loss.parameters() if p.requires_grad]
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in adapters)
+    # A sum that went through bfloat16 has zeros in the last 16 bits.
+    bits = torch.cat([p.grad.reshape(-1) for p in adapters]).view(torch.int32)  # type: ignore[union-attr]
+    assert (bits % 65536 != 0).float().mean() > 0.9
+
+
+SUM_ROUNDING = 1e-5
+"""The sum of others moves by so much, over the clip norm."""
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_text_does_not_move_the_gradients_of_others(precision: Any, tuning: str) -> None:
+    """Their sum moves by the rounding of float32 sums at most, whichever text joins: short or long,
+    at the end of a micro-batch or with one of its own, without any padding or with much."""
+    model = llama() if tuning == "full" else lora(llama())
+    loss = PerExampleLoss(model, precision).eval()
+    full = [TrainingText((n,) * 16, 1) for n in range(2, 8)]
+    batch, size, c = [*full, *texts(40)], 4, 0.05  # all are clipped
+    others = sum_of_others(loss, batch, None, size, c)
+    new_texts = [TrainingText((3,) * length, 1) for length in (3, 14, 16, 40)]
+    for new in [*new_texts, *texts(4, seed=9)]:
+        moved = (sum_of_others(loss, [new, *batch], new, size, c) - others).norm()
+        assert moved <= SUM_ROUNDING * c
+
+
+def sum_of_others(
+    loss: PerExampleLoss, batch: list[TrainingText], but: TrainingText | None, size: int, c: float
+) -> torch.Tensor:
+    """Return the sum of the clipped gradients of all texts but one, which the model sees too."""
+    total = torch.zeros(sum(p.numel() for p in trainable(loss.model)))
+    for part, positions in share(batch, size, 0, 1):
+        norms_B, recorded = loss.norms(MicroBatch.of(part, size, positions), loss)
+        weight_B = (c / norms_B).clamp(max=1.0).float()
+        for row, text in enumerate(part):
+            if text is but:
+                weight_B[row] = 0.0
+        sums = [
+            weighted_sum(recorded.parts[p], weight_B, p.detach()) for p in trainable(loss.model)
+        ]
+        total += torch.cat([each.flatten() for each in sums])
+    return total
