@@ -11,9 +11,9 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from dpray import __version__
-from dpray.commands.terminal import one_line
+from dpray.terminal import one_line
 from dpray.types import DprayError
+from dpray.version import __version__
 
 COMMANDS = {
     "plan": "Epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data.",

@@ -215,4 +215,4 @@ def test_an_unexpected_error_names_its_class_and_place_only(
 
     monkeypatch.setattr("dpray.registry.run", broken)
     message = refuse(1, "run", config_file())
-    assert "LookupError at dpray.commands.run" in message
+    assert "LookupError at dpray.api" in message

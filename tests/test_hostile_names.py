@@ -17,8 +17,8 @@ from dpray.commands.demo import _show_records
 from dpray.commands.evaluate import show_evaluation
 from dpray.commands.ledger import _overview, _runs
 from dpray.commands.run import show_run
-from dpray.commands.terminal import Terminal, printable
 from dpray.report.tables import FIDELITY
+from dpray.terminal import Terminal, printable
 
 NAMES = [
     "[/bold]",

@@ -11,11 +11,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from dpray import api
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
-from dpray.commands.progress import progress_bar
-from dpray.commands.terminal import Terminal, titled_table
 from dpray.config.config import load_config
 from dpray.io.files import check_writable, write_durably
+from dpray.progress import progress_bar
+from dpray.terminal import Terminal, titled_table
 
 
 def audit(
@@ -57,21 +58,16 @@ def audit(
     loaded = load_config(config, overrides or [])
     if out is not None:
         check_writable(out, "--out")
-    # Imported late: a mistyped key should not have to wait for torch.
-    from dpray import registry
-    from dpray.auditing.audit import audit as audit_config
-
     with progress_bar(Terminal(stderr=True)) as on_progress:
-        result = audit_config(
+        result = api.audit(
             loaded,
-            run=registry.run,
+            on_progress,
             trials=trials,
             confidence=confidence,
             members=members,
             non_members=non_members,
             canaries=canaries,
             candidates=candidates,
-            on_progress=on_progress,
         )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

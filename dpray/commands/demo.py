@@ -13,10 +13,10 @@ from rich.text import Text
 
 from dpray.commands.plan import AsJson
 from dpray.commands.run import run_with_progress, show_run
-from dpray.commands.terminal import Terminal, printable, titled_table
 from dpray.config.config import Config, load_config
 from dpray.io.files import refuse_cloud, write_durably
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+from dpray.terminal import Terminal, printable, titled_table
 
 # Texts per label that are made from the public prompt alone: as many in all as the run makes.
 FLOOR_RECORDS = 75

@@ -11,24 +11,20 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from dpray.commands.progress import progress_bar
-from dpray.commands.terminal import Terminal, titled_table
-from dpray.config.loading import parse
+from dpray import api
 from dpray.evaluation.settings import EvaluationSettings
+from dpray.progress import progress_bar
+from dpray.terminal import Terminal, titled_table
 
 
 def evaluate(out: Path, as_json: bool, **keys: Any) -> None:
     """Measure synthetic records against real ones. NOT private: keep the result to yourself."""
-    settings = parse(EvaluationSettings, {"out": out, **keys})
-    # The import takes seconds, which a mistyped option should not cost.
-    from dpray.evaluation.files import EVALUATION, evaluate_files
-
     with progress_bar(Terminal(stderr=True)) as on_progress:
-        result = evaluate_files(settings, on_progress)
+        result = api.evaluate(out=out, on_progress=on_progress, **keys)
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        show_evaluation(result, out / EVALUATION)
+        show_evaluation(result, out / "evaluation.json")
 
 
 def _options() -> Iterator[Parameter]:

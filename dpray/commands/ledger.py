@@ -12,8 +12,8 @@ from rich.table import Table
 
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
-from dpray.commands.terminal import Terminal, printable
 from dpray.io.files import read_json, refuse_cloud
+from dpray.terminal import Terminal, printable
 from dpray.types import Budget, InputError
 
 app = typer.Typer(no_args_is_help=True, help="The budgets: what each data set may spend and has.")

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from dpray.commands.terminal import Terminal
+from dpray import api
 from dpray.config.config import load_config
+from dpray.terminal import Terminal
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file.", metavar="CONFIG")]
 Overrides = Annotated[
@@ -21,10 +22,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for progra
 def plan(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
     # Imported late: a mistyped key should not have to wait for torch.
-    from dpray.registry import make_plan
     from dpray.runs.placement import in_words
 
-    made = make_plan(load_config(config, overrides or []))
+    made = api.plan(load_config(config, overrides or []))
     summary = made.summary()
     if as_json:
         typer.echo(json.dumps(summary))

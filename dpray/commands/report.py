@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dpray.commands.terminal import one_line
+from dpray.terminal import one_line
 
 
 def report(

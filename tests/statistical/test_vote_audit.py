@@ -5,6 +5,7 @@ The two worlds differ in one record (or one unit) that votes for text 0. The eve
 beforehand, is that the noisy counts of text 0 over T iterations sum to at least a threshold.
 Clopper-Pearson bounds at 99.9999 % each, two ways: a right mechanism exceeds its claim in fewer
 than 4 of a million runs.
+Proof: docs/privacy.md, sections 3.2 and 3.3.
 """
 
 from __future__ import annotations

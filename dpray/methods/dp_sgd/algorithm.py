@@ -40,6 +40,7 @@ class DpSgd:
     `settings.micro_batch_size` and the number of ranks divide a batch; they change the sum in the
     last bits only. Micro-batches have fixed shapes: an example's own gradient does not depend on
     who else is in the batch, in bfloat16 either (`dpray.training.batches.share`).
+    Proof: docs/privacy.md, section 5.4.
     """
 
     mechanism: DpSgdStep
@@ -96,6 +97,7 @@ def poisson_batch(units: int, q: float, rng: np.random.Generator) -> npt.NDArray
     and of every other step. `rng` is a `dpray.mechanisms.randomness.generator` with a key of its
     own: nobody else draws from it, and its state is never stored, so that no step's batch can be
     drawn twice.
+    Proof: docs/privacy.md, section 5.1.
     """
     if not 0 < q <= 1:
         raise ValueError(f"q is a probability above 0, got {q}")
@@ -111,6 +113,7 @@ def one_record_each(
     changes a sum of vectors of norm at most C by at most C, and the guarantee is the unit's: no
     factor for its number of records. The draw depends on that unit and `rng` alone; a mixture over
     it is dominated by its worst member.
+    Proof: docs/privacy.md, section 5.1.
     """
     drawn = (units[int(unit)] for unit in batch)
     return [records[int(rng.integers(len(records)))] for records in drawn]

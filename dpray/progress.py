@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from dpray.commands.terminal import Terminal
+from dpray.terminal import Terminal
 from dpray.types import OnProgress, Progress
 
 

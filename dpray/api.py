@@ -1,0 +1,185 @@
+"""The Python API, which the command line only calls. Nothing here prints or exits.
+
+Every function raises `InputError` for bad input, naming the key or the row, `BudgetRefused` where
+the ledger refuses a charge, and `Resumable` for a run that the same call goes on with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpray.types import InputError, OnProgress, Progress
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas as pd
+    import ray.data
+
+    from dpray.config.config import Config
+    from dpray.engines.base import Engine
+    from dpray.runs.plan import Plan
+
+# Whatever is imported within a function here loads torch, Ray or scikit-learn, which the other
+# functions should not have to wait for.
+
+
+def load(path: str | Path, *overrides: str) -> Config:
+    """Read a configuration from a YAML file, with `key.sub=value` overrides.
+
+    config = dpray.load("notes.yaml", "privacy.epsilon=2", "output.path=out/eps2")
+    """
+    from dpray.config.config import load_config
+
+    return load_config(path, list(overrides))
+
+
+def plan(config: Config) -> Plan:
+    """Say what a run of `config` costs and makes; opens no data.
+
+    planned = dpray.plan(config)
+    planned.cost.epsilon, planned.summary()["records"]
+    """
+    from dpray.registry import make_plan
+
+    return make_plan(config)
+
+
+def run(
+    config: Config,
+    on_progress: OnProgress = lambda progress: None,
+    build: Callable[..., Engine] | None = None,
+) -> SyntheticData:
+    """Charge the ledger and make synthetic records, or go on with an unfinished run.
+
+    `build` makes an engine from a section of the configuration in the place of `build_engine`.
+
+    with dpray.progress_bar() as show:
+        synthetic = dpray.run(config, on_progress=show)
+    synthetic.to_pandas()
+    """
+    from dpray import registry
+    from dpray.report.write import write_report
+    from dpray.runs.engine import build_engine
+
+    registry.run(config, on_progress, build or build_engine)
+    folder = Path(config.output.path)
+    write_report(folder, public=True)
+    return SyntheticData(folder)
+
+
+def evaluate(
+    real: str | Path,
+    synthetic: str | Path,
+    out: str | Path | None = None,
+    on_progress: OnProgress = lambda progress: None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Measure synthetic records against real ones, and write `evaluation.json` into the folder
+    `out`. The result is NOT private. `settings` are the keys of `EvaluationSettings`, the options
+    of `dpray evaluate`.
+
+    measured = dpray.evaluate("test.jsonl", "out/run", out="out/run/private", seeds=3)
+    measured["fidelity"]["measures"]["mauve"]
+    """
+    from dpray.config.loading import parse
+    from dpray.evaluation.settings import EvaluationSettings
+
+    paths = {"real": str(real), "synthetic": str(synthetic), "out": out}
+    parsed = parse(EvaluationSettings, paths | settings)
+    # Imported after a wrong key was found.
+    from dpray.evaluation.files import evaluate_files
+
+    return evaluate_files(parsed, on_progress)
+
+
+def audit(
+    config: Config, on_progress: OnProgress = lambda progress: None, **options: Any
+) -> dict[str, Any]:
+    """Bound the epsilon of a configuration's mechanisms from below by their real code; opens no
+    data, unless asked to. `options` are those of `dpray.auditing.audit.audit`.
+
+    found = dpray.audit(config, trials=2000)
+    found["holds"]
+    """
+    from dpray.auditing.audit import audit as audit_config
+
+    return audit_config(config, run=run, on_progress=on_progress, **options)
+
+
+def progress_bar() -> AbstractContextManager[OnProgress]:
+    """Return a context manager whose value, given as `on_progress`, draws a bar on stderr where
+    that is a terminal."""
+    from dpray.progress import progress_bar as bar
+    from dpray.terminal import Terminal
+
+    return bar(Terminal(stderr=True))
+
+
+@dataclass(frozen=True)
+class SyntheticData:
+    """The release in a finished run's folder: synthetic records and their privacy report.
+
+    synthetic = dpray.SyntheticData("out/run")
+    len(synthetic), synthetic.report["epsilon"]
+    """
+
+    folder: Path
+    report: dict[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
+        try:
+            report = json.loads((self.folder / "privacy_report.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise InputError(f"{self.folder}: not the folder of a finished run") from None
+        object.__setattr__(self, "report", report)
+
+    @property
+    def path(self) -> Path:
+        """The file of the records: JSON lines with `text`, `label` and public metadata."""
+        return self.folder / "synthetic.jsonl"
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with open(self.path, encoding="utf-8") as lines:
+            yield from map(json.loads, lines)
+
+    def __len__(self) -> int:
+        return int(self.report["records"])
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the records as a data frame."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self))
+
+    def to_ray(self) -> ray.data.Dataset:
+        """Return the records as a Ray Dataset."""
+        import ray.data
+
+        return ray.data.read_json(str(self.path), lines=True)
+
+    def to_datasets(self) -> datasets.Dataset:
+        """Return the records as a Dataset of Hugging Face. Raises InputError where the package
+        `datasets` is not installed."""
+        try:
+            import datasets
+        except ImportError:
+            raise InputError("to_datasets: needs the package `datasets`") from None
+        return datasets.Dataset.from_list(list(self))
+
+
+__all__ = [
+    "Progress",
+    "SyntheticData",
+    "audit",
+    "evaluate",
+    "load",
+    "plan",
+    "progress_bar",
+    "run",
+]

@@ -1,0 +1,106 @@
+"""The names that `import dpray` offers, frozen, and their use from a configuration to a release."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpray
+
+NAMES = [
+    "Budget", "BudgetRefused", "Config", "DprayError", "InputError", "Ledger", "Progress",
+    "Resumable", "SyntheticData", "__version__", "audit", "evaluate", "load", "plan",
+    "progress_bar", "run",
+]  # fmt: skip
+
+
+def test_the_names_are_frozen() -> None:
+    assert dpray.__all__ == NAMES
+    assert set(NAMES) <= set(dir(dpray))
+    for name in NAMES:
+        assert getattr(dpray, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'launch'"):
+        _ = dpray.launch
+
+
+def test_an_import_brings_nothing_heavy() -> None:
+    heavy = ["torch", "ray", "numpy", "scipy", "sqlalchemy", "pydantic", "rich"]
+    code = f"import sys, dpray; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """DP-KPS without a language model: two classes of forty notes."""
+    notes = [
+        {"text": f"{word} in the morning", "label": label}
+        for label, word in (("a", "cough"), ("b", "fever"))
+        for _ in range(40)
+    ]
+    (tmp_path / "notes.jsonl").write_text("".join(json.dumps(note) + "\n" for note in notes))
+    (tmp_path / "words.txt").write_text("cough\nfever\nmorning\nnight\n")
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"""
+data: {{path: {tmp_path}/notes.jsonl, label: label, labels: [a, b], public_size: 80}}
+privacy: {{epsilon: 8, delta: 1e-6, ledger: "sqlite:///{tmp_path}/ledger.db", dataset: notes}}
+method: {{name: dp_kps, vocabulary: {tmp_path}/words.txt, sequence_length: 2, records: 20}}
+engine: {{kind: none}}
+runtime: {{ray_address: none}}
+output: {{path: {tmp_path}/run}}
+"""
+    )
+    return job
+
+
+def test_from_a_configuration_to_a_release(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = dpray.load(job, "method.records=30")
+    planned = dpray.plan(config)
+    assert planned.cost.epsilon <= 8 and planned.summary()["records"] == 30
+    shown: list[dpray.Progress] = []
+    synthetic = dpray.run(config, on_progress=shown.append)
+    assert {progress.stage for progress in shown} == {"vocabulary", "densities"}
+    assert len(synthetic) == len(list(synthetic)) == 30
+    frame = synthetic.to_pandas()
+    assert list(frame.columns) == ["text", "label", "terms"] and set(frame.label) == {"a", "b"}
+    assert synthetic.report["epsilon"] == planned.cost.epsilon
+    assert (synthetic.folder / "privacy_report.html").exists()
+    account = dpray.Ledger.open(config.privacy.ledger).account("notes")
+    assert account is not None and account.spent.epsilon == planned.cost.epsilon
+    assert list(dpray.SyntheticData(synthetic.folder)) == list(synthetic)
+    assert dpray.run(config).report == synthetic.report, "a finished run is not made again"
+    printed = capsys.readouterr()
+    assert printed.out == printed.err == ""
+
+
+def test_audit(job: Path) -> None:
+    found = dpray.audit(dpray.load(job), trials=500)
+    assert found["holds"] and len(found["mechanisms"]) == 2
+
+
+def test_evaluate(job: Path) -> None:
+    real = job.with_name("real.jsonl")
+    real.write_text("".join(f'{{"text": "note {n} of a cough", "label": "a"}}\n' for n in range(3)))
+    with pytest.raises(dpray.InputError, match="seed: there is no such key"):
+        dpray.evaluate(real, real, seed=3)
+    with pytest.raises(dpray.InputError, match="embedder: cannot load"):
+        dpray.evaluate(real, real, embedder=[str(job.with_name("none"))])
+
+
+def test_what_is_no_finished_run(tmp_path: Path) -> None:
+    with pytest.raises(dpray.InputError, match="not the folder of a finished run"):
+        dpray.SyntheticData(tmp_path)
+
+
+def test_without_the_package_of_hugging_face(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synthetic = dpray.run(dpray.load(job))
+    module: Any = None
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    with pytest.raises(dpray.InputError, match="needs the package `datasets`"):
+        synthetic.to_datasets()
