@@ -77,11 +77,7 @@ class Waits:
         while not self.marker.exists():
             time.sleep(0.05)
 
-    def decode_lockstep(
-        self,
-        groups: Iterable[LockstepGroup],
-        next_group: NextGroup,
-    ) -> None:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
         finished = 0
 
         def waiting(result: LockstepResult) -> LockstepGroup | None:

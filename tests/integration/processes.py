@@ -45,7 +45,8 @@ class Cluster:
         return workers_of(self.head, name)
 
     def logs(self) -> list[Path]:
-        return [path for path in self.temp_dir.glob("session_*/logs/**/*") if path.is_file()]
+        # Not through the link `session_latest`, which every driver makes anew.
+        return [path for path in self.temp_dir.glob("session_2*/logs/**/*") if path.is_file()]
 
 
 def workers_of(node: subprocess.Popen[bytes], name: str) -> list[psutil.Process]:

@@ -16,7 +16,7 @@ from tests.integration.processes import TIMEOUT, Cluster, environment
 
 pytestmark = pytest.mark.slow
 
-SIZES = (1_000, 20_000, 200_000)
+SIZES = (1_000, 100_000)
 
 
 def test_neither_the_driver_nor_a_reader_holds_the_rows(cluster: Cluster) -> None:
@@ -28,9 +28,8 @@ def test_neither_the_driver_nor_a_reader_holds_the_rows(cluster: Cluster) -> Non
         timeout=TIMEOUT,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    small, middle, large = json.loads(ended.stdout)
-    # The last rows are 20 MB in Arrow and ten times that as Python objects; the growth of the
-    # driver is of names and of Ray's bookkeeping.
-    assert large["peak_mb"] - small["peak_mb"] < 250
-    assert large["peak_mb"] - middle["peak_mb"] < 60
+    small, large = json.loads(ended.stdout)
+    # 100,000 rows are ten MB in Arrow and a hundred as Python objects; the growth of the driver,
+    # some MB, is of names and of Ray's bookkeeping.
+    assert large["peak_mb"] - small["peak_mb"] < 50
     assert large["read_growth_mb"] < 20
