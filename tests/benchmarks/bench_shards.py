@@ -27,7 +27,8 @@ from dpray.config.config import parse_config
 from dpray.mechanisms.partition import new_salt
 from dpray.methods.private_prediction.decoder import group_rows
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
-from dpray.methods.private_prediction.rows import batch_rows, batches_of
+from dpray.methods.private_prediction.release import batches_of
+from dpray.methods.private_prediction.rows import batch_rows
 from dpray.registry import make_plan
 from dpray.runs.cluster import start_ray
 

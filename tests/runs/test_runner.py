@@ -17,7 +17,7 @@ from dpray.accounting.ledger_store import LedgerError
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.transformers import TransformersEngine
-from dpray.methods.private_prediction import decoder, rows
+from dpray.methods.private_prediction import decoder
 from dpray.methods.private_prediction import release as run_module
 from dpray.runs import cluster, labels, runner
 from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable
@@ -290,7 +290,7 @@ def test_refused_budget_leaves_the_data_closed(config: Callable[..., Config]) ->
     ledger.create_dataset("notes", Budget(0.01, 1e-5), "record", "add_or_remove_one")
     opened: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "batch_rows", lambda *a, **k: opened.append("data") or [])
+        patch.setattr(run_module, "batch_rows", lambda *a, **k: opened.append("data") or [])
         with pytest.raises(BudgetRefused) as refused:
             release(run)
     assert not opened and refused.value.exit_code == 3

@@ -17,8 +17,8 @@ from dpray.engines.base import EngineError
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
-from dpray.methods.private_prediction.rows import batches_of
-from dpray.runs.groups import Outcome
+from dpray.methods.private_prediction.rows import ROWS, batch_rows, placeholder
+from dpray.runs.groups import Groups, Outcome
 from dpray.runs.session import Release, Session
 from dpray.types import DprayError
 
@@ -85,6 +85,14 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
         BatchDecoder, session.plan, session.ledger, session.key(), session.attempt_id, load
     )
     return batches_of(session.plan).work(session.config, batches, make)
+
+
+def batches_of(plan: PrivatePredictionPlan) -> Groups:
+    """Return the plan's batches as groups of rows."""
+    rows = partial(
+        batch_rows, data=plan.config.data, template=plan.template, partition=plan.partition
+    )
+    return Groups(rows, ROWS, "batch", placeholder, plan.partition.num_batches)
 
 
 def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[Outcome]:

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import pyarrow as pa
 
 from dpray.config.config import DataConfig
 from dpray.mechanisms.partition import HashPartition, content_id
-from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import PromptTemplate
-from dpray.runs.groups import Groups
 from dpray.runs.rows import Row, read_records
 
 ROWS = pa.schema(
     [("batch", pa.string()), ("text", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
 )
-
-
-def batches_of(plan: PrivatePredictionPlan) -> Groups:
-    """Return the plan's batches as groups of rows."""
-    rows = partial(
-        batch_rows, data=plan.config.data, template=plan.template, partition=plan.partition
-    )
-    return Groups(rows, ROWS, "batch", placeholder, plan.partition.num_batches)
 
 
 def placeholder(batch_id: str) -> Row:
