@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpray.types import InputError, OnProgress, Progress
+from dpray.io.files import read_json
+from dpray.types import InputError, OnProgress
 
 if TYPE_CHECKING:
     import datasets
@@ -133,11 +134,7 @@ class SyntheticData:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
-        try:
-            report = json.loads((self.folder / "privacy_report.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise InputError(f"{self.folder}: not the folder of a finished run") from None
-        object.__setattr__(self, "report", report)
+        object.__setattr__(self, "report", read_json(self.folder / "privacy_report.json"))
 
     @property
     def path(self) -> Path:
@@ -170,15 +167,3 @@ class SyntheticData:
         except ImportError:
             raise InputError("to_datasets: needs the package `datasets`") from None
         return datasets.Dataset.from_list(self.records)
-
-
-__all__ = [
-    "Progress",
-    "SyntheticData",
-    "audit",
-    "evaluate",
-    "load",
-    "plan",
-    "progress_bar",
-    "run",
-]

@@ -15,7 +15,7 @@ from dpray.evaluation.chunks import ChunkMap
 from dpray.evaluation.evaluate import Labelled, evaluate
 from dpray.evaluation.settings import IN_PROCESS, EvaluationSettings
 from dpray.evaluation.topics import k_means, load_bertopic
-from dpray.io.files import check_writable, write_durably
+from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.records import Where, list_files, read_rows, text_of
 from dpray.types import InputError, OnProgress, valid_unicode
 
@@ -51,7 +51,13 @@ def evaluate_files(
     }
     if sets["real"][0][1] is None:
         _refuse_without_labels(settings)
-    schema = None if settings.json_schema is None else _read_schema(settings.json_schema)
+    schema = (
+        None
+        if settings.json_schema is None
+        else read_json(
+            FILM_SCHEMA if settings.json_schema == "film" else Path(settings.json_schema), "schema"
+        )
+    )
     embedders, map_chunks = _load_embedders(settings)
     result = evaluate(
         sets["real"],
@@ -181,16 +187,3 @@ def _label(row: dict[str, Any], column: str, where: Where) -> str | None:
     if value is not None and not isinstance(value, str | int | float):
         raise InputError(f"{where}: no label in column '{column}'")
     return None if value is None else text_of({column: str(value)}, column, where)
-
-
-def _read_schema(name: str) -> dict[str, Any]:
-    path: Any = FILM_SCHEMA if name == "film" else Path(name)
-    try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise InputError(f"schema: cannot read {name}") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"schema: {name} is not JSON") from None
-    if not isinstance(schema, dict):
-        raise InputError(f"schema: {name} is not a JSON object")
-    return schema

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from contextlib import suppress
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -58,16 +59,18 @@ def owners_only(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a file of a run's folder. Raises InputError where it is missing or no JSON object."""
+def read_json(path: Path | Traversable, key: str = "") -> dict[str, Any]:
+    """Read a JSON object. Raises InputError that begins with `key`, where one is given, and names
+    the path."""
+    where = f"{key}: " if key else ""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        raise InputError(f"{path.parent}: cannot read {path.name}; is it a run's folder?") from None
+        raise InputError(f"{where}cannot read {path}") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path}: not JSON") from None
+        raise InputError(f"{where}{path} is not JSON") from None
     if not isinstance(value, dict):
-        raise InputError(f"{path}: not a JSON object")
+        raise InputError(f"{where}{path} is not a JSON object")
     return value
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from dpray.io.files import (
     make_private,
     owners_only,
+    read_json,
     sha256_of,
     sync,
     sync_all,
@@ -97,13 +98,7 @@ class ReleaseFolder:
         return run
 
     def read_json(self, name: str) -> dict[str, Any]:
-        try:
-            value: Any = json.loads((self.root / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            raise InputError(f"output.path: {self.root}/{name} cannot be read") from None
-        if not isinstance(value, dict):
-            raise InputError(f"output.path: {self.root}/{name} is not a JSON object")
-        return value
+        return read_json(self.root / name, "output.path")
 
     def write_json(self, name: str, value: Any) -> None:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
