@@ -1,4 +1,4 @@
-"""The Python API, which the command line only calls. Nothing here prints or exits.
+"""The command line only calls this Python API. Nothing here prints or exits.
 
 Every function raises `InputError` for bad input, naming the key or the row, `BudgetRefused` where
 the ledger refuses a charge, and `Resumable` for a run that the same call goes on with.
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from dpray.engines.base import Engine
     from dpray.runs.plan import Plan
 
-# Whatever is imported within a function here loads torch, Ray or scikit-learn, which the other
-# functions should not have to wait for.
+# Imports within a function here load torch, Ray or scikit-learn, for which the other functions
+# should not have to wait.
 
 
 def load(path: str | Path, *overrides: str) -> Config:
@@ -40,7 +40,7 @@ def load(path: str | Path, *overrides: str) -> Config:
 
 
 def plan(config: Config) -> Plan:
-    """Say what a run of `config` costs and makes; opens no data.
+    """Return the plan of a run of `config`: what it makes and costs. Opens no data.
 
     planned = dpray.plan(config)
     planned.cost.epsilon, planned.summary()["records"]
@@ -123,7 +123,7 @@ def progress_bar() -> AbstractContextManager[OnProgress]:
 
 @dataclass(frozen=True)
 class SyntheticData:
-    """The release in a finished run's folder: synthetic records and their privacy report.
+    """A `SyntheticData` is the release in a finished run's folder: its records and privacy report.
 
     synthetic = dpray.SyntheticData("out/run")
     synthetic.records[0], synthetic.report["epsilon"]
@@ -138,7 +138,7 @@ class SyntheticData:
 
     @property
     def path(self) -> Path:
-        """The file of the records: JSON lines with `text`, `label` and public metadata."""
+        """Return the file of the records: JSON lines with `text`, `label` and public metadata."""
         return self.folder / "synthetic.jsonl"
 
     @property

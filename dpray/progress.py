@@ -16,8 +16,8 @@ from dpray.types import OnProgress, Progress
 def progress_bar(
     console: Terminal, stage: str = "", *, transient: bool = True
 ) -> Iterator[OnProgress]:
-    """Show a bar of public quantities while the block runs, and yield what moves it. A file or a
-    program gets no bar; a `transient` bar is erased at the end."""
+    """Show a bar of public quantities while the block runs, and yield the function that moves it.
+    There is no bar where the output is a file or a pipe; a `transient` bar is erased at the end."""
     bar = Bar(
         TextColumn("{task.fields[stage]}", markup=False),
         BarColumn(),

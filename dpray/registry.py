@@ -1,4 +1,5 @@
-"""The methods by their names in the configuration. Each one's folder holds its plan and release."""
+"""The registry finds a method by its name in the configuration. Each method's folder holds its plan
+and release."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from dpray.types import OnProgress
 
 
 def make_plan(config: Config) -> Plan:
-    """Resolve everything that is null. Raises InputError where the keys together cost more than
-    `privacy.epsilon`."""
+    """Return the plan, with every null resolved. Raises InputError where the keys together cost
+    more than `privacy.epsilon`."""
     plan: Plan = _module(config, "plan").make_plan(config, config.method)
     return plan
 
@@ -25,8 +26,8 @@ def run(
     on_progress: OnProgress = lambda progress: None,
     build: BuildEngine = build_engine,
 ) -> dict[str, Any]:
-    """Run or resume `config`; returns the privacy report that it wrote. `build` makes the engine of
-    a section of the configuration, here or on an actor.
+    """Run or resume `config`, and return the privacy report that it wrote. `build` makes the engine
+    of a section of the configuration, here or on an actor.
 
     Raises InputError, BudgetRefused (the data was not opened) and Resumable.
     """
@@ -44,6 +45,6 @@ def run(
 
 
 def _module(config: Config, name: str) -> Any:
-    """Import a method's module late: a plan of one method does not wait for the others, nor for
+    """Import a method's module late: a plan of one method should not wait for the others, nor for
     torch and Ray."""
     return import_module(f"dpray.methods.{config.method.name}.{name}")

@@ -30,8 +30,8 @@ def one_line(text: str) -> str:
 
 
 class Terminal(Console):
-    """The console takes no string for markup: a data set may be called "[/bold]", and a text may
-    hold escape sequences. dpray's own bold and colour are `Text`."""
+    """The console interprets no string as markup: a data set may be called "[/bold]", and a text
+    may hold escape sequences. dpray's own bold and colour are `Text`."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False)

@@ -1,4 +1,4 @@
-"""The values every layer speaks of: records, budgets, errors.
+"""These values are common to all layers: records, budgets, errors.
 
 A `Record` never shows its text: `repr`, log lines and tracebacks that hold one print its public
 fields only.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 class DprayError(Exception):
-    """An error a person can act on. `exit_code` is what the command line ends with.
+    """A `DprayError` is one that a person can act on. The command line ends with its `exit_code`.
 
     The message goes to terminals and logs: it names a key, a row number or a path, and never holds
     a record's text.
@@ -21,7 +21,7 @@ class DprayError(Exception):
 
 
 class InputError(DprayError):
-    """Bad input or configuration: the message names the key or the row number."""
+    """Input or configuration is bad: the message names the key or the row number."""
 
     exit_code = 2
 
@@ -42,7 +42,8 @@ class BudgetRefused(DprayError):
         )
 
     def __reduce__(self) -> tuple[type[BudgetRefused], tuple[object, ...]]:
-        """Errors cross processes; the default would call the constructor with the message alone."""
+        """Rebuild the error from its fields in another process; the default would call the
+        constructor with the message alone."""
         return type(self), (self.dataset, self.asked, self.spent, self.left, self.detail)
 
 
@@ -54,7 +55,7 @@ class Resumable(DprayError):
 
 @dataclass(frozen=True)
 class Budget:
-    """An (epsilon, delta) pair under add-or-remove-one-unit differential privacy."""
+    """A `Budget` is an (epsilon, delta) pair under add-or-remove-one-unit differential privacy."""
 
     epsilon: float
     delta: float
@@ -65,8 +66,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class Record:
-    """One private text. `unit_id` names the privacy unit; without a unit column it is the record's
-    own content hash, so it depends on that record alone."""
+    """A `Record` is one private text. `unit_id` names the privacy unit; without a unit column it is
+    the record's own content hash, so it depends on that record alone."""
 
     text: str = field(repr=False)
     label: str | None
@@ -75,8 +76,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A user turn and the beginning of the answer. Neither is shown by `repr`: both may hold
-    private text.
+    """A `Prompt` is a user turn and the beginning of the answer. `repr` shows neither: both may
+    hold private text.
 
     Engines apply the model's chat template where it has one; otherwise the prompt is `user`, a
     blank line, `prefix`, with the model's bos token before it.
@@ -88,8 +89,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Progress:
-    """Public quantities of work under way: how far its present stage is. There is no total where
-    that would tell how many records there are."""
+    """`Progress` holds public quantities of work under way: how far its present stage is. There is
+    no total where that would reveal how many records there are."""
 
     stage: str
     completed: int = 0
@@ -101,6 +102,6 @@ OnProgress = Callable[[Progress], None]
 
 
 def valid_unicode(text: str) -> str:
-    """Lone surrogates made question marks: JSON, and models' answers, may hold them; tokenizers,
-    files and databases refuse them."""
+    """Replace lone surrogates by question marks: JSON, and models' answers, may hold them;
+    tokenizers, files and databases refuse them."""
     return text.encode("utf-8", "replace").decode("utf-8")

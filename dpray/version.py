@@ -1,3 +1,3 @@
-"""The version of dpray, in a module that imports nothing."""
+"""This module holds the version of dpray and imports nothing."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`dpray audit`: the claims on epsilon, and what draws from the mechanisms prove."""
+"""`dpray audit` compares the claims on epsilon with lower bounds from draws of the mechanisms."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _membership_table(membership: dict[str, Any]) -> Table:
 
 
 def _canaries_table(secrets: list[dict[str, Any]]) -> Table:
-    """Group them by repetitions, as Yue et al. (2023) do in Table 4."""
+    """Group the canaries by repetitions, as Yue et al. (2023) do in Table 4."""
     by_repetitions: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for secret in secrets:
         by_repetitions[secret["repetitions"]].append(secret)

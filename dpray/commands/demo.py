@@ -31,7 +31,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="The demo's folder.")] = Path("out/demo"),
     as_json: AsJson = False,
 ) -> None:
-    """Private prediction on packaged, fictional clinic notes: a few minutes on a laptop."""
+    """Run private prediction on packaged, fictional clinic notes: a few minutes on a laptop."""
     refuse_cloud(out, "--out")
     folder = Path(str(resources.files("dpray.demo")))
     config = demo_config(folder, out)
@@ -61,7 +61,7 @@ def demo(
 
 
 def demo_config(folder: Path, out: Path) -> Config:
-    """Return the packaged configuration with this machine's engine and places."""
+    """Return the packaged configuration with this machine's engine and paths."""
     kind = "vllm" if importlib.util.find_spec("vllm") else "transformers"
     places = {
         "data.path": folder / "data" / "private.jsonl",

@@ -1,4 +1,4 @@
-"""`dpray ledger`: create, show, verify and export the budgets."""
+"""`dpray ledger` creates, shows, verifies and exports the budgets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def create(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a data set its budget, and make the ledger if it is not there."""
+    """Give a data set its budget; make the ledger if it does not exist."""
     # Late: `show` needs nothing of a plan, which imports Ray and the accountant.
     from dpray.runs.plan import privacy_unit
 
@@ -57,7 +57,7 @@ def create(
     if as_json:
         typer.echo(json.dumps({"dataset": account.dataset, **account.terms()}))
     else:
-        # By the ledger's own spelling, which an earlier call may have set.
+        # The ledger's own spelling decides, which an earlier call may have set.
         said = f"data set '{account.dataset}' has the budget {budget} in {opened}"
         typer.echo(printable(said))
 

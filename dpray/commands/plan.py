@@ -20,7 +20,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for progra
 
 
 def plan(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
+    """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
     # Imported late: a mistyped key should not have to wait for torch.
     from dpray.runs.placement import in_words
 

@@ -27,13 +27,13 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 
 
 def run_with_progress(config: Config, console: Terminal) -> dict[str, Any]:
-    """Run with a bar of public quantities on `console`."""
+    """Run the configuration with a progress bar of public quantities on `console`."""
     with progress_bar(console, "loading, charging, starting", transient=False) as on_progress:
         return api.run(config, on_progress).report
 
 
 def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
-    """Print the result of a run, its cost and its files."""
+    """Print the records, cost and files of a run."""
     records = Text(f"{report['records']} synthetic records", "bold")
     console.print(records, _how(report), sep="", soft_wrap=True)
     if report["not_private"]:

@@ -1,4 +1,4 @@
-"""Read YAML files into pydantic models; errors are one line and name the key."""
+"""YAML files are read into pydantic models; errors are one line and name the key."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _override(setting: str) -> Any:
 
 
 def _refuse_interpolation(tree: Any) -> None:
-    """Raises InputError that names the key where a text holds `${`."""
+    """Refuse `${` in a text. Raises InputError that names the key."""
     for key, text in _texts(tree):
         if "${" in text:
             raise InputError(f"{key}: `${{` has no meaning in a configuration; write the value")

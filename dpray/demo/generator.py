@@ -1,8 +1,8 @@
-"""Fictional clinic notes, labelled by triage outcome, written from a book of facts.
+"""Fictional clinic notes, labelled by triage outcome, are written from a book of facts.
 
 A `FactBook` says how often each fact occurs, for each label where the label matters. The public
-corpus comes from many random books, one a clinic; the private data from `PRIVATE_BOOK`, one clinic
-with an outbreak and a device recall, whose idea of what is urgent differs from the average one.
+corpus comes from many random books, one per clinic. The private data comes from `PRIVATE_BOOK`, one
+clinic with an outbreak and a device recall, whose idea of what is urgent differs from the average.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Note:
     label: str
 
 
-# What the average clinic thinks urgent: odds of a fact under "Urgent" to those under "Routine".
+# The average clinic's idea of urgent: a fact's odds under "Urgent" to those under "Routine".
 _ODDS: dict[str, float] = {
     "Ambulance arrival": 4, "Walk-in": 2, "Pharmacy referral": 0.5, "Booked visit": 0.25,
     "heart": 2.5, "head": 2, "skin": 0.4, "joint": 0.5,
@@ -55,7 +55,7 @@ _ODDS: dict[str, float] = {
 
 
 def _slots() -> dict[str, tuple[tuple[str, ...], bool]]:
-    """Every choice a note makes: its options, and whether the label tells on them."""
+    """Return every choice that a note makes: its options, and whether they depend on the label."""
     slots: dict[str, tuple[tuple[str, ...], bool]] = {
         "route": (ROUTES, True),
         "system": (tuple(SYSTEMS), True),
@@ -84,14 +84,14 @@ SLOTS = _slots()
 
 
 def _base(slot: str, label: str) -> dict[str, float]:
-    """The average clinic's weights."""
+    """Return the average clinic's weights."""
     options, by_label = SLOTS[slot]
     power = 0.0 if not by_label else (0.5 if label == "Urgent" else -0.5)
     return {option: _ODDS.get(option, 1.0) ** power for option in options}
 
 
 def _peaked(base: Weights, option: str, share: float) -> dict[str, float]:
-    """`option` with probability `share`, the others in proportion to `base`."""
+    """Give `option` the probability `share`, and the others the rest in proportion to `base`."""
     rest = sum(weight for other, weight in base.items() if other != option)
     return {
         other: share if other == option else (1 - share) * weight / rest
@@ -101,13 +101,15 @@ def _peaked(base: Weights, option: str, share: float) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class FactBook:
-    """Weights of every option of every slot, for each label: `weights[label][slot][option]`."""
+    """A `FactBook` holds the weights of every option of every slot, for each label:
+    `weights[label][slot][option]`."""
 
     weights: Mapping[str, Mapping[str, Weights]]
 
     @classmethod
     def random(cls, rng: random.Random) -> FactBook:
-        """A clinic: in every slot one favourite, drawn by the average clinic's weights."""
+        """Return a clinic that has one favourite in every slot, drawn by the average clinic's
+        weights."""
         weights: dict[str, dict[str, Weights]] = {label: {} for label in LABELS}
         for slot, (options, by_label) in SLOTS.items():
             for label in LABELS:
@@ -121,7 +123,8 @@ class FactBook:
 
     @classmethod
     def special(cls, facts: Mapping[str, Mapping[str, Weights]]) -> FactBook:
-        """The average clinic with the given shares; what is left of 1 goes to the other options.
+        """Return the average clinic with the given shares; what is left of 1 goes to the other
+        options.
 
         Raises ValueError, naming the slot, where the slot or one of its options is not known.
         """
@@ -190,13 +193,13 @@ PRIVATE_BOOK = FactBook.special(
 
 
 class NoteWriter:
-    """Writes notes from a book. Everything random comes from `rng`."""
+    """A `NoteWriter` writes notes from a book. All randomness comes from `rng`."""
 
     def __init__(self, book: FactBook, rng: random.Random) -> None:
         self._book, self._rng = book, rng
 
     def write(self, label: str, mark: str = "") -> Note:
-        """A note; `mark` stands at the borders of every fact."""
+        """Write a note; `mark` stands at the borders of every fact."""
         weights, rng = self._book.weights[label], self._rng
 
         def pick(slot: str) -> str:
@@ -233,7 +236,7 @@ class NoteWriter:
         return Note(" ".join(voice[part].format_map(facts) for part in voice if parts[part]), label)
 
     def _details(self, level: int) -> tuple[bool, bool, bool, bool, bool]:
-        """Whether history, finding, vitals, test and advice are told at this level of detail."""
+        """Return whether history, finding, vitals, test and advice appear, at a level of detail."""
         chance = self._rng.random
         if level == 0:
             return False, False, False, False, False
@@ -287,12 +290,12 @@ _VOICES: dict[str, dict[str, str]] = {
 
 
 def public_notes(count: int, rng: random.Random) -> list[Note]:
-    """Notes of many clinics, one note each."""
+    """Return notes of many clinics, one note each."""
     return [NoteWriter(FactBook.random(rng), rng).write(rng.choice(LABELS)) for _ in range(count)]
 
 
 def private_notes(count: int, rng: random.Random) -> list[Note]:
-    """Notes of the one private clinic; no text twice."""
+    """Return notes of the one private clinic, all different."""
     writer = NoteWriter(PRIVATE_BOOK, rng)
     seen: dict[str, Note] = {}
     while len(seen) < count:

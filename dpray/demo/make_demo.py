@@ -1,7 +1,7 @@
-"""Makes the packaged demo from nothing: `python -m dpray.demo.make_demo --out DIR`.
+"""`python -m dpray.demo.make_demo --out DIR` makes the packaged demo from nothing.
 
-The data files come out byte for byte the same everywhere; the model's weights do on the same
-hardware with the same number of threads. About ten minutes on two cores.
+The data files are the same byte for byte everywhere; the model's weights are on the same hardware
+with the same number of threads. It takes about ten minutes on two cores.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Trains the demo's tokenizer and language model from scratch on public notes.
+"""The demo's tokenizer and language model are trained from scratch on public notes.
 
-Every training document comes from one random clinic, so that the model learns to take over facts,
+Every training document comes from one random clinic, so that the model learns to copy facts,
 wording and length from the example in its prompt.
 """
 
@@ -30,7 +30,8 @@ _PIECE = re.compile(f"{_MARK}|{_BORDER}")
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Sizes and schedule of one training run; `documents` are each seen once."""
+    """A `TrainingPlan` holds the sizes and schedule of one training; each of `documents` occurs
+    once."""
 
     documents: int = 13_000
     batch_size: int = 8
@@ -48,7 +49,8 @@ class TrainingPlan:
 
 
 def prompt(label: str, example: str | None) -> str:
-    """The private prompt with `example`, or the public one with the placeholder, up to "Text:"."""
+    """Return the private prompt with `example`, or the public one with the placeholder, up to
+    "Text:"."""
     shown = f"<clinic note of {LABEL_FIELD}: {label}>" if example is None else example
     return (
         f"Here are clinic notes with {LABEL_FIELD}: {label}.\n\nText: {shown}\n\n"
@@ -57,14 +59,15 @@ def prompt(label: str, example: str | None) -> str:
 
 
 def documents(count: int, rng: random.Random, mark: str = "") -> list[list[tuple[str, str]]]:
-    """Documents: each a row of (prompt, answer) pairs of one clinic and label. `mark` stands at the
-    borders of facts."""
+    """Return documents: each is a row of (prompt, answer) pairs of one clinic and label. `mark`
+    stands at the borders of facts."""
     return [_document(rng, mark) for _ in range(count)]
 
 
 def _document(rng: random.Random, mark: str) -> list[tuple[str, str]]:
-    """Prompts with examples and their answers; the first has the placeholder in 1 of 5. Or, 1 of
-    20, a note after its label. Later pairs repeat the clinic's facts: they teach to copy."""
+    """Return prompts with examples and their answers, the first with the placeholder in 1 of 5
+    cases; or, in 1 of 20 cases, a note after its label. Later pairs repeat the clinic's facts: they
+    teach to copy."""
     writer, label = NoteWriter(FactBook.random(rng), rng), rng.choice(LABELS)
 
     def text() -> str:
@@ -78,9 +81,9 @@ def _document(rng: random.Random, mark: str) -> list[tuple[str, str]]:
 
 
 def train_tokenizer(plan: TrainingPlan) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with phrases: merges inside words first, then, as in SuperBPE (Liu et al.
-    2025), merges of words, but never across the border of a fact. A fact is one token wherever it
-    stands: private prediction pays for every token, and a fact of the prompt is easy to take over.
+    """Train a byte-level BPE with phrases: merges inside words first, then, as in SuperBPE (Liu et
+    al. 2025), merges of words, but never across the border of a fact. A fact is one token wherever
+    it stands: private prediction pays for every token, and a fact of the prompt is easy to copy.
     The tokenizer adds no special token by itself."""
     rows = documents(plan.documents // 4, random.Random(plan.seed + 1), _MARK)
     marked = ["".join(pair) for row in rows for pair in row]
@@ -121,7 +124,7 @@ Encoded = tuple[list[int], int]
 
 
 def _encode(tokenizer: PreTrainedTokenizerFast, row: list[tuple[str, str]]) -> Encoded:
-    """Token ids, every pair between bos and eos, and the length of the first prompt."""
+    """Return the token ids, every pair between bos and eos, and the length of the first prompt."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     ids: list[int] = []
     for pair in row:
@@ -132,8 +135,8 @@ def _encode(tokenizer: PreTrainedTokenizerFast, row: list[tuple[str, str]]) -> E
 def _batches(
     rows: list[Encoded], plan: TrainingPlan, rng: random.Random
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids and labels of rows of about one length, in random order, padded on the right. The first
-    prompt has no label: nothing in it can be copied, so it would only add noise."""
+    """Yield ids and labels of rows of about one length, in random order, padded on the right. The
+    first prompt has no label: nothing in it can be copied, so it would only add noise."""
     ordered = sorted(rows, key=lambda row: len(row[0]))
     groups = [
         ordered[start : start + plan.batch_size] for start in range(0, len(rows), plan.batch_size)
@@ -149,7 +152,7 @@ def _batches(
 
 
 def _learning_rate(step: int, steps: int, plan: TrainingPlan) -> float:
-    """Linear warm-up, then a cosine to a fiftieth."""
+    """Return the learning rate: a linear warm-up, then a cosine down to a fiftieth."""
     warmup = max(1, int(plan.warmup * steps))
     if step < warmup:
         return plan.learning_rate * (step + 1) / warmup
@@ -177,7 +180,7 @@ def _new_model(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> LlamaF
 
 
 def _optimizers(model: LlamaForCausalLM, plan: TrainingPlan) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, at AdamW's scale of updates; AdamW for everything else."""
+    """Return Muon for the layers' matrices, at AdamW's scale of updates, and AdamW for the rest."""
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
@@ -189,7 +192,7 @@ def _optimizers(model: LlamaForCausalLM, plan: TrainingPlan) -> list[torch.optim
 
 def train(plan: TrainingPlan, out: Path, on_step: Callable[[int, int, float], None]) -> None:
     """Write tokenizer and model (bfloat16 safetensors) to `out`. `on_step` gets the step, the
-    number of steps and the loss in nats a token."""
+    number of steps and the loss in nats per token."""
     rng = random.Random(plan.seed)
     tokenizer = train_tokenizer(plan)
     rows = [_encode(tokenizer, row) for row in documents(plan.documents, rng)]

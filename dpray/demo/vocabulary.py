@@ -1,4 +1,4 @@
-"""The words of the fictional clinic notes: what a note can say, never how often it says so."""
+"""The vocabulary of the fictional clinic notes says what a note can say, never how often."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Condition:
-    """What a note about one condition may mention. Every entry of a tuple fits all others."""
+    """A `Condition` holds what its notes may mention; each entry of a tuple fits all others."""
 
     complaints: tuple[str, ...]
     findings: tuple[str, ...]

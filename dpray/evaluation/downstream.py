@@ -16,8 +16,9 @@ from dpray.evaluation.scores import accuracy_and_f1, mean_and_deviation
 
 @dataclass(frozen=True)
 class Embedded:
-    """`vectors` have shape (records, dimension); `labels` have shape (records,), or are None. An
-    encoder that is fine-tuned takes the texts themselves as `vectors`, shape (records,)."""
+    """An `Embedded` set has `vectors` of shape (records, dimension), and `labels` of shape
+    (records,) or None. A fine-tuned encoder takes the texts themselves as `vectors`, shape
+    (records,)."""
 
     vectors: np.ndarray
     labels: Any

@@ -206,8 +206,8 @@ def _language(
     seeds: int,
     on_progress: OnProgress,
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return in-context learning and next-word accuracy, each None without its model; the first is
-    None without labels too."""
+    """Return in-context learning and next-word accuracy, each None where `evaluate` has no model
+    for it; the first also needs labels."""
     test = [(text, label) for text, label in sets["test"] if label is not None]
     shown: dict[str, Any] = {name: rows for name, rows in sets.items() if name != "test"}
     learner: Learner | None = None
@@ -225,7 +225,7 @@ def _language(
 
 
 def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> list[str]:
-    """Tell people how the numbers can mislead."""
+    """Return warnings on how the numbers can mislead."""
     found = []
     if records_a_side < DRAW:
         found.append(

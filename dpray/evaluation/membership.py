@@ -74,7 +74,7 @@ def membership(
 def check_numbers(
     members: Sequence[str], non_members: Sequence[str], synthetic: Sequence[str]
 ) -> None:
-    """Raises InputError for fewer than 100 records a side or no synthetic text."""
+    """Check the sides. Raises InputError for fewer than 100 records a side or no synthetic text."""
     for name, texts in (("members", members), ("non-members", non_members)):
         if len(texts) < FEW:
             raise InputError(f"{name}: too few records, it takes {FEW}")

@@ -1,4 +1,4 @@
-"""Several measures share these scores."""
+"""These scores serve several measures."""
 
 from __future__ import annotations
 

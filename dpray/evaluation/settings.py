@@ -13,7 +13,7 @@ IN_PROCESS = "none"
 
 
 class EvaluationSettings(Section):
-    """`dpray evaluate` has an option for each key, with the key's description as its help."""
+    """`EvaluationSettings` are the options of `dpray evaluate`; a key's description is its help."""
 
     real: str = Field(description="Real records: the test records, where --train is given too.")
     synthetic: str = Field(description="Synthetic records.")

@@ -15,10 +15,10 @@ OUTLINE: Mapping[str, Any] = {"fill": False, "edgecolor": INK, "linewidth": 1.2}
 
 TERMS_SHOWN = 4
 
-# A picture shows at most so many labels, those with the most test records.
+# A picture shows at most this many labels, those with the most test records.
 CLASSES_SHOWN = 20
 
-# At most so many labels leave room for numbers in the cells of a confusion matrix.
+# Up to this many labels leave room for numbers in the cells of a confusion matrix.
 _NUMBERED = 10
 
 _LONGEST_LABEL = 24

@@ -1,10 +1,10 @@
-"""Plans, and their runs on this machine or on Ray."""
+"""This package holds the plans and runs them, on this machine or on Ray."""
 
 import os
 
-# Ray prints what its nodes and its lost tasks report on the driver's stdout, also where
-# `log_to_driver` is off: such a line can quote what a task failed on, and stands between a program
-# and the answer of `--json`. It stays in Ray's own logs. Read when Ray is imported, so set here.
+# Ray prints the reports of its nodes and lost tasks on the driver's stdout, even where
+# `log_to_driver` is off: such a line can quote private text, and breaks the output of `--json`.
+# It stays in Ray's own logs. Ray reads these variables when it is imported, so they are set here.
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
-# The same of errors of a task that nobody asked for any more.
+# This silences the errors of a task whose result is not awaited.
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")

@@ -1,4 +1,4 @@
-"""The ledger as a detached Ray actor that a whole cluster charges through.
+"""A detached Ray actor holds the ledger, and a whole cluster charges through it.
 
 `Accountant` is a plain class and only delegates; `AccountantClient` has the ledger's methods and
 can be sent to other actors and tasks. The actor keeps nothing that the ledger does not hold, so a
@@ -33,8 +33,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Refusal:
-    """Carries an error of dpray to the caller. It travels as a value: Ray would wrap a raised
-    one, log it, and fail to rebuild a class whose constructor takes more than a message."""
+    """A `Refusal` carries an error of dpray to the caller. It travels as a value: Ray would wrap a
+    raised one, log it, and fail to rebuild a class whose constructor takes more than a message."""
 
     kind: type[DprayError]
     args: tuple[Any, ...]
@@ -52,7 +52,7 @@ class Refusal:
 
 
 class Accountant:
-    """Carries out the calls of the actor on its one ledger."""
+    """An `Accountant` carries out the calls of the actor on its one ledger."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -92,9 +92,10 @@ def _sendable(value: Any) -> Any:
 
 
 class AccountantClient(BatchListings):
-    """Calls the accountant of the ledger at `url`: one actor for each ledger in the cluster,
-    started if it is not running. The ledger has to be there: the first call raises `MissingLedger`
-    if it is not. Each operation is described at `Ledger`, and raises what it raises there."""
+    """An `AccountantClient` calls the accountant of the ledger at `url`: one actor per ledger in
+    the cluster, started if it is not running. The ledger has to exist: the first call raises
+    `MissingLedger` if it does not. Each operation is described at `Ledger`, and raises what it
+    raises there."""
 
     def __init__(self, url: str) -> None:
         # Absolute, because the actor has another working directory.
@@ -120,7 +121,7 @@ class AccountantClient(BatchListings):
         try:
             answer: Any = ray.get(self._actor.call.remote(operation, *arguments, **named))
         except (RayActorError, OutOfMemoryError):
-            # It may have written before it died. Asking again is safe: the ledger knows the key.
+            # It may have written before it died. A second call is safe: the ledger knows the key.
             self._actor = _start_actor(self._url, self._node_id)
             answer = ray.get(self._actor.call.remote(operation, *arguments, **named))
         if isinstance(answer, Refusal):

@@ -1,4 +1,4 @@
-"""The checks of a ledger before a run is charged, while its data is still closed."""
+"""The ledger is checked before a run is charged, while its data is still closed."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def account_to_charge(ledger: Ledger, plan: Plan, made_by_this_run: bool) -> Acc
 
 
 def check_budget(account: Account, plan: Plan) -> None:
-    """Return if the budget holds the whole plan: of one with several charges the plan is refused,
-    not the charge that does not fit. Raises BudgetRefused, and InputError for another privacy unit
-    or relation; charges nothing."""
+    """Check that the budget holds the whole plan: a plan with several charges is refused as a
+    whole, not at the charge that does not fit. Raises BudgetRefused, and InputError for another
+    privacy unit or relation; charges nothing."""
     account.admit(Charge(plan.dp_event, _whole(plan)), plan.privacy_unit, NEIGHBORING_RELATION)
 
 

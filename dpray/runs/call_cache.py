@@ -1,27 +1,31 @@
-"""Finished calls of a language model, kept so that a run that resumes pays for none of them twice.
+"""A cache keeps the finished calls of a language model, so that a resumed run pays for none twice.
 
-One SQLite file of a run. What is in it was asked for with public prompts: no private text. A call
-is named by its request id and bound to a digest of what was asked; the same id with another digest
-is an error, because then the run is not the one that stopped.
+It is one SQLite file of a run. The prompts are public, so it holds no private text. A call is named
+by its request id and bound to a digest of the request; the same id with another digest is an error,
+because then the run is not the one that stopped.
 
-A call outlives the process from the moment `put` returns. A power cut may take the last ones
-(WAL, synchronous=NORMAL: no wait for the disk at each call), which are then asked again.
+A call survives the process from the moment `put` returns. A power cut may lose the last ones (WAL,
+synchronous=NORMAL: no wait for the disk at each call), which are then requested again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from dpray.engines.base import Completion, TextGenerator
+from dpray.engines.requests import Ask, Request
 from dpray.io.files import touch_private
 from dpray.types import DprayError, valid_unicode
 
 CALLS = "calls.db"
-"""What a run's file is called."""
+"""A run keeps its calls in the file of this name."""
 
 _SECONDS_TO_WAIT = 60
 _IDS_IN_ONE_QUERY = 500
@@ -38,12 +42,13 @@ CREATE TABLE IF NOT EXISTS calls (
 
 
 class CallCacheError(DprayError):
-    """The file cannot be read or written, or an id stands for another call. Without any text."""
+    """The file cannot be read or written, or an id stands for another call. The message holds no
+    text of a call."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What all calls of the run cost so far; 0 tokens where an endpoint did not say."""
+    """`Totals` sum up all calls of the run so far; an endpoint that reports no tokens adds 0."""
 
     calls: int
     prompt_tokens: int
@@ -51,7 +56,8 @@ class Totals:
 
 
 class CallCache:
-    """The calls in one file, which is made where it is missing. Safe to use from several threads.
+    """A `CallCache` holds the calls in one file, which is made where it is missing. Several threads
+    may use it.
 
     Every method raises `CallCacheError`.
     """
@@ -72,7 +78,7 @@ class CallCache:
     def put(
         self, request_id: str, digest: str, text: str, prompt_tokens: int, completion_tokens: int
     ) -> None:
-        """Keep a finished call. One that is there already stays as it is."""
+        """Keep a finished call; one that is there already stays as it is."""
         row = (request_id, digest, valid_unicode(text), prompt_tokens, completion_tokens)
         with self._errors():
             added = self._connection.execute(
@@ -82,8 +88,8 @@ class CallCache:
             self.get({request_id: digest})
 
     def get(self, digests: Mapping[str, str]) -> dict[str, str]:
-        """The texts of those calls that are there, by request id; `digests` says what each of them
-        has to have asked."""
+        """Return the texts of the calls that the cache holds, by request id. `digests` gives the
+        digest that each must have."""
         texts: dict[str, str] = {}
         ids = list(digests)
         for start in range(0, len(ids), _IDS_IN_ONE_QUERY):
@@ -113,7 +119,7 @@ class CallCache:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """One statement at a time; the database's errors in one line."""
+        """Run one statement at a time, and raise the database's errors in one line."""
         try:
             with self._lock:
                 yield
@@ -122,6 +128,53 @@ class CallCache:
 
 
 def forget_calls(path: Path) -> None:
-    """Remove the file, and what SQLite keeps beside it."""
+    """Remove the file and those that SQLite keeps beside it."""
     for end in ("", "-wal", "-shm"):
         path.with_name(path.name + end).unlink(missing_ok=True)
+
+
+def ask_cached(
+    engine: TextGenerator, cache: CallCache, on_completion: Callable[[], None] = lambda: None
+) -> Ask:
+    """Return an `Ask` that generates only what the cache does not hold and keeps every text as soon
+    as it is finished, so that neither an error nor a killed process loses a text that was paid for.
+
+    `on_completion` is called once for each request when its text is there, for cached ones at once.
+    Texts come from the cache alone, so a resumed run sees the very texts that the first one saw.
+    The `Ask` raises what the engine and the cache raise, and ValueError for an id that occurs
+    twice.
+    """
+
+    def ask(requests: Sequence[Request]) -> list[str]:
+        digests = {request.request_id: digest(request) for request in requests}
+        if len(digests) != len(requests):
+            raise ValueError("two requests have the same id")
+        known = cache.get(digests)
+        missing = [request for request in requests if request.request_id not in known]
+        for _ in known:
+            on_completion()
+
+        def keep(index: int, completion: Completion) -> None:
+            request_id = missing[index].request_id
+            cache.put(
+                request_id,
+                digests[request_id],
+                completion.text,
+                completion.prompt_tokens,
+                completion.completion_tokens,
+            )
+            on_completion()
+
+        if missing:
+            prompts = [request.prompt for request in missing]
+            engine.generate(prompts, [request.sampling for request in missing], keep)
+            known |= cache.get({r.request_id: digests[r.request_id] for r in missing})
+        return [known[request.request_id] for request in requests]
+
+    return ask
+
+
+def digest(request: Request) -> str:
+    """Return a digest of the prompt and the sampling parameters, but not of the id."""
+    asked = [astuple(request.prompt), astuple(request.sampling)]
+    return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()

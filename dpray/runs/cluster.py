@@ -1,4 +1,4 @@
-"""The connection to Ray, and what its errors mean."""
+"""This module connects to Ray and interprets its errors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COUNTED_BY = (
     "update_execution_metrics",
     "update_iteration_metrics",
 )
-"""Through these Ray Data gives exact numbers of rows to Ray's metrics and dashboard."""
+"""Ray Data calls these to report exact numbers of rows to Ray's metrics and dashboard."""
 
 
 def start_ray(address: str | None) -> None:
-    """Connect to the cluster at `address`, at RAY_ADDRESS, or start Ray here; does nothing where
-    this process is connected already. Raises InputError where no cluster answers."""
+    """Connect to the cluster at `address` or at RAY_ADDRESS, or start Ray on this machine; do
+    nothing where this process is connected already. Raises InputError where no cluster answers."""
     if not ray.is_initialized():
-        # Workers' output is not copied here: it is theirs, and could quote what it failed on.
+        # Workers' output is not copied here, because it could quote the text that a task failed on.
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ray.exceptions.AuthenticationError):
@@ -37,8 +37,8 @@ def start_ray(address: str | None) -> None:
                 f"{address or os.environ.get('RAY_ADDRESS')}; a cluster that asks for a token "
                 f"needs RAY_AUTH_MODE=token and its token here too"
             ) from None
-    # Ray 2.60 announces that the options of `map_batches` below will get another place, and has
-    # none for max_restarts and max_task_retries yet.
+    # Ray 2.60 deprecates the options of `map_batches` below, and offers no other place for
+    # max_restarts and max_task_retries.
     warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -46,24 +46,26 @@ def start_ray(address: str | None) -> None:
     context.enable_auto_log_stats = False
     context.max_errored_blocks = 0
     context.max_consecutive_actor_init_deaths = 0
-    # Its error log repeats what a task raised; the error itself reaches the runner.
+    # Ray Data's log repeats what a task raised; the error itself reaches the runner.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     keep_counts_here()
 
 
 def keep_counts_here() -> None:
-    """Ray Data's executor, which runs in this process, tells an actor the exact rows of every
-    operator, and that one shows them on the nodes' metrics pages and on the dashboard. No setting
-    turns this off, so what would tell it does nothing from here on.
+    """Stop Ray Data from publishing row counts.
 
-    Raises AttributeError where Ray has other functions for it: a count is not to get out unseen.
+    Its executor, which runs in this process, reports the exact rows of every operator to an actor
+    that shows them on the nodes' metrics pages and on the dashboard. No setting turns this off, so
+    the functions that report are replaced by one that does nothing.
+
+    Raises AttributeError where Ray uses other functions for it: no count may leak unnoticed.
     """
     for name in COUNTED_BY:
         getattr(_StatsManager, name)
-        setattr(_StatsManager, name, staticmethod(_untold))
+        setattr(_StatsManager, name, staticmethod(_do_nothing))
 
 
-def _untold(*_: object, **__: object) -> None:
+def _do_nothing(*_: object, **__: object) -> None:
     pass
 
 
@@ -76,14 +78,15 @@ LOST = (
 )
 
 LOW_ON_MEMORY = "low on memory"
-"""Ray's memory monitor says so of each process that it ends, also to who calls the actor later."""
+"""Ray's memory monitor writes this about each process that it ends, also to later callers of the
+actor."""
 
 
 def was_lost(error: BaseException) -> bool:
-    """Return whether a machine or a process was lost. It was not where some code raised, or where
-    Ray ended the process for want of memory: how much it needs depends on the private rows.
+    """Return whether a machine or a process was lost. That excludes code that raised, and processes
+    that Ray ended for want of memory: how much they need depends on the private rows.
 
-    What the kernel's own out-of-memory killer ends looks like any lost process.
+    A process ended by the kernel's own out-of-memory killer looks like any lost process.
     """
     return not ended_for_memory(error) and any(find_error(error, kind) for kind in LOST)
 
@@ -97,7 +100,7 @@ def ended_for_memory(error: BaseException) -> bool:
 
 
 def find_error(error: BaseException | None, kind: type[E]) -> E | None:
-    """The first error of a kind in the chain of causes, through Ray's wrappers."""
+    """Return the first error of this kind in the chain of causes, through Ray's wrappers."""
     seen: set[int] = set()
     waiting = [error]
     while waiting:
@@ -105,7 +108,7 @@ def find_error(error: BaseException | None, kind: type[E]) -> E | None:
         if current is None or id(current) in seen:
             continue
         seen.add(id(current))
-        # Ray's wrapper of an error is one of its kind too, and its message is a traceback.
+        # Ray's wrapper is an instance of the wrapped class too, and its message is a traceback.
         if isinstance(current, kind) and not isinstance(current, ray.exceptions.RayTaskError):
             return current
         waiting += [current.__cause__, current.__context__, getattr(current, "cause", None)]
@@ -117,6 +120,6 @@ def uses_ray(config: Config) -> bool:
 
 
 def is_local(config: Config) -> bool:
-    """Whether the engine will run on this machine, so that its folders can be checked here."""
+    """Return whether the engine runs on this machine, so that its folders can be checked here."""
     address = config.runtime.ray_address or os.environ.get("RAY_ADDRESS")
     return address is None or address in ("none", "local")

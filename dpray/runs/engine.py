@@ -1,4 +1,4 @@
-"""The engine of a configuration: built, and tried before a run is charged."""
+"""The engine of a configuration is built here, and tried before a run is charged."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dpray.types import DprayError, InputError
 
 T = TypeVar("T")
 BuildEngine = Callable[..., Engine]
-"""`build_engine`, or what stands in for it."""
+"""A `BuildEngine` is `build_engine` or a replacement for it."""
 
 
 def with_absolute_model(config: EngineConfig) -> EngineConfig:
-    """Make the model's folder absolute, for actors with another working directory. One that is not
-    here is left as it is: it may be on their nodes."""
+    """Make the model's folder absolute, for actors with another working directory. A folder that
+    does not exist here is left as it is: it may be on their nodes."""
     model = Path(config.model).expanduser()
     if not model.is_dir():
         return config
@@ -28,8 +28,8 @@ def with_absolute_model(config: EngineConfig) -> EngineConfig:
 
 
 def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> Engine:
-    """Build the engine of this section. `public_alone` is given where it decodes groups of private
-    rows: whether tokens are cut out by a public row's logits (see `VllmEngine`).
+    """Build the engine of this section. `public_alone` is given where the engine decodes groups of
+    private rows, and says whether a public row's logits restrict the tokens (see `VllmEngine`).
 
     Raises InputError for a model folder that does not exist, EngineError where the model cannot be
     loaded.
@@ -38,7 +38,7 @@ def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> E
     if config.kind == "openai":
         from dpray.engines.openai import OpenAIEngine
 
-        # Only methods that generate and do no more may have an API, by the configuration's check.
+        # The configuration's check allows an API only for methods that just generate.
         return cast(Engine, OpenAIEngine(config))
     check_model_path(config.model)
     if config.kind == "vllm":
@@ -53,16 +53,16 @@ def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> E
 
 @dataclass(frozen=True)
 class LoadError:
-    """The reason why something could not be loaded travels from an actor as a value: Ray ends an
-    actor whose constructor raises, and says no more of it than that it was lost."""
+    """A `LoadError` carries the reason why something could not be loaded from an actor, as a value:
+    when a constructor raises, Ray ends the actor and reports only that it was lost."""
 
     reason: str
     bad_input: bool
 
     @classmethod
     def of(cls, error: Exception) -> LoadError:
-        """Keep the message of an error of ours, which holds no text, and any other error's
-        class."""
+        """Keep the message of dpray's own error, which holds no text, and only the class of any
+        other."""
         ours = isinstance(error, DprayError | EngineError)
         return cls(
             str(error) if ours else f"it cannot be loaded ({type(error).__name__})",
@@ -89,9 +89,9 @@ def check_engine(config: Config, load: Callable[[], Engine]) -> Engine | None:
 def check_loads(config: Config, load: Callable[[], T]) -> T | None:
     """Load a model once, where the run will use it: one that cannot be loaded should cost nothing.
 
-    Returns what was loaded in a run of this process, which can use it. On Ray an actor with the
-    resources of the run's loads it and is ended, and None is returned. Raises InputError that says
-    why it cannot be loaded.
+    Returns the loaded model to an in-process run, which can use it. On Ray, an actor with the
+    resources of the run's actors loads it and is ended, and None is returned. Raises InputError
+    that says why it cannot be loaded.
     """
     loaded = _try_on_ray(config, load) if config.runtime.uses_ray else try_to_load(load)
     if isinstance(loaded, LoadError):
@@ -124,7 +124,7 @@ def _try_on_ray(config: Config, load: Callable[[], Any]) -> LoadError | None:
 
 
 class _Probe:
-    """The actor loads what it is given, and does nothing else."""
+    """A `_Probe` is an actor that loads what it is given, and does nothing else."""
 
     def __init__(self) -> None:
         hide_other_gpus()

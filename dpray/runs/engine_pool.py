@@ -1,7 +1,7 @@
-"""Actors of Ray, each with a model, write a run's texts in the place of one engine.
+"""A pool of Ray actors, each with a model, writes a run's texts in place of a single engine.
 
-The prompts are public and the texts post-processing, so nothing here is a mechanism: what was lost
-with an actor is asked again.
+The prompts are public and the texts post-processing, so nothing here is a mechanism: prompts that
+were lost with an actor are sent again.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from dpray.runs.placement import hide_other_gpus
 from dpray.types import DprayError
 
 CHUNK = 1024
-"""An actor is handed at most so many prompts at once: enough that vLLM, which decodes some hundreds
-side by side, spends little of its time on the last few of them."""
+"""An actor is given at most this many prompts at once: enough that vLLM, which decodes some
+hundreds side by side, spends little of its time on the last few of them."""
 
 DONE = "done"
-"""It follows the last completion of what an actor was handed."""
+"""This value follows the last completion of an actor's prompts."""
 
 
 def on_pool(config: Config) -> bool:
-    """Whether actors write this run's texts."""
+    """Return whether actors write this run's texts."""
     return uses_ray(config) and config.engine.is_local
 
 
 class EnginePool:
-    """The pool is a `TextGenerator` whose prompts go to `runtime.actors` actors, each with
+    """An `EnginePool` is a `TextGenerator` whose prompts go to `runtime.actors` actors, each with
     `runtime.cpus_per_actor` CPUs and `runtime.gpus_per_actor` GPUs.
 
-    They start with the first call and stay until `close`; one for which the cluster has no room is
-    not waited for. A lost actor is replaced and what it has not answered asked again, until
-    `runtime.max_attempts` were lost in its place without an answer. `build` makes the engines.
+    They start with the first call and stay until `close`; the pool does not wait for an actor that
+    the cluster has no room for. A lost actor is replaced and its unanswered prompts are sent again,
+    until `runtime.max_attempts` actors in its place were lost without an answer. `build` makes the
+    engines.
     """
 
     def __init__(
@@ -74,9 +75,9 @@ class EnginePool:
         sampling: Sampling | Sequence[Sampling],
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
-        """As `TextGenerator.generate`. Raises what building or running an actor's engine raised,
-        or EngineError where actors are lost again and again; in both cases the other actors first
-        answer what they have in hand."""
+        """Generate as `TextGenerator.generate` does. Raises what building or running an actor's
+        engine raised, or EngineError where actors keep being lost; in both cases the other actors
+        first finish the prompts they have."""
         samplings = sampling_of_each(prompts, sampling)
         waiting = deque(_chunks(len(prompts), self._most))
         while len(self._places) < min(self._most, len(waiting)):
@@ -96,7 +97,7 @@ class EnginePool:
                         on_completion(i, completion)
                 if isinstance(error, _ActorLost):
                     if place.unanswered:
-                        # Last, so that the rest is done before it can end another actor.
+                        # At the end: if these prompts end the next actor too, the others are done.
                         waiting.append(sorted(place.unanswered))
                     error = None if self._replaced(place) else error
                 failure = failure or error
@@ -116,8 +117,8 @@ class EnginePool:
         return busy[ready]
 
     def _replaced(self, place: _Place) -> bool:
-        """Start another actor in the place of a lost one, or give the place up where that was done
-        too often; False where none is left."""
+        """Start another actor in the place of a lost one, or give the place up where that happened
+        too often; return False where no place is left."""
         if place.losses < self._max_losses:
             place.start()
         else:
@@ -136,7 +137,7 @@ class _ActorLost(EngineError):
 
 
 class _Place:
-    """A place has one actor at a time, and knows which prompts that one has not answered yet."""
+    """A `_Place` has one actor at a time, and knows which prompts it has not answered yet."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -147,7 +148,7 @@ class _Place:
         if self.losses:
             self.end()
         self._actor = self._make()
-        # It builds its engine for no prompts, so that none wait for an actor without a machine.
+        # The first call builds the engine and has no prompts: none wait for a machine.
         self.hand([], [], [])
 
     def hand(
@@ -160,8 +161,8 @@ class _Place:
         )
 
     def take(self) -> tuple[list[tuple[int, Completion]], Exception | None]:
-        """Return the positions and completions that have come, and the error that ended them: the
-        engine's, or `_ActorLost`."""
+        """Return the positions and completions that have arrived, and the error that ended them:
+        the engine's, or `_ActorLost`."""
         try:
             *answers, last = ray.get(self.reference)
         except RayError as lost:
@@ -186,7 +187,7 @@ class _Place:
 
 
 class EngineActor:
-    """The actor: all it knows is its engine."""
+    """An `EngineActor` delegates to its engine and knows nothing else."""
 
     def __init__(self, build: Callable[[], TextGenerator]) -> None:
         hide_other_gpus()
@@ -198,14 +199,14 @@ class EngineActor:
         self._answers: SimpleQueue[Any] = SimpleQueue()
 
     def generate(self, prompts: Sequence[Prompt], samplings: Sequence[Sampling]) -> list[Any]:
-        """Begin with these prompts, and return the first of `more`."""
+        """Start on these prompts, and return the first answers (`more`)."""
         self._thread.submit(self._generate, prompts, samplings)
         return self.more()
 
     def more(self) -> list[Any]:
-        """Wait for an answer and return all there are: prompts' numbers with their completions, and
-        last DONE or the engine's error. That is a value, because Ray would log a raised one, and
-        count an actor whose model is missing as lost."""
+        """Wait for an answer and return all that have arrived: the prompts' numbers with their
+        completions, and at the end DONE or the engine's error. The error is a value, because Ray
+        would log a raised one, and count an actor whose model is missing as lost."""
         found = [self._answers.get()]
         while not self._answers.empty():
             found.append(self._answers.get())

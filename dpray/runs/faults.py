@@ -1,4 +1,4 @@
-"""The decision about an error that ended an attempt: the run repeats what was lost, or stops."""
+"""After an error ended an attempt, the run repeats what was lost, or stops."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from dpray.types import DprayError
 
 def reason_to_repeat(error: Exception) -> str | None:
     """Say why the units under way may run again at no cost: a machine was lost or a model failed,
-    and nobody saw anything. Returns None where they may not, because our own code raised or the
-    memory did not suffice."""
+    and nobody saw any output. Returns None where they may not, because dpray's own code raised or
+    the memory did not suffice."""
     if may_be_repeated(error):
         return str(error)
     return "actors were lost" if cluster.was_lost(error) else None
 
 
 def may_run_again(error: Exception) -> bool:
-    """Say whether a mechanism that raised this has not failed by itself. A DprayError is one of
-    input, or says itself that the run can go on."""
+    """Return whether the mechanism that raised this has not failed by itself. A DprayError is about
+    the input, or says itself that the run can go on."""
     return isinstance(error, DprayError) or reason_to_repeat(error) is not None
 
 
 def fail_under_way(ledger: RunLedger, keys: Iterable[str], attempt_id: str) -> list[str]:
-    """Note as failed the units that this attempt began and did not publish.
+    """Record as failed the units that this attempt began and did not publish.
 
-    Ray ended one of its processes for want of memory, and how much there is to hold depends on the
-    private rows. Returns all units of these charges that failed.
+    Ray ended one of its processes for want of memory, and how much it needs depends on the private
+    rows. Returns all units of these charges that failed.
     """
     failed: list[str] = []
     for key in keys:

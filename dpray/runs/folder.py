@@ -1,4 +1,4 @@
-"""The output folder: parts staged and published, then the release.
+"""A run's output folder takes staged and published parts, and at the end the release.
 
 ```
 synthetic.jsonl, privacy_report.json, privacy_report.html, run.json     may be released
@@ -8,7 +8,7 @@ private/                                           never, and its owner alone ca
 A part is the output of some batches by one attempt (`*.jsonl`), or of one mechanism (`*.json`). It
 is written and flushed to disk in `staging`, then the ledger commits its batches, then it moves to
 `parts`. A crash between the last two leaves a committed part in `staging`, which `recover` moves;
-what the ledger did not commit, it destroys.
+`recover` destroys what the ledger did not commit.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ PRIVATE_NOTICE = (
 PARTS = (".jsonl", ".json")
 
 MODEL = "model"
-"""The folder of a released model."""
+"""A released model is in the folder of this name."""
 
 
 class ReleaseFolder:
-    """One run's output folder, held by one process at a time."""
+    """A `ReleaseFolder` is one run's output folder, held by one process at a time."""
 
     def __init__(self, path: str) -> None:
         if in_ray_package(path):
@@ -89,7 +89,7 @@ class ReleaseFolder:
         return self.root / "synthetic.jsonl"
 
     def read_run(self) -> dict[str, Any] | None:
-        """What run.json says, or None where no run began here."""
+        """Return the content of run.json, or None where no run began here."""
         if not (self.root / "run.json").exists():
             return None
         run = self.read_json("run.json")
@@ -118,9 +118,9 @@ class ReleaseFolder:
             sync(self.parts)
 
     def recover(self, committed: Callable[[str], bool]) -> None:
-        """After a crash: publish each staged part for whose SHA-256 `committed`, destroy the
-        others. Raises InputError for a part that was published and is not `committed`: the ledger
-        has forgotten it, and would have it drawn again."""
+        """Recover from a crash: publish each staged part whose SHA-256 is `committed`, and destroy
+        the others. Raises InputError for a part that was published and is not `committed`: the
+        ledger has forgotten it, and would have it drawn again."""
         for path in sorted(self.staging.iterdir()):
             if path.suffix in PARTS and committed(sha256_of(path)):
                 self.publish(path.name)
@@ -133,14 +133,14 @@ class ReleaseFolder:
             )
 
     def has_output(self) -> bool:
-        """Whether something was published here."""
+        """Return whether anything was published here."""
         return any(self._outputs())
 
     def _outputs(self) -> Iterator[Path]:
         return (path for path in self.parts.iterdir() if path.suffix in PARTS)
 
     def published_output(self, name: str) -> dict[str, Any] | None:
-        """What a mechanism gave, or None where it has not been published."""
+        """Return the output of a mechanism, or None where it has not been published."""
         path = self.parts / name
         if not path.exists():
             return None
@@ -167,8 +167,8 @@ class ReleaseFolder:
         return count
 
     def release_model(self, source: Path, report: dict[str, Any]) -> None:
-        """Release the files in `source` as the folder `model`, whole or not at all, with the report
-        among them: it travels alone."""
+        """Release the files in `source` as the folder `model`, whole or not at all. The report is
+        among them, because the folder may be copied alone."""
         target, staged = self.root / MODEL, self.private / "released_model"
         for place in (target, staged):
             shutil.rmtree(place, ignore_errors=True)
@@ -181,9 +181,9 @@ class ReleaseFolder:
         staged.replace(target)
 
     def remove_work(self) -> None:
-        """Remove what the release was made from: its batches say nothing that it does not, and all
-        other folders in `private` are scratch. The outputs of mechanisms stay: everything may be
-        drawn from them anew, at no cost."""
+        """Remove what the release was made from: its batches say nothing that the release does not,
+        and all other folders in `private` are scratch. The outputs of mechanisms stay: everything
+        may be sampled from them anew, at no cost."""
         for path in [*self.staging.iterdir(), *self.parts.glob("*.jsonl")]:
             path.unlink()
         for path in self.private.iterdir():

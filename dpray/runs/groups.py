@@ -1,8 +1,8 @@
-"""Private rows gathered by group, each group whole in one worker: in this process or on Ray.
+"""Private rows are gathered by group, each group whole in one worker: in this process or on Ray.
 
-Reading may be repeated by Ray as often as it likes: it draws nothing. The workers' actors have
-`max_restarts=0` and `max_task_retries=0`: a lost one ends the execution, and the runner decides
-what is run again.
+Ray may repeat the reading as often as it likes: it draws nothing at random. The workers' actors
+have `max_restarts=0` and `max_task_retries=0`: a lost one ends the execution, and the runner
+decides what is run again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from dpray.runs.rows import Row, RowsOf, local_rows, ray_rows
 from dpray.types import DprayError
 
 Outcome = dict[str, Any]
-"""Plain JSON values; whoever reads them knows what they hold."""
+"""An `Outcome` holds plain JSON values; its reader knows which."""
 
 
 class GroupWorker(Protocol):
     def work(self, rows: Iterable[Row]) -> Iterator[Outcome]:
-        """Yield an outcome for each group; the rows of every group that has any are all there."""
+        """Yield an outcome for each group. If `rows` hold any row of a group, they hold all of
+        them."""
         ...
 
     def close(self) -> None: ...
@@ -38,8 +39,9 @@ class GroupWorker(Protocol):
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of a run's rows: `key` is the column of the schema that names a row's group, and
-    `place` the row that a group has whatever the data holds, so that an empty one exists too."""
+    """`Groups` describe the groups of a run's rows: the column `key` of the schema names a row's
+    group, and `place` gives a row that the group has whatever the data holds, so that an empty
+    group exists too."""
 
     rows_of: RowsOf
     schema: pa.Schema
@@ -53,8 +55,8 @@ class Groups:
         """Yield the outcomes of the wanted groups, `runtime.batches_per_task` groups at a time.
 
         On Ray the driver holds one task's outcomes and the groups' names; in one process, all rows.
-        Raises what ended the execution: a DprayError of a task as itself, InputError or EngineError
-        for a worker that an actor cannot make, anything else as Ray's error.
+        Raises the error that ended the execution: a DprayError of a task as itself, InputError or
+        EngineError for a worker that an actor cannot make, anything else as Ray's error.
         """
         works = self._work_on_ray if uses_ray(config) else self._work_here
         return works(config, wanted, make_worker)
@@ -107,7 +109,7 @@ class Groups:
             raise
 
     def gathered(self, config: Config, wanted: Sequence[str]) -> ray.data.Dataset:
-        """Return the rows in blocks that hold every wanted group whole, with its place."""
+        """Return the rows in blocks that hold every wanted group whole, including its `place`."""
         rows = ray_rows(config, self.rows_of, self.schema)
         if len(wanted) < self.number:
             reference = ray.put(frozenset(wanted))
@@ -125,8 +127,8 @@ class Groups:
 
 
 class GroupActor:
-    """The actor of the pool; all it knows is its worker. Where that cannot be made, the actor
-    answers with the reason, and begins no group."""
+    """A `GroupActor` is an actor of the pool and delegates to its worker. Where the worker cannot
+    be made, the actor answers with the reason, and begins no group."""
 
     def __init__(self, make_worker: Callable[[], GroupWorker]) -> None:
         hide_other_gpus()

@@ -1,4 +1,4 @@
-"""The label proportions, measured: exact counts over the shards, noise once."""
+"""The label proportions are measured: the shards count exactly, and noise is added once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpray.runs.shards import Shards
 
 
 class LabelCounter:
-    """A shard's exact counts; private."""
+    """A `LabelCounter` holds a shard's exact counts, which are private."""
 
     def __init__(self, config: Config) -> None:
         histogram = label_histogram(config)
@@ -32,8 +32,8 @@ class LabelCounter:
 
 
 def measure(shards: Shards, histogram: LabelHistogram) -> dict[str, Any]:
-    """The noisy counts of `LabelCounter`s and the proportions they give; the one run of the
-    histogram's mechanism."""
+    """Return the noisy counts of the `LabelCounter`s and the proportions that follow from them;
+    this is the one run of the histogram's mechanism."""
     noisy_N = histogram.noisy(np.sum(shards.call("counts"), axis=0))
     return {
         "noisy_counts": dict(zip(histogram.labels, noisy_N.tolist(), strict=True)),

@@ -16,7 +16,7 @@ from dpray.config.config import Config
 from dpray.types import InputError
 
 NODE_GROUP = "ray.io/node-group"
-"""A node that an autoscaler or KubeRay started has this label, which names its group."""
+"""A node that an autoscaler or KubeRay started has this label, whose value names its group."""
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 """A process with this environment sees no GPU."""
@@ -24,14 +24,14 @@ HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 
 @dataclass(frozen=True)
 class Gpus:
-    """A cluster's living nodes have these GPUs. One that `may_grow` can have more of them later:
-    groups of nodes of which none runs are not seen."""
+    """`Gpus` are those of a cluster's living nodes. A cluster that `may_grow` can have more of them
+    later: node groups without a running node are invisible."""
 
     of_nodes: Sequence[float]
     may_grow: bool
 
     def room(self, gpus: float) -> int:
-        """Count the actors of so many GPUs each that fit. Several may share a GPU, and none has
+        """Count the actors with this many GPUs each that fit. Several may share a GPU, and none has
         GPUs of two nodes."""
         if gpus < 1:
             return sum(int(node) * math.floor(1 / gpus + 1e-9) for node in self.of_nodes)
@@ -39,7 +39,7 @@ class Gpus:
 
 
 def gpus_of_cluster() -> Gpus:
-    """Ask the cluster that this process is connected to."""
+    """Return the GPUs of the cluster that this process is connected to."""
     import ray
 
     nodes: list[Mapping[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
@@ -50,11 +50,11 @@ def gpus_of_cluster() -> Gpus:
 
 
 def resolve_gpus(config: Config, cluster: Gpus) -> float:
-    """Return the GPUs of each actor of a run on Ray: `runtime.gpus_per_actor`, or chosen where that
-    is null.
+    """Return the GPUs of each actor of a run on Ray: `runtime.gpus_per_actor`, or a choice where
+    that is null.
 
-    Raises InputError where a cluster that stays as it is has no room for the run's actors, and
-    where null leaves open what is meant: a cluster that may grow has no GPU yet.
+    Raises InputError where a cluster that cannot grow has no room for the run's actors, and where
+    null is ambiguous: the cluster may grow and has no GPU yet.
     """
     gpus, engine = config.runtime.gpus_per_actor, config.engine
     if gpus is None:
@@ -79,12 +79,12 @@ def resolve_gpus(config: Config, cluster: Gpus) -> float:
 
 
 def gpus_of_rank(gpus: float) -> float:
-    """A rank of a training uses one GPU at most, where an engine has `gpus`."""
+    """Return the GPUs of a rank in training, which uses one at most where an engine has `gpus`."""
     return min(1.0, gpus)
 
 
 def _needed(config: Config, gpus: float) -> list[tuple[int, float]]:
-    """List the numbers of actors without which the run does not go on, and the GPUs of each."""
+    """List how many actors the run cannot do without, and the GPUs of each."""
     runtime = config.runtime
     if config.method.name == "private_prediction":
         return [(runtime.min_actors, gpus)]
@@ -96,7 +96,7 @@ def _needed(config: Config, gpus: float) -> list[tuple[int, float]]:
 
 
 def hide_other_gpus() -> None:
-    """Take the GPUs of the node from an actor that asked for none. To be called in its constructor,
+    """Hide the node's GPUs from an actor that asked for none. Call it in the actor's constructor,
     before anything in the process looks at them."""
     import ray
 
@@ -106,7 +106,7 @@ def hide_other_gpus() -> None:
 
 def placement(config: Config) -> dict[str, Any]:
     """Say where the model will run, as far as that is known without a cluster: `where` is
-    "nowhere", "endpoint", "process" or "actors"; a `gpus_per_actor` of null is chosen when the run
+    "nowhere", "endpoint", "process" or "actors"; a null `gpus_per_actor` is resolved when the run
     begins."""
     where = "actors" if config.runtime.uses_ray else "process"
     if not config.engine.is_local:

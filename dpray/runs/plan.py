@@ -1,4 +1,5 @@
-"""A frozen plan: what a run will do and what it costs. Public numbers only; no data is opened."""
+"""A plan is frozen and says what a run will do and what it costs. It holds public numbers only; no
+data is opened."""
 
 from __future__ import annotations
 
@@ -21,16 +22,16 @@ from dpray.runs.placement import placement
 from dpray.types import Budget, InputError
 
 Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
-"""A released model: texts and the values of their columns to the mean negative log-likelihoods of
-the texts' tokens."""
+"""`Losses` evaluate a released model: they take texts and the values of their columns, and return
+the mean negative log-likelihood per token of each text."""
 
 
 @dataclass(frozen=True)
 class Plan(ABC):
-    """One method's plan: frozen, and all of it public.
+    """A `Plan` is one method's plan; all of it is public.
 
-    `proportions` is the public share of each label: a stand-in where they are measured, until they
-    are.
+    `proportions` is the public share of each label. Where the shares are measured, it holds a
+    stand-in until then.
     """
 
     config: Config
@@ -39,41 +40,42 @@ class Plan(ABC):
     @property
     @abstractmethod
     def charges(self) -> dict[str, Event]:
-        """What the ledger is charged before the data is opened, by the charge's name ("" where
-        there is one only)."""
+        """Return the events that the ledger is charged before the data is opened, by the charge's
+        name ("" for the only one)."""
 
     @abstractmethod
     def method_summary(self) -> dict[str, Any]:
-        """The resolved method, the records and LLM calls to expect, and warnings: the keys of
+        """Return the resolved method, the expected records and LLM calls, and warnings: the keys of
         `dpray plan --json` beside the guarantee's."""
 
     @abstractmethod
     def lines(self) -> dict[str, str]:
-        """What a person wants to know of the plan, beside the guarantee: name and text."""
+        """Return the lines of the plan for people, beside the guarantee: name and text."""
 
     @abstractmethod
     def audit_targets(self) -> Iterator[Target]:
         """Yield each mechanism of the method, as the run would build it. The method's `audit.py`
-        makes them, and is imported late: it loads what draws."""
+        makes them, and is imported late: it loads the code that draws noise."""
 
     @property
     def column_values(self) -> dict[str, Sequence[str]]:
-        """The public values of the columns that a record has beside its text and unit."""
+        """Return the public values of the columns that a record has beside its text and unit."""
         data = self.config.data
         return {data.label: data.labels} if data.label else {}
 
     @property
     def texts_from_columns(self) -> bool:
-        """Whether a text is made from a row's columns, in place of `data.text`."""
+        """Return whether a text is made from a row's columns, instead of `data.text`."""
         return False
 
     def released_losses(self, folder: Path) -> Losses | None:
-        """Load the model that the run in `folder` released; None where it releases texts only."""
+        """Load the model that the run in `folder` released; return None where it releases texts
+        only."""
         return None
 
     @cached_property
     def dp_event(self) -> Event:
-        """All charges of the run in sequence."""
+        """Return the composition of all charges of the run, in sequence."""
         events = tuple(self.charges.values())
         return events[0] if len(events) == 1 else Composed(events)
 
@@ -82,25 +84,25 @@ class Plan(ABC):
         return cost(self.dp_event, self.config.privacy.delta)
 
     def charge(self, name: str) -> Budget:
-        """Return what the charge of this name asks for: the plan's cost, where it is the only one.
-        A plan with several prices each of them."""
+        """Return the cost of the charge of this name: the plan's cost, where it is the only one. A
+        plan with several charges returns the price of each."""
         return Budget(self.cost.epsilon, self.cost.delta)
 
     @property
     def label_charge(self) -> str:
-        """The charge that pays for the measured label proportions."""
+        """Return the name of the charge that pays for the measured label proportions."""
         return ""
 
     @property
     def engine_options(self) -> dict[str, Any]:
-        """Options of `build_engine` beside the configuration's."""
+        """Return the options of `build_engine` beside the configuration's."""
         return {}
 
     def try_models(self, build: Callable[..., Engine]) -> Engine | None:
         """Load the run's model once, where it will run: one that cannot be loaded costs nothing.
 
-        Returns the engine in a run of this process, which can use it. Raises InputError that says
-        why it cannot be loaded.
+        Returns the engine to an in-process run, which can use it. Raises InputError that says why
+        it cannot be loaded.
         """
         # Imported late: a plan that is only looked at has no use for Ray.
         from dpray.runs.engine import check_engine, with_absolute_model
@@ -109,11 +111,12 @@ class Plan(ABC):
         return check_engine(self.config, partial(build, engine, **self.engine_options))
 
     def how_far(self, published: int) -> str:
-        """Say how far an unfinished run is, after the reason, by the number of published units."""
+        """Return the suffix that says how far an unfinished run is, by the number of published
+        units."""
         return ""
 
     def with_salt(self, salt: str) -> Self:
-        """Return the plan with the run's public salt, for one that depends on it."""
+        """Return the plan with the run's public salt, which some plans depend on."""
         return self
 
     @property
@@ -122,7 +125,7 @@ class Plan(ABC):
 
     @property
     def not_private(self) -> bool:
-        """Whether the run adds no noise, because epsilon is infinite: only for measurements."""
+        """Return whether the run adds no noise: epsilon is infinite, only for measurements."""
         return math.isinf(self.config.privacy.epsilon)
 
     @property
@@ -130,11 +133,12 @@ class Plan(ABC):
         return privacy_unit(self.config.data.unit)
 
     def with_proportions(self, proportions: Mapping[str, float]) -> Self:
-        """The plan once the label proportions are measured: the charges stay what they are."""
+        """Return the plan with the measured label proportions; its charges stay what they are."""
         return replace(self, proportions=proportions)
 
     def affordable(self, noise_multiplier: float) -> Self:
-        """Itself. Raises InputError where this noise costs more than `privacy.epsilon`."""
+        """Return the plan itself. Raises InputError where this noise costs more than
+        `privacy.epsilon`."""
         asked = self.config.privacy.epsilon
         if not self.not_private and self.cost.epsilon > asked:
             raise InputError(
@@ -150,23 +154,24 @@ class Plan(ABC):
         return guarantee(self.dp_event, self.cost, self.privacy_unit, bound)
 
     def summary(self) -> dict[str, Any]:
-        """What `dpray plan --json` prints."""
+        """Return the object that `dpray plan --json` prints."""
         summary = self.guarantee() | self.method_summary() | {"placement": placement(self.config)}
         if not self.not_private and self.config.privacy.delta > 1.0 / self.config.data.public_size:
             summary["warnings"].append(
-                "privacy.delta is above 1 / data.public_size: one record may be laid open"
+                "privacy.delta is above 1 / data.public_size: it permits releasing a whole record"
             )
         return summary
 
 
 def privacy_unit(column: str | None) -> str:
-    """What is added or removed: a record, or all that have the same value in a column. A ledger
-    compares these words: a run can only use a budget that was made with the same ones."""
+    """Return the words for the unit that is added or removed: a record, or all records with the
+    same value in a column. A ledger compares these words: a run can only use a budget that was made
+    with the same ones."""
     return "record" if column is None else f"all records with the same '{column}'"
 
 
 def label_histogram(config: Config) -> LabelHistogram | None:
-    """The mechanism that measures the label proportions, where that is asked for."""
+    """Return the mechanism that measures the label proportions, or None without one."""
     if config.data.label_proportions != "measured":
         return None
     data = config.data
@@ -174,6 +179,6 @@ def label_histogram(config: Config) -> LabelHistogram | None:
 
 
 def with_labels(config: Config, event: Event) -> Event:
-    """A method's event, after that of the measured label proportions."""
+    """Compose a method's event with that of the measured label proportions, which comes first."""
     histogram = label_histogram(config)
     return event if histogram is None else Composed((histogram.dp_event, event))

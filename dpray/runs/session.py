@@ -1,4 +1,4 @@
-"""The session of a run: what a method's `release` is given, and the one way to run a mechanism.
+"""A session is what a method's `release` is given, and the one way to run a mechanism.
 
     def release(session: Session[SomePlan]) -> Release:
         with session.shards(MyWorker) as shards:
@@ -7,8 +7,8 @@
             texts = ask(requests(noisy))
         return Release([{"text": text} for text in texts], {"llm_calls": len(texts)})
 
-`release` runs from top to bottom, and again from the top after a crash: whatever it published is
-there then, whatever it asked a language model is in a cache, and all else is computed anew.
+`release` runs from top to bottom, and from the top again after a crash: what it published is there
+then, what the language model answered is in a cache, and all else is computed anew.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.runs import labels
-from dpray.runs.call_cache import CALLS, CallCache
+from dpray.runs.call_cache import CALLS, CallCache, ask_cached
 from dpray.runs.cluster import uses_ray
 from dpray.runs.engine import BuildEngine, with_absolute_model
 from dpray.runs.engine_pool import EnginePool, on_pool
 from dpray.runs.faults import may_run_again
 from dpray.runs.folder import ReleaseFolder
-from dpray.runs.llm_calls import ask_cached
 from dpray.runs.plan import Plan
 from dpray.runs.shards import Shards, Worker
 from dpray.types import DprayError, OnProgress, Progress, Resumable
@@ -45,9 +44,9 @@ P = TypeVar("P", bound=Plan)
 
 @dataclass(frozen=True)
 class Release:
-    """What a method releases. `records` have a `text` and a `label`; `report` is the method's own
-    part of the privacy report. The files in the folder `model` are released with the report beside
-    them."""
+    """A `Release` is what a method releases. `records` have a `text` and a `label`; `report` is the
+    method's own part of the privacy report. The files in the folder `model` are released together
+    with the report."""
 
     records: Iterable[dict[str, Any]]
     report: dict[str, Any]
@@ -55,10 +54,10 @@ class Release:
 
 
 class Session(Generic[P]):
-    """One attempt at a run that was charged.
+    """A `Session` is one attempt at a run that was charged.
 
-    `plan` is what was charged; its label proportions are the measured ones, where they are
-    measured. `salt` is public and stays the same in all attempts at a run, `attempt_id` does not.
+    `plan` is the plan that was charged; its label proportions are the measured ones, where they are
+    measured. `salt` is public and the same in all attempts at a run; `attempt_id` is not.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Session(Generic[P]):
         self.plan, self.folder, self.ledger = plan, folder, ledger
         self.run_id, self.salt, self.attempt_id = run_id, salt, uuid.uuid4().hex
         self.going_on = "the same command goes on from there, at no further cost"
-        """What an unfinished run says of its next attempt."""
+        """The error of an unfinished run ends with these words on its next attempt."""
         self._on_progress, self._build, self._engine = on_progress, build, engine
         self._stage = ""
 
@@ -85,7 +84,7 @@ class Session(Generic[P]):
 
     @property
     def in_process(self) -> bool:
-        """Whether the run uses this process alone, without Ray."""
+        """Return whether the run uses this process alone, without Ray."""
         return not uses_ray(self.config)
 
     def key(self, charge: str = "") -> str:
@@ -94,7 +93,7 @@ class Session(Generic[P]):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a mechanism of the run has begun, in whatever attempt."""
+        """Return whether a mechanism of the run has begun, in any attempt."""
         keys = map(self.key, self.plan.charges)
         return self.folder.has_output() or any(self.ledger.counts(k)["started"] for k in keys)
 
@@ -122,12 +121,13 @@ class Session(Generic[P]):
     def publish_once(
         self, unit: str, mechanism: Callable[[], dict[str, Any]], charge: str = ""
     ) -> dict[str, Any]:
-        """Return the output of one mechanism of the plan: begun in the ledger, run, published once.
+        """Return the output of one mechanism of the plan, which the ledger begins and which is run
+        and published once.
 
-        What was published before is returned as it is. What was lost with its machine before it
-        was published runs again (nobody has seen it), or not, as `privacy.lost_batches` says. What
-        can be wrong with the input has to be found before: once a run has begun, neither the
-        records nor the configuration may be mended.
+        An output that was published before is returned as it is. A mechanism lost with its machine
+        before it published runs again (nobody has seen its output), or does not, as
+        `privacy.lost_batches` says. Errors of the input have to be found before: once a run has
+        begun, neither the records nor the configuration may be corrected.
         """
         if (found := self.published(unit)) is not None:
             return found
@@ -146,8 +146,8 @@ class Session(Generic[P]):
         return released
 
     def publish(self, file: str, outputs: Mapping[str, dict[str, Any]], charge: str = "") -> None:
-        """Publish the outputs of units that have begun, by unit: stage them in one file, commit
-        them in the ledger, and publish the file."""
+        """Publish the outputs of units that have begun, given by unit: stage them in one file,
+        commit them in the ledger, and publish the file."""
         sha = self.folder.stage(file, outputs.values())
         units = [(unit, sha) for unit in outputs]
         self.ledger.publish_many(self.key(charge), self.attempt_id, units)
@@ -169,7 +169,8 @@ class Session(Generic[P]):
             )
 
     def measure_labels(self) -> None:
-        """Put the measured label proportions in the place of those that were assumed."""
+        """Replace the assumed label proportions of the plan by measured ones, where it measures
+        them."""
         if (histogram := self.plan.label_histogram) is None:
             return
         output = self.published("labels")
@@ -188,7 +189,8 @@ class Session(Generic[P]):
         config: Config | None = None,
         gpus: float = 0.0,
     ) -> closing[Shards]:
-        """Return workers that hold all private records; `config` has other resources for them."""
+        """Return workers that together hold all private records; `config` gives them other
+        resources."""
         return closing(Shards(config or self.config, make_worker, gpus))
 
     # Models
@@ -200,8 +202,8 @@ class Session(Generic[P]):
         return partial(self._build, with_absolute_model(self.config.engine), **options)
 
     def take_engine(self) -> Engine:
-        """Return the engine that was loaded before the charge; from the second call on, a new one.
-        The caller closes it."""
+        """Return the engine that was loaded before the charge, and from the second call on a new
+        one. The caller closes it."""
         engine, self._engine = self._engine, None
         return self.load_engine() if engine is None else engine
 
@@ -209,9 +211,9 @@ class Session(Generic[P]):
     def language_model(self, config: Config | None = None) -> Iterator[Ask]:
         """Yield an `Ask` of the run's model, or of the engine of `config`.
 
-        The model is in actors where it is ours and the run on Ray, else in this process, which is
-        all that an endpoint needs. A finished text is kept, so that it is asked for once. Raises
-        Resumable where the model fails.
+        A local model of a run on Ray is in actors; any other is used from this process, which is
+        all that an endpoint needs. Finished texts are cached, so that each is generated once.
+        Raises Resumable where the model fails.
         """
         engine = self._generator(config)
 

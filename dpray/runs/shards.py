@@ -1,7 +1,7 @@
-"""Workers that hold the private records between them: one in this process, or actors on Ray.
+"""The private records are held by workers: one in this process, or actors on Ray.
 
-What a worker answers is exact and holds no noise: the caller adds the answers of all workers up and
-adds the noise once. So a lost worker may be built anew as often as it takes.
+A worker's answers are exact and hold no noise: the caller adds up the answers of all workers and
+adds the noise once. So a lost worker may be rebuilt as often as needed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Worker(Protocol):
 
 
 class Shards:
-    """Workers, `make_worker(config)` one per shard, each of which is given a part of the records.
-    On Ray a shard is an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
+    """`Shards` are workers, `make_worker(config)` for each shard, that each hold a part of the
+    records. On Ray a shard is an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
 
     Raises InputError for bad rows, Ray's error where an actor is lost, InputError or EngineError
     for a worker that cannot be made.
@@ -64,15 +64,15 @@ class Shards:
         return len(self._actors) or 1
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """What each worker's method answers to the same arguments, in the order of the shards."""
+        """Return each worker's answer to the same arguments, in the order of the shards."""
         if self._local is not None:
             return [getattr(self._local, method)(*arguments)]
         shared = [ray.put(argument) for argument in arguments]
         return _get([actor.call.remote(method, *shared) for actor in self._actors])
 
-    def spread(self, method: str, items: Sequence[Any]) -> list[Any]:
-        """What the workers' method answers to slices of `items`, in order: public work shared out
-        over the same actors."""
+    def scatter(self, method: str, items: Sequence[Any]) -> list[Any]:
+        """Apply the workers' method to slices of `items`, and return the answers in order: public
+        work is distributed over the same actors."""
         if self._local is not None:
             return [getattr(self._local, method)(items)]
         size = -(-len(items) // len(self._actors)) or 1
@@ -90,7 +90,8 @@ class Shards:
 
 
 class ShardActor:
-    """The actor: all it knows is its worker. One that cannot be made is answered for every call."""
+    """A `ShardActor` delegates to its worker. Where the worker cannot be made, it answers every
+    call with the reason."""
 
     def __init__(self, config: Config, make_worker: Callable[[Config], Worker]) -> None:
         hide_other_gpus()
@@ -109,8 +110,8 @@ class ShardActor:
 
 
 def _actors(config: Config, make_worker: Callable[[Config], Worker], gpus: float) -> list[Any]:
-    """As many as configured, though there be no block for some of them: how public work is cut into
-    their batches may not depend on how many records there are."""
+    """Return as many actors as configured, even where some get no block: the batches of public work
+    may not depend on how many records there are."""
     runtime = config.runtime
     actor: Any = ray.remote(ShardActor).options(
         num_cpus=runtime.cpus_per_actor,
@@ -122,8 +123,8 @@ def _actors(config: Config, make_worker: Callable[[Config], Worker], gpus: float
 
 
 def _blocks_on_ray(config: Config) -> list[Any]:
-    """References to blocks of rows. All of them are read before the actors start, which may take
-    every CPU there is."""
+    """Return references to blocks of rows. All of them are read before the actors start, which may
+    take every CPU there is."""
     rows = ray_rows(config, _rows_of(config), ROWS)
     if config.runtime.actors > 1:
         rows = rows.repartition(target_num_rows_per_block=CHUNK)
@@ -141,8 +142,8 @@ def _rows_of(config: Config) -> RowsOf:
 
 
 def _get(references: list[Any]) -> list[Any]:
-    """Return the answers. Raises an error of ours as itself, and InputError or EngineError for a
-    worker that an actor could not make."""
+    """Return the answers. Raises dpray's own errors as themselves, and InputError or EngineError
+    for a worker that an actor could not make."""
     try:
         answers = list(ray.get(references))
     except Exception as error:

@@ -18,8 +18,7 @@ from dpray.methods.aug_pe.algorithm import AugPe, Checkpoint, Population
 from dpray.methods.aug_pe.prompts import load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
-from dpray.runs.call_cache import CallCache, CallCacheError, Totals
-from dpray.runs.llm_calls import ask_cached, digest
+from dpray.runs.call_cache import CallCache, CallCacheError, Totals, ask_cached, digest
 from tests.engines.api_server import MALFORMED, Server, chat, running_server
 
 

@@ -37,7 +37,7 @@ def release(session: AugPeSession) -> Release:
         with voters_and_model(session) as (voters, ask):
 
             def embed(texts: Sequence[str]) -> Embeddings:
-                vectors_ND: Embeddings = np.concatenate(voters.spread("embed", texts))
+                vectors_ND: Embeddings = np.concatenate(voters.scatter("embed", texts))
                 return vectors_ND
 
             def vote(
