@@ -15,7 +15,7 @@ from dpray.evaluation.chunks import ChunkMap
 from dpray.evaluation.evaluate import Labelled, evaluate
 from dpray.evaluation.settings import IN_PROCESS, EvaluationSettings
 from dpray.evaluation.topics import k_means, load_bertopic
-from dpray.io.files import check_writable, write_durably
+from dpray.io.files import check_writable, json_object, write_durably
 from dpray.io.records import Where, list_files, read_rows, text_of
 from dpray.types import InputError, OnProgress, valid_unicode
 
@@ -186,11 +186,8 @@ def _label(row: dict[str, Any], column: str, where: Where) -> str | None:
 def _read_schema(name: str) -> dict[str, Any]:
     path: Any = FILM_SCHEMA if name == "film" else Path(name)
     try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
+        return json_object(path)
     except OSError:
         raise InputError(f"schema: cannot read {name}") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"schema: {name} is not JSON") from None
-    if not isinstance(schema, dict):
-        raise InputError(f"schema: {name} is not a JSON object")
-    return schema
+    except ValueError as error:
+        raise InputError(f"schema: {name} is {error}") from None

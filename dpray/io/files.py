@@ -27,14 +27,14 @@ def names_cloud(path: str | Path) -> bool:
 
 
 def refuse_cloud(path: Path, key: str) -> None:
-    """Raises InputError that names the key for a path that begins like a URI."""
+    """Raise InputError that names the key for a path that begins like a URI."""
     if names_cloud(path):
         # Without the path, which has lost a slash of its URI.
         raise InputError(f"{key}: no cloud path; copy what is written to a cloud afterwards")
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raises InputError, which names the key, where a file could not be written; makes nothing."""
+    """Raise InputError, which names the key, where a file could not be written; makes nothing."""
     refuse_cloud(path, key)
     try:
         made = next(place for place in (path.parent, *path.parent.parents) if place.exists())
@@ -61,13 +61,21 @@ def owners_only(path: str, flags: int) -> int:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a file of a run's folder. Raises InputError where it is missing or no JSON object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json_object(path)
     except OSError:
         raise InputError(f"{path.parent}: cannot read {path.name}; is it a run's folder?") from None
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file. Raises OSError, and ValueError that quotes nothing."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
-        raise InputError(f"{path}: not JSON") from None
+        raise ValueError("not JSON") from None
     if not isinstance(value, dict):
-        raise InputError(f"{path}: not a JSON object")
+        raise ValueError("not a JSON object")
     return value
 
 
