@@ -187,7 +187,6 @@ def _read_schema(name: str) -> dict[str, Any]:
     path: Any = FILM_SCHEMA if name == "film" else Path(name)
     try:
         return json_object(path)
-    except OSError:
-        raise InputError(f"schema: cannot read {name}") from None
-    except ValueError as error:
-        raise InputError(f"schema: {name} is {error}") from None
+    except (OSError, ValueError) as error:
+        wrong = f"cannot read {name}" if isinstance(error, OSError) else f"{name} is {error}"
+        raise InputError(f"schema: {wrong}") from None
