@@ -42,7 +42,7 @@ def check_yaml(text: str) -> None:
     It works on the parser's events, without recursion and without memory for the nodes.
     """
     sizes: dict[str, int | None] = {}
-    """Counts the nodes of each anchor; the count is None while the anchor's own node is open."""
+    """Counts the nodes of each anchor; an anchor has None while its own node is open."""
     opened: list[tuple[str | None, int]] = []
     nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):

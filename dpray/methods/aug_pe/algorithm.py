@@ -134,8 +134,8 @@ class AugPe:
     Guarantee: add or remove one unit. A record votes in its own label only, so an iteration is ONE
     application of `votes`, over the counts of all labels together, and a run costs `dp_event`: T of
     them, each on a population that depends on the noisy votes before. Rank or probability,
-    variations, lookahead, prompts and lengths are post-processing. `votes` is None in a run without
-    noise, which is not private and has no event. Proof: docs/privacy.md, section 3.4.
+    variations, lookahead, prompts and lengths are post-processing. A run without noise has None for
+    `votes`: it is not private and has no event. Proof: docs/privacy.md, section 3.4.
     """
 
     settings: AugPeSettings
