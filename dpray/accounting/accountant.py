@@ -1,4 +1,4 @@
-"""What a frozen plan costs: the smallest valid epsilon over four bounds.
+"""`cost` computes what a frozen plan costs: the smallest valid epsilon over four bounds.
 
 - `pld`: the privacy loss distributions of `dp-accounting`, composed by FFT; a plan of Gaussian
   mechanisms alone uses the closed form of their distribution (Balle and Wang 2018);
@@ -47,7 +47,7 @@ GAUSSIAN_TOLERANCE = 1e-11
 
 @dataclass(frozen=True)
 class Cost:
-    """The mechanism is (epsilon, delta)-DP, shown by `bound`."""
+    """States that a mechanism is (epsilon, delta)-DP, as `bound` shows."""
 
     epsilon: float
     delta: float
@@ -125,10 +125,10 @@ def _pld_epsilon(event: Event, delta: float) -> float:
 def _composed_pld(event: Event) -> Pld | None:
     """Return the plan's PLD, on a grid whose step is a power of two set by the plan alone; None if
     a term has none, or the plan costs too much."""
-    spread = min(_rdp_epsilon(event, PLD_MIN_DELTA), event.pure_epsilon())
-    if not 0 < spread <= PLD_MAX_EPSILON:
+    largest_loss = min(_rdp_epsilon(event, PLD_MIN_DELTA), event.pure_epsilon())
+    if not 0 < largest_loss <= PLD_MAX_EPSILON:
         return None
-    interval = max(2.0 ** math.ceil(math.log2(2 * spread / PLD_POINTS)), PLD_MIN_INTERVAL)
+    interval = max(2.0 ** math.ceil(math.log2(2 * largest_loss / PLD_POINTS)), PLD_MIN_INTERVAL)
     total: Any = None
     # In an order of their own, because the rounding of a convolution depends on it.
     for part, count in sorted(event.terms().items(), key=lambda t: canonical_json(t[0].to_json())):

@@ -1,4 +1,5 @@
-"""The search for the one free parameter of a plan that uses up a target (epsilon, delta)."""
+"""`calibrate` finds the value of a plan's one free parameter that uses up a target (epsilon,
+delta)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules by which the runs on one data set add up against its budget.
+"""A composition rule says how the costs of the runs on one data set add up against its budget.
 
 A run's parameters may be chosen after seeing what earlier runs released, so only bounds that hold
 under fully adaptive composition are offered. A budget names its composition once, at creation.
@@ -21,7 +21,7 @@ from dpray.types import Budget
 
 @dataclass(frozen=True)
 class Charge:
-    """States what a run reserved: its frozen plan, and the (epsilon, delta) that it asked for.
+    """Holds what a run reserved: its frozen plan, and the (epsilon, delta) that it asked for.
 
     Raises ValueError for an epsilon below 0, a delta outside [0, 1), or a NaN.
     """
@@ -37,7 +37,7 @@ class Charge:
 
 @dataclass(frozen=True)
 class BasicComposition:
-    """The sums of the runs' epsilons and deltas stay within the budget.
+    """Keeps the sums of the runs' epsilons and deltas within the budget.
 
     Sums are exact on the decimal numbers that were written, so 0.1 and 0.2 fit a budget of 0.3. The
     order of the charges does not matter.
@@ -70,8 +70,8 @@ class BasicComposition:
 
 @dataclass(frozen=True)
 class RenyiComposition:
-    """A Rényi filter (Feldman and Zrnic 2021): the runs' Rényi divergences at ONE order, fixed when
-    the budget is created, add up to no more than the budget's epsilon at its delta.
+    """Applies a Rényi filter (Feldman and Zrnic 2021): the runs' Rényi divergences at ONE order,
+    fixed when the budget is created, add up to no more than the budget's epsilon at its delta.
     Proof: docs/privacy.md, section 6.5.
     """
 
@@ -142,7 +142,7 @@ def _sum(values: Iterable[float]) -> Fraction:
 
 
 def _rounded_down(exact: Fraction) -> float:
-    """Round towards zero: what is left may be asked for as it is shown."""
+    """Round towards zero, so that a run may ask for exactly what is shown as left."""
     left = max(exact, Fraction(0))
     nearest = float(left)
     return math.nextafter(nearest, 0.0) if _exact(nearest) > left else nearest

@@ -1,4 +1,4 @@
-"""What happened to the data, as frozen values that know their own privacy bounds.
+"""An `Event` says what was done to the data: a frozen value that knows its own privacy bounds.
 
 Every event is stated for one neighbouring relation: add or remove one privacy unit. An event knows
 what it costs under four bounds (pure, zero-concentrated, Rényi, privacy loss distribution);
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 NEIGHBORING_RELATION = "add_or_remove_one"
 
 PLD_MOST_SHIFTS = 2**16
-"""Above this a discrete Laplace mechanism's privacy loss distribution is made on a coarser grid."""
+"""A discrete Laplace mechanism with more shifts gets its privacy loss distribution on a coarser
+grid."""
 
 Array = npt.NDArray[np.float64]
 
 
 class Event:
-    """An event is one mechanism, or a composition of mechanisms, applied to the private data.
+    """Describes one mechanism, or a composition of mechanisms, applied to the private data.
 
     Its fields are public parameters. The bounds given here hold for every mechanism; an event
     states the tighter ones that it has. Raises ValueError for a parameter that is not of its kind.
@@ -50,13 +51,14 @@ class Event:
         return math.inf
 
     def zcdp_rho(self) -> float:
-        """Return the rho of zero-concentrated differential privacy; `inf` if there is none. Here
-        epsilon^2/2, which holds for every epsilon-DP mechanism (Bun and Steinke 2016)."""
+        """Return the rho of zero-concentrated differential privacy; `inf` if there is none. The
+        default is epsilon^2/2, which holds for every epsilon-DP mechanism (Bun and Steinke
+        2016)."""
         return 0.5 * self.pure_epsilon() ** 2
 
     def rdp(self, orders: tuple[float, ...]) -> Array:
         """Return an upper bound on the Rényi divergence at each order (> 1), shape (len(orders),).
-        Here rho times the order, and never more than the pure epsilon."""
+        The default is rho times the order, and never more than the pure epsilon."""
         return np.minimum(self.pure_epsilon(), self.zcdp_rho() * np.asarray(orders))
 
     def pld(self, interval: float, count: int) -> Pld | None:
@@ -195,10 +197,10 @@ class ExponentialMechanism(Event):
     """Draws with log-probabilities that, up to one common constant, move by amounts that span at
     most `range` when one unit is added or removed (bounded range eta).
 
-    eta-DP and eta^2/8-zCDP (Cesar and Rogers 2021). It has no PLD: the pair that dominates every
-    eta-DP mechanism has four times this rho, and the pointwise worst case over all bounded-range
-    mechanisms, which is valid too, still costs more than zCDP for many draws (eta 0.0392, 1000
-    draws, delta 1e-6: 3.35 against 3.06).
+    The mechanism is eta-DP and eta^2/8-zCDP (Cesar and Rogers 2021). It has no PLD: the pair that
+    dominates every eta-DP mechanism has four times this rho, and the pointwise worst case over all
+    bounded-range mechanisms, which is valid too, still costs more than zCDP for many draws (eta
+    0.0392, 1000 draws, delta 1e-6: 3.35 against 3.06).
     """
 
     range: float
@@ -215,8 +217,8 @@ class ExponentialMechanism(Event):
 class AboveThreshold(Event):
     """Runs the sparse vector technique once, up to its first answer above the threshold.
 
-    epsilon-DP (Dwork et al. 2009). It runs beside exponential mechanisms, which have no PLD, so it
-    has none either.
+    The mechanism is epsilon-DP (Dwork et al. 2009). It runs beside exponential mechanisms, which
+    have no PLD, so it has none either.
     """
 
     epsilon: float
@@ -279,7 +281,7 @@ class _Sequential(Event):
         return np.array([math.fsum(column) for column in zip(*rows, strict=True)])
 
     def gaussian_mu(self) -> float | None:
-        """Return the root of the sum of the squares (Dong et al. 2022, Corollary 3.3)."""
+        """Return the root of the sum of the terms' squared mu (Dong et al. 2022, Corollary 3.3)."""
         mus = [(event.gaussian_mu(), count) for event, count in self.terms().items()]
         squares = [count * mu**2 for mu, count in mus if mu is not None]
         return math.sqrt(math.fsum(squares)) if len(squares) == len(mus) else None
@@ -340,7 +342,7 @@ def event_from_json(value: Mapping[str, Any]) -> Event:
 
 
 def check_delta(delta: float) -> None:
-    """Raises ValueError unless 0 <= delta < 1."""
+    """Raise ValueError unless 0 <= delta < 1."""
     if not 0 <= delta < 1:
         raise ValueError(f"delta must be at least 0 and below 1, got {delta}")
 
@@ -383,11 +385,12 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "Event": lambda name, value: _events(name, (value,))[0],
     "tuple[Event, ...]": _events,
 }
-"""A field's check, by its type as it is written."""
+"""Maps a field's type, as it is written, to the check of its value."""
 
 
 def _losses() -> Any:
-    """Import dp-accounting's privacy loss distributions, late: who reads a ledger needs none."""
+    """Import dp-accounting's privacy loss distributions only when one is needed: reading a ledger
+    needs none."""
     from dp_accounting.pld import privacy_loss_distribution
 
     return privacy_loss_distribution

@@ -1,4 +1,4 @@
-"""The hash chain that the ledger's entries form, one chain for each data set.
+"""The ledger's entries form a hash chain, one for each data set.
 
 Every entry holds the hash of the one before it, so an entry that is altered, removed or put in
 later does not fit. The chain has no secret in it: it shows accidents and edits by hand, and does
@@ -22,7 +22,7 @@ _ENCODER = json.JSONEncoder(
 
 
 def canonical_json(value: Any) -> str:
-    """Return one text for one value: sorted keys, no spaces, ASCII, floats in their shortest exact
+    """Return the one text of a value: sorted keys, no spaces, ASCII, floats in their shortest exact
     form. Raises ValueError for NaN and infinities."""
     return _ENCODER.encode(value)
 
@@ -34,8 +34,8 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry is a row of the ledger. `payload` is canonical JSON; `unit`, `attempt` and `at` may
-    be empty."""
+    """Holds one row of the ledger. `payload` is canonical JSON; `unit`, `attempt` and `at` may be
+    empty."""
 
     dataset: str
     seq: int
@@ -75,7 +75,8 @@ class Chain:
 
     @property
     def end(self) -> tuple[int, str, int]:
-        """Return what the data set's row states: length, last hash and number of reservations."""
+        """Return the length, the last hash and the number of reservations, as the data set's row
+        states them."""
         return self.length, self.head, self.reservations
 
     def append(
@@ -97,7 +98,8 @@ class Chain:
         return entry
 
     def faults(self, entry: Entry) -> Iterator[str]:
-        """Yield what is wrong with `entry` as the next one; the chain then goes on behind it."""
+        """Yield what is wrong with `entry` as the next one; the chain goes on behind it all the
+        same."""
         where = f"data set '{self.dataset}', entry {entry.seq}"
         if entry.seq != self.length:
             yield f"{where}: entry {self.length} was expected here"

@@ -1,9 +1,10 @@
-"""The durable ledger: what every data set has spent, and which batches were started and published.
+"""The ledger durably records what every data set has spent, and which batches were started and
+published.
 
-The order that makes a guarantee hold: `reserve` (durable), `begin` a batch (durable), only then
-touch the private data, then publish the batch's one release. A reservation is spent from the
-moment it is written, whatever becomes of the run. Every operation may be repeated: the same key
-with the same content gives the same answer, with other content it raises `LedgerConflict`.
+The guarantee holds because of this order: `reserve` (durable), `begin` a batch (durable), only then
+touch the private data, then publish the batch's one release. A reservation is spent from the moment
+it is written, whatever becomes of the run. Every operation may be repeated: the same key with the
+same content gives the same answer, with other content it raises `LedgerConflict`.
 
 One reservation pays for a run's whole partition; a batch is one row, and the work of a `reserve` or
 a `publish_many` does not grow with the other batches (beyond the index's logarithm).
@@ -35,7 +36,7 @@ from dpray.accounting.ledger_store import LedgerError, Store, broken_chain, data
 from dpray.types import Budget, InputError
 
 CHUNK = 500
-"""Rows looked up in one statement."""
+"""One statement looks up so many rows."""
 
 _NAME = re.compile(r"[A-Za-z0-9._ -]{1,200}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@=+-]{0,199}")
@@ -44,7 +45,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class LedgerConflict(LedgerError):
-    """The key is there already, for something else."""
+    """The ledger has the key already, for something else."""
 
 
 class AlreadyPublished(LedgerConflict):
@@ -288,8 +289,8 @@ class Ledger(BatchListings):
         return entry
 
     def holds(self, dataset: str, sequence: int, head: str) -> bool:
-        """Return whether an entry with this hash has this place in the data set's chain. In another
-        ledger, and in one that was put back to an earlier state, it has not."""
+        """Return whether an entry with this hash has this place in the data set's chain. Another
+        ledger holds no such entry, nor does one that was restored to an earlier state."""
         with self._store.read() as connection:
             place = (entries.c.dataset == dataset, entries.c.seq == sequence)
             entry = queries.first(connection, sa.select(entries).where(*place))
@@ -405,6 +406,6 @@ def _check_public(what: str, texts: Iterable[str]) -> None:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values as they come back out of the ledger."""
+    """Return the values as reading the ledger gives them."""
     plain: dict[str, Any] = json.loads(canonical_json(values))
     return plain

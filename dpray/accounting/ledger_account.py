@@ -1,4 +1,4 @@
-"""A data set's account: its terms and its charges, read back from the ledger's entries."""
+"""A data set's account is its terms and its charges, read back from the ledger's entries."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dpray.accounting.ledger_store import broken_chain, datasets
 from dpray.types import Budget, BudgetRefused, InputError
 
 RELATIVE_ROUNDING = 1e-9
-"""Two machines may compute an event's cost with other last digits; more is a fault."""
+"""An event's cost may differ by this much between two machines; a larger difference is a fault."""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Holds a run's charge as the ledger has it; `seq` is its place in the data set's chain."""
+    """Holds a run's charge as the ledger records it; `seq` is its place in the data set's chain."""
 
     dataset: str
     key: str
@@ -160,7 +160,7 @@ def read_account(connection: sa.Connection, dataset: str) -> Account | None:
 
 
 def check_price(event: Event, asked: Budget) -> None:
-    """Raises `InputError` for numbers that are no budget, and for a run that asks for less than its
+    """Raise `InputError` for numbers that are no budget, and for a run that asks for less than its
     event costs."""
     # Late: a ledger is read without the accountant and what it imports.
     from dpray.accounting.accountant import cost

@@ -1,4 +1,4 @@
-"""The ledger read from end to end: `verify` and `show`."""
+"""`verify` and `show` read the ledger from end to end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpray.types import DprayError
 
 
 def problems(connection: sa.Connection) -> Iterator[str]:
-    """See `Ledger.verify`."""
+    """Return what `Ledger.verify` does."""
     ends = {row.name: row for row in connection.execute(sa.select(datasets))}
     for name, rows in groupby(all_entries(connection), key=lambda entry: entry.dataset):
         end = ends.pop(name, None)

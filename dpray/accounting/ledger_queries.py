@@ -1,4 +1,4 @@
-"""The questions that the ledger asks its tables.
+"""This module holds the ledger's queries.
 
 A run may have a million batches, so they are listed in pages. `BatchListings` turns pages into
 iterators, for the ledger itself and for the accountant actor's client alike.
@@ -19,7 +19,7 @@ from dpray.types import InputError
 
 Listing = Literal["started", "unfinished", "published", "failed"]
 Place = tuple[str, str]
-"""(unit, attempt) of the last row of a page."""
+"""Holds the (unit, attempt) of the last row of a page."""
 
 PAGE = 10_000
 ROWS_AT_A_TIME = 2_000
@@ -73,7 +73,7 @@ class BatchListings(ABC):
 def read_page(
     connection: sa.Connection, listing: Listing, key: str, after: Place, limit: int
 ) -> list[Entry]:
-    """See `BatchListings.page`."""
+    """Return a page as `BatchListings.page` describes it."""
     place = sa.tuple_(entries.c.unit, entries.c.attempt)
     query = (
         sa.select(entries)

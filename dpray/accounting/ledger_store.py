@@ -1,4 +1,4 @@
-"""The ledger's tables and transactions, in SQLite (one machine) or PostgreSQL (a cluster).
+"""`Store` keeps the ledger's tables in SQLite (one machine) or PostgreSQL (a cluster).
 
 A write is one transaction that is on disk before it returns, and no two writes to one data set run
 side by side: in SQLite `BEGIN IMMEDIATE` lets one writer in, in PostgreSQL the data set's row is
@@ -28,7 +28,7 @@ from dpray.messages import first_line
 from dpray.types import DprayError, InputError
 
 SECONDS_TO_WAIT = 60
-"""How long a writer waits for the others before it gives up."""
+"""A writer waits so long for the others before it gives up."""
 
 T = TypeVar("T")
 
@@ -46,8 +46,8 @@ datasets = sa.Table(
 )
 
 ACCOUNT = sa.text("kind IN ('create', 'reserve')")
-"""The entries that an admission reads. Written out, because a database matches the words of a query
-with those of its partial index."""
+"""An admission reads these entries. The condition is written out, because a database matches the
+words of a query with those of its partial index."""
 
 entries = sa.Table(
     "dpray_entries",
@@ -78,7 +78,7 @@ secret = sa.Table(
 )
 
 OLDEST = frozenset({datasets.name, entries.name})
-"""The tables that every ledger has; one with these alone is of a version before `secret`."""
+"""Every ledger has these tables; one with these alone is of a version before `secret`."""
 
 _LOCK = 0x6470726179
 

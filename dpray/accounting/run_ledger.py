@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
 from dpray.accounting.events import Event
 from dpray.accounting.hash_chain import Entry
@@ -52,14 +52,7 @@ class NullLedger:
     """A `RunLedger` that keeps nothing. A run without noise claims nothing, so it is charged
     nothing."""
 
-    def reserve(
-        self,
-        dataset: str,
-        charges: Mapping[str, tuple[Event, Budget]],
-        privacy_unit: str,
-        neighboring_relation: str,
-        files: Iterable[bytes] = (),
-    ) -> list[Reservation]:
+    def reserve(self, *arguments: Any, **named: Any) -> NoReturn:
         raise ValueError("a run that is not private is charged nothing")
 
     def account(self, dataset: str) -> Account | None:
@@ -77,7 +70,7 @@ class NullLedger:
     def commit(self, key: str) -> bool:
         return False
 
-    def last_commit(self, keys: Iterable[str]) -> Entry:
+    def last_commit(self, keys: Iterable[str]) -> NoReturn:
         raise ValueError("a run that is not private has no commit")
 
     def counts(self, key: str) -> dict[str, int]:

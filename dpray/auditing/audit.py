@@ -1,4 +1,5 @@
-"""The audit of a configuration: bounds on epsilon, membership, canaries."""
+"""`audit` bounds a configuration's epsilon from below, and tests its release for membership and
+canaries."""
 
 from __future__ import annotations
 

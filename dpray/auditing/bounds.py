@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from counts of events, by exact binomial confidence bounds."""
+"""Counts of events bound epsilon from below, by exact binomial confidence bounds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Canaries: made-up records with a secret, and how well a release kept it (Yue et al. 2023, 4.5 and
-Table 8; exposure by Carlini et al. 2019, "The Secret Sharer").
+"""Canaries are made-up records with a secret; this module measures how well a release kept it (Yue
+et al. 2023, 4.5 and Table 8; exposure by Carlini et al. 2019, "The Secret Sharer").
 
 Sentences and secrets are made up anew for every audit and put into a copy of the records. The
 method runs on it with a folder and a ledger of its own, both gone afterwards: it charges the data
@@ -27,7 +27,7 @@ from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 
 RunMethod = Callable[[Config, OnProgress], object]
 Values = dict[str, str]
-"""The columns of a canary's rows beside its text and unit."""
+"""Maps the columns of a canary's rows, beside its text and unit, to their values."""
 
 REPETITIONS = (1, 10, 100)
 
@@ -62,7 +62,8 @@ def _plate(rng: np.random.Generator) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """A sentence with a place for a secret, and the function that draws one of many millions."""
+    """Holds a sentence with a place for a secret, and the function that draws one of many
+    millions."""
 
     name: str
     sentence: str
@@ -124,7 +125,7 @@ def leaks(secret: str, texts: Sequence[str]) -> int:
 
 
 def check_canaries(plan: Plan, candidates: int) -> None:
-    """Raises InputError where there are no records, or no place for canaries among them."""
+    """Raise InputError where there are no records, or no place for canaries among them."""
     if candidates < 1:
         raise InputError(f"candidates: {candidates} is no number of look-alikes")
     list_files(plan.config.data.path)

@@ -1,4 +1,4 @@
-"""The audit of measured label proportions, and the statistics of Laplace noise."""
+"""This module audits measured label proportions, and has the statistics of Laplace noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.mechanisms.label_histogram import LabelHistogram
 
 OTHERS = 20
-"""The number of records in the world without the unit."""
+"""The world without the unit has so many records."""
 
 
 def labels_target(histogram: LabelHistogram) -> MonteCarlo:
@@ -30,9 +30,9 @@ def laplace_scores(x_RN: npt.NDArray[Any], shift: float, scale: float) -> Scores
     """Return two statistics of R draws from which the other records' part is subtracted, shape
     (2, R).
 
-    The first is the log-likelihood ratio of Laplace noise around `shift` to the same around 0: of a
-    right mechanism no test of the same draws tells more (Neyman and Pearson 1933). The second is
-    the plain sum, which shows a unit that does more than it may.
+    The first is the log-likelihood ratio of Laplace noise around `shift` to the same around 0: for
+    a correct mechanism no test of the same draws is more powerful (Neyman and Pearson 1933). The
+    second is the plain sum, which shows a unit that contributes more than it may.
     """
     x_RN = np.asarray(x_RN, dtype=np.float64)
     ratio_RN = (np.abs(x_RN) - np.abs(x_RN - shift)) / scale

@@ -1,5 +1,5 @@
-"""A lower bound on epsilon by drawing from a mechanism in two neighbouring worlds (Ding et al.
-2018; Jagielski et al. 2020).
+"""Draws from a mechanism in two neighbouring worlds bound its epsilon from below (Ding et al. 2018;
+Jagielski et al. 2020).
 
 Half of the draws choose an event; the other half, which it does not depend on, bound its two
 probabilities. So the bound holds whatever the search for the event did.
@@ -18,7 +18,7 @@ from dpray.auditing.bounds import epsilon_lower_bound
 from dpray.types import OnProgress, Progress
 
 Scores = npt.NDArray[np.float64]
-"""The statistics of each draw, shape (statistics, trials), larger where the unit is there."""
+"""Holds the statistics of each draw, shape (statistics, trials), larger where the unit is there."""
 
 MOST_THRESHOLDS = 400
 
@@ -29,7 +29,7 @@ a rare event that was lucky, and luck does not last into the second half."""
 
 @dataclass(frozen=True)
 class SeenEvent:
-    """The event that statistic number `statistic` is at least (or, with `below`, at most)
+    """Names the event that statistic number `statistic` is at least (or, with `below`, at most)
     `threshold`, taken to be likelier with the unit (or, with `without`, without it)."""
 
     statistic: int
@@ -47,8 +47,8 @@ class SeenEvent:
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """A `Target`. `draw(with_unit, trials)` runs the mechanism independently for each of at most
-    `at_once` trials, in the world with the unit or in the one without it."""
+    """Is a `Target` whose `draw(with_unit, trials)` runs the mechanism independently for each of at
+    most `at_once` trials, in the world with the unit or in the one without it."""
 
     name: str
     inputs: str

@@ -1,5 +1,5 @@
-"""A lower bound on epsilon from one run with many canaries (Steinke, Nasr and Jagielski 2023,
-"Privacy auditing with one (1) training run").
+"""One run with many canaries bounds epsilon from below (Steinke, Nasr and Jagielski 2023, "Privacy
+auditing with one (1) training run").
 
 Each of m canaries joins the data by a fair coin of its own. From what the run released the auditor
 guesses some of the coins. If the mechanism is (epsilon, delta)-DP, every guess is right with
@@ -24,8 +24,8 @@ from dpray.types import OnProgress, Progress
 
 LARGEST_EPSILON = 60.0
 SHARES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4)
-"""The shares of the canaries that are guessed to be in, or out; less than a half, as fewer than a
-half may have been in."""
+"""These shares of the canaries are guessed to be in, or out; less than a half, as fewer than a half
+may have been in."""
 
 
 def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
@@ -63,8 +63,8 @@ def one_run_bound(
 
 @dataclass(frozen=True)
 class OneRun:
-    """A `Target`. `draw(included)` runs the mechanism once with the canaries where `included` is
-    true, and returns a score for every canary, larger where it seems to be in.
+    """Is a `Target` whose `draw(included)` runs the mechanism once with the canaries where
+    `included` is true, and returns a score for every canary, larger where it seems to be in.
 
     The first half of the canaries chooses how many guesses to make, the second half makes them:
     the claim holds for the second half's coins even if the first half's are known.

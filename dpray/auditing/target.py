@@ -1,4 +1,4 @@
-"""What an audit is about, and what it finds."""
+"""An audit bounds the epsilon of each `Target` and returns a `Finding` for it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ FEWEST_TRIALS = 200
 
 
 class Target(Protocol):
-    """One mechanism's real code and the claim made for it."""
+    """Runs one mechanism's real code and states the claim made for it."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def how(self) -> str:
-        """The audit's method, in words."""
+        """Describe the audit's method in words."""
 
     @property
     def inputs(self) -> str:
-        """The neighbouring inputs, in words."""
+        """Describe the neighbouring inputs in words."""
 
     @property
     def event(self) -> Event:
-        """The claim for what is drawn."""
+        """Return the claim for what is drawn."""
 
     def lower_bound(
         self, trials: int, delta: float, alpha: float, on_progress: OnProgress
@@ -43,8 +43,8 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Finding:
-    """The bound of one target and its claim; `claimed` and the bounds are epsilons at the same
-    delta."""
+    """Holds the bound of one target and its claim; `claimed` and the bounds are epsilons at the
+    same delta."""
 
     name: str
     how: str

@@ -26,14 +26,14 @@ FinishReason = Literal["stop", "length", "exhausted"]
 
 @dataclass(frozen=True)
 class PlainPrompt(Prompt):
-    """The prompt is the beginning of a text, for models that were tuned on such texts: there is no
-    chat template, and nothing between the start token (the model's bos, or eos where it has none)
-    and `user`."""
+    """Holds a prompt that is the beginning of a text, for models that were tuned on such texts:
+    there is no chat template, and nothing between the start token (the model's bos, or eos where it
+    has none) and `user`."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """`temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """Holds sampling parameters: `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -42,9 +42,15 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
 
+Prompts = Sequence[Prompt]
+
+Samplings = Sampling | Sequence[Sampling]
+"""It is one `Sampling` for all prompts, or one for each."""
+
+
 @dataclass(frozen=True)
 class Completion:
-    """A generated text lacks the stop string; its lengths are in tokens."""
+    """Holds a generated text, which lacks the stop string; its lengths are in tokens."""
 
     text: str = field(repr=False)
     prompt_tokens: int
@@ -57,9 +63,7 @@ OnCompletion = Callable[[int, Completion], None]
 the others are done: in any order, one at a time, perhaps in another thread."""
 
 
-def sampling_of_each(
-    prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling]
-) -> list[Sampling]:
+def sampling_of_each(prompts: Prompts, sampling: Samplings) -> list[Sampling]:
     """Return one `Sampling` for each prompt."""
     if isinstance(sampling, Sampling):
         return [sampling] * len(prompts)
@@ -85,7 +89,7 @@ class TokenSelector(Protocol):
 
 @dataclass(frozen=True)
 class SelectorSpec:
-    """A `TokenSelector` is built from it: `factory` is "package.module:callable" inside dpray,
+    """Describes the `TokenSelector` to build: `factory` is "package.module:callable" inside dpray,
     called with `arguments` (plain JSON values) by name."""
 
     factory: str
@@ -129,17 +133,14 @@ class LockstepResult:
 
 
 NextGroup = Callable[[LockstepResult], LockstepGroup | None]
-"""Takes a finished text; returns the batch's next one, to be decoded too, or None."""
+"""It takes a finished text and returns the batch's next one, to be decoded too, or None."""
 
 
 class TextGenerator(Protocol):
     """Generates texts, wherever its model runs."""
 
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling],
-        on_completion: OnCompletion | None = None,
+        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
         """Return the completions in the order of the prompts; `sampling` is one for all or one for
         each.
@@ -153,7 +154,7 @@ class TextGenerator(Protocol):
 
 @runtime_checkable
 class Engine(TextGenerator, Protocol):
-    """The model runs in dpray's own processes, in vLLM or transformers."""
+    """Runs the model in dpray's own processes, by vLLM or transformers."""
 
     @property
     def context_length(self) -> int: ...

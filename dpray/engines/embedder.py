@@ -1,4 +1,4 @@
-"""sentence-transformers embeds texts."""
+"""`SentenceTransformerEmbedder` embeds texts by sentence-transformers."""
 
 from __future__ import annotations
 

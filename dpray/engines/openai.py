@@ -26,7 +26,9 @@ from dpray.engines.base import (
     EngineError,
     OnCompletion,
     Prompt,
+    Prompts,
     Sampling,
+    Samplings,
     sampling_of_each,
 )
 
@@ -47,7 +49,7 @@ _MISSING = object()
 
 
 class OpenAIEngine:
-    """This `TextGenerator` goes through the `openai` client.
+    """Is a `TextGenerator` that goes through the `openai` client.
 
     `api` "chat" sends `Prompt.user` as the user message; a non-empty `prefix` follows as the
     beginning of the assistant's message, which vLLM continues (the two extra body fields) and other
@@ -66,13 +68,10 @@ class OpenAIEngine:
         self._config, self._max_pause = config, max_pause
 
     def close(self) -> None:
-        """Do nothing: nothing is held between calls."""
+        """Do nothing: the engine holds nothing between calls."""
 
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling],
-        on_completion: OnCompletion | None = None,
+        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
         """Generate as the protocol says. After the first error no new call begins; those in flight
         end and are handed to `on_completion`, because they are paid for."""

@@ -1,7 +1,7 @@
-"""The device is tested: do a row's logits depend on the rows that share its forward pass?
+"""`row_variation` tests whether a row's logits depend on the rows that share its forward pass.
 
 Private prediction's sensitivity c / s is that of rows whose logits are functions of their own
-prompt. Kernels keep to that up to their rounding, which depends on the shape of the whole pass and
+prompt. Kernels satisfy that up to their rounding, which depends on the shape of the whole pass and
 is measured here with public prompts, on the device and in the precision that decode.
 """
 

@@ -4,7 +4,6 @@ the same text, in vLLM and in transformers."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +12,9 @@ from dpray.engines.base import (
     EngineError,
     PlainPrompt,
     Prompt,
+    Prompts,
     Sampling,
+    Samplings,
     sampling_of_each,
 )
 from dpray.types import InputError, valid_unicode
@@ -139,7 +140,7 @@ class TextCodec:
         )
 
     def check_length(self, prompt_tokens: int, max_tokens: int) -> None:
-        """Raises EngineError where the two do not fit the context; the message leaves out the
+        """Raise EngineError where the two do not fit the context; the message leaves out the
         prompt's length, which may be that of a private text."""
         if prompt_tokens + max_tokens > self.context_length:
             raise EngineError(
@@ -187,7 +188,7 @@ class LocalEngine:
         return self.codec.truncate(text, max_tokens)
 
     def encoded(
-        self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling]
+        self, prompts: Prompts, sampling: Samplings
     ) -> tuple[list[tuple[int, ...]], list[Sampling]]:
         """Return token ids and sampling parameters of each prompt. Raises EngineError where one
         does not fit the context."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from typing import Any
@@ -21,8 +21,9 @@ from dpray.engines.base import (
     LockstepResult,
     NextGroup,
     OnCompletion,
-    Prompt,
+    Prompts,
     Sampling,
+    Samplings,
     TokenSelector,
     engine_error,
     failure_name,
@@ -34,7 +35,7 @@ from dpray.engines.text import LocalEngine, TextCodec, cut_at_stop
 
 
 class TransformersEngine(LocalEngine):
-    """This `Engine` runs an `AutoModelForCausalLM`.
+    """Is an `Engine` that runs an `AutoModelForCausalLM`.
 
     `device` "auto" is the first GPU where there is one. At most `max_rows` rows go through the
     model at a time; the selector of a larger group still sees all of them. A group's public row
@@ -56,10 +57,7 @@ class TransformersEngine(LocalEngine):
         gc.collect()
 
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling],
-        on_completion: OnCompletion | None = None,
+        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
         encoded, samplings = self.encoded(prompts, sampling)
         completions: dict[int, Completion] = {}
@@ -203,7 +201,7 @@ def _selecting() -> Iterator[None]:
 
 
 class _StopStrings(StoppingCriteria):
-    """The criterion ends a row whose new text holds a stop string."""
+    """Ends a row whose new text holds a stop string."""
 
     def __init__(
         self, codec: TextCodec, prompts: list[tuple[int, ...]], stop: tuple[str, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from dpray.config.engine import EngineConfig
@@ -12,8 +12,9 @@ from dpray.engines.base import (
     LockstepGroup,
     NextGroup,
     OnCompletion,
-    Prompt,
+    Prompts,
     Sampling,
+    Samplings,
 )
 from dpray.engines.text import LocalEngine
 from dpray.engines.vllm_model import VllmModel
@@ -21,7 +22,7 @@ from dpray.engines.vllm_run import LockstepRun
 
 
 class VllmEngine(LocalEngine):
-    """This `Engine` generates and decodes in vLLM.
+    """Is an `Engine` that generates and decodes in vLLM.
 
     `max_model_len` defaults to the model's context, 8192 at most. `max_num_seqs` rows run at a
     time: a group needs one for every private prompt and one more. `max_num_batched_tokens` defaults
@@ -44,10 +45,7 @@ class VllmEngine(LocalEngine):
         self.model.close()
 
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling],
-        on_completion: OnCompletion | None = None,
+        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
         model = self.model
         encoded, samplings = self.encoded(prompts, sampling)

@@ -1,4 +1,4 @@
-"""vLLM's workers decode in lockstep.
+"""This module lets vLLM's workers decode in lockstep.
 
 `LockstepProcessor` sees the logits of the whole batch at every step. It gathers each group's rows,
 lets the group's selector draw one token, and forces it on all of them. A group that is not whole

@@ -112,7 +112,7 @@ class VllmModel:
         self.block_sizes: list[int] = cache["block_sizes"]
         self.blocks: int = cache["blocks"] - 1  # vLLM keeps one for itself
         self.serial = count()
-        """Numbers for the names of requests and groups, each used once."""
+        """It numbers requests and groups; each number is used once."""
 
     def _start_workers(self, public_model: str | None, dtype: str) -> dict[str, Any]:
         """Connect the processors of all ranks; return the shape of the KV cache."""

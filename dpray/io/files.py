@@ -28,14 +28,14 @@ def names_cloud(path: str | Path) -> bool:
 
 
 def refuse_cloud(path: Path, key: str) -> None:
-    """Raises InputError that names the key for a path that begins like a URI."""
+    """Raise InputError that names the key for a path that begins like a URI."""
     if names_cloud(path):
         # Without the path, which has lost a slash of its URI.
         raise InputError(f"{key}: no cloud path; copy what is written to a cloud afterwards")
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raises InputError, which names the key, where a file could not be written; makes nothing."""
+    """Raise InputError, which names the key, where a file could not be written; makes nothing."""
     refuse_cloud(path, key)
     try:
         made = next(place for place in (path.parent, *path.parent.parents) if place.exists())

@@ -1,4 +1,5 @@
-"""Places that cannot keep what was spent: folders that Ray deletes, and disks on a network.
+"""This module finds places that cannot keep a ledger: folders that Ray deletes, and disks on a
+network.
 
 A place is judged by its resolved path: links are followed, environment variables are not asked.
 """
@@ -11,7 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
-"""Linux's table of mounted file systems; other systems have none, and nothing is refused there."""
+"""Linux lists the mounted file systems here; other systems have no such file, and nothing is
+refused there."""
 
 RAY_RESOURCES = "runtime_resources"
 RAY_PACKAGES = ("working_dir_files", "py_modules_files")
@@ -26,7 +28,7 @@ NETWORK = {
     "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "rclone", "s3fs", "seaweedfs", "smb3",
     "smbfs", "sshfs",
 }  # fmt: skip
-"""Types of file systems that several machines may mount. `fuse` alone is a program that gives no
+"""Several machines may mount file systems of these types. `fuse` alone is a program that gives no
 name, as those for buckets do."""
 
 

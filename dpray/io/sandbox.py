@@ -230,7 +230,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_growth(name: str, value: Any, *args: Any) -> None:
-    """Raises TooMuch where the filter or method would make too large a value."""
+    """Raise TooMuch where the filter or method would make too large a value."""
     size, grown = sum(map(_size, (value, *args))), 0
     if name == "int" and args and size > MOST_DIGITS:
         raise _too_much()

@@ -36,13 +36,13 @@ def parse_yaml(text: str) -> Any:
 
 
 def check_yaml(text: str) -> None:
-    """Raises YamlRefused for a text of more than `MOST_NODES` nodes, aliases expanded, or more than
+    """Raise YamlRefused for a text of more than `MOST_NODES` nodes, aliases expanded, or more than
     `MOST_LEVELS` levels; YAMLError for one that is not YAML.
 
     It works on the parser's events, without recursion and without memory for the nodes.
     """
     sizes: dict[str, int | None] = {}
-    """Counts the nodes of each anchor; None while its own node is open."""
+    """Counts the nodes of each anchor; an anchor has None while its own node is open."""
     opened: list[tuple[str | None, int]] = []
     nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):

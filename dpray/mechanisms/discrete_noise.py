@@ -1,4 +1,4 @@
-"""Exact integer noise for integer counts, by the samplers of `opendp`.
+"""This module adds exact integer noise to integer counts, by the samplers of `opendp`.
 
 The samplers are those of Canonne, Kamath and Steinke (2020), in integer arithmetic on the exact
 rational value of the scale: no floating-point noise anywhere. They take no generator and no seed:
@@ -57,7 +57,7 @@ def discrete_gaussian(counts_N: npt.NDArray[np.integer], sigma: float) -> Counts
 
 @functools.cache
 def _opendp() -> Any:
-    """Import OpenDP, late: it brings scikit-learn, and a plan draws nothing."""
+    """Import OpenDP only to draw: it brings scikit-learn, and a plan draws nothing."""
     import opendp.prelude as dp
 
     # The samplers are behind OpenDP's flag for components that its committee has not all vetted.

@@ -1,4 +1,5 @@
-"""The proportions of the labels, measured with noise where they are not public."""
+"""`LabelHistogram` measures the proportions of the labels, with noise, where they are not
+public."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scale of Laplace noise for an epsilon that may not be passed, not even by a rounding."""
+"""`laplace_scale` gives Laplace noise whose cost never exceeds an epsilon, not even by rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which disjoint batch a record belongs to (Amin et al. 2024, Assumption 1)."""
+"""`HashPartition` puts each record into one of disjoint batches (Amin et al. 2024, Assumption
+1)."""
 
 from __future__ import annotations
 

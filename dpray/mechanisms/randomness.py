@@ -1,4 +1,4 @@
-"""Where every draw of floating-point noise comes from.
+"""Every draw of floating-point noise comes from a generator of this module.
 
 A generator is ChaCha20 keyed with 256 bits of the operating system's entropy. The key is explicit,
 so that several ranks that must draw the same token can (they are handed the same key), and so that
@@ -36,6 +36,6 @@ def generator(key: str) -> np.random.Generator:
 
 def named_key(salt: str, name: str) -> str:
     """Return a key for PUBLIC randomness (draws from what is released, prompts): the same for the
-    same public salt (hexadecimal digits) and name. Never for noise."""
+    same public salt (hexadecimal digits) and name. It is never for noise."""
     encoded = name.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(encoded, key=bytes.fromhex(salt), digest_size=32).hexdigest()

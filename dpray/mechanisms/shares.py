@@ -1,4 +1,4 @@
-"""How many records each label gets."""
+"""`largest_remainder` divides records among labels."""
 
 from __future__ import annotations
 

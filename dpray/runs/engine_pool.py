@@ -22,7 +22,9 @@ from dpray.engines.base import (
     EngineError,
     OnCompletion,
     Prompt,
+    Prompts,
     Sampling,
+    Samplings,
     TextGenerator,
     sampling_of_each,
 )
@@ -70,10 +72,7 @@ class EnginePool:
         self._places: list[_Place] = []
 
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling],
-        on_completion: OnCompletion | None = None,
+        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
         """Generate as `TextGenerator.generate` does. Raises what building or running an actor's
         engine raised, or EngineError where actors keep being lost; in both cases the other actors

@@ -44,7 +44,7 @@ BUILDER = "dpray.serving.applications:build"
 _READY_SECONDS = 2.0
 _REPLICA_LOGS = {"enable_access_log": False, "log_level": "CRITICAL"}
 SYSTEM_LOGS = {"enable_access_log": False, "log_level": "WARNING"}
-"""Serve's controller and proxy log by it: an access log would hold callers' paths."""
+"""Configures the logs of Serve's controller and proxy: an access log would hold callers' paths."""
 
 
 def serve_config(file: ServeFile) -> dict[str, Any]:

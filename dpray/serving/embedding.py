@@ -21,7 +21,7 @@ _FAILURES = 3
 
 @dataclass(frozen=True)
 class EmbeddingCall:
-    """A valid request has texts and an encoding of the vectors."""
+    """Holds the texts of a valid request and the encoding of the vectors."""
 
     texts: tuple[str, ...] = field(repr=False)
     encoding: Literal["float", "base64"]
@@ -82,7 +82,7 @@ def _encoded(vector: npt.NDArray[np.float32], encoding: str) -> str | list[float
 
 
 class CountingEmbedder(SentenceTransformerEmbedder):
-    """Also counts tokens, up to the model's length, where it cuts a text."""
+    """Is an `Embedder` that also counts tokens, up to the model's length, where it cuts a text."""
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         encoded = self._model.tokenizer(

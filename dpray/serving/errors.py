@@ -15,7 +15,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 class ApiError(Exception):
-    """Has an HTTP status and a message that holds none of the caller's words."""
+    """Carries an HTTP status and a message that holds none of the caller's words."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""API errors for errors of Ray, Serve and vLLM repeat no message: it may quote a prompt."""
+"""This module maps errors of Ray, Serve and vLLM to API errors that repeat no message: it may quote
+a prompt."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _KEY = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 class _Checked(BaseModel):
-    """Converts no types: "1" is not a number. A null is as good as no key."""
+    """Converts no types: "1" is not a number. A null counts as an absent key."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
@@ -138,7 +138,7 @@ def checked(kind: type[ChatCall | CompletionCall], body: dict[str, Any]) -> dict
 
 
 def refuse_unknown(body: dict[str, Any], known: frozenset[str]) -> None:
-    """Raises ApiError that names the first key of `body` that is not a `known` one."""
+    """Raise ApiError that names the first key of `body` that is not a `known` one."""
     for key in body:
         if key not in known:
             raise wrong_key(key, "there is no such key here")

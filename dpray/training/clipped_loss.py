@@ -21,7 +21,7 @@ from dpray.training.ghost_norms import NoNormRule, weighted_sum
 from dpray.training.ghost_recording import GhostNorms, Recorded, checkpoint_blocks
 
 IGNORED = -100
-"""The label of a position that has no part in the loss."""
+"""A position with this label has no part in the loss."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class PerExampleLoss(nn.Module):
     An example's loss is the mean over its own labelled tokens, 0 where it has none: it depends on
     that example alone. Raises NoNormRule where a trainable layer has no rule for its norm.
 
-    `checkpointing` computes the activations of the model's blocks again in the backward pass.
+    `checkpointing` recomputes the activations of the model's blocks in the backward pass.
 
     With `bfloat16` the frozen layers compute in it; a trainable one computes in float32, so that
     no sum over examples is ever rounded to 8 bits: such rounding moves with everybody's gradients

@@ -45,13 +45,13 @@ class _Recording:
     block_inputs: list[torch.Tensor] = field(default_factory=list)
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By layer of a checkpointed block, in the backward pass: the input, computed again, and the
-    output's gradient. Whichever comes first waits for the other."""
+    """Holds, for each layer of a checkpointed block, the input, computed anew in the backward pass,
+    and the output's gradient. Whichever comes first waits for the other."""
     squared: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
     in_block: bool = False
-    """True while the forward pass is inside a checkpointed block."""
+    """It is True while the forward pass is inside a checkpointed block."""
     examples: int = 0
-    """0 until the backward pass begins."""
+    """It is 0 until the backward pass begins."""
 
     def square(self, layer: _Layer) -> None:
         """Compute the layer's squared norms once both its input and its gradient are there."""

@@ -20,7 +20,7 @@ from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.step import DpSgdStep
 
 BLOCK = 1 << 20
-"""Normals held at once: 8 MiB."""
+"""So many normals are held at once: 8 MiB."""
 
 
 class GradientNoise:
@@ -39,7 +39,8 @@ class GradientNoise:
     def __init__(self, step: DpSgdStep, key: str) -> None:
         self.step = step
         self.coordinates = 0
-        """Coordinates that have their noise, so that a step that skipped some can be detected."""
+        """Counts the coordinates that have their noise, so that a step that skipped some is
+        detected."""
         self._rng = generator(key)
 
     def add_(self, gradient: torch.Tensor) -> None:
@@ -69,7 +70,7 @@ def make_optimizer(step: DpSgdStep, settings: TrainingSettings, loss: PerExample
 
 
 def add_noise_before_steps(optimizer: Optimizer, noise: GradientNoise) -> None:
-    """From now on, `optimizer` makes every step on noisy gradients."""
+    """Make `optimizer` add the noise before each of its steps from now on."""
 
     def add_noise(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for group in optimizer.param_groups:

@@ -24,7 +24,8 @@ SECONDS_BETWEEN_LOOKS = 2.0
 
 
 def block_steps(unit: str) -> range:
-    """Return the steps, from 0, of the block of this name; none for another unit of the run."""
+    """Return the steps, from 0, of the block of this name; an empty range for another unit of the
+    run."""
     kind, _, numbers = unit.partition("-")
     if kind != "steps":
         return range(0)

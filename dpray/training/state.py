@@ -19,7 +19,7 @@ from dpray.io.files import sync
 from dpray.training.clipped_loss import PerExampleLoss
 
 MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
-"""The moments that each optimizer keeps; plain SGD keeps none."""
+"""Each optimizer keeps these moments; plain SGD keeps none."""
 
 
 @dataclass(frozen=True)

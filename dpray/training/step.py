@@ -15,13 +15,14 @@ SUM_ROUNDING = (
     "others' clipped gradients a little, beside its own part within the clip norm C (by 4e-6 C in "
     "512 texts with a tiny model on a CPU; it grows with the batch and was not measured on a GPU)"
 )
-"""The report's line on DP-SGD beside the limits of every run; docs/benchmarks.md has figures."""
+"""The report states this line on DP-SGD beside the limits of every run; docs/benchmarks.md has
+figures."""
 
 ROUNDING_SLACK: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 3e-2}
-"""By precision, the relative excess over the clip norm that is allowed for: the norm comes from one
-backward pass and the clipped gradient from another, whose values are scaled and rounded anew. Seen
-with small models: 4e-7 in float32; in bfloat16 a standard deviation of 4e-3, 1.2e-2 at most in 360
-texts."""
+"""Maps a precision to the relative excess over the clip norm that is allowed for: the norm comes
+from one backward pass and the clipped gradient from another, whose values are scaled and rounded
+anew. Small models showed 4e-7 in float32; in bfloat16 a standard deviation of 4e-3, and 1.2e-2 at
+most in 360 texts."""
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ number, from 0."""
 
 @dataclass(frozen=True)
 class Training:
-    """Tells a rank everything. It is pickled and holds no private data: `loop` reads that on the
-    rank.
+    """Holds everything that a rank needs. It is pickled and holds no private data: `loop` reads
+    that on the rank.
 
     `base` is the folder of the model that is tuned, and adapters call it `base_name`. Rank 0 writes
     the tuned model to `folder`, whose parent every rank has to see.

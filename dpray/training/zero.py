@@ -31,7 +31,7 @@ from dpray.training.step import DpSgdStep
 from dpray.types import DprayError
 
 BUCKET = 50_000_000
-"""Elements of the gradient that are summed over ranks in one call."""
+"""So many elements of the gradient are summed over ranks in one call."""
 
 
 def shared_key(device: torch.device) -> str:

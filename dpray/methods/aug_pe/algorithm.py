@@ -1,4 +1,4 @@
-"""Aug-PE (Xie et al. 2024, Algorithm 1) and the original PE for texts.
+"""`AugPe` runs Aug-PE (Xie et al. 2024, Algorithm 1) and the original PE for texts.
 
 The paper's symbols: n_syn `records`, T `iterations`, L `variations`, K `lookahead`, sigma the
 noise of `votes`, S the population, S' the texts that are kept of it, Phi the embedder, x a text, w
@@ -35,21 +35,21 @@ from dpray.types import DprayError, OnProgress, Progress, Prompt
 Variation = Literal["paraphrase", "fill_in_the_blanks"]
 Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]
 Population = dict[str, list[str]]
-"""Texts of each label, "" where there are no labels."""
+"""Maps each label to its texts; the label is "" where there are no labels."""
 
 
 Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
-"""L2-normalised embeddings, shape (number of texts, D)."""
+"""It returns L2-normalised embeddings, shape (number of texts, D)."""
 
 Vote = Callable[
     [int, Population, Mapping[str, npt.NDArray[np.float32]]],
     Mapping[str, Counts],
 ]
-"""`vote(t, S, embeddings_ND of each label)`: the NOISY votes of each label, shape (N,).
+"""`vote(t, S, embeddings_ND of each label)` returns the NOISY votes of each label, shape (N,).
 
 It has to charge the iteration before it touches a private record, to add the noise once, and to
-keep `Checkpoint(t, S, noisy votes)` durably before it returns; asked again for an iteration that
-has a checkpoint, it must never count again."""
+keep `Checkpoint(t, S, noisy votes)` durably before it returns; for an iteration that has a
+checkpoint it must never count a second time."""
 
 
 class Prompts(Protocol):
@@ -61,14 +61,14 @@ class Prompts(Protocol):
         ...
 
     def random(self, label: str, rng: np.random.Generator) -> Prompt:
-        """Asks for a text of the label with a random keyword or persona."""
+        """Return the prompt for a text of the label with a random keyword or persona."""
         ...
 
     def variation(
         self, kind: Variation, label: str, text: str, words: int | None, rng: np.random.Generator
     ) -> Prompt:
-        """Asks for the text in a random style, in exactly `words` words where that is a number;
-        `text` already has its blanks where they are to be filled in."""
+        """Return the prompt for the text in a random style, in exactly `words` words where that is
+        a number; `text` already has its blanks where they are to be filled in."""
         ...
 
     def refused(self, answer: str) -> bool:
@@ -119,7 +119,8 @@ _TOKEN = re.compile(r"[\w'’-]+|[^\w\s]+")
 
 @dataclass(frozen=True)
 class _Call:
-    """A text to be asked for: `name` says which one, for good; without a `parent`, a random one."""
+    """Describes a text to ask for: `name` identifies it for the whole run; without a `parent`, it
+    is a random one."""
 
     name: str
     label: str
@@ -128,14 +129,13 @@ class _Call:
 
 @dataclass(frozen=True)
 class AugPe:
-    """The frozen plan of a run, all of it public. `records` is n_syn of each label.
+    """Holds the frozen plan of a run, all of it public. `records` is n_syn of each label.
 
     Guarantee: add or remove one unit. A record votes in its own label only, so an iteration is ONE
     application of `votes`, over the counts of all labels together, and a run costs `dp_event`: T of
     them, each on a population that depends on the noisy votes before. Rank or probability,
-    variations, lookahead, prompts and lengths are post-processing. `votes` None: a run without
-    noise, which is not private and has no event.
-    Proof: docs/privacy.md, section 3.4.
+    variations, lookahead, prompts and lengths are post-processing. A run without noise has None for
+    `votes`: it is not private and has no event. Proof: docs/privacy.md, section 3.4.
     """
 
     settings: AugPeSettings

@@ -1,4 +1,4 @@
-"""The audit of Aug-PE: noisy votes."""
+"""The audit of Aug-PE bounds the epsilon of its noisy votes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an iteration's noisy votes and kept texts say of the run's way: all of it public."""
+"""An iteration's noisy votes and kept texts show the run's progress; all of it is public."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 
 def iteration_history(checkpoint: Checkpoint, kept: Population) -> dict[str, Any]:
-    """Concentration of the noisy votes and lengths of the kept texts; post-processing.
+    """Return the concentration of the noisy votes and the lengths of the kept texts;
+    post-processing.
 
-    `top_tenth_share`: the share of the votes, cut at 0, that the tenth of texts with the most have:
-    0.1 where all have as many, more where the votes agree. `effective_texts`: the inverse of the
-    sum of the squared shares.
+    `top_tenth_share` is the share of the votes, cut at 0, that the tenth of texts with the most
+    have: 0.1 where all have as many, more where the votes agree. `effective_texts` is the inverse
+    of the sum of the squared shares.
     """
     votes_N = np.concatenate([np.array(v, dtype=np.float64) for v in checkpoint.votes.values()])
     shares_N = np.sort(np.maximum(votes_N, 0.0))[::-1]

@@ -1,4 +1,4 @@
-"""From a configuration to the frozen plan of Aug-PE."""
+"""`make_plan` makes the frozen plan of Aug-PE from a configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dpray.types import InputError
 
 @dataclass(frozen=True)
 class AugPePlan(Plan):
-    """A run without noise, which is not private, has no `votes`."""
+    """Holds the plan of Aug-PE; a run without noise, which is not private, has no `votes`."""
 
     settings: AugPeSettings
     votes: VoteHistogram | None
@@ -51,7 +51,7 @@ class AugPePlan(Plan):
 
     @property
     def noise_multiplier(self) -> float:
-        """sigma over the votes' sensitivity; 0 for a run without noise."""
+        """Return sigma over the votes' sensitivity; 0 for a run without noise."""
         return 0.0 if self.votes is None else self.votes.sigma / self.votes.votes_per_unit
 
     def method_summary(self) -> dict[str, Any]:

@@ -1,16 +1,16 @@
-"""Prompt templates of Aug-PE: how a random text and a variation of a text are asked for.
+"""A prompt template of Aug-PE asks for a random text and for a variation of a text.
 
 A template is a YAML file with Jinja expressions; `templates/aug_pe/*.yaml` are packaged, a user's
 own is named by its path. Keys: `random`, `paraphrase`, `fill_in_the_blanks` (the requests; `random`
 and the configured one of the other two are needed), `prefix` (the beginning of the answer),
 `styles` and `keywords` (of which one is drawn for each prompt), `demonstrations` (each with
-`label`, `blanks` and `text`), `refusals` (beginnings of an answer that is none) and `stop` (strings
-that end one).
+`label`, `blanks` and `text`), `refusals` (beginnings of an answer that counts as a refusal) and
+`stop` (strings that end one).
 
 Lists may stand in a file of their own, as `template_file` says. `keywords` may also map labels to
 lists, or to null for none: a label takes the longest key that it begins with, so that "" stands for
 all others. Variables: `task` (the request's key), `label`, `keyword`, `style`, `text` (the parent,
-with "_" for its blanks), `words` (how many are asked for, or none), `demonstrations` (each with its
+with "_" for its blanks), `words` (how many are asked for, or None), `demonstrations` (each with its
 number of `words`); what a request does not have is empty.
 
 Everything in a template is public; a demonstration must not be a private text.
@@ -44,8 +44,8 @@ DEMONSTRATION_KEYS = {"label", "blanks", "text"}
 
 @dataclass(frozen=True)
 class VariationPrompts:
-    """One template; see the module's text. `keywords` is by beginnings of labels, and of
-    `demonstrations` there are as many as the configuration asks for."""
+    """Holds one template; the module describes it. `keywords` maps beginnings of labels to
+    keywords; there are as many `demonstrations` as the configuration asks for."""
 
     requests: Mapping[str, str]
     prefix: str = ""
@@ -56,24 +56,24 @@ class VariationPrompts:
     stop: tuple[str, ...] = ()
 
     def random(self, label: str, rng: np.random.Generator) -> Prompt:
-        """Asks for a text of the label, with a random one of its keywords."""
+        """Return the prompt for a text of the label, with a random one of its keywords."""
         return self._prompt("random", label=label, keyword=_one_of(self.keywords_of(label), rng))
 
     def variation(
         self, kind: Variation, label: str, text: str, words: int | None, rng: np.random.Generator
     ) -> Prompt:
-        """Asks for a variation of `text` in a random style; of `words` words where it is a number.
-        For "fill_in_the_blanks" the blanks are in `text` already."""
+        """Return the prompt for a variation of `text` in a random style; of `words` words where it
+        is a number. For "fill_in_the_blanks" the blanks are in `text` already."""
         style = _one_of(self.styles, rng)
         return self._prompt(kind, label=label, text=text, words=words, style=style)
 
     def refused(self, answer: str) -> bool:
-        """Whether the answer is empty or begins like one of the template's refusals."""
+        """Return whether the answer is empty or begins like one of the template's refusals."""
         return is_refusal(answer, self.refusals)
 
     def keywords_of(self, label: str) -> tuple[str, ...]:
-        """The label's keywords; none where the template has none at all. Raises KeyError where it
-        has some for other labels only."""
+        """Return the label's keywords; none where the template has none at all. Raises KeyError
+        where it has some for other labels only."""
         if not self.keywords:
             return ()
         keys = [key for key in self.keywords if label.startswith(key)]
@@ -88,13 +88,8 @@ class VariationPrompts:
 
 
 def _one_of(choices: tuple[str, ...], rng: np.random.Generator) -> str:
-    """One of the choices, each as likely; "" where there are none."""
+    """Return one of the choices, each as likely; "" where there are none."""
     return choices[int(rng.integers(len(choices)))] if choices else ""
-
-
-def packaged_variation_templates() -> list[str]:
-    """Names of the Aug-PE templates that dpray brings."""
-    return list(packaged(PACKAGE))
 
 
 def load_variation_prompts(
@@ -103,7 +98,7 @@ def load_variation_prompts(
     demonstrations: int = 0,
     labels: Iterable[str] = ("",),
 ) -> VariationPrompts:
-    """A packaged template by its name, or a YAML file, with its first `demonstrations` ones.
+    """Load a packaged template by its name, or a YAML file, with its first `demonstrations` ones.
 
     Raises InputError saying what is wrong with the template, for the public `labels` too.
     """
@@ -134,21 +129,21 @@ def _keywords(file: TemplateFile) -> dict[str, tuple[str, ...]]:
 
 
 def _demonstrations(file: TemplateFile, wanted: int) -> tuple[dict[str, Any], ...]:
-    """The first `wanted` of them, each with its number of words."""
+    """Return the first `wanted` demonstrations, each with its number of words."""
     given = file.values.get("demonstrations", [])
     if not isinstance(given, list):
         raise Fault("demonstrations: has to be a list")
-    for shown in given:
-        if not isinstance(shown, dict) or set(shown) != DEMONSTRATION_KEYS:
+    for demonstration in given:
+        if not isinstance(demonstration, dict) or set(demonstration) != DEMONSTRATION_KEYS:
             keys = ", ".join(sorted(DEMONSTRATION_KEYS))
             raise Fault(f"demonstrations: each has the keys {keys}")
     if wanted > len(given):
         raise Fault(f"method.demonstrations asks for {wanted}, and there are {len(given)}")
-    return tuple(shown | {"words": len(str(shown["text"]).split())} for shown in given[:wanted])
+    return tuple(each | {"words": len(str(each["text"]).split())} for each in given[:wanted])
 
 
 def _try_out(prompts: VariationPrompts, variation: Variation, labels: Iterable[str]) -> None:
-    """Renders what a run will render, so that a fault shows before anything is paid for."""
+    """Render what a run will render, so that a fault shows before anything is paid for."""
     rng = np.random.default_rng(0)
     for label in labels:
         try:

@@ -1,4 +1,4 @@
-"""A release by Aug-PE: one noisy vote an iteration, published once; everything else is public.
+"""A release by Aug-PE publishes one noisy vote an iteration, once; everything else is public.
 
 The output of an iteration's vote is its checkpoint: the population and the NOISY votes. From the
 last one a run goes on, with the same noise multiplier and the same charge.
@@ -70,7 +70,7 @@ def unit(t: int) -> str:
 
 
 def checkpoints(session: AugPeSession) -> list[Checkpoint]:
-    """Return those of the iterations that are done, in order."""
+    """Return the checkpoints of the iterations that are done, in order."""
     outputs = map(session.published, map(unit, range(1, session.plan.settings.iterations + 1)))
     return [Checkpoint(**output) for output in outputs if output is not None]
 
@@ -90,8 +90,8 @@ def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards, Ask]]:
 
 
 def side_by_side(config: Config) -> Config:
-    """On Ray, engines and voters are there all the time and take turns: by this configuration, each
-    gets half of an actor's CPUs."""
+    """Return the configuration with which engines and voters each get half of an actor's CPUs: on
+    Ray, both are there all the time and take turns."""
     if not on_pool(config):
         return config
     runtime = config.runtime
@@ -100,7 +100,7 @@ def side_by_side(config: Config) -> Config:
 
 
 def add_noise(plan: AugPePlan, exact: dict[str, Counts]) -> dict[str, Counts]:
-    """Add noise once to every count of every label; none in a run that is not private."""
+    """Add noise once to every count of every label; add none in a run that is not private."""
     if plan.votes is None:
         return exact
     noisy_N = plan.votes.noisy(np.concatenate(list(exact.values())))

@@ -1,4 +1,4 @@
-"""Which texts survive an iteration of Aug-PE, from the noisy votes (Xie et al. 2024, step 3).
+"""The noisy votes decide which texts survive an iteration of Aug-PE (Xie et al. 2024, step 3).
 
 Post-processing: only noisy votes come in, so nothing here touches private data or costs privacy.
 Draws take an explicit generator. The threshold H is the paper's 0: counts are cut at 0.
@@ -21,7 +21,7 @@ def cut_at_zero(noisy_N: Counts) -> Counts:
 def select_by_rank(noisy_N: Counts, n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Return the indices of the n most voted texts, each at most once, best first (Aug-PE).
 
-    Ties, of which those at 0 are many, are broken at random: by index they would favour whatever
+    Ties, of which there are many at 0, are broken at random: by index they would favour whatever
     the population lists first. Raises ValueError unless 0 <= n <= N.
     """
     if not 0 <= n <= len(noisy_N):

@@ -1,5 +1,5 @@
-"""`method` of Aug-PE (Xie et al. 2024). The paper's values for its three data sets stand in the
-packaged templates `yelp`, `openreview` and `pubmed`."""
+"""`AugPeSettings` are the keys of `method` for Aug-PE (Xie et al. 2024). The paper's values for its
+three data sets stand in the packaged templates `yelp`, `openreview` and `pubmed`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The private records as voters: embedded once, then counted exactly, shard by shard."""
+"""The private records are the voters: they are embedded once, and their votes counted exactly,
+shard by shard."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Embeddings = npt.NDArray[np.float32]
 
 
 class Voters:
-    """One shard. Its counts are exact and private: the noise is added to the sum of all shards."""
+    """Holds one shard of the records. Its counts are exact and private: the noise is added to the
+    sum of all shards."""
 
     def __init__(self, config: Config) -> None:
         self._embedder = SentenceTransformerEmbedder(config.embedder.model)
@@ -35,11 +37,11 @@ class Voters:
             self._parts[label].append(self._embedder.embed(texts, batch_size=1))
 
     def embed(self, texts: Sequence[str]) -> Embeddings:
-        """Synthetic texts, which may share a batch."""
+        """Embed synthetic texts, which may share a batch."""
         return self._embedder.embed(texts)
 
     def count(self, population_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
-        """Votes for each label's texts by the records of that label, shape (N,) each."""
+        """Count the votes for each label's texts by the records of that label, shape (N,) each."""
         counts = {}
         for label, texts_ND in population_ND.items():
             mine = self._parts.get(label, [])
@@ -50,7 +52,7 @@ class Voters:
 
 
 def total_votes(voters: Shards, population_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
-    """The exact votes of all shards, added up; private."""
+    """Return the exact votes of all shards, added up; private."""
     shards: list[dict[str, Counts]] = voters.call("count", dict(population_ND))
     return {
         label: np.sum([counts[label] for counts in shards], axis=0, dtype=np.int64)

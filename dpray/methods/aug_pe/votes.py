@@ -1,7 +1,7 @@
-"""Votes of private records for their nearest synthetic texts (Xie et al. 2024, step 3).
+"""Private records vote for their nearest synthetic texts (Xie et al. 2024, step 3).
 
 The vote of a record has to depend on that record and the synthetic texts alone. A float32 search
-does not keep that by itself: how a matrix product rounds depends on how many rows it has, so that
+does not ensure that by itself: how a matrix product rounds depends on how many rows it has, so that
 one more record could flip a near-tie of ANOTHER record, and one unit would move more counts than is
 charged. So float32 decides only where its rounding cannot matter, and near-ties are settled in
 exact arithmetic: embeddings lie on a grid of 2^-24, where every squared distance is an integer
@@ -36,14 +36,14 @@ Array = npt.NDArray[np.float64]
 class VoteHistogram:
     """Counts one iteration's noisy votes: discrete Gaussian noise on every count.
 
-    Claim: relation add-or-remove-one unit. A record casts one vote in an iteration, for a text that
-    depends on that record and the public population alone (`count_votes`); a unit with k records
-    casts at most k = `votes_per_unit`. Sensitivity: k in L1, and k in L2 too, because all of a
-    unit's votes may fall on one text. That covers the counts of all classes together: a record
-    votes in its own class only. Cost: `dp_event` for an iteration, T of them for T iterations
-    (each one's population depends on the iterations before: adaptive composition). Noise goes on
-    EVERY text's count, the ones without a vote too.
-    Proof: docs/privacy.md, sections 3.2 and 3.3.
+    Claim: the relation is add-or-remove-one unit. A record casts one vote in an iteration, for a
+    text that depends on that record and the public population alone (`count_votes`); a unit with k
+    records casts at most k = `votes_per_unit`. The sensitivity is k in L1, and k in L2 too, because
+    all of a unit's votes may fall on one text. That covers the counts of all classes together: a
+    record votes in its own class only. The cost is `dp_event` for an iteration, T of them for T
+    iterations (each one's population depends on the iterations before: adaptive composition). Noise
+    goes on EVERY text's count, the ones without a vote too. Proof: docs/privacy.md, sections 3.2
+    and 3.3.
 
     Raises ValueError unless sigma is positive and finite: a run without noise is not private and
     does not come through here.
@@ -164,9 +164,9 @@ class _NearestText:
 
 
 def _gpu_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any] | None:
-    """An exact L2 index on GPU 0, and the memory that has to live as long as it; None without a
-    GPU, because there FAISS took three times numpy's time (tests/benchmarks/bench_voting.py), or
-    without FAISS, which the extra `gpu` brings."""
+    """Return an exact L2 index on GPU 0, and the memory that has to live as long as it; None
+    without a GPU, because on a CPU FAISS took three times numpy's time
+    (tests/benchmarks/bench_voting.py), or without FAISS, which the extra `gpu` brings."""
     if importlib.util.find_spec("faiss") is None:
         return None
     import faiss

@@ -1,9 +1,9 @@
-"""DP-KPS: private sequences of key phrases that seed an LLM's prompts (Nagesh et al. 2025).
+"""DP-KPS draws private sequences of key phrases that seed an LLM's prompts (Nagesh et al. 2025).
 
 The paper's symbols: S phrases of a record, V the public vocabulary, N terms of the private one, L
 phrases of a sequence, I features, K_1, K_2, ... an ensemble's estimators, u the squared norm of one
-block of a concatenation. Passes over private records take a shard of them and return sums;
-shards' sums add up, and `noisy_...` makes of the total what may be released. The rest is free.
+block of a concatenation. Passes over private records take a shard of them and return sums; shards'
+sums add up, and `noisy_...` makes the total releasable. The rest is free.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from dpray.methods.dp_kps.vocabulary import TermMatcher, VocabularyHistogram
 
 Ids = npt.NDArray[np.int64]
 Sums = npt.NDArray[Any]
-"""Counts, int64 of shape (1, N), or feature sums of shape (estimators, I): int64 in steps of the
-grid while they are private, float64 in the features' unit once they are noisy."""
+"""Holds counts, int64 of shape (1, N), or feature sums of shape (estimators, I): int64 in steps of
+the grid while they are private, float64 in the features' unit once they are noisy."""
 
 AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
 class DpKps:
-    """The frozen plan of a run; all of it public.
+    """Holds the frozen plan of a run; all of it is public.
 
     Guarantee: add or remove one unit, at most `records_per_unit` records of any classes. The
     vocabulary costs `epsilon_vocabulary`. A record's phrases go to the estimators of its own class
@@ -118,7 +118,7 @@ class DpKps:
     def kde(self) -> VocabularyHistogram | FeatureSum:
         """Return the mechanism of one class and one estimator.
 
-        `exact`: of each of its S terms a record has weight 1/S, here in units of 1/S.
+        With `exact`, a record gives each of its S terms the weight 1/S, here in units of 1/S.
         """
         settings, k = self.settings, self.records_per_unit
         if settings.estimator == "exact":
@@ -164,13 +164,14 @@ class DpKps:
         """Return the standard deviation of the noise in one term's density."""
         if isinstance(self.kde, VocabularyHistogram):
             return math.sqrt(2) * self.kde.dp_event.scale
-        spread = math.sqrt(2) if self.settings.noise == "laplace" else 1.0
-        return spread * self.kde.scale / math.sqrt(self.settings.features)
+        std_of_unit_scale = math.sqrt(2) if self.settings.noise == "laplace" else 1.0
+        return std_of_unit_scale * self.kde.scale / math.sqrt(self.settings.features)
 
 
 class DensityPass:
-    """Private pass 2. Holds what every shard needs: the matcher of the N terms, and their features
-    (rff) or angles in every block (iterative: N * I * 8 bytes for each block of each estimator)."""
+    """Computes private pass 2. Holds what every shard needs: the matcher of the N terms, and their
+    features (rff) or angles in every block (iterative: N * I * 8 bytes for each block of each
+    estimator)."""
 
     def __init__(self, plan: DpKps, terms: Sequence[str], vectors_ND: npt.NDArray[Any]) -> None:
         self.plan, self.matcher = plan, TermMatcher(terms)
@@ -209,9 +210,9 @@ class Sequences:
 
     `noisy` holds each label's noisy sums, `vectors_ND` the embeddings of the N terms. A class's
     densities, less `threshold` standard deviations of their noise and cut at 0, become shares; the
-    shares of all classes together times `contrast` are taken off (what every class has tells
-    nothing of this one); what is left above 0, of the `top_m` best, is drawn with weights ^
-    (1 / temperature). Where nothing is left, every term is as likely as any other.
+    shares of all classes together times `contrast` are taken off (what every class has says nothing
+    about this one); what is left above 0, of the `top_m` best, is drawn with weights ^ (1 /
+    temperature). Where nothing is left, every term is as likely as any other.
     """
 
     def __init__(

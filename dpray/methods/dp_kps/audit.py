@@ -1,4 +1,4 @@
-"""The audit of DP-KPS: the vocabulary's counts and the densities."""
+"""The audit of DP-KPS bounds the epsilon of the vocabulary's counts and of the densities."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dpray.methods.dp_kps.kde import GRID, LARGEST, FeatureSum
 from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
 
 FAR_TOO_LONG = 1e3
-"""A feature of the unit; the largest that a record may give is sqrt(2)."""
+"""The unit's records have such a feature; the largest that a record may contribute is sqrt(2)."""
 
 MOST_FEATURES = 4
-"""Features that are drawn of an estimator. The pure epsilon of Laplace noise is reached where all
-are extreme together, which many hardly ever are."""
+"""At most so many features of an estimator are drawn. The pure epsilon of Laplace noise is reached
+where all are extreme together, which many hardly ever are."""
 
 
 def targets(method: DpKps) -> Iterator[Target]:
@@ -35,8 +35,8 @@ def targets(method: DpKps) -> Iterator[Target]:
 
 
 def vocabulary_target(name: str, histogram: VocabularyHistogram) -> MonteCarlo:
-    """Audit the counts; every record of the unit holds the same terms, S and more of them. Of the
-    others the counts are the same in both worlds, and are not drawn."""
+    """Audit the counts; every record of the unit holds the same terms, S and more of them. The
+    counts of the other terms are the same in both worlds, and are not drawn."""
     S, k = histogram.phrases_per_record, histogram.records_per_unit
     histogram = replace(histogram, size=min(histogram.size, 2 * S))
     terms = list(range(histogram.size))  # of which the mechanism counts the first S

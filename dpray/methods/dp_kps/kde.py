@@ -1,5 +1,5 @@
-"""Private kernel densities by random Fourier features (Nagesh et al. 2025, Theorem B.2, after
-Wagner et al. 2023), and the kernel itself where the points are known.
+"""This module computes private kernel densities by random Fourier features (Nagesh et al. 2025,
+Theorem B.2, after Wagner et al. 2023), and the kernel itself where the points are known.
 
 The kernel is `k(x, y) = exp(-||x - y||^2 / bandwidth^2)`. Shape legend: R records, N terms, D
 dimensions, I features, Q queries.
@@ -35,8 +35,8 @@ GRID = 2.0**24
 LARGEST = math.floor(math.sqrt(2) * GRID)
 
 ROUNDING_STD = 3.0
-"""The standard deviation, in steps of the grid, of the random rounding that turns Gaussian noise
-into discrete Gaussian noise in the argument of `FeatureSum`."""
+"""The random rounding has this standard deviation, in steps of the grid: it is the rounding by
+which the proof of `FeatureSum` turns Gaussian noise into discrete Gaussian noise."""
 
 BLOCK = 4096
 
@@ -137,12 +137,12 @@ class FeatureSum:
 
     @property
     def l1_sensitivity(self) -> int:
-        """Return it in steps of the grid."""
+        """Return the L1 sensitivity in steps of the grid."""
         return LARGEST * self.number * self.records_per_unit
 
     @property
     def l2_sensitivity(self) -> float:
-        """Return it in steps of the grid, rounded up."""
+        """Return the L2 sensitivity in steps of the grid, rounded up."""
         return math.nextafter(LARGEST * math.sqrt(self.number) * self.records_per_unit, math.inf)
 
     @property
@@ -154,7 +154,7 @@ class FeatureSum:
     @property
     def grid_scale(self) -> float:
         """Return the scale of the discrete Laplace noise, in steps of the grid; the sigma of the
-        discrete Gaussian. Rounded so that neither costs more than `noise_multiplier` says."""
+        discrete Gaussian. It is rounded so that neither costs more than `noise_multiplier` says."""
         if self.noise == "laplace":
             return laplace_scale(self.l1_sensitivity, 1.0 / self.noise_multiplier)
         sigma = math.hypot(self.noise_multiplier * self.l2_sensitivity, ROUNDING_STD)

@@ -1,4 +1,4 @@
-"""The two passes over the private records, shard by shard. What a shard answers is exact and
+"""DP-KPS passes over the private records twice, shard by shard. A shard's answer is exact and
 private: the noise is added to the sum of all shards. No text is kept after it was counted."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Embeddings = npt.NDArray[np.float32]
 
 
 class VocabularyShard:
-    """Pass 1: how many records hold each public term."""
+    """Counts, in pass 1, how many records hold each public term."""
 
     def __init__(self, config: Config, plan: DpKps, terms: Sequence[str]) -> None:
         self._plan, self._matcher = plan, TermMatcher(terms)
@@ -35,7 +35,7 @@ class VocabularyShard:
 
 
 class DensityShard:
-    """Pass 2: each class's sums."""
+    """Computes, in pass 2, each class's sums."""
 
     def __init__(
         self, config: Config, plan: DpKps, terms: Sequence[str], vectors_ND: Embeddings
@@ -55,12 +55,12 @@ class DensityShard:
 
 
 def total_counts(shards: Shards) -> Counts:
-    """The exact counts over V of all shards; private."""
+    """Return the exact counts over V of all shards; private."""
     total_V: Counts = np.sum(shards.call("counts"), axis=0, dtype=np.int64)
     return total_V
 
 
 def total_sums(shards: Shards) -> dict[str, Sums]:
-    """Each class's exact sums over all shards, added in the order of the shards; private."""
+    """Return each class's exact sums over all shards, added in the order of the shards; private."""
     parts: list[dict[str, Sums]] = shards.call("sums")
     return {label: sum(part[label] for part in parts) for label in parts[0]}  # type: ignore[misc]

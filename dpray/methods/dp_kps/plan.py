@@ -1,4 +1,4 @@
-"""From a configuration to the frozen plan of DP-KPS."""
+"""`make_plan` makes the frozen plan of DP-KPS from a configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from dpray.types import Budget, InputError
 
 @dataclass(frozen=True)
 class DpKpsPlan(Plan):
-    """`method.dimension` is 0 until the embedder is loaded: it costs nothing."""
+    """Holds the plan of DP-KPS. `method.dimension` is 0 until the embedder is loaded: the cost does
+    not depend on it."""
 
     settings: DpKpsSettings
     method: DpKps
@@ -32,7 +33,7 @@ class DpKpsPlan(Plan):
 
     @property
     def charges(self) -> dict[str, Event]:
-        """One for each pass over the private records."""
+        """Return one charge for each pass over the private records."""
         charges = {"vocabulary": self.method.vocabulary.dp_event, "kde": self.method.kde_event}
         if (histogram := self.label_histogram) is not None:
             charges = {"labels": histogram.dp_event} | charges
@@ -43,15 +44,15 @@ class DpKpsPlan(Plan):
         return "labels"
 
     def charge(self, name: str) -> Budget:
-        """Pure epsilon wherever the noise is Laplace's."""
+        """Return the charge's cost, a pure epsilon wherever the noise is Laplace's."""
         gaussian = name == "kde" and self.settings.noise == "gaussian"
         price = cost(self.charges[name], self.config.privacy.delta if gaussian else 0.0)
         return Budget(price.epsilon, price.delta)
 
     @cached_property
     def cost(self) -> Cost:
-        """The sum of the charges, eps_voc + eps_kde in the paper. Exact as in the ledger, and then
-        rounded up: a budget of this size holds them."""
+        """Return the sum of the charges, eps_voc + eps_kde in the paper. It is exact, as in the
+        ledger, and rounded up at the end: a budget of this size holds them."""
         *others, last = (Charge(event, self.charge(name)) for name, event in self.charges.items())
         privacy = self.config.privacy
         total = BasicComposition(Budget(privacy.epsilon, privacy.delta)).spent([*others, last])
@@ -98,7 +99,7 @@ class DpKpsPlan(Plan):
 
 def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     """Resolve everything that is null; reads the public vocabulary. Raises InputError where the
-    keys together cost more than `privacy.epsilon`: the plan never does."""
+    keys together cost more than `privacy.epsilon`; the plan never does."""
     privacy = config.privacy
     labels = privacy.epsilon_labels if config.data.label_proportions == "measured" else 0.0
     try:
@@ -128,7 +129,7 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
 
 
 def _examples(settings: DpKpsSettings) -> list[str]:
-    """The first texts of the public few-shot file."""
+    """Return the first texts of the public few-shot file."""
     if settings.few_shot is None:
         return []
     texts = []

@@ -1,8 +1,8 @@
-"""Prompt templates of DP-KPS: how a text with a sequence of terms is asked for.
+"""A prompt template of DP-KPS asks for a text with a sequence of terms.
 
 A template is a YAML file with Jinja expressions; `templates/dp_kps/*.yaml` are packaged, a user's
 own is named by its path. Keys: `user` (the request), `prefix` (the beginning of the answer), `stop`
-(strings that end a text), `refusals` (beginnings of an answer that is none). Variables:
+(strings that end a text), `refusals` (beginnings of an answer that counts as a refusal). Variables:
 `document_type`, `terms` (a list), `label` (empty unless the configuration says that it is public),
 `examples` (public texts of the wanted form).
 """
@@ -24,7 +24,7 @@ KEYS = {"user", "prefix", "stop", "refusals"}
 
 @dataclass(frozen=True)
 class KeyphrasePrompts:
-    """One template; see the module's text."""
+    """Holds one template; the module describes it."""
 
     user: str
     document_type: str
@@ -44,14 +44,15 @@ class KeyphrasePrompts:
         return Prompt(user, prefix)
 
     def refused(self, answer: str) -> bool:
-        """Whether the answer is empty or begins like one of the template's refusals."""
+        """Return whether the answer is empty or begins like one of the template's refusals."""
         return is_refusal(answer, self.refusals)
 
 
 def load_keyphrase_prompts(
     name_or_path: str, document_type: str, examples: Sequence[str] = ()
 ) -> KeyphrasePrompts:
-    """A packaged template by its name, or a YAML file. Raises InputError saying what is wrong."""
+    """Load a packaged template by its name, or a YAML file. Raises InputError saying what is
+    wrong."""
     with faults_named(name_or_path):
         file = TemplateFile.read(name_or_path, packaged(PACKAGE), KEYS, "user")
         prompts = KeyphrasePrompts(

@@ -1,4 +1,5 @@
-"""A release by DP-KPS: the private vocabulary, the private densities, then sequences and texts.
+"""A release by DP-KPS measures the private vocabulary and the private densities; sequences and
+texts follow from them.
 
 Each of the two passes over the private records is a charge of its own and gives one noisy output
 that is published once. All that follows is post-processing: it is drawn from public randomness and

@@ -1,4 +1,4 @@
-"""`method` of DP-KPS (Nagesh et al. 2025)."""
+"""`DpKpsSettings` are the keys of `method` for DP-KPS (Nagesh et al. 2025)."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ class DpKpsSettings(Section):
         return 1.0 if self.estimator == "rff" else 0.0
 
     def epsilons(self, total: float, labels: float = 0.0) -> tuple[float, float]:
-        """eps_voc and eps_kde of a run that may cost `total`, of which measured label proportions
-        take `labels`. Subtracted, like in the ledger, as the decimals that were written: 0.1 and
-        0.2 fit 0.3.
+        """Return eps_voc and eps_kde of a run that may cost `total`, of which measured label
+        proportions take `labels`. They are subtracted, as in the ledger, as the decimals that were
+        written: 0.1 and 0.2 fit 0.3.
 
         Raises ValueError, naming the key, where what is given leaves nothing for the other, or both
         together are more than what is left.

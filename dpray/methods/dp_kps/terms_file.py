@@ -1,4 +1,4 @@
-"""The public list of terms that key phrases come from."""
+"""Key phrases come from a public list of terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Private vocabulary: which terms of a public list the records use (Nagesh et al. 2025, B.1).
+"""The private vocabulary is the terms of a public list that the records use (Nagesh et al. 2025,
+B.1).
 
 Shape legend: V terms of the public list, N terms of the private vocabulary.
 """
@@ -35,7 +36,7 @@ class TermMatcher:
     Case is folded, canonically equal Unicode is equal, and any white space between two words is as
     good as any other. A match begins and ends where a word does; of the matches that begin first
     the longest wins, and matches do not overlap. A term's id is its position in `terms`; of terms
-    that are equal after folding the first one counts. Pickles as its list of terms.
+    that are equal after folding the first one counts. It pickles as its list of terms.
 
     The automaton (Aho and Corasick 1975) runs over texts in which every word is wrapped in spaces,
     so that a hit can only begin and end at a word's edge.
@@ -138,7 +139,7 @@ class VocabularyHistogram:
         return discrete_laplace(counts_V, self.dp_event.scale)
 
     def top(self, noisy_V: Counts, number: int, rng: np.random.Generator) -> list[int]:
-        """The ids of the `number` (N) highest noisy counts, highest first, ties broken at random;
-        all V if there are no more."""
+        """Return the ids of the `number` (N) highest noisy counts, highest first, ties broken at
+        random; all V if there are no more."""
         order = np.lexsort((rng.random(self.size), -noisy_V))
         return [int(term_id) for term_id in order[:number]]

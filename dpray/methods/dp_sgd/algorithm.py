@@ -26,12 +26,12 @@ from dpray.training.step import DpSgdStep, Trainer
 T = TypeVar("T")
 
 Units = Sequence[Sequence[TrainingText]]
-"""The private data: the records of every unit, at least one each."""
+"""Holds the private data: the records of every unit, at least one each."""
 
 
 @dataclass(frozen=True)
 class DpSgd:
-    """Freezes the plan of a fine-tuning; all of it is public.
+    """Holds the frozen plan of a fine-tuning; all of it is public.
 
     Guarantee: add or remove one unit. Every step is a `DpSgdStep` on a Poisson sample of its own,
     `steps` is fixed before the data is opened, and all that leaves a step is its noisy mean: the
@@ -47,8 +47,8 @@ class DpSgd:
     steps: int
     settings: TrainingSettings
     repeats: int = 0
-    """Steps that are paid for beside `steps`: an interrupted training repeats its last ones, with
-    noise of their own, and both times count."""
+    """Counts the steps that are paid for beside `steps`: an interrupted training repeats its last
+    ones, with noise of their own, and both times count."""
 
     @property
     def dp_event(self) -> Event:

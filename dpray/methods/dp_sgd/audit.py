@@ -1,4 +1,4 @@
-"""The audit of DP-SGD: canaries with orthogonal gradients through the whole training loop.
+"""The audit of DP-SGD sends canaries with orthogonal gradients through the whole training loop.
 
 The model is a table with one number for each canary, so that a canary's gradient lies on a
 coordinate of its own, is longer than the clip norm, and what a step released of it is read off the
@@ -30,13 +30,14 @@ from dpray.training.reference import ReferenceTrainer
 from dpray.training.step import DpSgdStep, Trainer
 
 MOST_STEPS = 1000
-"""Steps of the audited training; of a longer plan, the claim for so many is audited."""
+"""The audited training has at most so many steps; of a longer plan, the claim for so many is
+audited."""
 
 TOO_LONG = 10.0
-"""The length of a canary's gradient before it is clipped, in clip norms."""
+"""A canary's gradient is so many clip norms long before it is clipped."""
 
 AT_ONCE = 20_000
-"""Canaries of a training."""
+"""A training has at most so many canaries."""
 
 Array = npt.NDArray[np.float64]
 
@@ -48,7 +49,8 @@ def targets(plan: DpSgd) -> Iterator[Target]:
 
 
 class CanaryTable(nn.Module):
-    """Canary i is the text (i + 1, 0); its loss depends on the table's entry i + 1 alone."""
+    """Is a model of one number for each canary. Canary i is the text (i + 1, 0); its loss depends
+    on the table's entry i + 1 alone."""
 
     def __init__(self, canaries: int, gradient: float) -> None:
         super().__init__()
@@ -63,7 +65,7 @@ class CanaryTable(nn.Module):
 
 @dataclass
 class Spy:
-    """A `Trainer` that passes to `see` what each step released of every canary, in units of a
+    """Is a `Trainer` that passes to `see` what each step released of every canary, in units of a
     clipped gradient, and puts the weights back: every step begins at 0."""
 
     inner: Trainer
@@ -85,7 +87,7 @@ class Spy:
 
 @dataclass
 class Rehearsal:
-    """A `Trainer` that only records which canaries come at each step."""
+    """Is a `Trainer` that only records which canaries come at each step."""
 
     rank: int = 0
     ranks: int = 1
@@ -103,7 +105,7 @@ class Rehearsal:
 def train(
     plan: DpSgd, canaries: int, included: Sequence[int], see: Callable[[Array], None]
 ) -> None:
-    """Train on the included canaries by what trains in one process; ranks are held against it."""
+    """Train on the included canaries in one process; training on ranks is tested against that."""
     mechanism = plan.mechanism
     model = CanaryTable(canaries, TOO_LONG * mechanism.clip_norm)
     loss = PerExampleLoss(model, mechanism.precision).eval()
@@ -113,7 +115,7 @@ def train(
 
 
 def foretell(plan: DpSgd, canaries: int) -> list[npt.NDArray[np.int64]]:
-    """Return the batches of another training: what anybody may know of the sampler's."""
+    """Return the batches of another training: what anybody may know about the sampler."""
     rehearsal = Rehearsal()
     _fine_tune(plan, range(canaries), rehearsal)
     return rehearsal.batches
@@ -159,7 +161,7 @@ def repeated_target(plan: DpSgd) -> MonteCarlo:
     run.
 
     Statistics: the log-likelihood ratio, the sum, and the sum over the steps at which the canary
-    came in a rehearsal, which tells something only where batches can be foretold.
+    came in a rehearsal, which is informative only where batches can be predicted.
     """
     plan = _audited(plan)
 
@@ -186,6 +188,7 @@ def repeated_target(plan: DpSgd) -> MonteCarlo:
 
 
 def _audited(plan: DpSgd) -> DpSgd:
-    """Plain SGD at rate 1 shows the noisy mean itself: an optimizer only post-processes it."""
+    """Return the plan with plain SGD at rate 1, which shows the noisy mean itself: an optimizer
+    only post-processes it."""
     settings = TrainingSettings(optimizer="sgd", learning_rate=1.0, micro_batch_size=512)
     return replace(plan, steps=min(plan.steps, MOST_STEPS), repeats=0, settings=settings)

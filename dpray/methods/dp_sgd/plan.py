@@ -23,7 +23,7 @@ from dpray.training.step import DpSgdStep
 from dpray.types import InputError
 
 NO_NOISE = 1e-12
-"""The noise multiplier of a run that is not private: lost in the rounding of every coordinate."""
+"""A run that is not private has this noise multiplier, lost in the rounding of every coordinate."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _noise_multiplier(config: Config, settings: DpSgdSettings, steps: int) -> fl
 
 
 def check_lengths(config: Config, settings: DpSgdSettings, codes: ControlCodes) -> None:
-    """Raises InputError where `method.max_length` is more than the model's context, or leaves no
+    """Raise InputError where `method.max_length` is more than the model's context, or leaves no
     token for a text after its control code."""
     codec = TextCodec(str(Path(config.engine.model).expanduser()), config.engine.max_model_len)
     if settings.max_length > codec.context_length:

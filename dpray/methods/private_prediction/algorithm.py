@@ -1,4 +1,4 @@
-"""Private prediction (Amin et al. 2024, Algorithm 1).
+"""`PrivatePrediction` runs private prediction (Amin et al. 2024, Algorithm 1).
 
 The paper's symbols: s batch_size, r private_tokens, c clip_bound, tau temperature, theta and sigma
 the sparse vector's threshold and noise, S a batch of private prompts, X the synthetic examples, x
@@ -21,8 +21,8 @@ SELECTOR = "dpray.methods.private_prediction.token:PrivateTokenSelector"
 
 @dataclass(frozen=True)
 class Batch:
-    """The token ids of a batch's private prompts (none if the batch is empty) and of its public
-    prompt."""
+    """Holds the token ids of a batch's private prompts (none if the batch is empty) and of its
+    public prompt."""
 
     batch_id: str
     private_prompts: tuple[tuple[int, ...], ...] = field(repr=False)
@@ -31,7 +31,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Example:
-    """A finished synthetic text: released."""
+    """Holds a finished synthetic text, which is released."""
 
     text: str
     finish_reason: str
@@ -40,8 +40,8 @@ class Example:
 
 @dataclass(frozen=True)
 class BatchOutput:
-    """The released output of a batch. `private_tokens` of `tokens` were drawn from the private
-    prompts, and the unfinished text at t == r was dropped."""
+    """Holds the released output of a batch. `private_tokens` of `tokens` were drawn from the
+    private prompts, and the unfinished text at t == r was dropped."""
 
     batch_id: str
     examples: tuple[Example, ...]
@@ -51,7 +51,7 @@ class BatchOutput:
 
 @dataclass(frozen=True)
 class PrivatePrediction:
-    """The frozen plan of a run, all of it public.
+    """Holds the frozen plan of a run, all of it public.
 
     Guarantee: add or remove one unit. Batches hold disjoint units (see
     `dpray.mechanisms.partition.HashPartition`), each draws at most r private tokens, so the whole

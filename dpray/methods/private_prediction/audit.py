@@ -1,4 +1,5 @@
-"""The audit of private prediction: private tokens, and the sparse vector's answers.
+"""The audit of private prediction bounds the epsilon of private tokens and of the sparse vector's
+answers.
 
 The unit's rows are sure of one token, or of another where the sparse vector is asked; all draws are
 made by the selector that runs beside the language model.
@@ -23,13 +24,13 @@ from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSel
 TARGET, OTHER = 0, 1
 
 MOST_TOKENS = 16
-"""Tokens that a trial draws one after the other; more of them take too long."""
+"""A trial draws at most so many tokens one after the other; more of them take too long."""
 
 SURE = 1e3
-"""A logit that clipping has to cut."""
+"""Clipping has to cut a logit of this size."""
 
 Logits = tuple[torch.Tensor, torch.Tensor]
-"""Private rows (S, V) and the public one (V,)."""
+"""Holds private rows (S, V) and the public one (V,)."""
 
 
 def targets(mechanism: PrivateToken) -> Iterator[Target]:
@@ -104,9 +105,9 @@ def _nears(mechanism: dict[str, Any], queries: list[Logits]) -> int:
 def _contested(mechanism: PrivateToken, with_unit: bool) -> Logits:
     """Make logits under which OTHER leads TARGET and the rest of the vocabulary is very unlikely.
 
-    The statistic of several tokens is their sum, which tells most where the two worlds lie on both
-    sides of a tie, equally far from it. One token's ratio of probabilities is near its bound where
-    TARGET is rare. The vocabulary is larger than the candidates: they are chosen too.
+    The statistic of several tokens is their sum, which is most informative where the two worlds lie
+    on both sides of a tie, equally far from it. One token's ratio of probabilities is near its
+    bound where TARGET is rare. The vocabulary is larger than the candidates: they are chosen too.
     """
     c, s, tau = mechanism.clip_bound, mechanism.batch_size, mechanism.temperature
     V = 2 if mechanism.candidates == "all" else max(mechanism.k, 2) + 1

@@ -1,4 +1,4 @@
-"""The set of tokens that may be drawn, chosen from public logits only: it costs nothing."""
+"""The tokens that may be drawn are chosen from public logits only, which costs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipped averages of logits (Amin et al. 2024, Eq. 1; InvisibleInk 2025 for `dclip`).
+"""This module averages clipped logits (Amin et al. 2024, Eq. 1; InvisibleInk 2025 for `dclip`).
 
 Both return `(1/s) * sum over rows of (something in [-c, c]^V)`, plus, for `dclip`, public logits.
 Adding or removing one row therefore moves no component by more than `c / s`: sensitivity `c / s` in
@@ -23,10 +23,10 @@ import numpy as np
 import torch
 
 GRID = 2.0**24
-"""Steps of a clipped logit in one nat."""
+"""One nat of a clipped logit has so many steps."""
 
 BLOCK = 16
-"""Rows that are clipped together, whatever the number of rows."""
+"""So many rows are clipped together, whatever the number of rows."""
 
 
 def recentred_mean(

@@ -1,4 +1,5 @@
-"""What an engine actor does, without Ray: whole batches in, their outputs out."""
+"""`BatchDecoder` does an engine actor's work, without Ray: it turns whole batches into their
+outputs."""
 
 from __future__ import annotations
 
@@ -92,8 +93,8 @@ class BatchDecoder:
             )
 
     def _encode_private(self, text: str, label: str) -> tuple[int, ...]:
-        """A private prompt's tokens, its text cut so that prompt and answer fit the model: a rule
-        on this text alone."""
+        """Return a private prompt's tokens, its text cut so that prompt and answer fit the model: a
+        rule on this text alone."""
         frame = len(self.engine.encode(self.plan.template.private_prompt("", label)))
         most = max(self._room - frame, 0)
         while True:
@@ -128,8 +129,8 @@ def bound_copies(rows: Iterable[Row], most: int) -> Iterator[Row]:
 
 
 def group_rows(rows: Iterable[Row]) -> dict[str, list[str]]:
-    """The texts of each batch. Every batch has to come with its one place-holder: without it, the
-    rows are a part of a batch, and a part must not be decoded as if it were whole."""
+    """Return the texts of each batch. Every batch has to come with its one place-holder: without
+    it, the rows are a part of a batch, and a part must not be decoded as if it were whole."""
     texts: dict[str, list[str]] = {}
     places: list[str] = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""The exponential mechanism as softmax sampling (Amin et al. 2024, Lemma 4)."""
+"""Softmax sampling is the exponential mechanism (Amin et al. 2024, Lemma 4)."""
 
 from __future__ import annotations
 

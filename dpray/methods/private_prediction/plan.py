@@ -1,4 +1,4 @@
-"""From a configuration to the frozen plan of private prediction."""
+"""`make_plan` makes the frozen plan of private prediction from a configuration."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from dpray.types import InputError
 MOST_PRIVATE_TOKENS = 10_000_000
 
 TOO_LARGE = 1e-9
-"""The probability that a batch has more rows than are asked for in `engine.max_num_seqs`."""
+"""A batch has more rows than `engine.max_num_seqs` allows for with at most this probability."""
 
 
 @dataclass(frozen=True)
 class PrivatePredictionPlan(Plan):
-    """`salt` is the partition's, "" in a plan that is only looked at. `config.engine.dtype` is what
-    the model computes in, never "auto"."""
+    """Holds the plan of private prediction. `salt` is the partition's, "" in a plan that is not
+    run. `config.engine.dtype` is what the model computes in, never "auto"."""
 
     settings: PrivatePredictionSettings
     private_tokens: int
@@ -89,14 +89,15 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def expected_texts(self) -> int:
-        """Texts that are decoded if each were as long as it may be: usually there are more."""
+        """Return the number of texts that are decoded if each is as long as it may be: usually
+        there are more."""
         a_batch = self.private_tokens // self.settings.max_tokens
         texts = self.method.examples_per_batch
         return self.batches_decoded * min(texts, max(1, a_batch))
 
     @property
     def expected_records(self) -> int:
-        """Of these texts, those that `method.max_records` lets out."""
+        """Return how many of these texts `method.max_records` lets be released."""
         return min(self.expected_texts, self.settings.max_records or self.expected_texts)
 
     @property
@@ -195,8 +196,8 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
 
 
 def _with_dtype(config: Config) -> Config:
-    """Float32 unless another is asked for: the charged sensitivity is that of rows whose logits do
-    not depend on the other rows of a forward pass."""
+    """Return the configuration with float32 unless another dtype is asked for: the charged
+    sensitivity is that of rows whose logits do not depend on the other rows of a forward pass."""
     if config.engine.dtype != "auto":
         return config
     engine = config.engine.model_copy(update={"dtype": "float32"})
@@ -204,7 +205,7 @@ def _with_dtype(config: Config) -> Config:
 
 
 def check_rows(config: Config, settings: PrivatePredictionSettings) -> None:
-    """Raises InputError where a batch may have more rows than vLLM decodes at once.
+    """Raise InputError where a batch may have more rows than vLLM decodes at once.
 
     A batch's size is a sum over units, each of which is in it or not, with at most w rows: its
     number of records, or of copies of one record. By Bernstein's inequality such a sum of mean m is
@@ -235,7 +236,7 @@ def check_rows(config: Config, settings: PrivatePredictionSettings) -> None:
 def check_lengths(
     config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
 ) -> None:
-    """Raises InputError where a prompt without its private text, or the public one, leaves no room
+    """Raise InputError where a prompt without its private text, or the public one, leaves no room
     in the model's context for a text of `method.max_tokens`."""
     engine = config.engine
     codec = TextCodec(check_model_path(engine.model), engine.max_model_len)
@@ -255,7 +256,7 @@ def check_lengths(
 
 
 def _texts(settings: PrivatePredictionSettings, private_tokens: int, batches: int) -> int:
-    """The most texts of a batch."""
+    """Return the largest number of texts of a batch."""
     if settings.max_records is not None:
         return math.ceil(settings.max_records / batches)
     # A private text has at least one private token; public ones are free and have to end too.
@@ -284,7 +285,7 @@ def _mechanism(
 
 
 def _affordable_tokens(config: Config, settings: PrivatePredictionSettings, most: int) -> int:
-    """The largest r whose cost stays within the configured epsilon (calibration in r)."""
+    """Return the largest r whose cost stays within the configured epsilon (calibration in r)."""
     try:
         return int(
             calibrate(

@@ -1,4 +1,4 @@
-"""Prompt templates: the same words around a private text and around its public placeholder.
+"""A prompt template puts the same words around a private text and around its public placeholder.
 
 A template is a YAML file with Jinja expressions; `templates/*.yaml` are packaged, a user's own is
 named by its path. Keys: `user` (the request), `prefix` (the beginning of the answer), `placeholder`
@@ -25,8 +25,8 @@ TEXTS = ("user", "prefix", "placeholder", "private", "output")
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """One template; see the module's text. Rendering with the same words for private and public
-    prompts keeps the two at the same point of the text."""
+    """Holds one template; the module describes it. Rendering with the same words for private and
+    public prompts keeps the two at the same point of the text."""
 
     user: str
     prefix: str = ""
@@ -46,11 +46,11 @@ class PromptTemplate:
             raise InputError(f"method.template: {self.name}: fails on a text ({kind})") from None
 
     def public_prompt(self, label: str) -> Prompt:
-        """The prompt with the placeholder: holds no private text."""
+        """Make the prompt with the placeholder, which holds no private text."""
         return self._prompt(self._render("placeholder", label=label), label)
 
     def text_of(self, row: dict[str, Any]) -> str:
-        """The private text made from a row's columns, where the template has `private`.
+        """Make the private text from a row's columns, where the template has `private`.
 
         Raises KeyError where a column is missing (JSON cannot hold what is undefined either), and
         whatever else the template ends in.
@@ -61,7 +61,7 @@ class PromptTemplate:
             raise KeyError(str(error)) from None
 
     def released(self, completion: str) -> str:
-        """The text that is released, from what was decoded."""
+        """Make the text that is released from what was decoded."""
         return self._render("output", completion=completion).strip()
 
     def _prompt(self, text: str, label: str) -> Prompt:
@@ -85,13 +85,9 @@ class PromptTemplate:
             return  # it may ask for JSON
 
 
-def packaged_templates() -> list[str]:
-    """Names of the templates that dpray brings."""
-    return list(packaged(PACKAGE))
-
-
 def load_template(name_or_path: str) -> PromptTemplate:
-    """A packaged template by its name, or a YAML file. Raises InputError saying what is wrong."""
+    """Load a packaged template by its name, or a YAML file. Raises InputError saying what is
+    wrong."""
     with faults_named(name_or_path):
         file = TemplateFile.read(name_or_path, packaged(PACKAGE), {*TEXTS, "stop"}, "user")
         stop = file.words("stop", stripped=False)

@@ -1,4 +1,4 @@
-"""A release by private prediction: batches decoded, each published once, and put together."""
+"""A release by private prediction decodes batches, publishes each once, and puts them together."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[s
 
 @dataclass
 class Decoded:
-    """Sums over published batches; released, so public."""
+    """Holds sums over published batches; released, so public."""
 
     batches: int = 0
     examples: int = 0
@@ -151,7 +151,7 @@ class Decoded:
 
     @classmethod
     def by_now(cls, session: BatchSession) -> Decoded:
-        """Sum over what is published."""
+        """Sum over the batches that are published by now."""
         done = cls()
         for outcome in session.folder.published_records():
             done.add(session.plan, outcome)
@@ -202,7 +202,8 @@ def report(session: BatchSession, done: Decoded) -> dict[str, Any]:
 
 
 def rounding(plan: PrivatePredictionPlan, variation: float | None) -> list[str]:
-    """Say how far c / s is not claimed, by what was measured where the model ran."""
+    """Return the report's warning that rounding may exceed the sensitivity c / s, by what was
+    measured where the model ran."""
     if variation is None:
         return plan.rounding
     if variation == 0.0:

@@ -1,4 +1,4 @@
-"""The rows of batches: validated, labelled and hashed from the rows of a file."""
+"""The rows of a file are validated, labelled and hashed into the rows of batches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ROWS = pa.schema(
 
 
 def placeholder(batch_id: str) -> Row:
-    """Return the one row that every batch has, whatever the data holds: its `text` is None. Empty
-    batches run too."""
+    """Return the one row that every batch has, whatever the data holds: with None for its `text`.
+    Empty batches run too."""
     return {"batch": batch_id, "text": None, "unit": "", "rank": 0}
 
 

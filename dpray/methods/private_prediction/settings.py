@@ -1,4 +1,5 @@
-"""`method` of private prediction (Amin et al. 2024)."""
+"""`PrivatePredictionSettings` are the keys of `method` for private prediction (Amin et al.
+2024)."""
 
 from __future__ import annotations
 

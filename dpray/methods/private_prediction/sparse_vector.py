@@ -1,4 +1,5 @@
-"""AboveThreshold on the distance of private and public predictions (Amin et al. 2024, Lemma 5)."""
+"""`SparseVector` runs AboveThreshold on the distance of private and public predictions (Amin et al.
+2024, Lemma 5)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 PROBABILITY_GRID = 2.0**40
-"""Steps of a probability; a batch of 8,000 rows sums to less than 2^53 of them."""
+"""A probability has so many steps; a batch of 8,000 rows sums to less than 2^53 of them."""
 
 
 @dataclass(frozen=True)

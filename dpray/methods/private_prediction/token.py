@@ -1,4 +1,5 @@
-"""One token of private prediction (Amin et al. 2024, Algorithm 1, lines 11 to 19).
+"""This module draws one token of private prediction (Amin et al. 2024, Algorithm 1, lines 11 to
+19).
 
 `PrivateToken` is the mechanism: its public parameters, its cost, its draw. `PrivateTokenSelector`
 carries it through a text, in the process that holds the logits.
@@ -36,12 +37,12 @@ class PrivateToken:
     `private_tokens` tokens are drawn privately for a batch: `dp_event` is the cost of them all.
 
     This holds for logits of a row that depend on this row alone, and for candidates cut out by
-    public logits that no private row touches. Engines keep to the second exactly (`PublicPass`). To
-    the first, kernels keep up to their rounding, which goes with the shape of the whole forward
+    public logits that no private row touches. Engines satisfy the second exactly (`PublicPass`).
+    Kernels satisfy the first up to their rounding, which goes with the shape of the whole forward
     pass: every engine that decodes is tested for it (`row_variation`), and the report states what
     was found. With a small model on a CPU, and one row more, the average moved by 1.000 c / s in
-    float32 and by up to 1.39 c / s in bfloat16. So a plan takes float32 unless told otherwise. The
-    sums themselves are exact (`dpray.methods.private_prediction.clipping`).
+    float32 and by up to 1.39 c / s in bfloat16. So a plan takes float32 unless another dtype is
+    configured. The sums themselves are exact (`dpray.methods.private_prediction.clipping`).
 
     `batch_size` is the public expected size s; `threshold` and `noise` are theta and sigma of
     the sparse vector, both None where it is off.

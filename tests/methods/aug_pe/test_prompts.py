@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
+from dpray.io.template_file import packaged
 from dpray.methods.aug_pe.algorithm import Prompts
-from dpray.methods.aug_pe.prompts import (
-    VariationPrompts,
-    load_variation_prompts,
-    packaged_variation_templates,
-)
+from dpray.methods.aug_pe.prompts import PACKAGE, VariationPrompts, load_variation_prompts
 from dpray.types import InputError
 
 
@@ -28,10 +25,10 @@ def write(tmp_path: Path, **keys: Any) -> str:
 
 
 def test_what_is_packaged() -> None:
-    assert packaged_variation_templates() == ["openreview", "pubmed", "texts", "yelp"]
+    assert list(packaged(PACKAGE)) == ["openreview", "pubmed", "texts", "yelp"]
 
 
-@pytest.mark.parametrize("name", packaged_variation_templates())
+@pytest.mark.parametrize("name", packaged(PACKAGE))
 def test_packaged_templates(name: str) -> None:
     shown = 3 if name in ("texts", "yelp") else 1
     labels = ["Restaurants", "Something else | Review Stars: 2.0", ""]

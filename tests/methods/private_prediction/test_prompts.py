@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dpray.methods.private_prediction.prompts import load_template, packaged_templates
+from dpray.io.template_file import packaged
+from dpray.methods.private_prediction.prompts import PACKAGE, load_template
 from dpray.types import InputError
 
 FILM = {
@@ -21,10 +22,10 @@ FILM = {
 def test_the_papers_templates_are_there() -> None:
     assert {
         "agnews", "trec", "dbpedia", "mit_g", "mit_d", "imdb", "yelp", "json", "wikimovies", "texts"
-    } <= set(packaged_templates())  # fmt: skip
+    } <= set(packaged(PACKAGE))  # fmt: skip
 
 
-@pytest.mark.parametrize("name", packaged_templates())
+@pytest.mark.parametrize("name", packaged(PACKAGE))
 def test_private_text_takes_the_place_of_the_placeholder(name: str) -> None:
     template = load_template(name)
     text = "{{ not a template }} <b>&amp; 7" if name != "json" else '{"a": 1}'
