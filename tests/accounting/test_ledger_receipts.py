@@ -150,7 +150,7 @@ def test_a_report_without_its_place_is_named(
 
 def test_a_folder_that_is_no_runs_is_named(ledger: Ledger, url: str, tmp_path: Path, capfd):
     assert verify(url, tmp_path / "none") == 2
-    assert "is it a run's folder?" in capfd.readouterr().err
+    assert "cannot read " in capfd.readouterr().err
 
 
 def test_the_last_commit_is_a_runs_last_entry(ledger: Ledger):
