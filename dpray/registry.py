@@ -11,7 +11,7 @@ from dpray.engines.model_path import check_model_path
 from dpray.io.records import list_files
 from dpray.runs.engine import BuildEngine, build_engine
 from dpray.runs.plan import Plan
-from dpray.types import OnProgress
+from dpray.types import DprayError, OnProgress
 
 
 def make_plan(config: Config) -> Plan:
@@ -41,7 +41,11 @@ def run(
     plan = make_plan(config)
     release = _module(config, "release").release
     with ReleaseFolder(config.output.path) as folder:
-        return Run(plan, folder, release, on_progress, build).execute()
+        try:
+            return Run(plan, folder, release, on_progress, build).execute()
+        except DprayError as error:
+            # Without its cause, a library's error that may quote a text: Python shows both.
+            raise error from None
 
 
 def _module(config: Config, name: str) -> Any:

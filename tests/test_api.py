@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,36 @@ def test_without_the_package_of_hugging_face(job: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "datasets", module)
     with pytest.raises(dpray.InputError, match="needs the package `datasets`"):
         synthetic.to_datasets()
+
+
+def test_an_error_shows_no_text_of_the_library_that_raised(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python prints an error together with its cause, whose message may quote a record."""
+    from dpray.methods.dp_kps.passes import VocabularyShard
+
+    def load(shard: VocabularyShard, rows: Any) -> None:
+        raise ValueError(f"cannot read {rows[0]['text']!r}")
+
+    monkeypatch.setattr(VocabularyShard, "load", load)
+    with pytest.raises(dpray.DprayError, match="the run stopped: ValueError") as caught:
+        dpray.run(dpray.load(job))
+    assert "in the morning" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_progress_function_that_raises_only_interrupts(job: Path) -> None:
+    def broken(progress: dpray.Progress) -> None:
+        if progress.stage == "densities":
+            raise ZeroDivisionError("a program's own")
+
+    config = dpray.load(job)
+    with pytest.raises(dpray.Resumable, match="on_progress raised ZeroDivisionError; the same"):
+        dpray.run(config, broken)
+    assert len(dpray.run(config).records) == 20
+
+
+def test_a_configuration_shows_no_password_of_its_ledger(job: Path) -> None:
+    url = "postgresql://nurse:s3cret@host/ledger"
+    config = dpray.load(job, f"privacy.ledger={url}")
+    assert config.privacy.ledger == url
+    assert "s3cret" not in f"{config!r} {config} {dpray.plan(config)!r}"

@@ -75,7 +75,8 @@ class PrivacyConfig(Section):
         "measurements, with every output stamped not_private (aug_pe, dp_sgd)",
     )
     delta: float = Field(gt=0, lt=1, allow_inf_nan=False)
-    ledger: str = Field("sqlite:///ledger.db", description="where the budgets are kept")
+    # Not shown by `repr`: the URL may hold a password.
+    ledger: str = Field("sqlite:///ledger.db", repr=False, description="where the budgets are kept")
     dataset: str = Field(min_length=1, description="the ledger's name for this data")
     epsilon_labels: Positive = Field(
         0.1, description="the share of epsilon for data.label_proportions: measured"

@@ -45,6 +45,11 @@ PARTS = (".jsonl", ".json")
 MODEL = "model"
 """A released model is in the folder of this name."""
 
+CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL = "checkpoints", "ray_train", "released_model"
+
+SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL)
+"""The folders in `private` that a training fills and a finished run has no use for."""
+
 
 class ReleaseFolder:
     """A `ReleaseFolder` is one run's output folder, held by one process at a time."""
@@ -167,9 +172,9 @@ class ReleaseFolder:
         return count
 
     def release_model(self, source: Path, report: dict[str, Any]) -> None:
-        """Release the files in `source` as the folder `model`, whole or not at all. The report is
-        among them, because the folder may be copied alone."""
-        target, staged = self.root / MODEL, self.private / "released_model"
+        """Release the files in `source` as the folder `model`, whole or not at all, with the report
+        among them: it travels alone."""
+        target, staged = self.root / MODEL, self.private / RELEASED_MODEL
         for place in (target, staged):
             shutil.rmtree(place, ignore_errors=True)
         staged.mkdir()
@@ -181,11 +186,10 @@ class ReleaseFolder:
         staged.replace(target)
 
     def remove_work(self) -> None:
-        """Remove what the release was made from: its batches say nothing that the release does not,
-        and all other folders in `private` are scratch. The outputs of mechanisms stay: everything
-        may be sampled from them anew, at no cost."""
+        """Remove what the release was made from: its batches say nothing that it does not. The
+        outputs of mechanisms stay: everything may be drawn from them anew, at no cost. So does
+        what is not the run's own: people keep ledgers and evaluations in `private`."""
         for path in [*self.staging.iterdir(), *self.parts.glob("*.jsonl")]:
             path.unlink()
-        for path in self.private.iterdir():
-            if path.is_dir() and path not in (self.staging, self.parts):
-                shutil.rmtree(path, ignore_errors=True)
+        for name in SCRATCH:
+            shutil.rmtree(self.private / name, ignore_errors=True)

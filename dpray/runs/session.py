@@ -110,7 +110,16 @@ class Session(Generic[P]):
         if not self.plan.not_private:
             cost = f"eps {self.plan.cost.epsilon:.3f} (charged)"
         detail = f"{detail}, {cost}" if detail else cost
-        self._on_progress(Progress(stage, completed, total, detail))
+        self._show(Progress(stage, completed, total, detail))
+
+    def _show(self, progress: Progress) -> None:
+        """Raises Resumable where the caller's function raises: no mechanism failed by that."""
+        try:
+            self._on_progress(progress)
+        except DprayError:
+            raise
+        except Exception as error:
+            raise self.unfinished(f"on_progress raised {type(error).__name__}") from error
 
     # Mechanisms
 
@@ -223,7 +232,7 @@ class Session(Generic[P]):
             def on_completion() -> None:
                 nonlocal done
                 done += 1
-                self._on_progress(Progress(f"{stage}: LLM calls", done, len(requests)))
+                self._show(Progress(f"{stage}: LLM calls", done, len(requests)))
 
             return ask_cached(engine, self._calls, on_completion)(requests)
 

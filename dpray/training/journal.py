@@ -103,10 +103,9 @@ class Journal:
         def look() -> None:
             while not ended.wait(SECONDS_BETWEEN_LOOKS):
                 try:
-                    done = self.steps_done()
+                    show(self.steps_done())
                 except Exception:
                     return  # without progress the training still goes on
-                show(done)
 
         thread = threading.Thread(target=look, daemon=True)
         thread.start()

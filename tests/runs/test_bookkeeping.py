@@ -132,3 +132,13 @@ def test_a_new_ledger_is_told_of_and_only_a_file_is_made(
     other = {"output__path": str(tmp_path / "third"), "privacy__ledger": "postgresql://host/name"}
     with pytest.raises(InputError, match="there is no ledger"):
         methods.run(config(**other))
+
+
+def test_what_people_keep_in_private_survives_the_run(config: Callable[..., Config]) -> None:
+    """A ledger in a folder of its own, before all: without it the next run would be free."""
+    run = config()
+    ledger = Path(run.output.path) / "private" / "ledger" / "ledger.db"
+    ledger.parent.mkdir(parents=True)
+    privacy = run.privacy.model_copy(update={"ledger": f"sqlite:///{ledger}"})
+    methods.run(run.model_copy(update={"privacy": privacy}))
+    assert Ledger.open(f"sqlite:///{ledger}").names() == ["notes"]

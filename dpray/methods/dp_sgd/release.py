@@ -35,7 +35,7 @@ from dpray.methods.dp_sgd.control_codes import (
 from dpray.methods.dp_sgd.plan import DpSgdPlan, check_lengths
 from dpray.runs.cluster import ended_for_memory, is_local
 from dpray.runs.engine import with_absolute_model
-from dpray.runs.folder import MODEL
+from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN
 from dpray.runs.placement import gpus_of_rank
 from dpray.runs.session import Release, Session
 from dpray.training.journal import Journal, lost_blocks
@@ -97,7 +97,7 @@ def train(session: DpSgdSession) -> dict[str, Any]:
             session.ledger,
             session.key(),
             session.attempt_id,
-            str(private / "checkpoints"),
+            str(private / CHECKPOINTS),
             method.steps,
             plan.checkpoint_steps,
         ),
@@ -124,7 +124,7 @@ def train_on_actors(session: DpSgdSession, training: Training, show: OnStep) -> 
             train_on_ray(
                 training,
                 workers=runtime.actors,
-                scratch=str(session.folder.private.resolve() / "ray_train"),
+                scratch=str(session.folder.private.resolve() / RAY_TRAIN),
                 gpus_per_worker=gpus_of_rank(runtime.gpus_per_actor or 0.0),
                 cpus_per_worker=runtime.cpus_per_actor,
             )

@@ -33,7 +33,11 @@ class BatchDecoder:
         self.plan, self.ledger, self.key, self.attempt_id = plan, ledger, key, attempt_id
         self.engine = engine = load()
         # With public prompts, before a private one is here.
-        self._row_variation = row_variation(engine, plan.settings.batch_size)
+        try:
+            self._row_variation = row_variation(engine, plan.settings.batch_size)
+        except BaseException:
+            engine.close()  # the next attempt's engine needs its memory
+            raise
         self._room = engine.context_length - plan.method.max_tokens
 
     def work(self, rows: Iterable[Row]) -> Iterator[Outcome]:

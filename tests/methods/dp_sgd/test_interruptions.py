@@ -43,6 +43,20 @@ def interrupt(run: Config, steps: int) -> None:
         methods.run(run, on_progress)
 
 
+def test_a_progress_function_that_raises_fails_no_training(config: Callable[..., Config]) -> None:
+    """It is called between the steps of the mechanism, but is no part of it."""
+    run = config()
+    open_budget(run)
+
+    def broken(progress: Progress) -> None:
+        if (progress.stage, progress.completed) == ("training steps", 3):
+            raise ZeroDivisionError("a program's own")
+
+    with pytest.raises(Resumable, match="on_progress raised ZeroDivisionError; the same command"):
+        methods.run(run, broken)
+    assert methods.run(run)["steps"] == {"planned": 6, "repeated": 2, "charged": 8}
+
+
 def test_an_interrupted_run_resumes_with_fresh_noise_and_is_charged_for_repeats(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,30 @@ def test_an_engine_that_raises_once_costs_its_unfinished_batches_a_repetition(
     assert faulty.loaded == 2, "the engine that failed is not asked again"
 
 
+def test_an_engine_whose_test_fails_is_closed_before_the_next_one_is_loaded(
+    config: Callable[..., Config], engine: Engine
+) -> None:
+    """A device holds one engine at a time."""
+    held: list[int] = []
+
+    class FailsItsTest(Faulty):
+        def build(self, section: EngineConfig, **_: Any) -> Faulty:
+            assert not held
+            held.append(1)
+            return super().build(section)
+
+        def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
+            if self.errors:
+                raise self.errors.pop(0)
+            return super().decode_lockstep(groups, next_group)
+
+        def close(self) -> None:
+            held.pop()
+
+    report = run(config(), FailsItsTest(engine, [EngineError("the GPU is gone")]))
+    assert report["batches"]["published"] == 12 and not held
+
+
 def test_batches_of_an_engine_that_failed_are_dropped_where_the_rule_says_so(
     config: Callable[..., Config], engine: Engine
 ) -> None:
