@@ -90,8 +90,9 @@ def evaluate(
     from dpray.config.loading import parse
     from dpray.evaluation.settings import EvaluationSettings
 
-    paths = {"real": str(real), "synthetic": str(synthetic), "out": out}
-    parsed = parse(EvaluationSettings, paths | settings)
+    settings |= {"real": real, "synthetic": synthetic}
+    plain = {key: str(v) if isinstance(v, Path) else v for key, v in settings.items()}
+    parsed = parse(EvaluationSettings, plain | {"out": out})
     # Imported after a wrong key was found.
     from dpray.evaluation.files import evaluate_files
 

@@ -92,6 +92,8 @@ def test_evaluate(job: Path) -> None:
         dpray.evaluate(real, real, seed=3)
     with pytest.raises(dpray.InputError, match="embedder: cannot load"):
         dpray.evaluate(real, real, embedder=[str(job.with_name("none"))])
+    with pytest.raises(dpray.InputError, match="--train: "):
+        dpray.evaluate(real, real, train=job.with_name("none.jsonl"))
 
 
 def test_what_is_no_finished_run(tmp_path: Path) -> None:
