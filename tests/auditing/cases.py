@@ -31,7 +31,6 @@ from dpray.methods.dp_sgd import algorithm as dp_sgd
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.audit import one_run_target, repeated_target
 from dpray.methods.private_prediction import clipping
-from dpray.methods.private_prediction import token as private_token
 from dpray.methods.private_prediction.audit import sparse_vector_target, tokens_target
 from dpray.methods.private_prediction.exponential import SoftmaxSampler
 from dpray.methods.private_prediction.sparse_vector import SparseVector
@@ -111,18 +110,19 @@ def unclipped() -> AbstractContextManager[Any]:
         return public + mean(z, *more)
 
     stack = ExitStack()
-    stack.enter_context(patch.object(private_token, "recentred_mean", mean))
-    stack.enter_context(patch.object(private_token, "dclip_mean", beside))
+    stack.enter_context(patch.object(clipping, "recentred_mean", mean))
+    stack.enter_context(patch.object(clipping, "dclip_mean", beside))
     return stack
 
 
 def one_row_for_the_batch() -> AbstractContextManager[Any]:
     """Divide by the rows that are there, one, where s = 5 is paid for."""
+    right = clipping.dclip_mean
 
     def last(z: torch.Tensor, p: torch.Tensor, k: Any, c: float, s: int) -> torch.Tensor:
-        return clipping.dclip_mean(z[-1:], p, k, c, 1)
+        return right(z[-1:], p, k, c, 1)
 
-    return patch.object(private_token, "dclip_mean", last)
+    return patch.object(clipping, "dclip_mean", last)
 
 
 def colder(times: int) -> Fault:
