@@ -11,7 +11,7 @@ import pytest
 
 from dpray.accounting.ledger import Ledger
 from dpray.types import Budget
-from tests.integration.processes import Cluster, Runs, ray_cluster, short
+from tests.integration.processes import Cluster, Runs, end, ray_cluster, short
 from tests.integration.trainings import METHOD
 
 
@@ -30,14 +30,20 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def runs(
     cluster: Cluster, settings: Callable[..., dict[str, Any]], tmp_path: Path
-) -> Callable[..., Runs]:
-    """A configuration for the cluster: 12 batches in tasks of two."""
+) -> Iterator[Callable[..., Runs]]:
+    """A configuration for the cluster: 12 batches in tasks of two. No process of a run outlives its
+    test: it would keep CPUs that the next one waits for."""
+    made: list[Runs] = []
 
     def make(**changes: Any) -> Runs:
         ours = {"runtime__ray_address": None, "runtime__batches_per_task": 2}
-        return Runs(settings(**(ours | changes)), cluster, tmp_path)
+        made.append(Runs(settings(**(ours | changes)), cluster, tmp_path))
+        return made[-1]
 
-    return make
+    yield make
+    for process in (process for run in made for process in run.processes):
+        if process.poll() is None:
+            end(process)
 
 
 @pytest.fixture

@@ -214,19 +214,26 @@ class Runs:
         self.output = Path(tree["output"]["path"])
         self.url: str = tree["privacy"]["ledger"]
         self.program = DPRAY_RUN
+        self.processes: list[subprocess.Popen[str]] = []
         self.marker = folder / "marker"
-        self.config = folder / f"{self.output.name}.yaml"
-        self.config.write_text(yaml.safe_dump(tree))
+        self.folder = folder
 
     def with_fault(self, fault: str) -> Runs:
         """Give its engine a fault of `fault_driver`'s."""
         self.program = [FAULT_DRIVER, fault, str(self.marker)]
         return self
 
+    @property
+    def config(self) -> Path:
+        """The file with `tree` as it stands now."""
+        path = self.folder / f"{self.output.name}.yaml"
+        path.write_text(yaml.safe_dump(self.tree))
+        return path
+
     def start(self, **variables: str) -> subprocess.Popen[str]:
         """On the cluster, unless `variables` of the environment say otherwise."""
         variables = {"RAY_ADDRESS": self.cluster.address} | variables
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, *self.program, str(self.config), "--json"],
             # Ray's own workers come last of all (nice 15) otherwise: beside busy neighbours they
             # get a twentieth of a core.
@@ -235,6 +242,8 @@ class Runs:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.processes.append(process)
+        return process
 
     def finish(self, process: subprocess.Popen[str]) -> Ended:
         """Its end; whatever it was, no private text was printed, kept or logged."""

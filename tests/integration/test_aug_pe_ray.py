@@ -33,7 +33,7 @@ def endpoint() -> Iterator[Server]:
 
 
 @pytest.fixture
-def aug_pe(runs: Callable[..., Runs], endpoint: Server, tmp_path: Path) -> Runs:
+def aug_pe(runs: Callable[..., Runs], endpoint: Server) -> Runs:
     """Two shard actors with the real embedder, and an endpoint that answers one call at a time."""
     run = runs(runtime__actors=2, data__public_size=60)
     run.tree["method"] = AUG_PE
@@ -41,7 +41,7 @@ def aug_pe(runs: Callable[..., Runs], endpoint: Server, tmp_path: Path) -> Runs:
         "kind": "openai", "model": "m", "base_url": endpoint.url, "max_in_flight": 2,
         "attempts": 30,
     }  # fmt: skip
-    return Runs(run.tree, run.cluster, tmp_path)
+    return run
 
 
 def assert_once(run: Runs, report: dict[str, Any]) -> None:
@@ -113,14 +113,13 @@ def test_an_endpoint_that_fails_now_and_then_and_one_that_is_gone(aug_pe: Runs, 
     endpoint.answers_left = 60
     # The driver asks, on Ray and here.
     aug_pe.tree["engine"]["attempts"], aug_pe.tree["runtime"]["ray_address"] = 2, "none"
-    gone = Runs(aug_pe.tree, aug_pe.cluster, aug_pe.config.parent)
     endpoint.faults = []
-    ended = gone.run()
+    ended = aug_pe.run()
     assert ended.code == 4, ended.err
     assert "iterations are done" in ended.err and "same command goes on" in ended.err
     endpoint.answers_left = 10**9
     endpoint.faults = [500]
-    assert_once(gone, gone.run().report)
+    assert_once(aug_pe, aug_pe.run().report)
 
 
 def test_dp_kps_counts_the_same_on_two_actors(runs: Callable[..., Runs], tmp_path: Path):
@@ -132,6 +131,6 @@ def test_dp_kps_counts_the_same_on_two_actors(runs: Callable[..., Runs], tmp_pat
         "estimator": "rff", "features": 50, "sampling": "iterative",
     }  # fmt: skip
     run.tree["engine"] = {"kind": "none"}
-    report = Runs(run.tree, run.cluster, tmp_path).run().report
+    report = run.run().report
     assert report["epsilon"] == pytest.approx(8.0) and report["delta"] == 0.0
     assert report["records"] == 10

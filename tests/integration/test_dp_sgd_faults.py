@@ -16,9 +16,9 @@ pytestmark = pytest.mark.slow
 
 def test_driver_killed_in_mid_training(training: Callable[..., Runs]) -> None:
     run = training()
-    with started(run) as process:
-        process.kill()
-        assert run.finish(process).code < 0
+    process = started(run)
+    process.kill()
+    assert run.finish(process).code < 0
     assert not (run.output / "synthetic.jsonl").exists() and not (run.output / "model").exists()
     assert_charged(run, run.run().report, 10)
 
@@ -26,9 +26,9 @@ def test_driver_killed_in_mid_training(training: Callable[..., Runs]) -> None:
 def test_worker_killed_in_mid_training(training: Callable[..., Runs], cluster: Cluster) -> None:
     """The runner, and nothing else, restarts the training from the last checkpoint."""
     run = training()
-    with started(run) as process:
-        workers = cluster.workers("RayTrainWorker")
-        assert len(workers) == 2
-        with suppress(psutil.NoSuchProcess):
-            workers[1].kill()
-        assert_charged(run, run.finish(process).report, 10)
+    process = started(run)
+    workers = cluster.workers("RayTrainWorker")
+    assert len(workers) == 2
+    with suppress(psutil.NoSuchProcess):
+        workers[1].kill()
+    assert_charged(run, run.finish(process).report, 10)

@@ -37,7 +37,7 @@ def dp_kps(runs: Callable[..., Runs], tmp_path: Path) -> Callable[..., Runs]:
             "name": "dp_kps", "vocabulary": str(words), "vocabulary_size": 20, "records": 60,
             "max_tokens": 16, "max_retries": 0,
         }  # fmt: skip
-        return Runs(run.tree, run.cluster, tmp_path)
+        return run
 
     return make
 
@@ -74,7 +74,7 @@ def test_texts_are_written_by_actors_and_one_is_killed(
 
 
 def test_aug_pe_votes_on_cpus_and_writes_on_gpus(
-    runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
+    runs: Callable[..., Runs], cluster: Cluster
 ) -> None:
     """Both kinds of actors are there at a time: were the voters given the GPUs, or each kind all
     the CPUs, nothing would be written."""
@@ -83,7 +83,6 @@ def test_aug_pe_votes_on_cpus_and_writes_on_gpus(
         "name": "aug_pe", "records": 6, "iterations": 2, "variations": 2, "max_tokens": 8,
         "word_var": None, "max_retries": 6,
     }  # fmt: skip
-    run = Runs(run.tree, run.cluster, tmp_path)
     process = run.start()
     wait_for(lambda: cluster.workers("EngineActor") and cluster.workers("ShardActor"), process)
     report = run.finish(process).report

@@ -31,8 +31,8 @@ def test_a_proxy_that_ray_kills_for_a_slow_start_has_a_successor(
     }
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump(config))
-    # The first proxy has 0.6 seconds instead of 15; each one after it has 0.6 more.
-    with ray_cluster(short_folder, RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S="0.2") as cluster:
+    # The first proxy has 0.15 seconds instead of 15; each one after it has 0.15 more.
+    with ray_cluster(short_folder, RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S="0.05") as cluster:
         process = subprocess.Popen(
             [sys.executable, "-m", "dpray", "serve", str(path), "--json"],
             env=environment(RAY_ADDRESS=cluster.address),

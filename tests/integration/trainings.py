@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.events import PoissonSubsampledGaussian, SelfComposed
 from dpray.accounting.ledger import Ledger
-from tests.integration.processes import Runs, end, wait_for
+from tests.integration.processes import Runs, wait_for
 
 METHOD = {
     "name": "dp_sgd", "epochs": 10, "batch_size": 20, "micro_batch_size": 4, "max_length": 32,
@@ -20,16 +19,11 @@ METHOD = {
 STEP = PoissonSubsampledGaussian(1 / 3, 1.5)
 
 
-@contextmanager
-def started(run: Runs) -> Iterator[subprocess.Popen[str]]:
-    """Yield the run's process in mid-training; it does not outlive a test that fails."""
+def started(run: Runs) -> subprocess.Popen[str]:
+    """Return the run's process in mid-training."""
     process = run.start()
-    try:
-        wait_for(lambda: in_mid_training(run), process)
-        yield process
-    finally:
-        if process.poll() is None:
-            end(process)
+    wait_for(lambda: in_mid_training(run), process)
+    return process
 
 
 def in_mid_training(run: Runs) -> bool:
