@@ -1,7 +1,8 @@
 """`cost` computes what a frozen plan costs: the smallest valid epsilon over four bounds.
 
-- `pld`: the privacy loss distributions of `dp-accounting`, composed by FFT; a plan of Gaussian
-  mechanisms alone uses the closed form of their distribution (Balle and Wang 2018);
+- `pld`: the privacy loss distributions of `dp-accounting`, composed by FFT; draws of bounded range
+  are composed exactly (Dong, Durfee and Rogers 2020), and a plan of Gaussian mechanisms alone uses
+  the closed form of its distribution (Balle and Wang 2018);
 - `rdp`: Rényi DP on a grid of orders;
 - `zcdp`: zero-concentrated DP with the optimised conversion of Canonne, Kamath and Steinke (2020),
   Corollary 13, which is Theorem 1 of Amin et al. (2024);
@@ -124,7 +125,7 @@ def _pld_epsilon(event: Event, delta: float) -> float:
 @functools.lru_cache(maxsize=8)
 def _composed_pld(event: Event) -> Pld | None:
     """Return the plan's PLD, on a grid whose step is a power of two set by the plan alone; None if
-    a term has none, or the plan costs too much."""
+    the plan costs too much."""
     largest_loss = min(_rdp_epsilon(event, PLD_MIN_DELTA), event.pure_epsilon())
     if not 0 < largest_loss <= PLD_MAX_EPSILON:
         return None
@@ -133,7 +134,5 @@ def _composed_pld(event: Event) -> Pld | None:
     # In an order of their own, because the rounding of a convolution depends on it.
     for part, count in sorted(event.terms().items(), key=lambda t: canonical_json(t[0].to_json())):
         pld = part.pld(interval, count)
-        if pld is None:
-            return None
         total = pld if total is None else total.compose(pld)
     return total

@@ -19,6 +19,7 @@ from dpray.accounting.events import (
     ExponentialMechanism,
     Gaussian,
     Laplace,
+    PoissonSubsampledDraws,
     PoissonSubsampledGaussian,
     SelfComposed,
     event_from_json,
@@ -34,6 +35,7 @@ LEAVES = [
     ExponentialMechanism(0.3),
     AboveThreshold(0.2),
     PoissonSubsampledGaussian(0.03, 0.9),
+    PoissonSubsampledDraws(0.03, 0.1, 20),
 ]
 NESTED = [
     SelfComposed(Composed((ExponentialMechanism(0.04), AboveThreshold(0.03))), 40),

@@ -1,0 +1,189 @@
+"""Draws of bounded range are composed exactly, as hockey-stick curves (Dong, Durfee and Rogers
+2020).
+
+A draw has bounded range `eta` if, for each pair of neighbours, its log-likelihood ratio lies in
+[t - eta, t] for some t. `Curve` bounds delta as a function of epsilon; `composed_draws` is the
+curve of the worst adaptive composition of such draws. Every approximation is on the safe side: the
+computed curve is never below the exact one.
+Proof: docs/privacy.md, section 6.6.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.pld_pmf import PLDPmf
+
+Array = npt.NDArray[Any]
+
+BLOCK = 256
+"""The curves of up to so many draws are computed in one pass, and kept."""
+
+TAIL = 1e-15
+"""A grid ends where the delta of all its draws together is below this."""
+
+ROUNDING = 1.0 + 2.0**-49
+"""A step adds products of positive numbers: it rounds by less than this factor."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Bounds a hockey-stick divergence delta(epsilon) from above.
+
+    The bound is `deltas[i]` at `epsilons[i]` (increasing) and linear in exp(epsilon) between, which
+    is above a convex curve. Below the grid it is the chord to delta = 1 at epsilon = -inf, above it
+    the last delta. No loss exceeds `largest`, where the exact curve is 0.
+    """
+
+    epsilons: Array
+    deltas: Array
+    largest: float
+
+    def __call__(self, epsilons: Array) -> Array:
+        """Return the bound at each epsilon."""
+        within = np.interp(np.exp(epsilons), np.exp(self.epsilons), self.deltas)
+        below = 1.0 - (1.0 - self.deltas[0]) * np.exp(epsilons - self.epsilons[0])
+        return np.where(epsilons < self.epsilons[0], below, within)
+
+    def poisson_subsampled(self, q: float) -> tuple[Curve, Curve]:
+        """Return the curves of removing and of adding a unit that takes part in what this curve
+        describes with probability `q` (0 < q <= 1), by a secret coin.
+
+        With P the law of the output if the unit takes part and Q if it does not, removing compares
+        (1-q) Q + q P with Q, and adding compares Q with (1-q) Q + q P (Balle, Barthe and Gaboardi
+        2018, Theorem 2). In exp(epsilon), both are projective maps of this curve: chords stay
+        chords, and nodes stay nodes.
+        """
+        away = q + (1.0 - q) * np.exp(self.epsilons)
+        removing = Curve(
+            np.log1p(q * np.expm1(self.epsilons)),
+            q * self.deltas,
+            math.log1p(q * math.expm1(self.largest)),
+        )
+        adding = Curve(
+            -np.log1p(q * np.expm1(-self.epsilons)),
+            q / away * self.deltas,
+            -math.log1p(q * math.expm1(-self.largest)),
+        )
+        return removing, adding
+
+    def pmf(self, interval: float) -> PLDPmf:
+        """Return the privacy loss distribution of the pair that has this curve, sampled near its
+        nodes at multiples of `interval`, again from above."""
+        from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
+
+        losses = np.unique(np.rint(self.epsilons / interval).astype(np.int64))
+        # A node may have been rounded inwards.
+        losses = np.concatenate([[losses[0] - 1], losses, [losses[-1] + 1]])
+        deltas = np.minimum.accumulate(np.clip(self(losses * interval), 0.0, 1.0))
+        return create_pmf_pessimistic_connect_dots(interval, losses, deltas)
+
+    def rdp(self, orders: tuple[float, ...]) -> Array:
+        """Return the Rényi divergence at each order of the pair that has this curve. A pair that is
+        worse at every epsilon is worse at every order, too (Zhu, Dong and Wang 2022)."""
+        losses = np.append(self.epsilons, max(self.largest, self.epsilons[-1] + 1e-9))
+        x = np.concatenate([[0.0], np.exp(losses)])
+        slopes = np.append(np.diff(np.concatenate([[1.0], self.deltas, [0.0]])) / np.diff(x), 0.0)
+        # delta is a sum of Q_i (x_i - x)_+ over the losses log(x_i), whose law under Q is Q_i.
+        with np.errstate(divide="ignore"):
+            log_Q = np.log(np.maximum(np.diff(slopes), 0.0))
+        terms = log_Q + np.outer(orders, losses)
+        top = terms.max(axis=1, keepdims=True)
+        log_moment = top[:, 0] + np.log(np.exp(terms - top).sum(axis=1))
+        found: Array = np.maximum(log_moment, 0.0) / (np.asarray(orders) - 1.0)
+        return found
+
+
+def composed_draws(eta: float, draws: int) -> Curve:
+    """Return the curve of the worst adaptive composition of so many draws of range `eta`, in either
+    direction: a swap of the worlds leaves a range as it is."""
+    if draws > BLOCK:
+        grid = _Grid(eta, draws)
+        return grid.curve(next(islice(grid.recursion(), draws, None)), draws)
+    grid, deltas = _first_draws(eta, max(16, 2 ** math.ceil(math.log2(draws))))
+    return grid.curve(deltas[draws], draws)
+
+
+@functools.lru_cache(maxsize=16)
+def _first_draws(eta: float, draws: int) -> tuple[_Grid, Array]:
+    """Return the deltas of 0, 1, ..., `draws` draws, a row for each, all on one grid."""
+    grid = _Grid(eta, draws)
+    return grid, np.stack(list(islice(grid.recursion(), draws + 1)))
+
+
+class _Grid:
+    """Computes the recursion over draws, on a grid of epsilons whose step divides eta:
+
+        V_0(e) = max(0, 1 - exp(e))
+        V_k(e) = max over t in [0, eta] of p_t V_{k-1}(e - t) + (1 - p_t) V_{k-1}(e - t + eta)
+
+    with p_t = (1 - exp(t - eta)) / (1 - exp(-eta)). V_{k-1} is convex in exp(e), so losses at the
+    two ends of [t - eta, t] are the worst.
+    """
+
+    def __init__(self, eta: float, draws: int) -> None:
+        self.eta = eta
+        # Few draws have curves with sharp bends.
+        self.steps = 64 if draws <= 16 else 32 if draws <= 64 else 16
+        rho = draws * eta**2 / 8
+        end = min(draws * eta, rho + 2 * math.sqrt(-rho * math.log(TAIL)))
+        half = math.ceil(end / eta * self.steps)
+        self.epsilons = eta / self.steps * np.arange(-half, half + 1)
+        t = eta / self.steps * np.arange(self.steps + 1)[:, None]
+        self.u, self.q = np.exp(-t), math.exp(-eta)
+        self.below = np.exp(-t[:0:-1, 0])
+
+    def curve(self, deltas: Array, draws: int) -> Curve:
+        return Curve(self.epsilons, deltas, draws * self.eta)
+
+    def recursion(self) -> Iterator[Array]:
+        """Yield V_0, V_1, ..., without end."""
+        V = np.maximum(0.0, -np.expm1(self.epsilons))
+        while True:
+            yield V
+            V = self._one_more(V)
+
+    def _one_more(self, V: Array) -> Array:
+        """Return V_k on the grid, from V_{k-1}: the maximum over all t, also those between steps.
+
+        Let t lie between two steps, and u = exp(-t). Both curves are chords there, linear in u:
+        a + b u at e - t, and a' + b' u at e - t + eta. The value is A + B u + C / u: largest at an
+        end or, where B and C are negative, at sqrt(C / B).
+        """
+        wide = np.concatenate([1.0 - (1.0 - V[0]) * self.below, V, np.full(self.steps, V[-1])])
+        shifted = np.lib.stride_tricks.sliding_window_view(wide, len(V))
+        # Row j: V at e - t_j, and at e - t_j + eta.
+        near, far = shifted[self.steps :: -1], shifted[: self.steps - 1 : -1]
+        u, width = self.u, self.u[:-1] - self.u[1:]
+        b, b_far = (near[:-1] - near[1:]) / width, (far[:-1] - far[1:]) / width
+        B = b - self.q * b_far
+        C = self.q * (far[:-1] - near[:-1] - (b_far - b) * u[:-1])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            top = np.sqrt(C / B)
+        inside = (B < 0) & (C < 0) & (u[1:] < top) & (top < u[:-1])
+        top = np.where(inside, top, u[:-1])
+        share = (top - u[1:]) / width
+        between = self._value(
+            top,
+            share * near[:-1] + (1 - share) * near[1:],
+            share * far[:-1] + (1 - share) * far[1:],
+        )
+        best = np.maximum(self._value(u, near, far).max(axis=0), between.max(axis=0))
+        rounded: Array = np.minimum(best * ROUNDING, 1.0)
+        return rounded
+
+    def _value(self, u: Array, near: Array, far: Array) -> Array:
+        """Return p_t `near` + (1 - p_t) `far` at t = -log u."""
+        t = -np.log(u)
+        p = np.expm1(t - self.eta) / math.expm1(-self.eta)
+        value: Array = p * near + np.expm1(t) / math.expm1(self.eta) * far
+        return value
