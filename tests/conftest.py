@@ -92,6 +92,7 @@ def settings(tmp_path: Path, records_file: Path, model_folder: str) -> Callable[
             },
             "method": {
                 "name": "private_prediction",
+                "batches": "disjoint",
                 "batch_size": 5,
                 "max_tokens": 4,
                 "max_records": 24,

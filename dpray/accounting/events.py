@@ -31,6 +31,10 @@ PLD_MOST_SHIFTS = 2**16
 """A discrete Laplace mechanism with more shifts gets its privacy loss distribution on a coarser
 grid."""
 
+PARALLEL_LOSSES, PARALLEL_STEP = 2**14, 8
+"""The curve of events in parallel has a point at each `PARALLEL_STEP`-th interval, up to
+`PARALLEL_LOSSES` of them on either side of epsilon 0."""
+
 Array = npt.NDArray[np.float64]
 
 
@@ -387,6 +391,48 @@ class Composed(_Sequential):
         return total
 
 
+@dataclass(frozen=True)
+class Parallel(Event):
+    """Applies each event to a part of the data that has no unit in common with the others'. A unit
+    meets one of them, so every bound is that of the worst event.
+
+    The later parts may depend on what the earlier ones released. The hockey-stick curve is the
+    largest of the events' at every epsilon.
+    """
+
+    events: tuple[Event, ...]
+    name: ClassVar[str] = "parallel"
+
+    @staticmethod
+    def of(events: Iterable[Event]) -> Event:
+        """Return the one event, where all are equal."""
+        different = tuple(dict.fromkeys(events))
+        return different[0] if len(different) == 1 else Parallel(different)
+
+    def pure_epsilon(self) -> float:
+        return max(event.pure_epsilon() for event in self.events)
+
+    def zcdp_rho(self) -> float:
+        return max(event.zcdp_rho() for event in self.events)
+
+    def rdp(self, orders: tuple[float, ...]) -> Array:
+        worst: Array = np.max([event.rdp(orders) for event in self.events], axis=0)
+        return worst
+
+    def pld(self, interval: float, count: int) -> Pld:
+        from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
+
+        losses = np.arange(-PARALLEL_LOSSES, PARALLEL_LOSSES + 1, PARALLEL_STEP)
+        curves = []
+        for event in self.events:
+            parts = [part.pld(interval, count * n) for part, n in event.terms().items()]
+            total = functools.reduce(lambda a, b: a.compose(b), parts)
+            curves.append(total.get_delta_for_epsilon(losses * interval))
+        deltas = np.minimum.accumulate(np.clip(np.max(curves, axis=0), 0.0, 1.0))
+        pmf = create_pmf_pessimistic_connect_dots(interval, losses, deltas)
+        return _losses().PrivacyLossDistribution(pmf)
+
+
 _TYPES: dict[str, type[Event]] = {
     cls.name: cls
     for cls in (
@@ -400,6 +446,7 @@ _TYPES: dict[str, type[Event]] = {
         PoissonSubsampledDraws,
         SelfComposed,
         Composed,
+        Parallel,
     )
 }
 

@@ -159,6 +159,11 @@ class Engine(TextGenerator, Protocol):
     @property
     def context_length(self) -> int: ...
 
+    @property
+    def most_rows(self) -> int | None:
+        """Return how many rows of full length a group may have at most; None for any number."""
+        ...
+
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the token ids of the whole prompt, with bos and chat template."""
         ...

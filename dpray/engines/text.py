@@ -181,6 +181,10 @@ class LocalEngine:
     def context_length(self) -> int:
         return self.codec.context_length
 
+    @property
+    def most_rows(self) -> int | None:
+        return None
+
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         return self.codec.encode(prompt)
 

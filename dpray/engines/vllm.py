@@ -41,6 +41,11 @@ class VllmEngine(LocalEngine):
         self.model = VllmModel(config, private_rows, public_alone)
         super().__init__(self.model.codec)
 
+    @property
+    def most_rows(self) -> int | None:
+        a_row = sum(-(-self.context_length // size) for size in self.model.block_sizes)
+        return min(self.model.max_rows, self.model.blocks // a_row)
+
     def close(self) -> None:
         self.model.close()
 

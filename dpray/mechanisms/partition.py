@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from dpray.mechanisms.batches import Batches
+
 
 def new_salt() -> str:
     """Return a public salt, fixed for a run: 128 bits as hexadecimal digits."""
@@ -25,7 +27,7 @@ def content_id(text: str, label: str | None) -> str:
 
 
 @dataclass(frozen=True)
-class HashPartition:
+class HashPartition(Batches):
     """Assigns units to batches, label by label, from public numbers and the unit's own id.
 
     Claim: the batch of a unit depends on its id, the public `salt` and the public counts; adding or
@@ -34,7 +36,6 @@ class HashPartition:
     Proof: docs/privacy.md, section 1.4.
     """
 
-    batches_per_label: Mapping[str, int]
     salt: str
 
     @staticmethod
@@ -48,34 +49,12 @@ class HashPartition:
         }
         return HashPartition(counts, salt)
 
-    @property
-    def num_batches(self) -> int:
-        return sum(self.batches_per_label.values())
-
-    def keyed_hash(self, value: str) -> int:
-        """Return 64 bits of BLAKE2b keyed with the salt."""
-        encoded = value.encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(encoded, key=bytes.fromhex(self.salt), digest_size=8)
-        return int.from_bytes(digest.digest(), "big")
-
-    def batch_id(self, label: str, unit_id: str) -> str:
-        """Return the public name of the unit's batch: the label's position in the public label set,
-        and the batch's number among its label's, from 0.
+    def joined(self, label: str, unit_id: str) -> Iterator[str]:
+        """Yield the one batch of a unit: BLAKE2b of its id, keyed with the salt.
 
         64 bits modulo a count of at most millions: a skew below 1e-12 that no claim rests on.
         """
-        number = self.keyed_hash(unit_id) % self.batches_per_label[label]
-        return f"{list(self.batches_per_label).index(label)}/{number}"
-
-    def label_of(self, batch_id: str) -> str:
-        return list(self.batches_per_label)[int(batch_id.split("/")[0])]
-
-    def batch_ids(self) -> Iterator[str]:
-        """Yield every batch, the labels mixed in their shares: the first batches have the mix of
-        all."""
-        places = (
-            ((number + 0.5) / count, i, number)
-            for i, count in enumerate(self.batches_per_label.values())
-            for number in range(count)
-        )
-        yield from (f"{i}/{number}" for _, i, number in sorted(places))
+        encoded = unit_id.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(encoded, key=bytes.fromhex(self.salt), digest_size=8).digest()
+        number = int.from_bytes(digest, "big") % self.batches_per_label[label]
+        yield self.batch_id(label, number)

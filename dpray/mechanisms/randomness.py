@@ -34,8 +34,18 @@ def generator(key: str) -> np.random.Generator:
     return np.random.Generator(ChaCha(key=int(key, 16), rounds=20))
 
 
-def named_key(salt: str, name: str) -> str:
-    """Return a key for PUBLIC randomness (draws from what is released, prompts): the same for the
-    same public salt (hexadecimal digits) and name. It is never for noise."""
-    encoded = name.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(encoded, key=bytes.fromhex(salt), digest_size=32).hexdigest()
+def named_key(secret_or_salt: str, *names: str) -> str:
+    """Return a key that is the same for the same hexadecimal digits and names: BLAKE2b, a keyed
+    pseudorandom function.
+
+    With a public salt it is for PUBLIC randomness (draws from what is released, prompts), and never
+    for noise. With a secret `new_key()` it is as secret.
+    """
+    digest = hashlib.blake2b(key=bytes.fromhex(secret_or_salt), digest_size=32)
+    for i, name in enumerate(names):
+        encoded = name.encode("utf-8", "surrogatepass")
+        # All but the last name are preceded by their length: no two lists of names run together.
+        if i < len(names) - 1:
+            digest.update(len(encoded).to_bytes(8, "big"))
+        digest.update(encoded)
+    return digest.hexdigest()

@@ -47,6 +47,10 @@ MODEL = "model"
 
 CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL = "checkpoints", "ray_train", "released_model"
 
+BATCHES_KEY = "batches.key"
+"""The file in `private` with the secret key of Poisson batches, which is nowhere else. Nobody needs
+it once the run is finished."""
+
 SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL)
 """The folders in `private` that a training fills and a finished run has no use for."""
 
@@ -191,5 +195,6 @@ class ReleaseFolder:
         what is not the run's own: people keep ledgers and evaluations in `private`."""
         for path in [*self.staging.iterdir(), *self.parts.glob("*.jsonl")]:
             path.unlink()
+        (self.private / BATCHES_KEY).unlink(missing_ok=True)
         for name in SCRATCH:
             shutil.rmtree(self.private / name, ignore_errors=True)

@@ -21,7 +21,7 @@ from dpray.config.config import Config
 from dpray.runs.cluster import find_error, uses_ray
 from dpray.runs.engine import LoadError, try_to_load
 from dpray.runs.placement import hide_other_gpus
-from dpray.runs.rows import Row, RowsOf, local_rows, ray_rows
+from dpray.runs.rows import CHUNK, Row, RowsOf, local_rows, ray_rows
 from dpray.types import DprayError
 
 Outcome = dict[str, Any]
@@ -39,15 +39,15 @@ class GroupWorker(Protocol):
 
 @dataclass(frozen=True)
 class Groups:
-    """`Groups` describe the groups of a run's rows: the column `key` of the schema names a row's
-    group, and `place` gives a row that the group has whatever the data holds, so that an empty
-    group exists too."""
+    """`Groups` describe the groups of a run's rows: `joined` names those that a row of `schema` is
+    in, and `place` is a row that every group has whatever the data holds, so that an empty group
+    exists too. A worker finds the name of a row's group in the row's column `key`."""
 
     rows_of: RowsOf
     schema: pa.Schema
     key: str
-    place: Callable[[str], Row]
-    number: int
+    joined: Callable[[Row], Iterable[str]]
+    place: Row
 
     def work(
         self, config: Config, wanted: Sequence[str], make_worker: Callable[[], GroupWorker]
@@ -64,15 +64,20 @@ class Groups:
     def _work_here(
         self, config: Config, wanted: Sequence[str], make_worker: Callable[[], GroupWorker]
     ) -> Generator[list[Outcome]]:
-        members: dict[str, list[Row]] = {group: [self.place(group)] for group in wanted}
+        members: dict[str, list[Row]] = {group: [self.place] for group in wanted}
         for row in local_rows(config.data, self.rows_of):
-            if row[self.key] in members:
-                members[row[self.key]].append(row)
+            for group in self.joined(row):
+                if group in members:
+                    members[group].append(row)
         worker = make_worker()
         try:
             waiting = iter(wanted)
             while task := list(islice(waiting, config.runtime.batches_per_task)):
-                yield list(worker.work(row for group in task for row in members[group]))
+                yield list(
+                    worker.work(
+                        row | {self.key: group} for group in task for row in members.pop(group)
+                    )
+                )
         finally:
             worker.close()
 
@@ -110,20 +115,31 @@ class Groups:
 
     def gathered(self, config: Config, wanted: Sequence[str]) -> ray.data.Dataset:
         """Return the rows in blocks that hold every wanted group whole, including its `place`."""
-        rows = ray_rows(config, self.rows_of, self.schema)
-        if len(wanted) < self.number:
-            reference = ray.put(frozenset(wanted))
-            rows = rows.map_batches(
-                lambda table: self._only(table, ray.get(reference)),
-                batch_format="pyarrow",
-                batch_size=None,
-            )
-        places = pa.Table.from_pylist([self.place(group) for group in wanted], schema=self.schema)
+        reference = ray.put(frozenset(wanted))
+        rows = ray_rows(config, self.rows_of, self.schema).map_batches(
+            lambda table: self._members(table, ray.get(reference)),
+            batch_format="pyarrow",
+            batch_size=None,
+        )
+        places = self._table([self.place | {self.key: group} for group in wanted])
         tasks = -(-len(wanted) // config.runtime.batches_per_task)
         return rows.union(ray.data.from_arrow(places)).repartition(tasks, keys=[self.key])
 
-    def _only(self, table: pa.Table, wanted: frozenset[str]) -> pa.Table:
-        return table.filter(pa.array([group in wanted for group in table[self.key].to_pylist()]))
+    def _members(self, table: pa.Table, wanted: frozenset[str]) -> Iterator[pa.Table]:
+        """Yield the rows of the wanted groups, a row as often as it is in one."""
+        members = (
+            row | {self.key: group}
+            for row in table.to_pylist()
+            for group in self.joined(row)
+            if group in wanted
+        )
+        yield self._table([])  # the schema, where there is no member
+        while chunk := list(islice(members, CHUNK)):
+            yield self._table(chunk)
+
+    def _table(self, rows: list[Row]) -> pa.Table:
+        schema = self.schema.append(pa.field(self.key, pa.string()))
+        return pa.Table.from_pylist(rows, schema=schema)
 
 
 class GroupActor:

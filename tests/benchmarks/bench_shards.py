@@ -28,7 +28,7 @@ from dpray.mechanisms.partition import new_salt
 from dpray.methods.private_prediction.decoder import group_rows
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
 from dpray.methods.private_prediction.release import batches_of
-from dpray.methods.private_prediction.rows import batch_rows
+from dpray.methods.private_prediction.rows import private_rows
 from dpray.registry import make_plan
 from dpray.runs.cluster import start_ray
 
@@ -70,7 +70,7 @@ def count(table: pa.Table) -> dict[str, list[int]]:
 def gather(plan: Plan) -> dict[str, int]:
     """Pass every batch through the decoder's own check that it is whole."""
     counting: Any = count
-    gathered = batches_of(plan).gathered(plan.config, list(plan.partition.batch_ids()))
+    gathered = batches_of(plan, "").gathered(plan.config, list(plan.batches.batch_ids()))
     counts = gathered.map_batches(counting, batch_size=None, batch_format="pyarrow")
     total = {"batches": 0, "rows": 0}
     for block in counts.iter_batches(batch_size=None, prefetch_batches=0):
@@ -84,7 +84,7 @@ def growth_by_reading(plan: Plan, folder: Path) -> float:
     process, growth, read = psutil.Process(), 0, 0
     before = process.memory_info().rss
     for path in sorted(folder.glob("*.jsonl")):
-        for _ in batch_rows(str(path), plan.config.data, plan.template, plan.partition):
+        for _ in private_rows(str(path), plan.config.data, plan.template, by_place=False):
             read += 1
             if read % 10_000 == 0:
                 growth = max(growth, process.memory_info().rss - before)
@@ -105,7 +105,7 @@ def measure(rows: int) -> dict[str, Any]:
         start = time.monotonic()
         growth = growth_by_reading(plan, folder)
         read_seconds = time.monotonic() - start
-    if total != {"batches": plan.partition.num_batches, "rows": rows}:
+    if total != {"batches": plan.batches.num_batches, "rows": rows}:
         raise RuntimeError(f"{total} arrived of {rows} rows")
     return total | {
         "seconds": seconds,

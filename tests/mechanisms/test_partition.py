@@ -20,13 +20,13 @@ def test_counts_come_from_public_numbers() -> None:
 
 @given(st.lists(st.text(), unique=True, max_size=20), st.text())
 def test_a_units_batch_does_not_depend_on_the_others(units: list[str], new: str) -> None:
-    before = {unit: PARTITION.batch_id("a", unit) for unit in units}
-    after = {unit: PARTITION.batch_id("a", unit) for unit in [new, *reversed(units)]}
+    before = {unit: next(PARTITION.joined("a", unit)) for unit in units}
+    after = {unit: next(PARTITION.joined("a", unit)) for unit in [new, *reversed(units)]}
     assert all(after[unit] == batch for unit, batch in before.items())
 
 
 def test_batches_fill_evenly() -> None:
-    counts = Counter(PARTITION.batch_id("a", f"unit {n}") for n in range(30_000))
+    counts = Counter(next(PARTITION.joined("a", f"unit {n}")) for n in range(30_000))
     assert set(counts) == {f"0/{number}" for number in range(75)}
     assert stats.chisquare(list(counts.values())).pvalue > 1e-6
 
@@ -34,7 +34,7 @@ def test_batches_fill_evenly() -> None:
 def test_another_salt_is_another_partition() -> None:
     other = HashPartition(PARTITION.batches_per_label, new_salt())
     units = [f"unit {n}" for n in range(200)]
-    same = sum(PARTITION.batch_id("a", u) == other.batch_id("a", u) for u in units)
+    same = sum(next(PARTITION.joined("a", u)) == next(other.joined("a", u)) for u in units)
     assert same < 40
 
 

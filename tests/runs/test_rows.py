@@ -12,7 +12,7 @@ from dpray.config.config import DataConfig
 from dpray.mechanisms.partition import HashPartition
 from dpray.methods.private_prediction.decoder import group_rows
 from dpray.methods.private_prediction.prompts import load_template
-from dpray.methods.private_prediction.rows import batch_rows, placeholder
+from dpray.methods.private_prediction.rows import placeholder, private_rows
 from dpray.runs.rows import bound_contributions
 from dpray.types import InputError
 
@@ -22,7 +22,12 @@ PARTITION = HashPartition({"a": 4, "b": 4}, "0" * 32)
 
 def rows(path: Path, lines: list[Any], data: DataConfig = DATA) -> list[dict[str, Any]]:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return list(batch_rows(str(path), data, load_template("texts"), PARTITION))
+    found = private_rows(str(path), data, load_template("texts"), by_place=False)
+    return [
+        row | {"batch": batch}
+        for row in found
+        for batch in PARTITION.joined(row["label"], row["unit"])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,12 @@ def test_a_units_kept_rows_depend_on_its_own_rows_only(
 
 def test_a_part_of_a_batch_is_refused() -> None:
     row = {"batch": "0/1", "text": "x", "unit": "u", "rank": 1}
-    assert group_rows([row, placeholder("0/1"), placeholder("0/2")]) == {"0/1": ["x"], "0/2": []}
-    for parts in ([row], [placeholder("0/1")] * 2):
+    assert group_rows(
+        [row, placeholder() | {"batch": "0/1"}, placeholder() | {"batch": "0/2"}]
+    ) == {
+        "0/1": ["x"],
+        "0/2": [],
+    }
+    for parts in ([row], [placeholder() | {"batch": "0/1"}] * 2):
         with pytest.raises(RuntimeError, match="whole"):
             group_rows(parts)

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from dpray.accounting.run_ledger import RunLedger
 from dpray.engines.base import Engine, Prompt, failure_name, may_be_repeated
 from dpray.engines.row_variation import row_variation
+from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchOutput
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.runs.groups import Outcome
@@ -20,7 +21,8 @@ from dpray.types import DprayError, InputError
 class BatchDecoder:
     """Decodes the batches of one task: notes in the ledger that they begin, runs them, and notes as
     failed those that were under way when the mechanism or our own code raised, or the memory did
-    not suffice (they are never repeated). `key` is the run's charge in the ledger."""
+    not suffice (they are never repeated). `key` is the run's charge in the ledger, and
+    `batches_key` the secret one of Poisson batches."""
 
     def __init__(
         self,
@@ -29,16 +31,33 @@ class BatchDecoder:
         key: str,
         attempt_id: str,
         load: Callable[[], Engine],
+        batches_key: str,
     ) -> None:
         self.plan, self.ledger, self.key, self.attempt_id = plan, ledger, key, attempt_id
+        self.batches_key = batches_key
         self.engine = engine = load()
         # With public prompts, before a private one is here.
         try:
+            self._most_rows = self._room_for_rows()
             self._row_variation = row_variation(engine, plan.settings.batch_size)
         except BaseException:
             engine.close()  # the next attempt's engine needs its memory
             raise
         self._room = engine.context_length - plan.method.max_tokens
+
+    def _room_for_rows(self) -> int | None:
+        """Return the number of private rows that the engine holds however long they are; None where
+        it holds any. Raises InputError where Poisson batches need more."""
+        most, needed = self.engine.most_rows, self.plan.most_rows
+        if most is None or self.plan.disjoint:
+            return None
+        if most <= needed:
+            raise InputError(
+                f"engine.kv_cache_gib / engine.max_num_seqs: the engine holds {most} prompts of "
+                f"full length, and method.batches poisson needs {needed + 1}: raise them, or lower "
+                "engine.max_model_len or method.batch_size"
+            )
+        return needed
 
     def work(self, rows: Iterable[Row]) -> Iterator[Outcome]:
         """Yield one outcome per batch, first those that were whole when something raised:
@@ -47,8 +66,10 @@ class BatchDecoder:
         engine's message, where the engine failed and the batch may be run again.
 
         Raises InputError for a template that does not fit the model, after what is whole."""
-        if self.plan.config.data.unit is None:
+        if self.plan.disjoint and self.plan.config.data.unit is None:
             rows = bound_copies(rows, self.plan.settings.max_copies)
+        if self._most_rows is not None:
+            rows = cut_batches(rows, self._most_rows, self.batches_key)
         texts = group_rows(rows)
         if not texts:
             return
@@ -89,7 +110,7 @@ class BatchDecoder:
     def _batches(self, texts: dict[str, list[str]]) -> Iterator[Batch]:
         template = self.plan.template
         for batch_id, private in texts.items():
-            label = self.plan.partition.label_of(batch_id)
+            label = self.plan.batches.label_of(batch_id)
             yield Batch(
                 batch_id,
                 tuple(self._encode_private(text, label) for text in private),
@@ -130,6 +151,24 @@ def bound_copies(rows: Iterable[Row], most: int) -> Iterator[Row]:
             if seen[row["unit"]] > most:
                 continue
         yield row
+
+
+def cut_batches(rows: Iterable[Row], most: int, key: str) -> Iterator[Row]:
+    """Yield at most `most` rows of each batch, and all place-holders: those that come first in the
+    order of a keyed pseudorandom function of batch and unit.
+
+    A run never stops because of how many rows joined. That a batch is cut at all has a probability
+    that is charged for (docs/privacy.md, section 2.8).
+    """
+    members: dict[str, list[Row]] = {}
+    for row in rows:
+        members.setdefault(row["batch"], []).append(row)
+    for batch, batch_members in members.items():
+        yield from (row for row in batch_members if row["text"] is None)
+        private = [row for row in batch_members if row["text"] is not None]
+        if len(private) > most:
+            private.sort(key=lambda row: named_key(key, "cut", batch, row["unit"]))
+        yield from private[:most]
 
 
 def group_rows(rows: Iterable[Row]) -> dict[str, list[str]]:

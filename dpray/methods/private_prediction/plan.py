@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,7 @@ from dpray.engines.model_path import check_model_path
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import DEFAULT_CONTEXT
 from dpray.mechanisms.partition import HashPartition
+from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.methods.private_prediction.algorithm import PrivatePrediction
 from dpray.methods.private_prediction.prompts import PromptTemplate, load_template
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
@@ -27,33 +28,64 @@ from dpray.types import InputError
 
 MOST_PRIVATE_TOKENS = 10_000_000
 
+MOST_TEXTS = 10_000_000
+
 TOO_LARGE = 1e-9
-"""A batch has more rows than `engine.max_num_seqs` allows for with at most this probability."""
+"""A disjoint batch has more rows than `engine.max_num_seqs` allows for with at most this
+probability."""
+
+CUT = 1e-30
+"""Any Poisson batch of a run is cut with at most this probability, while a label has at most
+`MORE_THAN_PUBLIC` times as many units as `data.public_size` says."""
+
+MORE_THAN_PUBLIC = 1.5
 
 
 @dataclass(frozen=True)
 class PrivatePredictionPlan(Plan):
-    """Holds the plan of private prediction. `salt` is the partition's, "" in a plan that is not
-    run. `config.engine.dtype` is what the model computes in, never "auto"."""
+    """Holds the plan of private prediction. `settings.batches` is never "auto", and
+    `config.engine.dtype` is what the model computes in.
+
+    `private_tokens` is a batch's, and `texts` the number of texts from Poisson batches, None with
+    disjoint ones. `salt` is the partition's, "" in a plan that is not run. `texts_affordable` is
+    the number of texts that the epsilon pays for with each kind of batches that was considered.
+    """
 
     settings: PrivatePredictionSettings
     private_tokens: int
     template: PromptTemplate
+    texts: int | None = None
+    texts_affordable: Mapping[str, int] = field(default_factory=dict)
     salt: str = ""
 
     @property
+    def disjoint(self) -> bool:
+        return self.texts is None
+
+    @property
     def charges(self) -> dict[str, Event]:
-        return {"": with_labels(self.config, self.method.dp_event)}
+        event = self.method.dp_event
+        if isinstance(self.batches, PoissonBatches):
+            mechanism = self.method.mechanism
+            event = self.batches.dp_event(
+                mechanism.sampler.dp_event, self.private_tokens, mechanism.records_per_unit
+            )
+        return {"": with_labels(self.config, event)}
 
     @cached_property
-    def partition(self) -> HashPartition:
+    def batches(self) -> HashPartition | PoissonBatches:
         size, s = self.config.data.public_size, self.settings.batch_size
-        return HashPartition.expected(size, self.proportions, s, self.salt)
+        if self.texts is None:
+            return HashPartition.expected(size, self.proportions, s, self.salt)
+        number = math.ceil(self.texts / self.settings.texts_per_batch)
+        return PoissonBatches.expected(size, self.proportions, s, number)
 
     @cached_property
     def method(self) -> PrivatePrediction:
         mechanism = _mechanism(self.config, self.settings, self.private_tokens)
-        texts = _texts(self.settings, self.private_tokens, self.partition.num_batches)
+        texts = self.settings.texts_per_batch
+        if self.disjoint:
+            texts = _texts(self.settings, self.private_tokens, self.batches.num_batches)
         return PrivatePrediction(mechanism, self.settings.max_tokens, texts, self.template.stop)
 
     def audit_targets(self) -> Iterator[Target]:
@@ -84,13 +116,23 @@ class PrivatePredictionPlan(Plan):
     def batches_decoded(self) -> int:
         """Return the fewest batches that are decoded: all, or, for fewer records than batches, one
         for each record. A batch that gives no record takes one more."""
-        most, batches = self.settings.max_records, self.partition.num_batches
-        return batches if most is None else min(most, batches)
+        most, batches = self.settings.max_records, self.batches.num_batches
+        return batches if most is None or not self.disjoint else min(most, batches)
+
+    @property
+    def whole_texts(self) -> int:
+        """Return the number of texts that the charge pays for, however long they are."""
+        texts = self.settings.texts_per_batch
+        if self.disjoint:
+            texts = self.private_tokens // self.settings.max_tokens
+        return self.batches.num_batches * texts
 
     @property
     def expected_texts(self) -> int:
         """Return the number of texts that are decoded if each is as long as it may be: usually
         there are more."""
+        if self.texts is not None:
+            return self.batches.num_batches * self.settings.texts_per_batch
         a_batch = self.private_tokens // self.settings.max_tokens
         texts = self.method.examples_per_batch
         return self.batches_decoded * min(texts, max(1, a_batch))
@@ -99,6 +141,28 @@ class PrivatePredictionPlan(Plan):
     def expected_records(self) -> int:
         """Return how many of these texts `method.max_records` lets be released."""
         return min(self.expected_texts, self.settings.max_records or self.expected_texts)
+
+    @property
+    def most_rows(self) -> int:
+        """Return the most private rows of a batch, but for a probability of `TOO_LARGE` a disjoint
+        batch, and of `CUT` all Poisson ones.
+
+        A batch's size is a sum over units, each of which is in it or not, with at most w rows: its
+        number of records, or of copies of one record. By Bernstein's inequality such a sum of mean
+        m is above m + wL/3 + sqrt((wL/3)^2 + 2mwL) with a probability below e^-L.
+        """
+        data, counts = self.config.data, self.batches.batches_per_label
+        most = data.max_records_per_unit
+        # A whole number of disjoint batches makes them larger than s where they are few.
+        means = [data.public_size * self.proportions[label] / n for label, n in counts.items()]
+        mean, log = max(self.settings.batch_size, *means), -math.log(TOO_LARGE)
+        if not self.disjoint:
+            mean = MORE_THAN_PUBLIC * self.settings.batch_size
+            log = math.log(self.batches.num_batches) - math.log(CUT)
+        elif data.unit is None:
+            most = self.settings.max_copies
+        jump = log * most
+        return math.ceil(mean + jump / 3 + math.sqrt((jump / 3) ** 2 + 2 * mean * jump))
 
     @property
     def cuts_candidates(self) -> bool:
@@ -125,6 +189,7 @@ class PrivatePredictionPlan(Plan):
             "method": {"name": settings.name, "template": settings.template}
             | {k: v for k, v in asdict(mechanism).items() if k not in ("threshold", "noise")}
             | {
+                "batches": settings.batches,
                 "sparse_vector": settings.sparse_vector and settings.sparse_vector.model_dump(),
                 "max_tokens": settings.max_tokens,
                 "max_records_per_batch": self.method.examples_per_batch,
@@ -132,19 +197,24 @@ class PrivatePredictionPlan(Plan):
                 "model_dtype": self.config.engine.dtype,
             },
             "records": self.expected_records,
-            "batches": self.partition.num_batches,
+            "affordable_texts": dict(self.texts_affordable),
+            "batches": self.batches.num_batches,
             "batches_decoded": self.batches_decoded,
-            "batches_per_label": dict(self.partition.batches_per_label),
+            "batches_per_label": dict(self.batches.batches_per_label),
             "private_tokens": self.batches_decoded * mechanism.private_tokens,
             "llm_calls": self.expected_texts * prompts,
             "warnings": self._warnings(),
         }
 
     def lines(self) -> dict[str, str]:
-        batches, r, decoded = self.partition.num_batches, self.private_tokens, self.batches_decoded
+        batches, r, decoded = self.batches.num_batches, self.private_tokens, self.batches_decoded
         part = "" if decoded == batches else f"{decoded} of them decoded (more if some give none); "
+        kinds = [f"{number} from {kind} batches" for kind, number in self.texts_affordable.items()]
+        affordable = {"affordable texts": ", ".join(kinds)} if kinds else {}
         return {
-            "batches": f"{batches}; {part}{self.settings.batch_size} records expected in each",
+            "batches": f"{batches}, {self.settings.batches}; {part}{self.settings.batch_size} "
+            "records expected in each",
+            **affordable,
             "private tokens": f"{r} a batch, {decoded * r} in all",
             "records": self._records(),
             "prompts decoded": f"about {self.expected_texts * (self.settings.batch_size + 1)}",
@@ -159,7 +229,7 @@ class PrivatePredictionPlan(Plan):
         return more if most is None else f"{more}; at most {most}"
 
     def _warnings(self) -> list[str]:
-        if self.private_tokens >= self.settings.max_tokens:
+        if self.private_tokens >= self.settings.max_tokens or not self.disjoint:
             return self.rounding
         return [
             *self.rounding,
@@ -173,26 +243,104 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
     than `privacy.epsilon`, or do not fit the engine, or the model, where that is a folder here."""
     config = _with_dtype(config)
     template = load_template(settings.template)
-    check_rows(config, settings)
     if Path(config.engine.model).expanduser().is_dir():
         check_lengths(config, settings, template)
-    proportions = config.data.proportions
+    plan = choose_batches(config, settings, template)
+    check_rows(plan)
+    if plan.cost.epsilon > config.privacy.epsilon:
+        key = "method.private_tokens" if plan.disjoint else "method.texts"
+        what = f"{plan.private_tokens} tokens a batch" if plan.disjoint else f"{plan.texts} texts"
+        raise InputError(
+            f"{key}: {what} cost eps {plan.cost.epsilon:.4f}, more than privacy.epsilon "
+            f"{config.privacy.epsilon:g}"
+        )
+    return plan
+
+
+def choose_batches(
+    config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
+) -> PrivatePredictionPlan:
+    """Return the plan with the batches that are asked for; for `auto`, with those that afford more
+    texts. Raises InputError where the epsilon does not pay for one token, or one text."""
+    if settings.batches == "poisson":
+        return _poisson(config, settings, template)
+    if settings.batches == "disjoint":
+        return _disjoint(config, settings, template)
+    plans: dict[str, PrivatePredictionPlan] = {}
+    affordable: dict[str, int] = {}
+    refused: list[InputError] = []
+    for kind, make in (("poisson", _poisson), ("disjoint", _disjoint)):
+        chosen = settings.model_copy(update={"batches": kind})
+        without_limit = chosen.model_copy(update={"max_records": None})
+        try:
+            plans[kind] = make(config, chosen, template)
+            affordable[kind] = make(config, without_limit, template).whole_texts
+        except InputError as error:
+            refused.append(error)
+    if not affordable:
+        raise refused[0]
+    best = max(affordable, key=affordable.__getitem__)
+    return replace(plans[best], texts_affordable=affordable)
+
+
+def _disjoint(
+    config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
+) -> PrivatePredictionPlan:
+    if settings.texts is not None:
+        raise InputError("method.texts: for Poisson batches; disjoint ones have max_records")
+    plan = PrivatePredictionPlan(config, config.data.proportions, settings, 1, template)
     r = settings.private_tokens
     if r is None:
         most = MOST_PRIVATE_TOKENS
         if settings.max_records is not None:
-            expected = HashPartition.expected(
-                config.data.public_size, proportions, settings.batch_size, ""
-            )
-            most = _texts(settings, most, expected.num_batches) * settings.max_tokens
+            most = _texts(settings, most, plan.batches.num_batches) * settings.max_tokens
         r = _affordable_tokens(config, settings, most)
-    plan = PrivatePredictionPlan(config, proportions, settings, r, template)
-    if plan.cost.epsilon > config.privacy.epsilon:
+    return replace(plan, private_tokens=r)
+
+
+def _poisson(
+    config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
+) -> PrivatePredictionPlan:
+    if settings.sparse_vector is not None:
+        raise InputError("method.sparse_vector: its answers cost too much in Poisson batches")
+    if config.data.label_proportions == "measured":
         raise InputError(
-            f"method.private_tokens: {r} tokens a batch cost eps {plan.cost.epsilon:.4f}, more "
-            f"than privacy.epsilon {config.privacy.epsilon:g}"
+            "method.batches: poisson needs data.label_proportions in the configuration: its cost "
+            "depends on them"
         )
-    return plan
+    a_batch = settings.texts_per_batch
+    tokens = settings.private_tokens or a_batch * settings.max_tokens
+    one = PrivatePredictionPlan(config, config.data.proportions, settings, tokens, template, 1)
+    if (texts := settings.texts or settings.max_records) is None:
+        texts = a_batch * _affordable_batches(one)
+    return replace(one, texts=texts)
+
+
+def _affordable_batches(one: PrivatePredictionPlan) -> int:
+    """Return the largest number of Poisson batches that the epsilon pays for."""
+    a_batch, privacy = one.settings.texts_per_batch, one.config.privacy
+
+    def event(batches: float) -> Event:
+        return replace(one, texts=int(batches) * a_batch).dp_event
+
+    try:
+        return int(
+            calibrate(
+                event,
+                privacy.epsilon,
+                privacy.delta,
+                bracket=(1, MOST_TEXTS),
+                increasing=True,
+                integer=True,
+            )
+        )
+    except ValueError:
+        raise InputError(
+            f"privacy.epsilon: {privacy.epsilon:g} does not pay for one text of "
+            f"{one.private_tokens} tokens from a Poisson batch, which costs "
+            f"{one.cost.epsilon:.4f}; a larger data.public_size, method.batch_size or temperature "
+            "is needed"
+        ) from None
 
 
 def _with_dtype(config: Config) -> Config:
@@ -204,32 +352,19 @@ def _with_dtype(config: Config) -> Config:
     return config.model_copy(update={"engine": engine})
 
 
-def check_rows(config: Config, settings: PrivatePredictionSettings) -> None:
+def check_rows(plan: PrivatePredictionPlan) -> None:
     """Raise InputError where a batch may have more rows than vLLM decodes at once.
 
-    A batch's size is a sum over units, each of which is in it or not, with at most w rows: its
-    number of records, or of copies of one record. By Bernstein's inequality such a sum of mean m is
-    above m + wL/3 + sqrt((wL/3)^2 + 2mwL) with a probability below e^-L, here `TOO_LARGE`, if
-    `public_size` is right. A batch that is larger all the same is refused by the engine before
-    anything is drawn from it, and the run stops until `engine.max_num_seqs` is raised.
+    A disjoint batch that is larger all the same is refused by the engine before anything is drawn
+    from it, and the run stops until `engine.max_num_seqs` is raised.
     """
-    engine, data = config.engine, config.data
-    if engine.kind != "vllm":
-        return
-    counts = HashPartition.expected(data.public_size, data.proportions, settings.batch_size, "")
-    # A whole number of batches makes them larger than s where they are few.
-    means = (
-        data.public_size * data.proportions[label] / count
-        for label, count in counts.batches_per_label.items()
-    )
-    mean = max(settings.batch_size, *means)
-    most = settings.max_copies if data.unit is None else data.max_records_per_unit
-    jump = -math.log(TOO_LARGE) * most
-    needed = math.ceil(mean + 1 + jump / 3 + math.sqrt((jump / 3) ** 2 + 2 * mean * jump))
-    if engine.max_num_seqs < needed:
+    engine = plan.config.engine
+    needed = plan.most_rows + 1
+    if engine.kind == "vllm" and engine.max_num_seqs < needed:
         raise InputError(
-            f"engine.max_num_seqs: {engine.max_num_seqs} is too few for batches of {mean:.0f} "
-            f"records, more or less by chance, and a public prompt: {needed} are needed"
+            f"engine.max_num_seqs: {engine.max_num_seqs} is too few for batches of "
+            f"{plan.settings.batch_size} records, more or less by chance, and a public prompt: "
+            f"{needed} are needed"
         )
 
 

@@ -14,14 +14,24 @@ from typing import Any
 
 from dpray.accounting.report import NOT_COVERED
 from dpray.engines.base import EngineError
-from dpray.mechanisms.randomness import NOISE_SOURCE
+from dpray.io.files import write_durably
+from dpray.mechanisms.partition import HashPartition
+from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.mechanisms.randomness import NOISE_SOURCE, new_key
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
-from dpray.methods.private_prediction.rows import ROWS, batch_rows, placeholder
+from dpray.methods.private_prediction.rows import ROWS, placeholder, private_rows
+from dpray.runs.folder import BATCHES_KEY
 from dpray.runs.groups import Groups, Outcome
+from dpray.runs.rows import Row
 from dpray.runs.session import Release, Session
-from dpray.types import DprayError
+from dpray.types import DprayError, InputError
 
+DISJOINT = "disjoint, by a keyed hash of the unit's id; parallel composition over batches"
+POISSON = (
+    "secret, a unit joins each one of its label independently with a public probability; all of "
+    "them are composed"
+)
 CANDIDATES = (
     "cut out by public logits, from forward passes or kernels that private rows do not touch"
 )
@@ -50,7 +60,7 @@ def release(session: BatchSession) -> Release:
 
 
 def missing(session: BatchSession) -> list[str]:
-    """Return the batches to decode now, in the partition's order: all that are not decoded, or, for
+    """Return the batches to decode now, in their public order: all that are not decoded, or, for
     fewer records than batches, as many as are expected to give the missing records.
 
     A batch may give none, because its text was empty or not finished. What it gave is released, so
@@ -68,9 +78,9 @@ def missing(session: BatchSession) -> list[str]:
         )
     if session.config.privacy.lost_batches == "drop":
         done |= {batch for batch, _ in ledger.unfinished(key)}
-    batches = [batch for batch in plan.partition.batch_ids() if batch not in done]
+    batches = [batch for batch in plan.batches.batch_ids() if batch not in done]
     most = plan.settings.max_records
-    if most is None or plan.batches_decoded == plan.partition.num_batches:
+    if most is None or plan.batches_decoded == plan.batches.num_batches:
         return batches
     given = Decoded.by_now(session)
     # One batch that gave a record is assumed beside those that are known.
@@ -81,18 +91,41 @@ def missing(session: BatchSession) -> list[str]:
 def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]]:
     """Yield the outcomes of the batches, a task's at a time."""
     load = session.take_engine if session.in_process else session.load_engine
+    key = "" if session.plan.disjoint else batches_key(session)
     make = partial(
-        BatchDecoder, session.plan, session.ledger, session.key(), session.attempt_id, load
+        BatchDecoder, session.plan, session.ledger, session.key(), session.attempt_id, load, key
     )
-    return batches_of(session.plan).work(session.config, batches, make)
+    return batches_of(session.plan, key).work(session.config, batches, make)
 
 
-def batches_of(plan: PrivatePredictionPlan) -> Groups:
-    """Return the plan's batches as groups of rows."""
+def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:
+    """Return the plan's batches as groups of rows; `key` is the secret one of Poisson batches."""
     rows = partial(
-        batch_rows, data=plan.config.data, template=plan.template, partition=plan.partition
+        private_rows, data=plan.config.data, template=plan.template, by_place=not plan.disjoint
     )
-    return Groups(rows, ROWS, "batch", placeholder, plan.partition.num_batches)
+    return Groups(rows, ROWS, "batch", partial(joined, plan.batches, key), placeholder())
+
+
+def joined(batches: HashPartition | PoissonBatches, key: str, row: Row) -> Iterator[str]:
+    """Yield the batches that a row's unit joins."""
+    if isinstance(batches, HashPartition):
+        return batches.joined(row["label"], row["unit"])
+    return batches.joined(key, row["label"], row["unit"])
+
+
+def batches_key(session: BatchSession) -> str:
+    """Return the secret key of the run's Poisson batches, the same in every attempt: a batch that
+    was lost has the same units when it is drawn again. Raises InputError where a run that has begun
+    lost it."""
+    path = session.folder.private / BATCHES_KEY
+    if not path.exists():
+        if any(unit != "labels" for unit, _ in session.ledger.started(session.key())):
+            raise InputError(
+                f"output.path: {path} is missing, so that nobody knows who is in a batch that was "
+                "begun; put it back, or choose another folder"
+            )
+        write_durably(path, new_key(), private=True)
+    return path.read_text(encoding="ascii")
 
 
 def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[Outcome]:
@@ -111,13 +144,13 @@ def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[O
 
 def records(session: BatchSession) -> Iterator[dict[str, Any]]:
     """Yield the published batches' records, `method.max_records` of them at most: the first of
-    every batch in the partition's order, then the second of every batch, and so on.
+    every batch in their public order, then the second of every batch, and so on.
 
     When a batch was done depends on how many private rows it and its neighbours have, and no
     epsilon covers that: the order is made here, from what is public. Holds all outcomes.
     """
     plan = session.plan
-    place = {batch: n for n, batch in enumerate(plan.partition.batch_ids())}
+    place = {batch: n for n, batch in enumerate(plan.batches.batch_ids())}
     outcomes = sorted(session.folder.published_records(), key=lambda o: place[o["batch"]])
     rounds: Iterable[tuple[Any, ...]] = zip_longest(*(records_of(plan, o) for o in outcomes))
     found = (record for one_each in rounds for record in one_each if record is not None)
@@ -126,7 +159,7 @@ def records(session: BatchSession) -> Iterator[dict[str, Any]]:
 
 def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[str, Any]]:
     """Yield a batch's records, in the order they were drawn; an empty text is no record."""
-    label = plan.partition.label_of(outcome["batch"])
+    label = plan.batches.label_of(outcome["batch"])
     for completion, finish_reason, tokens in outcome["examples"]:
         if text := plan.template.released(completion):
             yield {
@@ -180,7 +213,7 @@ def report(session: BatchSession, done: Decoded) -> dict[str, Any]:
     """Return private prediction's part of the privacy report."""
     plan, settings, data = session.plan, session.plan.settings, session.config.data
     copies = f"of each text with its label, {settings.max_copies} are used at most"
-    if data.unit is not None:
+    if data.unit is not None or not plan.disjoint:
         copies = "a unit's records are bounded, copies of one text are not"
     counts = batch_counts(session)
     return {
@@ -188,8 +221,8 @@ def report(session: BatchSession, done: Decoded) -> dict[str, Any]:
         "tokens": {"total": done.tokens, "private": done.private_tokens},
         "llm_calls": done.examples * (settings.batch_size + 1),
         "sampling": {
-            "batches": "disjoint, by a keyed hash of the unit's id; expected size "
-            f"{settings.batch_size}; parallel composition over batches",
+            "batches": f"{DISJOINT if plan.disjoint else POISSON}; expected size "
+            f"{settings.batch_size}",
             "copies": copies,
             "tokens": "softmax of the clipped mean of logits (exponential mechanism)",
             "candidates": CANDIDATES if plan.cuts_candidates else "all tokens",
@@ -221,7 +254,7 @@ def batch_counts(session: BatchSession) -> dict[str, int]:
     starts.pop("labels", None)
     counts = ledger.counts(key)
     return {
-        "total": plan.partition.num_batches,
+        "total": plan.batches.num_batches,
         "published": plan.published_batches(counts["published"]),
         "repeated": sum(1 for number in starts.values() if number > 1),
         "dropped": len({batch for batch, _ in ledger.unfinished(key)}),

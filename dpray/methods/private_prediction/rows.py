@@ -1,4 +1,4 @@
-"""The rows of a file are validated, labelled and hashed into the rows of batches."""
+"""The rows of a file are validated and labelled; each joins one batch, or several."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from dpray.config.config import DataConfig
-from dpray.mechanisms.partition import HashPartition, content_id
+from dpray.mechanisms.partition import content_id
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.runs.rows import Row, read_records
 
 ROWS = pa.schema(
-    [("batch", pa.string()), ("text", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
+    [("label", pa.string()), ("text", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
 )
 
 
-def placeholder(batch_id: str) -> Row:
+def placeholder() -> Row:
     """Return the one row that every batch has, whatever the data holds: with None for its `text`.
     Empty batches run too."""
-    return {"batch": batch_id, "text": None, "unit": "", "rank": 0}
+    return {"label": "", "text": None, "unit": "", "rank": 0}
 
 
-def batch_rows(
-    file: str, data: DataConfig, template: PromptTemplate, partition: HashPartition
+def private_rows(
+    file: str, data: DataConfig, template: PromptTemplate, by_place: bool
 ) -> Iterator[Row]:
-    """Yield the rows of one file with their batches; errors as in `read_records`."""
+    """Yield the rows of one file; errors as in `read_records`. With `by_place`, a record that is
+    its own unit is named by its place, and not by its content."""
     text_of = None if template.private is None else template.text_of
-    for record in read_records(file, data, text_of):
-        batch = partition.batch_id(record.label or "", record.unit_id)
+    for number, record in enumerate(read_records(file, data, text_of)):
+        unit = record.unit_id
+        if by_place and data.unit is None:
+            unit = f"{number} {file}"
         # Which records of a unit stay is decided by the unit's own records. 63 bits: Arrow's int64.
-        rank = partition.keyed_hash(content_id(record.text, record.label)) >> 1
-        yield {"batch": batch, "text": record.text, "unit": record.unit_id, "rank": rank}
+        rank = int(content_id(record.text, record.label)[:16], 16) >> 1
+        yield {"label": record.label or "", "text": record.text, "unit": unit, "rank": rank}

@@ -17,10 +17,23 @@ class SparseVectorConfig(Section):
 
 class PrivatePredictionSettings(Section):
     name: Literal["private_prediction"]
+    batches: Literal["auto", "disjoint", "poisson"] = Field(
+        "auto",
+        description="disjoint: the paper's, of which a record is in one; poisson: secret ones, of "
+        "which a record may be in many; auto: what affords more texts",
+    )
     batch_size: Count = Field(127, description="s, the expected number of records of a batch")
     private_tokens: Count | None = Field(
-        None, description="r, private tokens a batch; null: as many as epsilon allows"
+        None,
+        description="r, private tokens a batch; null: as many as epsilon allows (disjoint), or as "
+        "its texts may have (poisson)",
     )
+    texts: Count | None = Field(
+        None,
+        description="poisson: the number of texts that are decoded; null: max_records, or as many "
+        "as epsilon allows",
+    )
+    texts_per_batch: Count = Field(1, description="poisson: texts that are decoded from one batch")
     clip: Literal["recentred", "dclip"] = Field("recentred", description="Eq. 1, or differences")
     clip_bound: Positive = Field(10.0, description="c")
     temperature: Positive = Field(2.0, description="tau")

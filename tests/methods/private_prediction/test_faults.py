@@ -260,7 +260,7 @@ def row(number: int) -> dict[str, Any]:
     return {"batch": f"0/{number % 3}", "text": f"text {number}", "unit": str(number), "rank": 0}
 
 
-PLACES = [placeholder(f"0/{batch}") for batch in range(3)]
+PLACES = [placeholder() | {"batch": f"0/{batch}"} for batch in range(3)]
 
 
 @given(st.lists(st.integers(0, 5)), st.integers(0, 5), st.integers(1, 4), st.randoms())

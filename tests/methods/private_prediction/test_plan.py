@@ -129,7 +129,7 @@ def test_max_records_is_the_most(
     plan: Callable[..., PrivatePredictionPlan], most: int, records: int, texts: int
 ) -> None:
     made = plan(method__max_records=most, method__max_tokens=1, privacy__epsilon=200.0)
-    assert made.partition.num_batches == 12
+    assert made.batches.num_batches == 12
     assert made.expected_records == made.summary()["records"] == records
     assert made.summary()["llm_calls"] == texts * (5 + 1)
     assert made.lines()["records"] == f"at most {most}"

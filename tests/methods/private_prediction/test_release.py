@@ -35,7 +35,7 @@ def release(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Release:
     def make(outcomes: list[dict[str, Any]], **changes: Any) -> list[dict[str, Any]]:
         config = parse_config(settings(output__path=str(tmp_path / "out"), **changes))
         plan = make_plan(config)
-        assert plan.partition.num_batches == BATCHES
+        assert plan.batches.num_batches == BATCHES
         with ReleaseFolder(config.output.path) as folder:
             session = Session(
                 plan, folder, NullLedger(), "run", "0" * 32, lambda progress: None, build_engine

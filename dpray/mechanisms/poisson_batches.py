@@ -1,0 +1,98 @@
+"""`PoissonBatches` draws secret batches, one for each text or for a few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpray.accounting.events import (
+    Event,
+    ExponentialMechanism,
+    Parallel,
+    PoissonSubsampledDraws,
+    SelfComposed,
+)
+from dpray.mechanisms.batches import Batches
+from dpray.mechanisms.randomness import generator, named_key
+from dpray.mechanisms.shares import largest_remainder
+
+
+@dataclass(frozen=True)
+class PoissonBatches(Batches):
+    """Lets each unit join each batch of its label with the label's public probability.
+
+    Claim: given who joined which other batches, and whatever the other units are, a unit joins a
+    batch with just this probability. The coins are those of a keyed pseudorandom function of the
+    unit's place in the data (its file and row, or the value that makes several rows a unit), never
+    of its content: copies of a text have coins of their own. Who is in a batch is secret, and so is
+    the key.
+    Proof: docs/privacy.md, section 2.8.
+    """
+
+    sampling_probabilities: Mapping[str, float]
+
+    @staticmethod
+    def expected(
+        public_size: int, proportions: Mapping[str, float], batch_size: int, batches: int
+    ) -> PoissonBatches:
+        """Divide `batches` among the labels by their proportions, at least one each, and expect
+        `batch_size` units in each, or all, where a label has fewer."""
+        counts = largest_remainder(batches, proportions)
+        return PoissonBatches(
+            {label: max(1, count) for label, count in counts.items()},
+            {
+                label: batch_size / max(batch_size, public_size * proportion)
+                for label, proportion in proportions.items()
+            },
+        )
+
+    def dp_event(self, draw: ExponentialMechanism, draws: int, records_per_unit: int) -> Event:
+        """Return the cost of all batches, in each of which `draws` tokens are drawn. `draw` is that
+        of a unit whose rows, `records_per_unit` at most, are all of one label.
+
+        A unit of one row meets the batches of one label: the labels' batches compose in parallel.
+        A unit of k rows may meet those of m labels, with at most k - m + 1 rows in each: all of
+        them are charged at the largest probability and number of batches of a label.
+        """
+        counts, probabilities = self.batches_per_label, self.sampling_probabilities
+        if records_per_unit == 1 or len(counts) == 1:
+            most_of: dict[float, int] = {}
+            for label, q in probabilities.items():
+                most_of[q] = max(counts[label], most_of.get(q, 0))
+            return Parallel.of(
+                SelfComposed(PoissonSubsampledDraws(q, draw.range, draws), count)
+                for q, count in most_of.items()
+            )
+        q, most = max(probabilities.values()), max(counts.values())
+        return Parallel.of(
+            SelfComposed(
+                PoissonSubsampledDraws(
+                    q, draw.range * (records_per_unit - labels + 1) / records_per_unit, draws
+                ),
+                labels * most,
+            )
+            for labels in range(1, min(records_per_unit, len(counts)) + 1)
+        )
+
+    def joined(self, key: str, label: str, place: str) -> Iterator[str]:
+        """Yield the batches that the unit at `place` joins; the same for the same secret `key`.
+
+        The gaps between them are geometric, by inversion in float64 with uniforms of 53 bits.
+        """
+        q, count = self.sampling_probabilities[label], self.batches_per_label[label]
+        if q == 1.0:
+            yield from (self.batch_id(label, number) for number in range(count))
+            return
+        rng = generator(named_key(key, "batches", label, place))
+        last = -1
+        while last < count:
+            gaps = 1.0 + np.floor(np.log1p(-rng.random(64)) / np.log1p(-q))
+            # As floats, because a gap may exceed every integer type; a sum beyond `count` ends.
+            for number in last + np.cumsum(gaps):
+                last = int(min(number, count))
+                if last < count:
+                    yield self.batch_id(label, last)
+                else:
+                    return

@@ -1,0 +1,102 @@
+"""Secret Poisson batches: who joins, what it depends on, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpray.accounting.accountant import cost
+from dpray.accounting.events import (
+    ExponentialMechanism,
+    Parallel,
+    PoissonSubsampledDraws,
+    SelfComposed,
+)
+from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.mechanisms.randomness import new_key
+
+KEY = "ab" * 32
+DRAW = ExponentialMechanism(0.1)
+
+
+def batches(counts: Mapping[str, int], q: Mapping[str, float]) -> PoissonBatches:
+    return PoissonBatches(counts, q)
+
+
+def numbers(made: PoissonBatches, place: str, key: str = KEY, label: str = "a") -> list[int]:
+    return [int(batch.split("/")[1]) for batch in made.joined(key, label, place)]
+
+
+@pytest.mark.parametrize("q", [0.003, 0.1, 0.7])
+def test_every_unit_joins_every_batch_with_the_probability_that_is_charged(q: float) -> None:
+    count, units = 500, 800
+    made = batches({"a": count}, {"a": q})
+    joined = np.zeros((units, count), dtype=bool)
+    for unit in range(units):
+        joined[unit, numbers(made, f"{unit} file")] = True
+    total = units * count
+    assert stats.binomtest(int(joined.sum()), total, q).pvalue > 1e-4
+    # Across units, across batches, and from one batch to the next.
+    for sums, n in ((joined.sum(axis=0), units), (joined.sum(axis=1), count)):
+        dispersion = ((sums - n * q) ** 2 / (n * q * (1 - q))).sum()
+        assert 1e-4 < stats.chi2.cdf(dispersion, len(sums)) < 1 - 1e-4
+    pairs = int((joined[:, 1:] & joined[:, :-1]).sum())
+    assert stats.binomtest(pairs, units * (count - 1), q * q).pvalue > 1e-4
+    # The first and the last batch are as good as any.
+    for batch in (0, count - 1):
+        assert stats.binomtest(int(joined[:, batch].sum()), units, q).pvalue > 1e-4
+
+
+def test_coins_are_a_function_of_key_label_and_place() -> None:
+    made = batches({"a": 400, "b": 400}, {"a": 0.1, "b": 0.1})
+    first = numbers(made, "0 file")
+    assert first == numbers(made, "0 file") and sorted(set(first)) == first
+    assert first != numbers(made, "1 file")
+    assert first != numbers(made, "0 file", new_key())
+    assert first != numbers(made, "0 file", label="b")
+    # A label and a place never run together to another label and place.
+    longer = batches({"a": 400, "a0": 400}, {"a": 0.1, "a0": 0.1})
+    assert numbers(longer, "0 x", label="a") != numbers(longer, " x", label="a0")
+
+
+def test_a_label_with_fewer_units_than_a_batch_has_all_of_them_in_every_batch() -> None:
+    made = PoissonBatches.expected(1000, {"a": 0.99, "b": 0.01}, 50, 20)
+    assert made.sampling_probabilities == {"a": 50 / 990, "b": 1.0}
+    assert dict(made.batches_per_label) == {"a": 20, "b": 1}
+    assert numbers(made, "0 file", label="b") == [0]
+
+
+def test_the_batches_of_labels_are_charged_in_parallel_for_units_of_one_row() -> None:
+    made = batches({"a": 30, "b": 31}, {"a": 0.1, "b": 0.1})
+    text = PoissonSubsampledDraws(0.1, 0.1, 8)
+    assert made.dp_event(DRAW, 8, 1) == SelfComposed(text, 31)
+    other = batches({"a": 30, "b": 5}, {"a": 0.1, "b": 0.4})
+    event = other.dp_event(DRAW, 8, 1)
+    assert isinstance(event, Parallel)
+    alone = [cost(part, 1e-6).epsilon for part in event.events]
+    assert max(alone) <= cost(event, 1e-6).epsilon < max(alone) * 1.01
+
+
+def test_units_of_several_rows_are_charged_for_the_batches_of_all_their_labels() -> None:
+    made = batches({"a": 30, "b": 30, "c": 30}, {"a": 0.1, "b": 0.1, "c": 0.1})
+    two = ExponentialMechanism(0.2)  # of a unit with both rows in one label
+    charged = cost(made.dp_event(two, 8, 2), 1e-6).epsilon
+    together = cost(SelfComposed(PoissonSubsampledDraws(0.1, 0.2, 8), 30), 1e-6).epsilon
+    apart = cost(SelfComposed(PoissonSubsampledDraws(0.1, 0.1, 8), 60), 1e-6).epsilon
+    assert charged >= max(together, apart) * (1 - 1e-9)
+    assert charged < max(together, apart) * 1.01
+    one_label = batches({"a": 30}, {"a": 0.1})
+    assert cost(one_label.dp_event(two, 8, 2), 1e-6).epsilon == pytest.approx(together)
+
+
+def test_the_sizes_of_batches_are_binomial() -> None:
+    made = batches({"a": 300}, {"a": 0.05})
+    sizes = Counter(n for unit in range(600) for n in numbers(made, f"{unit} file"))
+    found = np.array([sizes[n] for n in range(300)])
+    assert found.mean() == pytest.approx(30, abs=4 * math.sqrt(28.5 / 300))
+    assert found.var() == pytest.approx(28.5, rel=0.35)
