@@ -5,7 +5,7 @@ A draw has bounded range `eta` if, for each pair of neighbours, its log-likeliho
 [t - eta, t] for some t. `Curve` bounds delta as a function of epsilon; `composed_draws` is the
 curve of the worst adaptive composition of such draws. Every approximation is on the safe side: the
 computed curve is never below the exact one.
-Proof: docs/privacy.md, section 6.6.
+Proof: docs/privacy.md, section 6.7.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class ExponentialMechanism(Event):
     The mechanism is eta-DP and eta^2/8-zCDP (Cesar and Rogers 2021). Draws that may depend on the
     ones before them are composed exactly (Dong, Durfee and Rogers 2020): their privacy loss
     distribution is that of the pair whose hockey-stick curve is that of the worst composition.
-    Proof: docs/privacy.md, section 6.6.
+    Proof: docs/privacy.md, section 6.7.
     """
 
     range: float

@@ -290,7 +290,7 @@ def test_refused_budget_leaves_the_data_closed(config: Callable[..., Config]) ->
     ledger.create_dataset("notes", Budget(0.01, 1e-5), "record", "add_or_remove_one")
     opened: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "batch_rows", lambda *a, **k: opened.append("data") or [])
+        patch.setattr(run_module, "private_rows", lambda *a, **k: opened.append("data") or [])
         with pytest.raises(BudgetRefused) as refused:
             release(run)
     assert not opened and refused.value.exit_code == 3

@@ -31,7 +31,7 @@ class BatchDecoder:
         key: str,
         attempt_id: str,
         load: Callable[[], Engine],
-        batches_key: str,
+        batches_key: str = "",
     ) -> None:
         self.plan, self.ledger, self.key, self.attempt_id = plan, ledger, key, attempt_id
         self.batches_key = batches_key
