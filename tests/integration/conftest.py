@@ -48,8 +48,10 @@ def runs(
 
 @pytest.fixture
 def waiting_runs(runs: Callable[..., Runs]) -> Callable[..., Runs]:
-    """The same, but each engine waits in the midst of its second task until `marker` is there."""
-    return lambda **changes: runs(**changes).with_fault("waits")
+    """The same with Poisson batches, two texts from each, and engines that wait in the midst of
+    their second task until `marker` is there."""
+    poisson = {"method__batches": "poisson", "method__texts_per_batch": 2}
+    return lambda **changes: runs(**(poisson | changes)).with_fault("waits")
 
 
 @pytest.fixture

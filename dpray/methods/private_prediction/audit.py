@@ -23,6 +23,9 @@ from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSel
 
 TARGET, OTHER = 0, 1
 
+NO_GATE: dict[str, Any] = {"sure_probability": None, "sure_entropy": None}
+"""The worst case is a token for which the gate is closed."""
+
 MOST_TOKENS = 16
 """A trial draws at most so many tokens one after the other; more of them take too long."""
 
@@ -43,7 +46,7 @@ def targets(mechanism: PrivateToken) -> Iterator[Target]:
 
 def tokens_target(mechanism: PrivateToken, tokens: int) -> MonteCarlo:
     """Audit `tokens` of a batch's private tokens; the statistic counts those that are TARGET."""
-    mechanism = replace(mechanism, private_tokens=tokens, threshold=None, noise=None)
+    mechanism = replace(mechanism, private_tokens=tokens, threshold=None, noise=None, **NO_GATE)
     inputs = {with_unit: _contested(mechanism, with_unit) for with_unit in (True, False)}
     values = asdict(mechanism)
 
@@ -65,7 +68,7 @@ def sparse_vector_target(mechanism: PrivateToken) -> MonteCarlo:
     that it takes farther; the statistic is whether they are near, near, far."""
     sparse_vector = mechanism.sparse_vector
     assert sparse_vector is not None
-    mechanism = replace(mechanism, private_tokens=1)
+    mechanism = replace(mechanism, private_tokens=1, **NO_GATE)
     values = asdict(mechanism)
     queries = {
         with_unit: [_asked(mechanism, with_unit, token) for token in (OTHER, OTHER, TARGET)]

@@ -28,6 +28,9 @@ from dpray.types import InputError
 
 MOST_PRIVATE_TOKENS = 10_000_000
 
+RESTATED = ("threshold", "noise", "sure_probability", "sure_entropy")
+"""These fields of a mechanism are in a plan's summary as the sections they come from."""
+
 MOST_TEXTS = 10_000_000
 
 TOO_LARGE = 1e-9
@@ -102,7 +105,7 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def engine_options(self) -> dict[str, Any]:
-        return {"public_alone": self.cuts_candidates}
+        return {"public_alone": self.public_decides}
 
     def how_far(self, published: int) -> str:
         done = self.published_batches(published)
@@ -165,9 +168,10 @@ class PrivatePredictionPlan(Plan):
         return math.ceil(mean + jump / 3 + math.sqrt((jump / 3) ** 2 + 2 * mean * jump))
 
     @property
-    def cuts_candidates(self) -> bool:
-        """Return whether some tokens cannot be drawn, by their public logits."""
-        return self.settings.candidates != "all"
+    def public_decides(self) -> bool:
+        """Return whether public logits decide which tokens can be drawn, or whether from private
+        ones at all."""
+        return self.settings.candidates != "all" or self.settings.public_gate is not None
 
     @property
     def rounding(self) -> list[str]:
@@ -187,9 +191,10 @@ class PrivatePredictionPlan(Plan):
         prompts = mechanism.batch_size + 1
         return {
             "method": {"name": settings.name, "template": settings.template}
-            | {k: v for k, v in asdict(mechanism).items() if k not in ("threshold", "noise")}
+            | {k: v for k, v in asdict(mechanism).items() if k not in RESTATED}
             | {
                 "batches": settings.batches,
+                "public_gate": settings.public_gate and settings.public_gate.model_dump(),
                 "sparse_vector": settings.sparse_vector and settings.sparse_vector.model_dump(),
                 "max_tokens": settings.max_tokens,
                 "max_records_per_batch": self.method.examples_per_batch,
@@ -394,8 +399,8 @@ def _texts(settings: PrivatePredictionSettings, private_tokens: int, batches: in
     """Return the largest number of texts of a batch."""
     if settings.max_records is not None:
         return math.ceil(settings.max_records / batches)
-    # A private text has at least one private token; public ones are free and have to end too.
-    if settings.sparse_vector is None:
+    # Without public tokens a text has at least one private one; public ones have to end, too.
+    if settings.sparse_vector is None and settings.public_gate is None:
         return private_tokens
     return math.ceil(10 * private_tokens / settings.max_tokens)
 
@@ -403,7 +408,7 @@ def _texts(settings: PrivatePredictionSettings, private_tokens: int, batches: in
 def _mechanism(
     config: Config, settings: PrivatePredictionSettings, private_tokens: int
 ) -> PrivateToken:
-    sparse_vector = settings.sparse_vector
+    sparse_vector, gate = settings.sparse_vector, settings.public_gate
     return PrivateToken(
         batch_size=settings.batch_size,
         private_tokens=private_tokens,
@@ -415,6 +420,8 @@ def _mechanism(
         k=settings.k,
         threshold=None if sparse_vector is None else sparse_vector.threshold,
         noise=None if sparse_vector is None else sparse_vector.noise,
+        sure_probability=None if gate is None else gate.probability,
+        sure_entropy=None if gate is None else gate.entropy,
         records_per_unit=config.data.max_records_per_unit,
     )
 

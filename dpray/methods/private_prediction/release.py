@@ -225,7 +225,7 @@ def report(session: BatchSession, done: Decoded) -> dict[str, Any]:
             f"{settings.batch_size}",
             "copies": copies,
             "tokens": "softmax of the clipped mean of logits (exponential mechanism)",
-            "candidates": CANDIDATES if plan.cuts_candidates else "all tokens",
+            "candidates": CANDIDATES if plan.settings.candidates != "all" else "all tokens",
         },
         "numerics": {"dtype": session.config.engine.dtype, "row_variation": done.row_variation},
         "public_inputs": {"template": settings.template},

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dpray.config.base import Count, Positive, Section
 
@@ -13,6 +13,21 @@ from dpray.config.base import Count, Positive, Section
 class SparseVectorConfig(Section):
     threshold: float = Field(allow_inf_nan=False, description="theta")
     noise: Positive = Field(description="sigma")
+
+
+class PublicGateConfig(Section):
+    probability: float | None = Field(
+        None, gt=0, lt=1, description="free where the largest public probability is at least this"
+    )
+    entropy: Positive | None = Field(
+        None, description="free where the public distribution has at most so many nats"
+    )
+
+    @model_validator(mode="after")
+    def _one_mark(self) -> PublicGateConfig:
+        if (self.probability is None) == (self.entropy is None):
+            raise ValueError("takes either `probability` or `entropy`")
+        return self
 
 
 class PrivatePredictionSettings(Section):
@@ -41,7 +56,12 @@ class PrivatePredictionSettings(Section):
         "all", description="which tokens may be drawn, by their public logits"
     )
     k: Count = Field(1024, description="for top_k and top_k_plus")
-    sparse_vector: SparseVectorConfig | None = Field(None, description="public tokens; null: off")
+    public_gate: PublicGateConfig | None = Field(
+        None, description="tokens that the public prompt is sure of are free; null: off"
+    )
+    sparse_vector: SparseVectorConfig | None = Field(
+        None, description="tokens on which the private prompts agree with the public one; null: off"
+    )
     public_temperature: Positive = Field(1.5, description="tau of public tokens")
     max_tokens: Count = Field(128, description="the longest text")
     max_records: Count | None = Field(

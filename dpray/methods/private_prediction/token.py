@@ -17,6 +17,7 @@ import numpy as np
 from dpray.accounting.events import Composed, Event, SelfComposed
 from dpray.mechanisms.randomness import generator
 from dpray.methods.private_prediction.exponential import SoftmaxSampler, sample_softmax
+from dpray.methods.private_prediction.public_gate import is_sure
 from dpray.methods.private_prediction.sparse_vector import SparseVector, distribution_distance
 
 # A plan holds a `PrivateToken` and needs no torch: what draws imports it.
@@ -45,8 +46,10 @@ class PrivateToken:
     configured. The sums themselves are exact (`dpray.methods.private_prediction.clipping`).
 
     `batch_size` is the public expected size s; `threshold` and `noise` are theta and sigma of
-    the sparse vector, both None where it is off.
-    Proof: docs/privacy.md, sections 2.1 and 2.6.
+    the sparse vector, both None where it is off. `sure_probability` or `sure_entropy` is the mark
+    of the public gate, both None where it is off: past it a token is drawn from the public logits,
+    and no other question is asked.
+    Proof: docs/privacy.md, sections 2.1, 2.6 and 2.9.
     """
 
     batch_size: int
@@ -59,6 +62,8 @@ class PrivateToken:
     k: int = 0
     threshold: float | None = None
     noise: float | None = None
+    sure_probability: float | None = None
+    sure_entropy: float | None = None
     records_per_unit: int = 1
 
     @cached_property
@@ -141,7 +146,7 @@ class PrivateTokenSelector:
         text."""
         if self.t >= self.mechanism.private_tokens:
             return None
-        if not self._is_far(logits_private_SV, logits_public_V):
+        if self._is_sure(logits_public_V) or not self._is_far(logits_private_SV, logits_public_V):
             self.public_tokens += 1
             return self.mechanism.draw_public(logits_public_V, self.rng)
         self.t += 1
@@ -149,6 +154,10 @@ class PrivateTokenSelector:
         if self.mechanism.sparse_vector is not None:
             self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)
         return token
+
+    def _is_sure(self, logits_public_V: torch.Tensor) -> bool:
+        marks = self.mechanism.sure_probability, self.mechanism.sure_entropy
+        return marks != (None, None) and is_sure(logits_public_V, *marks)
 
     def _is_far(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> bool:
         sparse_vector = self.mechanism.sparse_vector

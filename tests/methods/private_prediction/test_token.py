@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 
 import numpy as np
@@ -111,3 +112,36 @@ def test_keys_are_256_bits_and_all_of_them_count() -> None:
     assert len(draws) == 3
     with pytest.raises(ValueError):
         generator("ab")
+
+
+@pytest.mark.parametrize(
+    ("gate", "sure"),
+    [
+        ({"sure_probability": 0.9}, [2.4, 0.0]),
+        ({"sure_entropy": 0.3}, [2.5, 0.0]),
+        ({"sure_entropy": 0.01}, [9.0, -math.inf]),
+    ],
+)
+def test_tokens_that_the_public_row_is_sure_of_are_free(
+    gate: dict[str, float], sure: list[float]
+) -> None:
+    """The private rows say token 1, the public one token 0: none of the free tokens is theirs, and
+    they are not asked."""
+    m = mechanism(private_tokens=1, public_temperature=0.01, temperature=0.01, **gate)
+    selector = PrivateTokenSelector(asdict(m), new_key())
+    private = torch.tensor([[0.0, 1e3]]).repeat(255, 1)
+    for _ in range(5):
+        assert selector.select(private, torch.tensor(sure)) == 0
+    assert selector.state() == {"t": 0, "public_tokens": 5, "noisy_threshold": None}
+    unsure = torch.tensor([0.4, 0.0])
+    assert selector.select(private, unsure) == 1 and selector.t == 1
+    # The bound holds, also where the public row is sure.
+    assert selector.select(private, torch.tensor(sure)) is None
+
+
+def test_the_public_gate_does_not_look_at_private_rows() -> None:
+    m = mechanism(private_tokens=1, sure_probability=0.9)
+    for rows in (torch.zeros((0, 2)), torch.full((3, 2), math.nan), torch.ones((9, 2))):
+        selector = PrivateTokenSelector(asdict(m), new_key())
+        assert selector.select(rows, torch.tensor([3.0, 0.0])) is not None
+        assert selector.t == 0
