@@ -17,8 +17,7 @@ from torch import nn
 
 from dpray.config.training import Precision
 from dpray.training.batches import TrainingText
-from dpray.training.ghost_norms import NoNormRule, weighted_sum
-from dpray.training.ghost_recording import GhostNorms, Recorded, checkpoint_blocks
+from dpray.training.ghost_norms import GhostNorms, NoNormRule, Recorded, weighted_sum
 
 IGNORED = -100
 """A position with this label has no part in the loss."""
@@ -89,9 +88,7 @@ class PerExampleLoss(nn.Module):
         self.model = model
         self.precision = precision
         self.checkpointing = checkpointing
-        self.ghost = GhostNorms(model)
-        if checkpointing:
-            checkpoint_blocks(model, self.ghost)
+        self.ghost = GhostNorms(model, checkpointing)
         if precision == "bfloat16":
             for module in model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):

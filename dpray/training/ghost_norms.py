@@ -15,9 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from dpray.types import InputError
 
@@ -183,3 +186,135 @@ def _rms_norm(name: str, module: nn.Module) -> Callable[[torch.Tensor], torch.Te
     if not isinstance(eps, float):
         raise NoNormRule(f"{name} ({type(module).__name__}): no eps to compute its norm with")
     return lambda a: a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + eps)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    name: str
+    rule: Rule
+    parameters: tuple[nn.Parameter, ...]
+    checkpointed: bool
+
+
+@dataclass(repr=False)
+class Recorded:
+    """Holds the losses (B,) of B examples, the parts of each parameter's per-example gradients, and
+    instead of the parts, for layers in checkpointed blocks, the squared norms (B,), float64. A
+    parameter without a gradient is in neither."""
+
+    losses: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    parts: dict[nn.Parameter, list[Part]] = field(default_factory=dict)
+    squared: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
+
+    def squared_norms(self) -> dict[nn.Parameter, torch.Tensor]:
+        return {p: squared_norms(parts) for p, parts in self.parts.items()} | self.squared
+
+    def add(self, layer: _Layer, a: torch.Tensor, g: torch.Tensor) -> None:
+        """Note a use of the layer, by its input and its output's gradient: the last use first."""
+        B = len(self.losses)
+        if len(a) != B or len(g) != B:
+            raise NoNormRule(
+                f"{layer.name}: the first dimension of its input or output is not the examples, "
+                "so their gradients cannot be told apart"
+            )
+        # As (B, T, features) in float32, or (B, T) ids.
+        a = a.reshape(B, -1, a.shape[-1]).float() if a.is_floating_point() else a.reshape(B, -1)
+        parts = layer.rule(a, g.reshape(B, -1, g.shape[-1]).float())
+        for parameter, part in zip(layer.parameters, parts, strict=True):
+            if not layer.checkpointed:
+                self.parts.setdefault(parameter, []).insert(0, part)
+            elif parameter in self.squared:
+                raise NoNormRule(f"{layer.name}: in a checkpointed block, and used more than once")
+            else:
+                self.squared[parameter] = squared_norms([part])
+
+
+class GhostNorms:
+    """Records the inputs and the outputs' gradients of the trainable layers of `model`.
+
+    With `checkpointing` (Chen et al. 2016) the activations of the model's blocks are not kept but
+    computed again in the backward pass. Transformers' own switch works in training mode only, where
+    dropout is on. Layers in such blocks keep no inputs: their norms are computed in the backward
+    pass at once.
+
+    Raises NoNormRule at once where a trainable layer has no rule, so that no gradient goes
+    unaccounted, or where there is no block to checkpoint;
+    `dpray.training.clipped_loss.check_norm_rules` finds what class names do not show.
+    """
+
+    def __init__(self, model: nn.Module, checkpointing: bool = False) -> None:
+        self._recorded: Recorded | None = None
+        self._source = torch.zeros((), requires_grad=True)
+        """Every recorded output depends on it: the backward pass towards it reaches them all, and
+        forms no gradient of a parameter."""
+        blocks = [m for m in model.modules() if checkpointing and _is_block(m)]
+        if checkpointing and not blocks:
+            raise NoNormRule(
+                f"method.gradient_checkpointing: {type(model).__name__} has no blocks for it"
+            )
+        for block in blocks:
+            block.forward = partial(
+                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+            )
+        checkpointed = {module for block in blocks for module in block.modules()}
+        for name, module in model.named_modules():
+            own = tuple(p for p in module.parameters(recurse=False) if p.requires_grad)
+            if own:
+                layer = _Layer(name, rule_of(name, module), own, module in checkpointed)
+                module.register_forward_hook(partial(self._watch, layer))
+
+    def record(self, forward: Callable[[], torch.Tensor]) -> Recorded:
+        """Record `forward`, which returns the losses (B,), and the backward pass from their sum.
+
+        The losses have to be the model's own: a training engine's output may carry a scale into the
+        backward pass, and norms that are too small by it are a silent loss of privacy.
+        """
+        recorded = self._recorded = Recorded()
+        try:
+            losses_B = forward()
+            recorded.losses = losses_B.detach()
+            torch.autograd.grad(losses_B.sum(), self._source, allow_unused=True)
+        finally:
+            self._recorded = None
+        if shared := recorded.parts.keys() & recorded.squared.keys():
+            raise NoNormRule(
+                f"{len(shared)} parameters are used in a checkpointed block and outside"
+            )
+        return recorded
+
+    def _watch(
+        self, layer: _Layer, _: nn.Module, inputs: tuple[torch.Tensor, ...], output: object
+    ) -> torch.Tensor | None:
+        if self._recorded is None:
+            return None
+        if len(inputs) != 1 or not isinstance(output, torch.Tensor):
+            raise NoNormRule(f"{layer.name}: not called with one tensor for one tensor")
+        add = partial(self._recorded.add, layer)
+        watched: torch.Tensor = _Watched.apply(output, inputs[0].detach(), self._source, add)  # type: ignore[no-untyped-call]
+        return watched
+
+
+class _Watched(torch.autograd.Function):
+    """Passes a layer's output on; the backward pass calls `add` with the layer's input and the
+    output's gradient. Autograd keeps the input, or, in a checkpointed block, computes it again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        output: torch.Tensor,
+        a: torch.Tensor,
+        source: torch.Tensor,
+        add: Callable[[torch.Tensor, torch.Tensor], None],
+    ) -> torch.Tensor:
+        ctx.save_for_backward(a)
+        ctx.add = add
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        ctx.add(*ctx.saved_tensors, gradient)
+        return gradient, None, None, None
+
+
+def _is_block(module: nn.Module) -> bool:
+    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
