@@ -99,7 +99,9 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
     multiplier = settings.noise_multiplier
     if multiplier is None:
         multiplier = calibrate(
-            lambda z: with_labels(config, _event(_votes(config, z), settings.iterations)),
+            lambda z: with_labels(
+                config, SelfComposed(_votes(config, z).dp_event, settings.iterations)
+            ),
             config.privacy.epsilon,
             config.privacy.delta,
             bracket=(1e-3, 1e7),
@@ -112,7 +114,3 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
 def _votes(config: Config, noise_multiplier: float) -> VoteHistogram:
     k = config.data.max_records_per_unit
     return VoteHistogram(noise_multiplier * k, k)
-
-
-def _event(votes: VoteHistogram, iterations: int) -> Event:
-    return SelfComposed(votes.dp_event, iterations)
