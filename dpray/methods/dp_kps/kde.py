@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -240,11 +241,6 @@ def kernel_matrix(vectors_ND: npt.NDArray[Any], bandwidth: float) -> Array:
 
 
 def _in_blocks(rows: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    block: list[Sequence[int]] = []
-    for row in rows:
-        block.append(row)
-        if len(block) == BLOCK:
-            yield block
-            block = []
-    if block:
+    rows = iter(rows)
+    while block := list(islice(rows, BLOCK)):
         yield block
