@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from dpray.config.training import Precision
-from dpray.training.batches import TrainingText
 from dpray.training.ghost_norms import GhostNorms, NoNormRule, Recorded, weighted_sum
+from dpray.training.step import TrainingText
 
 IGNORED = -100
 """A position with this label has no part in the loss."""
@@ -29,7 +29,7 @@ class MicroBatch:
 
     Padding changes an example's loss in the last bits, in bfloat16 in the third digit: kernels are
     chosen by shape, and by whether anything is padded. Where one example may not move another's
-    gradient, micro-batches have a fixed shape (`dpray.training.batches.share`).
+    gradient, micro-batches have a fixed shape (`dpray.training.step.share`).
     """
 
     ids: torch.Tensor = field(repr=False)

@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import new_key
-from dpray.training.batches import TrainingText
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.gradient_noise import (
     GradientNoise,
@@ -25,9 +24,9 @@ from dpray.training.gradient_noise import (
     make_optimizer,
     set_learning_rate,
 )
+from dpray.training.journal import MOMENTS, TrainingState, empty_moments
 from dpray.training.model import deepspeed_on_stderr
-from dpray.training.state import MOMENTS, TrainingState, empty_moments
-from dpray.training.step import DpSgdStep
+from dpray.training.step import DpSgdStep, TrainingText
 from dpray.types import DprayError
 
 BUCKET = 50_000_000

@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from dpray.accounting.events import Event, SelfComposed
 from dpray.config.training import TrainingSettings
-from dpray.training.batches import TrainingText, share
-from dpray.training.step import DpSgdStep, Trainer
+from dpray.training.step import DpSgdStep, Trainer, TrainingText, share
 
 T = TypeVar("T")
 
@@ -39,7 +38,7 @@ class DpSgd:
 
     `settings.micro_batch_size` and the number of ranks divide a batch; they change the sum in the
     last bits only. Micro-batches have fixed shapes: an example's own gradient does not depend on
-    who else is in the batch, in bfloat16 either (`dpray.training.batches.share`).
+    who else is in the batch, in bfloat16 either (`dpray.training.step.share`).
     Proof: docs/privacy.md, section 5.4.
     """
 

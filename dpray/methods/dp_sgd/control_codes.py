@@ -20,7 +20,7 @@ from dpray.mechanisms.shares import largest_remainder
 from dpray.methods.dp_sgd.algorithm import TextEncoder, Units, control_code
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.rows import RowsOf, local_rows, record_rows
-from dpray.training.batches import TrainingText
+from dpray.training.step import TrainingText
 from dpray.types import InputError
 
 

@@ -40,9 +40,8 @@ from dpray.runs.placement import gpus_of_rank
 from dpray.runs.session import Release, Session
 from dpray.training.journal import Journal, lost_blocks
 from dpray.training.model import ADAPTER
-from dpray.training.reference import train_here
 from dpray.training.step import SUM_ROUNDING, Trainer
-from dpray.training.training import OnStep, Training
+from dpray.training.training import OnStep, Training, train_here
 from dpray.types import Budget, BudgetRefused, DprayError
 
 DpSgdSession = Session[DpSgdPlan]

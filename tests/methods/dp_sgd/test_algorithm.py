@@ -20,10 +20,9 @@ from dpray.methods.dp_sgd.algorithm import (
     one_record_each,
     poisson_batch,
 )
-from dpray.training.batches import TrainingText
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.training.reference import ReferenceTrainer
-from dpray.training.step import DpSgdStep
+from dpray.training.step import DpSgdStep, TrainingText
+from dpray.training.training import ReferenceTrainer
 from tests.training.tiny_gradients import (
     clipped_sum,
     flat,
