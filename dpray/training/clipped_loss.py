@@ -201,31 +201,28 @@ def check_norm_rules(loss: PerExampleLoss, vocabulary: int) -> None:
     with another formula than its name's, examples that see each other. Raises NoNormRule that names
     the parameter. Call it while the model is whole.
     """
-    precision, loss.precision = loss.precision, "float32"
-    try:
-        _check_norm_rules(loss, vocabulary)
-    finally:
-        loss.precision, loss.own_losses_B = precision, None
-
-
-def _check_norm_rules(loss: PerExampleLoss, vocabulary: int) -> None:
     rng = torch.Generator().manual_seed(0)
     device = next(loss.parameters()).device
     texts = [
         TrainingText(tuple(torch.randint(1, vocabulary, (length,), generator=rng).tolist()), given)
         for length, given in ((7, 0), (5, 2))
     ]
-    batch = MicroBatch.of(texts).to(device)
 
-    def losses() -> torch.Tensor:
+    def losses(texts: Sequence[TrainingText]) -> torch.Tensor:
+        batch = MicroBatch.of(texts).to(device)
         return loss(batch.ids, batch.mask, batch.labels)  # type: ignore[no-any-return]
 
-    squared = loss.ghost.record(losses).squared_norms()
     trained = loss.trainable_parameters()
-    for row, text in enumerate(texts):
-        alone = MicroBatch.of([text]).to(device)
-        own = loss(alone.ids, alone.mask, alone.labels).sum()
-        gradients = torch.autograd.grad(own, list(trained.values()), allow_unused=True)
+    precision, loss.precision = loss.precision, "float32"
+    try:
+        squared = loss.ghost.record(lambda: losses(texts)).squared_norms()
+        alone = [
+            torch.autograd.grad(losses([text]).sum(), list(trained.values()), allow_unused=True)
+            for text in texts
+        ]
+    finally:
+        loss.precision, loss.own_losses_B = precision, None
+    for row, gradients in enumerate(alone):
         norms = [0.0 if g is None else float(g.double().norm()) for g in gradients]
         for (name, parameter), norm in zip(trained.items(), norms, strict=True):
             ghost = float(squared[parameter][row].sqrt()) if parameter in squared else 0.0

@@ -29,36 +29,36 @@ class NoNormRule(InputError):
     """A trainable layer has no rule for its per-example gradient norms."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outer:
     """Stands for the gradient `sum_t left_t right_t^T` of a matrix: (B, T, M) and (B, T, N)."""
 
-    left: torch.Tensor = field(repr=False)
-    right: torch.Tensor = field(repr=False)
+    left: torch.Tensor
+    right: torch.Tensor
 
     def add_to(self, total_MN: torch.Tensor, weight_B: torch.Tensor) -> None:
         left_BTM = self.left * weight_B[:, None, None]
         total_MN.addmm_(left_BTM.flatten(0, 1).T, self.right.flatten(0, 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lookup:
     """Stands for the gradient `sum_t e_{ids_t} row_t^T` of a matrix, e the unit vectors: (B, T) and
     (B, T, N)."""
 
-    ids: torch.Tensor = field(repr=False)
-    row: torch.Tensor = field(repr=False)
+    ids: torch.Tensor
+    row: torch.Tensor
 
     def add_to(self, total_MN: torch.Tensor, weight_B: torch.Tensor) -> None:
         row_BTN = self.row * weight_B[:, None, None]
         total_MN.index_add_(0, self.ids.flatten(), row_BTN.flatten(0, 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Whole:
     """Holds the gradient of a vector itself: (B, N)."""
 
-    gradient: torch.Tensor = field(repr=False)
+    gradient: torch.Tensor
 
     def add_to(self, total_N: torch.Tensor, weight_B: torch.Tensor) -> None:
         total_N.addmv_(self.gradient.T, weight_B)
@@ -74,25 +74,24 @@ in the order of `named_parameters`."""
 
 def inner_products(first: Part, second: Part) -> torch.Tensor:
     """Return each example's inner product of two parts of one parameter's gradient, (B,)."""
-    if isinstance(first, Whole) and isinstance(second, Whole):
-        return (first.gradient * second.gradient).sum(1)
-    if isinstance(first, Outer) and isinstance(second, Lookup):
-        return inner_products(second, first)
-    if isinstance(first, Lookup) and isinstance(second, Outer):
-        places = first.ids.unsqueeze(1).expand(-1, second.left.shape[1], -1)
-        left_BUT = second.left.gather(2, places)
-        return (left_BUT * (second.right @ first.row.mT)).sum((1, 2))
-    if isinstance(first, Lookup) and isinstance(second, Lookup):
-        same_BTU = first.ids.unsqueeze(2) == second.ids.unsqueeze(1)
-        return (same_BTU * (first.row @ second.row.mT)).sum((1, 2))
-    if isinstance(first, Outer) and isinstance(second, Outer):
-        positions = first.left.shape[1] * second.left.shape[1]
-        if positions > first.left.shape[2] * first.right.shape[2]:
-            matrix_BMN = first.left.mT @ first.right
-            other_BMN = matrix_BMN if second is first else second.left.mT @ second.right
-            return (matrix_BMN * other_BMN).sum((1, 2))
-        left_BTU = first.left @ second.left.mT
-        return (left_BTU * (first.right @ second.right.mT)).sum((1, 2))
+    match first, second:
+        case Whole(gradient), Whole(other):
+            return (gradient * other).sum(1)
+        case Outer(), Lookup():
+            return inner_products(second, first)
+        case Lookup(ids, row), Outer(left, right):
+            places = ids.unsqueeze(1).expand(-1, left.shape[1], -1)
+            left_BUT = left.gather(2, places)
+            return (left_BUT * (right @ row.mT)).sum((1, 2))
+        case Lookup(ids, row), Lookup(other_ids, other_row):
+            same_BTU = ids.unsqueeze(2) == other_ids.unsqueeze(1)
+            return (same_BTU * (row @ other_row.mT)).sum((1, 2))
+        case Outer(left, right), Outer(other_left, other_right):
+            if left.shape[1] * other_left.shape[1] > left.shape[2] * right.shape[2]:
+                matrix_BMN = left.mT @ right
+                other_BMN = matrix_BMN if second is first else other_left.mT @ other_right
+                return (matrix_BMN * other_BMN).sum((1, 2))
+            return ((left @ other_left.mT) * (right @ other_right.mT)).sum((1, 2))
     raise TypeError("a matrix and a vector share no parameter")
 
 
@@ -132,60 +131,52 @@ def rule_of(name: str, module: nn.Module) -> Rule:
     Conv1D (GPT-2's linear layer with a transposed weight) and the models' RMS norms are recognised
     by their class names. Raises NoNormRule that names the layer.
     """
-    kind = type(module).__name__
     trainable = {n for n, p in module.named_parameters(recurse=False) if p.requires_grad}
-    vectors = {"bias"} if getattr(module, "bias", None) is not None else set()
-    if trainable <= {"weight"} | vectors:
-        if isinstance(module, nn.Linear):
-            return _rule(trainable, lambda a_BTN, g_BTM: Outer(g_BTM, a_BTN))
-        if kind == "Conv1D":
-            return _rule(trainable, Outer)
-        if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
-            return _scale_rule(trainable, _layer_norm(module))
-        if isinstance(module, nn.RMSNorm) or kind.endswith("RMSNorm"):
-            return _scale_rule(trainable, _rms_norm(name, module))
-        if isinstance(module, nn.Embedding):
-            if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
-                raise NoNormRule(
-                    f"{name}: an embedding with max_norm, scale_grad_by_freq or sparse"
-                )
-            return _rule(trainable, _lookup(module.padding_idx))
-    raise NoNormRule(
-        f"{name} ({kind}) has trainable parameters {sorted(trainable)} and no rule for the norms "
-        "of their gradients: freeze it, or use LoRA on linear layers"
-    )
+    weight_part = _weight_part(name, module)
+    if weight_part is None or not trainable <= {"weight", "bias"}:
+        raise NoNormRule(
+            f"{name} ({type(module).__name__}) has trainable parameters {sorted(trainable)} and no "
+            "rule for the norms of their gradients: freeze it, or use LoRA on linear layers"
+        )
 
-
-def _rule(trainable: set[str], weight_part: Callable[[torch.Tensor, torch.Tensor], Part]) -> Rule:
-    def parts(a: torch.Tensor, g_BTM: torch.Tensor) -> list[Part]:
+    def rule(a: torch.Tensor, g_BTM: torch.Tensor) -> list[Part]:
         found = [weight_part(a, g_BTM)] if "weight" in trainable else []
         return [*found, Whole(g_BTM.sum(1))] if "bias" in trainable else found
 
-    return parts
+    return rule
 
 
-def _scale_rule(trainable: set[str], normalised: Callable[[torch.Tensor], torch.Tensor]) -> Rule:
-    return _rule(trainable, lambda a_BTN, g_BTN: Whole((g_BTN * normalised(a_BTN)).sum(1)))
-
-
-def _lookup(padding_idx: int | None) -> Callable[[torch.Tensor, torch.Tensor], Part]:
-    def lookup(ids_BT: torch.Tensor, g_BTN: torch.Tensor) -> Part:
-        if padding_idx is not None:  # torch gives this row no gradient
-            g_BTN = g_BTN * (ids_BT != padding_idx).unsqueeze(-1)
-        return Lookup(ids_BT, g_BTN)
-
-    return lookup
-
-
-def _layer_norm(module: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda a: nn.functional.layer_norm(a, a.shape[-1:], eps=module.eps)
-
-
-def _rms_norm(name: str, module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(eps, float):
-        raise NoNormRule(f"{name} ({type(module).__name__}): no eps to compute its norm with")
-    return lambda a: a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + eps)
+def _weight_part(
+    name: str, module: nn.Module
+) -> Callable[[torch.Tensor, torch.Tensor], Part] | None:
+    """Return the part that a layer's input and its output's gradient give to its weight, or None
+    for a layer that is not known."""
+    kind = type(module).__name__
+    if isinstance(module, nn.Linear):
+        return lambda a_BTN, g_BTM: Outer(g_BTM, a_BTN)
+    if kind == "Conv1D":
+        return Outer
+    if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
+        normalised = partial(
+            nn.functional.layer_norm, normalized_shape=module.normalized_shape, eps=module.eps
+        )
+        return lambda a_BTN, g_BTN: Whole((g_BTN * normalised(a_BTN)).sum(1))
+    if isinstance(module, nn.RMSNorm) or kind.endswith("RMSNorm"):
+        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if not isinstance(eps, float):
+            raise NoNormRule(f"{name} ({kind}): no eps to compute its norm with")
+        return lambda a_BTN, g_BTN: Whole(
+            (g_BTN * (a_BTN * torch.rsqrt(a_BTN.pow(2).mean(-1, keepdim=True) + eps))).sum(1)
+        )
+    if isinstance(module, nn.Embedding):
+        if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
+            raise NoNormRule(f"{name}: an embedding with max_norm, scale_grad_by_freq or sparse")
+        if (padding_idx := module.padding_idx) is not None:  # torch gives this row no gradient
+            return lambda ids_BT, g_BTN: Lookup(
+                ids_BT, g_BTN * (ids_BT != padding_idx).unsqueeze(-1)
+            )
+        return Lookup
+    return None
 
 
 @dataclass(frozen=True)
