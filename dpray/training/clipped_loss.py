@@ -59,9 +59,7 @@ class MicroBatch:
         """Replace the rows where `dummy_B` is true by dummies, padded as they were."""
         dummy_B1 = dummy_B.unsqueeze(1)
         return MicroBatch(
-            self.ids.masked_fill(dummy_B1, 0),
-            self.mask,
-            self.labels.masked_fill(dummy_B1, IGNORED),
+            self.ids.masked_fill(dummy_B1, 0), self.mask, self.labels.masked_fill(dummy_B1, IGNORED)
         )
 
 

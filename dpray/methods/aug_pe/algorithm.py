@@ -40,10 +40,7 @@ Population = dict[str, list[str]]
 Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 """It returns L2-normalised embeddings, shape (number of texts, D)."""
 
-Vote = Callable[
-    [int, Population, Mapping[str, npt.NDArray[np.float32]]],
-    Mapping[str, Counts],
-]
+Vote = Callable[[int, Population, Mapping[str, npt.NDArray[np.float32]]], Mapping[str, Counts]]
 """`vote(t, S, embeddings_ND of each label)` returns the NOISY votes of each label, shape (N,).
 
 It has to charge the iteration before it touches a private record, to add the noise once, and to

@@ -154,10 +154,7 @@ class DpKps:
     def noisy_sums(self, sums: Sums) -> Sums:
         """Return release 2, one class's sums over all records; every class has one, even without
         records."""
-        if isinstance(self.kde, VocabularyHistogram):
-            return self.kde.noisy(sums[0])[None]
-        kde = self.kde
-        return np.stack([kde.noisy(total_I) for total_I in sums])
+        return np.stack([self.kde.noisy(total) for total in sums])
 
     @property
     def density_noise(self) -> float:

@@ -19,12 +19,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 
 from dpray.accounting.events import DiscreteLaplace, Event, Gaussian
-from dpray.mechanisms.discrete_noise import (
-    MAX_SCALE,
-    Counts,
-    discrete_gaussian,
-    discrete_laplace,
-)
+from dpray.mechanisms.discrete_noise import MAX_SCALE, Counts, discrete_gaussian, discrete_laplace
 from dpray.mechanisms.laplace_scale import laplace_scale
 
 Array = npt.NDArray[np.float64]

@@ -26,12 +26,7 @@ from dpray.engines.text import TextCodec
 from dpray.io.files import sha256_of, sync_all
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.algorithm import fine_tune
-from dpray.methods.dp_sgd.control_codes import (
-    check_rows,
-    draw_values,
-    load_units,
-    text_encoder,
-)
+from dpray.methods.dp_sgd.control_codes import check_rows, draw_values, load_units, text_encoder
 from dpray.methods.dp_sgd.plan import DpSgdPlan, check_lengths
 from dpray.runs.cluster import ended_for_memory, is_local
 from dpray.runs.engine import with_absolute_model
