@@ -11,7 +11,7 @@ C the clip norm, sigma the noise multiplier, t the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -116,13 +116,6 @@ def one_record_each(
     """
     drawn = (units[int(unit)] for unit in batch)
     return [records[int(rng.integers(len(records)))] for records in drawn]
-
-
-def control_code(columns: Mapping[str, str]) -> str:
-    """Return what stands before a text: `Business Type: Restaurants | Review Stars: 5.0` and a
-    newline; empty without columns."""
-    code = " | ".join(f"{name}: {value}" for name, value in columns.items())
-    return f"{code}\n" if code else ""
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,10 @@ class DpSgdPlan(Plan):
         return super().column_values | control
 
     def released_losses(self, folder: Path) -> Losses:
-        from dpray.methods.dp_sgd.released_model import ReleasedModel
+        from dpray.methods.dp_sgd.released_model import released_losses
         from dpray.runs.folder import MODEL
 
-        return ReleasedModel(self.config, self.settings, folder / MODEL).losses
+        return released_losses(self.config, self.settings, folder / MODEL)
 
     def unpaid_repeats(self, lost: Sequence[int]) -> list[int]:
         """Return how many of the steps of each lost block the first charge does not pay for."""
