@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dpray.types import InputError
 
@@ -238,7 +239,11 @@ class GhostNorms:
         self._source = torch.zeros((), requires_grad=True)
         """Every recorded output depends on it: the backward pass towards it reaches them all, and
         forms no gradient of a parameter."""
-        blocks = [m for m in model.modules() if checkpointing and _is_block(m)]
+        blocks = [
+            module
+            for module in model.modules()
+            if checkpointing and isinstance(module, GradientCheckpointingLayer)
+        ]
         if checkpointing and not blocks:
             raise NoNormRule(
                 f"method.gradient_checkpointing: {type(model).__name__} has no blocks for it"
@@ -305,7 +310,3 @@ class _Watched(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         ctx.add(*ctx.saved_tensors, gradient)
         return gradient, None, None, None
-
-
-def _is_block(module: nn.Module) -> bool:
-    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)

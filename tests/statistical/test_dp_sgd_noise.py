@@ -20,7 +20,7 @@ from dpray.training.training import ReferenceTrainer
 from tests.statistical.two_sided import ALPHA, WRONG_SCALES, fits_distribution
 from tests.training.tiny_gradients import gpt2
 
-STEPS = 60
+STEPS = 80
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")

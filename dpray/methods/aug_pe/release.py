@@ -43,8 +43,7 @@ def release(session: AugPeSession) -> Release:
         with voters_and_model(session) as (voters, ask):
 
             def embed(texts: Sequence[str]) -> Embeddings:
-                vectors_ND: Embeddings = np.concatenate(voters.scatter("embed", texts))
-                return vectors_ND
+                return np.concatenate(voters.scatter("embed", texts))
 
             def vote(
                 t: int, S: Population, phi_ND: Mapping[str, Embeddings]
@@ -156,7 +155,6 @@ def add_noise(plan: AugPePlan, exact: dict[str, Counts]) -> dict[str, Counts]:
 
 
 def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
-    """Return Aug-PE's part of the privacy report."""
     plan = session.plan
     noise = "get no noise" if plan.not_private else "get noise once, in one place"
     return {

@@ -231,8 +231,7 @@ def kernel_matrix(vectors_ND: npt.NDArray[Any], bandwidth: float) -> Array:
     points_ND = np.asarray(vectors_ND, dtype=np.float64)
     squares_N = (points_ND**2).sum(axis=1)
     distances_NN = squares_N[:, None] + squares_N - 2 * points_ND @ points_ND.T
-    matrix: Array = np.exp(-np.maximum(distances_NN, 0) / bandwidth**2)
-    return matrix
+    return np.exp(-np.maximum(distances_NN, 0) / bandwidth**2)
 
 
 def _in_blocks(rows: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -133,14 +134,13 @@ def _examples(settings: DpKpsSettings) -> list[str]:
     """Return the first texts of the public few-shot file."""
     if settings.few_shot is None:
         return []
+    files = list_files(settings.few_shot, "method.few_shot")
+    rows = chain.from_iterable(map(read_rows, files))
     texts = []
-    for file in list_files(settings.few_shot, "method.few_shot"):
-        for where, row in read_rows(file):
-            if not isinstance(row.get("text"), str):
-                raise InputError(f"method.few_shot: {where}: no text in column 'text'")
-            texts.append(row["text"])
-            if len(texts) == settings.few_shot_examples:
-                return texts
+    for where, row in islice(rows, settings.few_shot_examples):
+        if not isinstance(row.get("text"), str):
+            raise InputError(f"method.few_shot: {where}: no text in column 'text'")
+        texts.append(row["text"])
     return texts
 
 

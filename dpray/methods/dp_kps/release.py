@@ -138,8 +138,7 @@ class DensityShard:
 
 def total_counts(shards: Shards) -> Counts:
     """Return the exact counts over V of all shards; private."""
-    total_V: Counts = np.sum(shards.call("counts"), axis=0, dtype=np.int64)
-    return total_V
+    return np.sum(shards.call("counts"), axis=0, dtype=np.int64)
 
 
 def total_sums(shards: Shards) -> dict[str, Sums]:
@@ -174,7 +173,6 @@ def write_texts(plan: DpKpsPlan, sequences: list[tuple[str, list[str]]], ask: As
 
 
 def report(session: DpKpsSession) -> dict[str, Any]:
-    """Return DP-KPS's part of the privacy report."""
     plan = session.plan
     calls = {"calls": session.calls} if plan.makes_texts else {}
     return calls | {
