@@ -144,7 +144,6 @@ class PerExampleLoss(nn.Module):
             losses_B = run(batch.ids, batch.mask, batch.labels)
             self.own_losses_B = None
             return (weight_B * losses_B).sum()
-        self.own_losses_B = None
         sums = {p: weighted_sum(parts, weight_B, p.detach()) for p, parts in recorded.parts.items()}
         result: torch.Tensor = _GivenGradients.apply(list(sums.values()), *sums)  # type: ignore[no-untyped-call]
         return result
@@ -162,6 +161,7 @@ class PerExampleLoss(nn.Module):
             return self.own_losses_B
 
         recorded = self.ghost.record(own_losses)
+        self.own_losses_B = None  # and with it this pass's graph
         norms_B = torch.stack(list(recorded.squared_norms().values())).sum(0).sqrt()
         usable_B = torch.isfinite(recorded.losses) & torch.isfinite(norms_B)
         return torch.where(usable_B, norms_B, torch.inf), recorded

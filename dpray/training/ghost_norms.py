@@ -309,4 +309,5 @@ class _Watched(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         ctx.add(*ctx.saved_tensors, gradient)
+        ctx.add = None  # the graph may outlive what was recorded
         return gradient, None, None, None
