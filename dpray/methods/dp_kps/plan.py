@@ -104,10 +104,7 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     keys together cost more than `privacy.epsilon`; the plan never does."""
     privacy = config.privacy
     labels = privacy.epsilon_labels if config.data.label_proportions == "measured" else 0.0
-    try:
-        epsilon_vocabulary, epsilon_kde = settings.epsilons(privacy.epsilon, labels)
-    except ValueError as error:
-        raise InputError(str(error)) from None
+    epsilon_vocabulary, epsilon_kde = settings.epsilons(privacy.epsilon, labels)
     method = DpKps(
         settings=settings,
         labels=tuple(config.data.labels) or ("",),

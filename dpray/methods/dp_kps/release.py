@@ -9,7 +9,6 @@ of all shards. No text is kept after it was counted.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -126,11 +125,9 @@ class DensityShard:
         self._sums = {label: self._pass.sums([]) for label in plan.labels}
 
     def load(self, rows: Sequence[Row]) -> None:
-        by_label: defaultdict[str, list[str]] = defaultdict(list)
-        for row in rows:
-            by_label[row["label"]].append(row["text"])
-        for label, texts in by_label.items():
-            self._sums[label] = self._sums[label] + self._pass.sums(texts)
+        for label, sums in self._sums.items():
+            texts = [row["text"] for row in rows if row["label"] == label]
+            self._sums[label] = sums + self._pass.sums(texts)
 
     def sums(self) -> dict[str, Sums]:
         return self._sums
