@@ -6,7 +6,8 @@ A linear layer's gradient for one example is `sum_t g_t a_t^T`, g_t the gradient
 loss with respect to the layer's output at position t, a_t its input. Its squared norm is
 `sum_{t,t'} (g_t . g_t') (a_t . a_t')`: T x T numbers instead of a matrix of the weight's size. The
 weight of a lookup is the same with one-hot a_t; a parameter that is used in several places (tied
-embeddings) has the gradients' sum, so the inner products of its parts are added.
+embeddings) has the gradients' sum, so the inner products of its parts are added. `GhostNorms` has
+the a_t and g_t from one forward and one backward pass.
 
 Legend: B examples, T positions (U: of another use of the same parameter), M x N a weight.
 """

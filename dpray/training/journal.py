@@ -35,9 +35,8 @@ MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
 @dataclass(frozen=True)
 class TrainingState:
     """Is what an interrupted training resumes from, whatever the number of ranks: after `steps`
-    steps, the weights by their names in
-    `PerExampleLoss.trainable_parameters`, on the CPU, and each of the optimizer's moments by the
-    same names."""
+    steps, the weights by their names in `PerExampleLoss.trainable_parameters`, on the CPU, and each
+    of the optimizer's moments by the same names."""
 
     steps: int
     weights: Mapping[str, torch.Tensor] = field(repr=False)
