@@ -19,7 +19,7 @@ from runs import CANDIDATES, DATA, HERE, RUNS, accuracy, audit_canaries, finishe
 from dpray.config.config import load_config
 from dpray.evaluation.downstream import Embedded
 from dpray.io.records import read_rows
-from dpray.methods.dp_sgd.released_model import ReleasedModel
+from dpray.methods.dp_sgd.released_model import released_losses
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.folder import MODEL
 
@@ -139,11 +139,11 @@ def perplexity(data: str, tuning: str, folder: Path) -> float:
     config = load_config(HERE / f"dp_sgd_{data}.yaml", settings)
     method = config.method
     assert isinstance(method, DpSgdSettings)
-    model = ReleasedModel(config, method, folder)
+    losses_of = released_losses(config, method, folder)
     losses = []
     for _, row in islice(read_rows(config.data.path), ASKED):
         values = {column: str(row[column]) for column in method.control_columns}
-        losses += model.losses([row["text"]], values)
+        losses += losses_of([row["text"]], values)
     return exp(float(np.mean(losses)))
 
 

@@ -113,7 +113,7 @@ def test_an_error_shows_no_text_of_the_library_that_raised(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python prints an error together with its cause, whose message may quote a record."""
-    from dpray.methods.dp_kps.passes import VocabularyShard
+    from dpray.methods.dp_kps.release import VocabularyShard
 
     def load(shard: VocabularyShard, rows: Any) -> None:
         raise ValueError(f"cannot read {rows[0]['text']!r}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dpray.accounting.accountant import Cost, cost
+from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Composed, Event
 from dpray.accounting.report import guarantee, no_guarantee
 from dpray.auditing.target import Target
@@ -182,3 +183,30 @@ def with_labels(config: Config, event: Event) -> Event:
     """Compose a method's event with that of the measured label proportions, which comes first."""
     histogram = label_histogram(config)
     return event if histogram is None else Composed((histogram.dp_event, event))
+
+
+def resolved_noise(
+    config: Config,
+    given: float | None,
+    event: Callable[[float], Event],
+    bracket: tuple[float, float],
+) -> float | None:
+    """Return the given noise multiplier, or the least one within `bracket` at which `event` and the
+    measured label proportions cost `privacy.epsilon` at most; None in a run that is not private."""
+    privacy = config.privacy
+    if math.isinf(privacy.epsilon):
+        if given is not None:
+            raise InputError("method.noise_multiplier: an infinite privacy.epsilon adds no noise")
+        return None
+    if given is not None:
+        return given
+    try:
+        return calibrate(
+            lambda z: with_labels(config, event(z)),
+            privacy.epsilon,
+            privacy.delta,
+            bracket=bracket,
+            increasing=False,
+        )
+    except ValueError as error:
+        raise InputError(f"privacy.epsilon: {error}") from None

@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from dpray.config.training import Precision
-from dpray.training.batches import TrainingText
-from dpray.training.ghost_norms import NoNormRule, weighted_sum
-from dpray.training.ghost_recording import GhostNorms, Recorded, checkpoint_blocks
+from dpray.training.ghost_norms import GhostNorms, NoNormRule, Recorded, weighted_sum
+from dpray.training.step import TrainingText
 
 IGNORED = -100
 """A position with this label has no part in the loss."""
@@ -30,7 +29,7 @@ class MicroBatch:
 
     Padding changes an example's loss in the last bits, in bfloat16 in the third digit: kernels are
     chosen by shape, and by whether anything is padded. Where one example may not move another's
-    gradient, micro-batches have a fixed shape (`dpray.training.batches.share`).
+    gradient, micro-batches have a fixed shape (`dpray.training.step.share`).
     """
 
     ids: torch.Tensor = field(repr=False)
@@ -60,9 +59,7 @@ class MicroBatch:
         """Replace the rows where `dummy_B` is true by dummies, padded as they were."""
         dummy_B1 = dummy_B.unsqueeze(1)
         return MicroBatch(
-            self.ids.masked_fill(dummy_B1, 0),
-            self.mask,
-            self.labels.masked_fill(dummy_B1, IGNORED),
+            self.ids.masked_fill(dummy_B1, 0), self.mask, self.labels.masked_fill(dummy_B1, IGNORED)
         )
 
 
@@ -89,9 +86,7 @@ class PerExampleLoss(nn.Module):
         self.model = model
         self.precision = precision
         self.checkpointing = checkpointing
-        self.ghost = GhostNorms(model)
-        if checkpointing:
-            checkpoint_blocks(model, self.ghost)
+        self.ghost = GhostNorms(model, checkpointing)
         if precision == "bfloat16":
             for module in model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):
@@ -149,7 +144,6 @@ class PerExampleLoss(nn.Module):
             losses_B = run(batch.ids, batch.mask, batch.labels)
             self.own_losses_B = None
             return (weight_B * losses_B).sum()
-        self.own_losses_B = None
         sums = {p: weighted_sum(parts, weight_B, p.detach()) for p, parts in recorded.parts.items()}
         result: torch.Tensor = _GivenGradients.apply(list(sums.values()), *sums)  # type: ignore[no-untyped-call]
         return result
@@ -167,6 +161,7 @@ class PerExampleLoss(nn.Module):
             return self.own_losses_B
 
         recorded = self.ghost.record(own_losses)
+        self.own_losses_B = None  # and with it this pass's graph
         norms_B = torch.stack(list(recorded.squared_norms().values())).sum(0).sqrt()
         usable_B = torch.isfinite(recorded.losses) & torch.isfinite(norms_B)
         return torch.where(usable_B, norms_B, torch.inf), recorded
@@ -204,31 +199,28 @@ def check_norm_rules(loss: PerExampleLoss, vocabulary: int) -> None:
     with another formula than its name's, examples that see each other. Raises NoNormRule that names
     the parameter. Call it while the model is whole.
     """
-    precision, loss.precision = loss.precision, "float32"
-    try:
-        _check_norm_rules(loss, vocabulary)
-    finally:
-        loss.precision, loss.own_losses_B = precision, None
-
-
-def _check_norm_rules(loss: PerExampleLoss, vocabulary: int) -> None:
     rng = torch.Generator().manual_seed(0)
     device = next(loss.parameters()).device
     texts = [
         TrainingText(tuple(torch.randint(1, vocabulary, (length,), generator=rng).tolist()), given)
         for length, given in ((7, 0), (5, 2))
     ]
-    batch = MicroBatch.of(texts).to(device)
 
-    def losses() -> torch.Tensor:
+    def losses(texts: Sequence[TrainingText]) -> torch.Tensor:
+        batch = MicroBatch.of(texts).to(device)
         return loss(batch.ids, batch.mask, batch.labels)  # type: ignore[no-any-return]
 
-    squared = loss.ghost.record(losses).squared_norms()
     trained = loss.trainable_parameters()
-    for row, text in enumerate(texts):
-        alone = MicroBatch.of([text]).to(device)
-        own = loss(alone.ids, alone.mask, alone.labels).sum()
-        gradients = torch.autograd.grad(own, list(trained.values()), allow_unused=True)
+    precision, loss.precision = loss.precision, "float32"
+    try:
+        squared = loss.ghost.record(lambda: losses(texts)).squared_norms()
+        alone = [
+            torch.autograd.grad(losses([text]).sum(), list(trained.values()), allow_unused=True)
+            for text in texts
+        ]
+    finally:
+        loss.precision, loss.own_losses_B = precision, None
+    for row, gradients in enumerate(alone):
         norms = [0.0 if g is None else float(g.double().norm()) for g in gradients]
         for (name, parameter), norm in zip(trained.items(), norms, strict=True):
             ghost = float(squared[parameter][row].sqrt()) if parameter in squared else 0.0

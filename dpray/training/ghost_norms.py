@@ -6,7 +6,8 @@ A linear layer's gradient for one example is `sum_t g_t a_t^T`, g_t the gradient
 loss with respect to the layer's output at position t, a_t its input. Its squared norm is
 `sum_{t,t'} (g_t . g_t') (a_t . a_t')`: T x T numbers instead of a matrix of the weight's size. The
 weight of a lookup is the same with one-hot a_t; a parameter that is used in several places (tied
-embeddings) has the gradients' sum, so the inner products of its parts are added.
+embeddings) has the gradients' sum, so the inner products of its parts are added. `GhostNorms` has
+the a_t and g_t from one forward and one backward pass.
 
 Legend: B examples, T positions (U: of another use of the same parameter), M x N a weight.
 """
@@ -15,9 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dpray.types import InputError
 
@@ -26,36 +31,36 @@ class NoNormRule(InputError):
     """A trainable layer has no rule for its per-example gradient norms."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outer:
     """Stands for the gradient `sum_t left_t right_t^T` of a matrix: (B, T, M) and (B, T, N)."""
 
-    left: torch.Tensor = field(repr=False)
-    right: torch.Tensor = field(repr=False)
+    left: torch.Tensor
+    right: torch.Tensor
 
     def add_to(self, total_MN: torch.Tensor, weight_B: torch.Tensor) -> None:
         left_BTM = self.left * weight_B[:, None, None]
         total_MN.addmm_(left_BTM.flatten(0, 1).T, self.right.flatten(0, 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lookup:
     """Stands for the gradient `sum_t e_{ids_t} row_t^T` of a matrix, e the unit vectors: (B, T) and
     (B, T, N)."""
 
-    ids: torch.Tensor = field(repr=False)
-    row: torch.Tensor = field(repr=False)
+    ids: torch.Tensor
+    row: torch.Tensor
 
     def add_to(self, total_MN: torch.Tensor, weight_B: torch.Tensor) -> None:
         row_BTN = self.row * weight_B[:, None, None]
         total_MN.index_add_(0, self.ids.flatten(), row_BTN.flatten(0, 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Whole:
     """Holds the gradient of a vector itself: (B, N)."""
 
-    gradient: torch.Tensor = field(repr=False)
+    gradient: torch.Tensor
 
     def add_to(self, total_N: torch.Tensor, weight_B: torch.Tensor) -> None:
         total_N.addmv_(self.gradient.T, weight_B)
@@ -71,25 +76,24 @@ in the order of `named_parameters`."""
 
 def inner_products(first: Part, second: Part) -> torch.Tensor:
     """Return each example's inner product of two parts of one parameter's gradient, (B,)."""
-    if isinstance(first, Whole) and isinstance(second, Whole):
-        return (first.gradient * second.gradient).sum(1)
-    if isinstance(first, Outer) and isinstance(second, Lookup):
-        return inner_products(second, first)
-    if isinstance(first, Lookup) and isinstance(second, Outer):
-        places = first.ids.unsqueeze(1).expand(-1, second.left.shape[1], -1)
-        left_BUT = second.left.gather(2, places)
-        return (left_BUT * (second.right @ first.row.mT)).sum((1, 2))
-    if isinstance(first, Lookup) and isinstance(second, Lookup):
-        same_BTU = first.ids.unsqueeze(2) == second.ids.unsqueeze(1)
-        return (same_BTU * (first.row @ second.row.mT)).sum((1, 2))
-    if isinstance(first, Outer) and isinstance(second, Outer):
-        positions = first.left.shape[1] * second.left.shape[1]
-        if positions > first.left.shape[2] * first.right.shape[2]:
-            matrix_BMN = first.left.mT @ first.right
-            other_BMN = matrix_BMN if second is first else second.left.mT @ second.right
-            return (matrix_BMN * other_BMN).sum((1, 2))
-        left_BTU = first.left @ second.left.mT
-        return (left_BTU * (first.right @ second.right.mT)).sum((1, 2))
+    match first, second:
+        case Whole(gradient), Whole(other):
+            return (gradient * other).sum(1)
+        case Outer(), Lookup():
+            return inner_products(second, first)
+        case Lookup(ids, row), Outer(left, right):
+            places = ids.unsqueeze(1).expand(-1, left.shape[1], -1)
+            left_BUT = left.gather(2, places)
+            return (left_BUT * (right @ row.mT)).sum((1, 2))
+        case Lookup(ids, row), Lookup(other_ids, other_row):
+            same_BTU = ids.unsqueeze(2) == other_ids.unsqueeze(1)
+            return (same_BTU * (row @ other_row.mT)).sum((1, 2))
+        case Outer(left, right), Outer(other_left, other_right):
+            if left.shape[1] * other_left.shape[1] > left.shape[2] * right.shape[2]:
+                matrix_BMN = left.mT @ right
+                other_BMN = matrix_BMN if second is first else other_left.mT @ other_right
+                return (matrix_BMN * other_BMN).sum((1, 2))
+            return ((left @ other_left.mT) * (right @ other_right.mT)).sum((1, 2))
     raise TypeError("a matrix and a vector share no parameter")
 
 
@@ -129,57 +133,182 @@ def rule_of(name: str, module: nn.Module) -> Rule:
     Conv1D (GPT-2's linear layer with a transposed weight) and the models' RMS norms are recognised
     by their class names. Raises NoNormRule that names the layer.
     """
-    kind = type(module).__name__
     trainable = {n for n, p in module.named_parameters(recurse=False) if p.requires_grad}
-    vectors = {"bias"} if getattr(module, "bias", None) is not None else set()
-    if trainable <= {"weight"} | vectors:
-        if isinstance(module, nn.Linear):
-            return _rule(trainable, lambda a_BTN, g_BTM: Outer(g_BTM, a_BTN))
-        if kind == "Conv1D":
-            return _rule(trainable, Outer)
-        if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
-            return _scale_rule(trainable, _layer_norm(module))
-        if isinstance(module, nn.RMSNorm) or kind.endswith("RMSNorm"):
-            return _scale_rule(trainable, _rms_norm(name, module))
-        if isinstance(module, nn.Embedding):
-            if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
-                raise NoNormRule(
-                    f"{name}: an embedding with max_norm, scale_grad_by_freq or sparse"
-                )
-            return _rule(trainable, _lookup(module.padding_idx))
-    raise NoNormRule(
-        f"{name} ({kind}) has trainable parameters {sorted(trainable)} and no rule for the norms "
-        "of their gradients: freeze it, or use LoRA on linear layers"
-    )
+    weight_part = _weight_part(name, module)
+    if weight_part is None or not trainable <= {"weight", "bias"}:
+        raise NoNormRule(
+            f"{name} ({type(module).__name__}) has trainable parameters {sorted(trainable)} and no "
+            "rule for the norms of their gradients: freeze it, or use LoRA on linear layers"
+        )
 
-
-def _rule(trainable: set[str], weight_part: Callable[[torch.Tensor, torch.Tensor], Part]) -> Rule:
-    def parts(a: torch.Tensor, g_BTM: torch.Tensor) -> list[Part]:
+    def rule(a: torch.Tensor, g_BTM: torch.Tensor) -> list[Part]:
         found = [weight_part(a, g_BTM)] if "weight" in trainable else []
         return [*found, Whole(g_BTM.sum(1))] if "bias" in trainable else found
 
-    return parts
+    return rule
 
 
-def _scale_rule(trainable: set[str], normalised: Callable[[torch.Tensor], torch.Tensor]) -> Rule:
-    return _rule(trainable, lambda a_BTN, g_BTN: Whole((g_BTN * normalised(a_BTN)).sum(1)))
+def _weight_part(
+    name: str, module: nn.Module
+) -> Callable[[torch.Tensor, torch.Tensor], Part] | None:
+    """Return the part that a layer's input and its output's gradient give to its weight, or None
+    for a layer that is not known."""
+    kind = type(module).__name__
+    if isinstance(module, nn.Linear):
+        return lambda a_BTN, g_BTM: Outer(g_BTM, a_BTN)
+    if kind == "Conv1D":
+        return Outer
+    if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
+        normalised = partial(
+            nn.functional.layer_norm, normalized_shape=module.normalized_shape, eps=module.eps
+        )
+        return lambda a_BTN, g_BTN: Whole((g_BTN * normalised(a_BTN)).sum(1))
+    if isinstance(module, nn.RMSNorm) or kind.endswith("RMSNorm"):
+        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if not isinstance(eps, float):
+            raise NoNormRule(f"{name} ({kind}): no eps to compute its norm with")
+        return lambda a_BTN, g_BTN: Whole(
+            (g_BTN * (a_BTN * torch.rsqrt(a_BTN.pow(2).mean(-1, keepdim=True) + eps))).sum(1)
+        )
+    if isinstance(module, nn.Embedding):
+        if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
+            raise NoNormRule(f"{name}: an embedding with max_norm, scale_grad_by_freq or sparse")
+        if (padding_idx := module.padding_idx) is not None:  # torch gives this row no gradient
+            return lambda ids_BT, g_BTN: Lookup(
+                ids_BT, g_BTN * (ids_BT != padding_idx).unsqueeze(-1)
+            )
+        return Lookup
+    return None
 
 
-def _lookup(padding_idx: int | None) -> Callable[[torch.Tensor, torch.Tensor], Part]:
-    def lookup(ids_BT: torch.Tensor, g_BTN: torch.Tensor) -> Part:
-        if padding_idx is not None:  # torch gives this row no gradient
-            g_BTN = g_BTN * (ids_BT != padding_idx).unsqueeze(-1)
-        return Lookup(ids_BT, g_BTN)
-
-    return lookup
-
-
-def _layer_norm(module: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda a: nn.functional.layer_norm(a, a.shape[-1:], eps=module.eps)
+@dataclass(frozen=True)
+class _Layer:
+    name: str
+    rule: Rule
+    parameters: tuple[nn.Parameter, ...]
+    checkpointed: bool
 
 
-def _rms_norm(name: str, module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(eps, float):
-        raise NoNormRule(f"{name} ({type(module).__name__}): no eps to compute its norm with")
-    return lambda a: a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + eps)
+@dataclass(repr=False)
+class Recorded:
+    """Holds the losses (B,) of B examples, the parts of each parameter's per-example gradients, and
+    instead of the parts, for layers in checkpointed blocks, the squared norms (B,), float64. A
+    parameter without a gradient is in neither."""
+
+    losses: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    parts: dict[nn.Parameter, list[Part]] = field(default_factory=dict)
+    squared: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
+
+    def squared_norms(self) -> dict[nn.Parameter, torch.Tensor]:
+        return {p: squared_norms(parts) for p, parts in self.parts.items()} | self.squared
+
+    def add(self, layer: _Layer, a: torch.Tensor, g: torch.Tensor) -> None:
+        """Note a use of the layer, by its input and its output's gradient: the last use first."""
+        B = len(self.losses)
+        if len(a) != B or len(g) != B:
+            raise NoNormRule(
+                f"{layer.name}: the first dimension of its input or output is not the examples, "
+                "so their gradients cannot be told apart"
+            )
+        # As (B, T, features) in float32, or (B, T) ids.
+        a = a.reshape(B, -1, a.shape[-1]).float() if a.is_floating_point() else a.reshape(B, -1)
+        parts = layer.rule(a, g.reshape(B, -1, g.shape[-1]).float())
+        for parameter, part in zip(layer.parameters, parts, strict=True):
+            if not layer.checkpointed:
+                self.parts.setdefault(parameter, []).insert(0, part)
+            elif parameter in self.squared:
+                raise NoNormRule(f"{layer.name}: in a checkpointed block, and used more than once")
+            else:
+                self.squared[parameter] = squared_norms([part])
+
+
+class GhostNorms:
+    """Records the inputs and the outputs' gradients of the trainable layers of `model`.
+
+    With `checkpointing` (Chen et al. 2016) the activations of the model's blocks are not kept but
+    computed again in the backward pass. Transformers' own switch works in training mode only, where
+    dropout is on. Layers in such blocks keep no inputs: their norms are computed in the backward
+    pass at once.
+
+    Raises NoNormRule at once where a trainable layer has no rule, so that no gradient goes
+    unaccounted, or where there is no block to checkpoint;
+    `dpray.training.clipped_loss.check_norm_rules` finds what class names do not show.
+    """
+
+    def __init__(self, model: nn.Module, checkpointing: bool = False) -> None:
+        self._recorded: Recorded | None = None
+        self._source = torch.zeros((), requires_grad=True)
+        """Every recorded output depends on it: the backward pass towards it reaches them all, and
+        forms no gradient of a parameter."""
+        blocks = [
+            module
+            for module in model.modules()
+            if checkpointing and isinstance(module, GradientCheckpointingLayer)
+        ]
+        if checkpointing and not blocks:
+            raise NoNormRule(
+                f"method.gradient_checkpointing: {type(model).__name__} has no blocks for it"
+            )
+        for block in blocks:
+            block.forward = partial(
+                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+            )
+        checkpointed = {module for block in blocks for module in block.modules()}
+        for name, module in model.named_modules():
+            own = tuple(p for p in module.parameters(recurse=False) if p.requires_grad)
+            if own:
+                layer = _Layer(name, rule_of(name, module), own, module in checkpointed)
+                module.register_forward_hook(partial(self._watch, layer))
+
+    def record(self, forward: Callable[[], torch.Tensor]) -> Recorded:
+        """Record `forward`, which returns the losses (B,), and the backward pass from their sum.
+
+        The losses have to be the model's own: a training engine's output may carry a scale into the
+        backward pass, and norms that are too small by it are a silent loss of privacy.
+        """
+        recorded = self._recorded = Recorded()
+        try:
+            losses_B = forward()
+            recorded.losses = losses_B.detach()
+            torch.autograd.grad(losses_B.sum(), self._source, allow_unused=True)
+        finally:
+            self._recorded = None
+        if shared := recorded.parts.keys() & recorded.squared.keys():
+            raise NoNormRule(
+                f"{len(shared)} parameters are used in a checkpointed block and outside"
+            )
+        return recorded
+
+    def _watch(
+        self, layer: _Layer, _: nn.Module, inputs: tuple[torch.Tensor, ...], output: object
+    ) -> torch.Tensor | None:
+        if self._recorded is None:
+            return None
+        if len(inputs) != 1 or not isinstance(output, torch.Tensor):
+            raise NoNormRule(f"{layer.name}: not called with one tensor for one tensor")
+        add = partial(self._recorded.add, layer)
+        watched: torch.Tensor = _Watched.apply(output, inputs[0].detach(), self._source, add)  # type: ignore[no-untyped-call]
+        return watched
+
+
+class _Watched(torch.autograd.Function):
+    """Passes a layer's output on; the backward pass calls `add` with the layer's input and the
+    output's gradient. Autograd keeps the input, or, in a checkpointed block, computes it again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        output: torch.Tensor,
+        a: torch.Tensor,
+        source: torch.Tensor,
+        add: Callable[[torch.Tensor, torch.Tensor], None],
+    ) -> torch.Tensor:
+        ctx.save_for_backward(a)
+        ctx.add = add
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        ctx.add(*ctx.saved_tensors, gradient)
+        ctx.add = None  # the graph may outlive what was recorded
+        return gradient, None, None, None

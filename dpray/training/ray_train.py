@@ -95,11 +95,8 @@ def _failures(error: TrainingFailedError) -> Iterator[BaseException]:
 def _rank(config: dict[str, Any]) -> None:
     training: Training = config["training"]
     device = ray.train.torch.get_device()
-    made: list[ZeroTrainer] = []
 
     def make_trainer(loss: PerExampleLoss) -> ZeroTrainer:
-        made.append(ZeroTrainer(training.step, training.settings, loss.to(device), device))
-        return made[0]
+        return ZeroTrainer(training.step, training.settings, loss, device)
 
-    train(training, make_trainer, generator(shared_key(device)))
-    made[0].close()
+    train(training, make_trainer, generator(shared_key(device))).close()

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from dpray.config.training import TrainingSettings
-from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.journal import Journal
+from dpray.mechanisms.randomness import generator, new_key
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
+from dpray.training.gradient_noise import (
+    GradientNoise,
+    add_noise_before_steps,
+    make_optimizer,
+    set_learning_rate,
+)
+from dpray.training.journal import MOMENTS, Journal, TrainingState, empty_moments
 from dpray.training.model import load_loss, save_model
-from dpray.training.state import TrainingState
-from dpray.training.step import DpSgdStep, Trainer
+from dpray.training.step import DpSgdStep, Trainer, TrainingText
 from dpray.types import InputError
 
 OnStep = Callable[[int], None]
@@ -43,28 +49,89 @@ class Training:
     journal: Journal
 
 
-class ResumableTrainer(Trainer, Protocol):
-    """Gives its state and takes it back; every method is called on every rank."""
+class ReferenceTrainer:
+    """Makes the steps in one process with plain torch; training on ranks is tested against it.
+    `noise_key` is a `new_key()` of this attempt alone."""
+
+    rank = 0
+    ranks = 1
+
+    def __init__(
+        self,
+        step: DpSgdStep,
+        settings: TrainingSettings,
+        loss: PerExampleLoss,
+        noise_key: str,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._step, self._device = step, torch.device(device)
+        self._loss = loss.to(self._device)
+        self._moments = MOMENTS[settings.optimizer]
+        self._optimizer = make_optimizer(step, settings, loss)
+        self._start_engine()
+        self._noise = GradientNoise(step, noise_key)
+        add_noise_before_steps(self._optimizer, self._noise)
+
+    def _start_engine(self) -> None:
+        """Start what runs the model and the optimizer on ranks. No noise is drawn here: engines try
+        the optimizer out."""
+
+    def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
+        micro_batch = MicroBatch.of(texts, *shape).to(self._device)
+        clipped = self._loss.clipped(micro_batch, self._step.clip_to)
+        (clipped / self._step.expected_batch_size).backward()
+
+    def step(self, learning_rate: float) -> None:
+        set_learning_rate(self._optimizer, learning_rate)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the trained weights by name, on the CPU."""
+        """Return the trained weights by name, on the CPU; called on every rank, like all below."""
+        named = self._loss.trainable_parameters()
+        return {name: p.detach().cpu().clone() for name, p in named.items()}
 
     def state(self, steps: int) -> TrainingState:
         """Return the state after `steps` steps, one of them made by this trainer."""
+        named = self._loss.trainable_parameters()
+        moments = {
+            kind: {name: self._moment(p, kind).cpu() for name, p in named.items()}
+            for kind in self._moments
+        }
+        return TrainingState(steps, self.weights(), moments)
 
     def restore(self, state: TrainingState) -> None:
-        """Put the optimizer's moments back; the weights were in the model from the start."""
+        """Put the optimizer's moments back, this rank's part of them; the weights were in the model
+        from the start, before an engine took it apart."""
+        if not state.moments:
+            return
+        self._empty_moments(state.steps)
+        for kind, moments in state.moments.items():
+            for name, parameter in self._loss.trainable_parameters().items():
+                self._put_moment(parameter, kind, moments[name].to(self._device))
+
+    def _empty_moments(self, steps: int) -> None:
+        empty_moments(self._optimizer, self._loss.trainable_parameters().values(), steps)
+
+    def _moment(self, parameter: torch.Tensor, kind: str) -> torch.Tensor:
+        return self._optimizer.state[parameter][kind]
+
+    def _put_moment(self, parameter: torch.Tensor, kind: str, moment: torch.Tensor) -> None:
+        self._optimizer.state[parameter][kind].copy_(moment)
+
+
+AnyTrainer = TypeVar("AnyTrainer", bound=ReferenceTrainer)
 
 
 def train(
     training: Training,
-    make_trainer: Callable[[PerExampleLoss], ResumableTrainer],
+    make_trainer: Callable[[PerExampleLoss], AnyTrainer],
     sampling: np.random.Generator,
     on_step: OnStep = lambda t: None,
-) -> None:
-    """Make the steps that are not made yet, and write the model. `sampling` draws the same on all
-    ranks, and never drew before; rank 0 calls `on_step` before each step. Raises InputError, before
-    a step is made, where the parent of the model's folder is not here."""
+) -> AnyTrainer:
+    """Make the steps that are not made yet, write the model, and return the trainer. `sampling`
+    draws the same on all ranks, and never drew before; rank 0 calls `on_step` before each step.
+    Raises InputError, before a step is made, where the parent of the model's folder is not here."""
     # Rank 0 may be on any node, in the next attempt on another one, so every rank checks. Found
     # after the first steps, this would cost what they were charged.
     if not Path(training.folder).parent.is_dir():
@@ -98,3 +165,16 @@ def train(
     if trainer.rank == 0:
         folder = Path(training.folder)
         save_model(training.base, training.settings, weights, folder, training.base_name)
+    return trainer
+
+
+def train_here(training: Training, on_step: OnStep) -> None:
+    """Train in this process, on its GPU where there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def make_trainer(loss: PerExampleLoss) -> ReferenceTrainer:
+        return ReferenceTrainer(training.step, training.settings, loss, new_key(), device)
+
+    train(training, make_trainer, generator(new_key()), on_step)
+    if device == "cuda":
+        torch.cuda.empty_cache()  # the engine that writes the texts may want all of it

@@ -17,17 +17,12 @@ import torch.distributed as dist
 
 from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import new_key
-from dpray.training.batches import TrainingText
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.training.gradient_noise import (
-    GradientNoise,
-    add_noise_before_steps,
-    make_optimizer,
-    set_learning_rate,
-)
+from dpray.training.gradient_noise import set_learning_rate
+from dpray.training.journal import empty_moments
 from dpray.training.model import deepspeed_on_stderr
-from dpray.training.state import MOMENTS, TrainingState, empty_moments
-from dpray.training.step import DpSgdStep
+from dpray.training.step import DpSgdStep, TrainingText
+from dpray.training.training import ReferenceTrainer
 from dpray.types import DprayError
 
 BUCKET = 50_000_000
@@ -65,7 +60,7 @@ def zero_config(stage: int) -> dict[str, Any]:
     }
 
 
-class ZeroTrainer:
+class ZeroTrainer(ReferenceTrainer):
     """Trains in an initialised process group.
 
     Claim: every coordinate of the weights gets its noise once a step. Stage 0 keeps the whole
@@ -81,18 +76,17 @@ class ZeroTrainer:
         device: torch.device,
     ) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self._step, self._loss, self._device = step, loss, device
-        self._stage, self._moments = settings.zero_stage, MOMENTS[settings.optimizer]
+        self._stage = settings.zero_stage
         self._coordinates = sum(p.numel() for p in loss.trainable_parameters().values())
-        self._optimizer = make_optimizer(step, settings, loss)
+        key = shared_key(device) if self._stage == 0 else new_key()
+        super().__init__(step, settings, loss, key, device)
+
+    def _start_engine(self) -> None:
         with deepspeed_on_stderr() as deepspeed:
             self._engine, *_ = deepspeed.initialize(
-                model=loss, optimizer=self._optimizer, config=zero_config(self._stage)
+                model=self._loss, optimizer=self._optimizer, config=zero_config(self._stage)
             )
         self._engine.eval()
-        key = shared_key(device) if self._stage == 0 else new_key()
-        self._noise = GradientNoise(step, key)
-        add_noise_before_steps(self._optimizer, self._noise)
 
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
@@ -115,54 +109,38 @@ class ZeroTrainer:
             raise DprayError("the training engine made a step without noise; the run is stopped")
 
     def weights(self) -> dict[str, torch.Tensor]:
-        named = self._loss.trainable_parameters()
         if self._stage < 3:
-            return {name: p.detach().cpu().clone() for name, p in named.items()}
+            return super().weights()
         whole = {}
         with deepspeed_on_stderr() as deepspeed:
-            for name, parameter in named.items():
+            for name, parameter in self._loss.trainable_parameters().items():
                 with deepspeed.zero.GatheredParameters(parameter):
                     whole[name] = parameter.detach().cpu().clone()
         return whole
 
-    def state(self, steps: int) -> TrainingState:
-        moments = {kind: self._gathered(kind) for kind in self._moments}
-        return TrainingState(steps, self.weights(), moments)
-
-    def _gathered(self, kind: str) -> dict[str, torch.Tensor]:
-        named = self._loss.trainable_parameters()
-        if self._stage == 0:
-            return {name: self._optimizer.state[p][kind].cpu() for name, p in named.items()}
-        with deepspeed_on_stderr() as deepspeed:
-            gather = deepspeed.utils.safe_get_full_optimizer_state
-            return {name: gather(p, kind).cpu() for name, p in named.items()}
-
-    def restore(self, state: TrainingState) -> None:
-        """Put this rank's part of the moments back; the weights were in the model before the engine
-        took it apart."""
-        if not state.moments:
-            return
-        empty_moments(self._optimizer, self._stepped(), state.steps)
+    def _empty_moments(self, steps: int) -> None:
+        if self._stage == 3:  # its engine hands this rank's partitions to the optimizer one by one
+            stepped = list(self._engine.optimizer.fp32_partitioned_groups_flat)
+        else:
+            stepped = [p for group in self._optimizer.param_groups for p in group["params"]]
+        empty_moments(self._optimizer, stepped, steps)
         if self._stage in (1, 2):
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
-        with deepspeed_on_stderr() as deepspeed:
-            for kind, moments in state.moments.items():
-                for name, parameter in self._loss.trainable_parameters().items():
-                    self._put(deepspeed, parameter, moments[name], kind)
 
-    def _stepped(self) -> list[torch.Tensor]:
-        """Return what the optimizer steps: whole parameters, or this rank's partitions."""
-        if self._stage == 3:  # its engine hands them to the optimizer one by one
-            return list(self._engine.optimizer.fp32_partitioned_groups_flat)
-        return [p for group in self._optimizer.param_groups for p in group["params"]]
-
-    def _put(self, deepspeed: Any, parameter: Any, moment: torch.Tensor, kind: str) -> None:
-        moment = moment.to(self._device)
+    def _moment(self, parameter: torch.Tensor, kind: str) -> torch.Tensor:
         if self._stage == 0:
-            self._optimizer.state[parameter][kind].copy_(moment)
-        elif self._stage < 3:
-            deepspeed.utils.safe_set_full_optimizer_state(parameter, moment, kind)
-        else:
+            return super()._moment(parameter, kind)
+        with deepspeed_on_stderr() as deepspeed:
+            return deepspeed.utils.safe_get_full_optimizer_state(parameter, kind)
+
+    def _put_moment(self, parameter: Any, kind: str, moment: torch.Tensor) -> None:
+        if self._stage == 0:
+            super()._put_moment(parameter, kind, moment)
+            return
+        with deepspeed_on_stderr() as deepspeed:
+            if self._stage < 3:
+                deepspeed.utils.safe_set_full_optimizer_state(parameter, moment, kind)
+                return
             # A parameter's partitions are equally long: the last one is padded.
             length = parameter.ds_tensor.ds_numel
             flat = moment.new_zeros(length * self.ranks)

@@ -25,8 +25,8 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpray.training.batches import TrainingText
 from dpray.training.clipped_loss import IGNORED, MicroBatch, PerExampleLoss
+from dpray.training.step import TrainingText
 
 MODELS = ("gpt2", "llama")
 TUNINGS = ("full", "lora")

@@ -23,8 +23,8 @@ from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import fine_tune
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.model import load_loss, save_model
-from dpray.training.reference import ReferenceTrainer
 from dpray.training.step import ROUNDING_SLACK
+from dpray.training.training import ReferenceTrainer
 from tests.integration import train_driver
 from tests.integration.processes import MARKER, TIMEOUT, Cluster, environment, free_ports
 from tests.integration.zero_ranks import (

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from dpray.accounting.run_ledger import NullLedger
 from dpray.config.training import TrainingSettings
-from dpray.methods.dp_sgd.algorithm import DpSgd, TextEncoder, Units, control_code, fine_tune
+from dpray.methods.dp_sgd.algorithm import DpSgd, TextEncoder, Units, fine_tune
 from dpray.runs.cluster import start_ray
 from dpray.training.journal import Journal
 from dpray.training.ray_train import Training, train_on_ray
@@ -39,8 +39,9 @@ def units(model: str) -> Units:
         eos=tokenizer.eos_token_id,
         max_length=32,
     )
-    code = control_code({"Kind": "note"})
-    return [[encoder.training_text(code, f"cough and fever, Marlowe {n}")] for n in range(5)]
+    return [
+        [encoder.training_text("Kind: note\n", f"cough and fever, Marlowe {n}")] for n in range(5)
+    ]
 
 
 def loop(model: str, trainer: Trainer, *sampling_callbacks_and_start: Any) -> None:

@@ -15,11 +15,10 @@ from torch.optim import Optimizer
 from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator
 from dpray.methods.dp_sgd.algorithm import DpSgd, Units, fine_tune
-from dpray.training.batches import TrainingText
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.gradient_noise import GradientNoise
-from dpray.training.state import TrainingState
-from dpray.training.step import DpSgdStep
+from dpray.training.journal import TrainingState
+from dpray.training.step import DpSgdStep, TrainingText
 from tests.training.tiny_gradients import gpt2, llama, lora, texts
 
 STAGES = (0, 1, 2, 3)

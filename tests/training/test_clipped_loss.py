@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpray.training.batches import TrainingText, share
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, check_norm_rules
 from dpray.training.ghost_norms import weighted_sum
-from dpray.training.step import DpSgdStep
+from dpray.training.step import DpSgdStep, TrainingText, share
 from tests.training.tiny_gradients import (
     clipped_sum,
     gpt2,

@@ -13,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, check_norm_rules
 from dpray.training.ghost_norms import (
+    GhostNorms,
     Lookup,
     NoNormRule,
     Outer,
@@ -21,7 +22,6 @@ from dpray.training.ghost_norms import (
     inner_products,
     squared_norms,
 )
-from dpray.training.ghost_recording import GhostNorms
 from tests.training.tiny_gradients import VOCABULARY, gpt2, llama, lora, plain_gradient, texts
 
 pytestmark = pytest.mark.usefixtures("one_thread")

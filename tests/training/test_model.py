@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import new_key
 from dpray.training.model import load_loss, save_model
-from dpray.training.reference import ReferenceTrainer
 from dpray.training.step import DpSgdStep
+from dpray.training.training import ReferenceTrainer
 from tests.training.tiny_gradients import gpt2, texts
 
 STEP = DpSgdStep(

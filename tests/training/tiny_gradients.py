@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpray.training.batches import TrainingText
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
+from dpray.training.step import TrainingText
 
 VOCABULARY = 97
 

@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,11 @@ from dpray.engines.base import Sampling
 from dpray.engines.requests import Ask, Request, answered
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.randomness import generator, named_key
-from dpray.methods.aug_pe.selection import select_by_probability, select_by_rank
+from dpray.methods.aug_pe.prompts import VariationPrompts
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
-from dpray.types import DprayError, OnProgress, Progress, Prompt
+from dpray.types import DprayError, OnProgress, Progress
 
-Variation = Literal["paraphrase", "fill_in_the_blanks"]
 Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]
 Population = dict[str, list[str]]
 """Maps each label to its texts; the label is "" where there are no labels."""
@@ -41,39 +40,12 @@ Population = dict[str, list[str]]
 Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 """It returns L2-normalised embeddings, shape (number of texts, D)."""
 
-Vote = Callable[
-    [int, Population, Mapping[str, npt.NDArray[np.float32]]],
-    Mapping[str, Counts],
-]
+Vote = Callable[[int, Population, Mapping[str, npt.NDArray[np.float32]]], Mapping[str, Counts]]
 """`vote(t, S, embeddings_ND of each label)` returns the NOISY votes of each label, shape (N,).
 
 It has to charge the iteration before it touches a private record, to add the noise once, and to
 keep `Checkpoint(t, S, noisy votes)` durably before it returns; for an iteration that has a
 checkpoint it must never count a second time."""
-
-
-class Prompts(Protocol):
-    """Writes the words around the public values; every random choice comes from `rng`."""
-
-    @property
-    def stop(self) -> tuple[str, ...]:
-        """Return the strings that end an answer."""
-        ...
-
-    def random(self, label: str, rng: np.random.Generator) -> Prompt:
-        """Return the prompt for a text of the label with a random keyword or persona."""
-        ...
-
-    def variation(
-        self, kind: Variation, label: str, text: str, words: int | None, rng: np.random.Generator
-    ) -> Prompt:
-        """Return the prompt for the text in a random style, in exactly `words` words where that is
-        a number; `text` already has its blanks where they are to be filled in."""
-        ...
-
-    def refused(self, answer: str) -> bool:
-        """Return whether a text is a refusal and not an answer."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -124,7 +96,18 @@ class _Call:
 
     name: str
     label: str
-    parent: str | None = field(default=None, repr=False)
+    parent: str | None = field(repr=False)
+
+
+def _calls(
+    kind: str, t: int, parents: Mapping[str, Sequence[str | None]], each: int
+) -> list[_Call]:
+    """Return `each` calls for every one of the labels' parents."""
+    return [
+        _Call(f"{kind}-{t}-{label}/{i}", label, x)
+        for label, texts in parents.items()
+        for i, x in enumerate(x for x in texts for _ in range(each))
+    ]
 
 
 @dataclass(frozen=True)
@@ -168,34 +151,10 @@ class AugPe:
     def llm_calls(self) -> int:
         return sum(self.calls_by_purpose.values())
 
-    def run(
-        self,
-        prompts: Prompts,
-        ask: Ask,
-        embed: Embed,
-        vote: Vote,
-        salt: str,
-        checkpoint: Checkpoint | None = None,
-        on_progress: OnProgress = lambda progress: None,
-    ) -> Population:
-        """Run Algorithm 1 and return S' of the last iteration, at most n_syn texts of each label.
-
-        `salt` (hexadecimal digits, `new_salt`) is public and fixed for a run: keywords, styles,
-        masks, lengths, draws and ties depend on it and on names, so that from a checkpoint the run
-        goes on as if it had not stopped. Raises `DprayError` where the model answered nothing at
-        all for a label.
-        """
-        return _Run(self, prompts, ask, embed, vote, salt, on_progress).algorithm_1(checkpoint)
-
     def kept(self, checkpoint: Checkpoint, salt: str) -> Population:
-        """Return S' of the checkpoint's iteration; after the last one it is the run's output.
-        Raises ValueError for a checkpoint of another plan."""
-        t, S = checkpoint.iteration, checkpoint.population
-        labels = {label for label, n_syn in self.records.items() if n_syn}
-        if not 1 <= t <= self.settings.iterations or set(S) != labels:
-            raise ValueError("the checkpoint belongs to another plan")
+        """Return S' of the checkpoint's iteration; after the last one it is the run's output."""
         noisy = {label: np.array(v, dtype=np.int64) for label, v in checkpoint.votes.items()}
-        return self.select(t, S, noisy, salt)
+        return self.select(checkpoint.iteration, checkpoint.population, noisy, salt)
 
     def select(self, t: int, S: Population, noisy: Mapping[str, Counts], salt: str) -> Population:
         """Return S', n_syn texts of each label, the best by rank (Aug-PE) or drawn in proportion to
@@ -211,17 +170,48 @@ class AugPe:
         return kept
 
 
+def select_by_rank(noisy_N: Counts, n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Return the indices of the n most voted texts, n <= N, each at most once, best first (Aug-PE).
+
+    Counts are cut at the paper's threshold H = 0. Ties, of which there are many there, are broken
+    at random: by index they would favour whatever the population lists first.
+    """
+    shuffled = rng.permutation(len(noisy_N))
+    order = np.argsort(-np.maximum(noisy_N, 0)[shuffled], kind="stable")
+    return shuffled[order[:n]]
+
+
+def select_by_probability(
+    noisy_N: Counts, n: int, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Draw n indices with replacement in proportion to the counts cut at 0 (original PE), uniformly
+    where no count is over 0."""
+    weights_N = np.maximum(noisy_N, 0).astype(np.float64)
+    if not weights_N.any():
+        weights_N[:] = 1.0
+    return rng.choice(len(noisy_N), size=n, replace=True, p=weights_N / weights_N.sum())
+
+
 @dataclass(frozen=True)
-class _Run:
+class AugPeRun:
+    """Runs a plan.
+
+    `salt` (hexadecimal digits, `new_salt`) is public and fixed for a run: keywords, styles, masks,
+    lengths, draws and ties depend on it and on names, so that from a checkpoint the run goes on as
+    if it had not stopped.
+    """
+
     plan: AugPe
-    prompts: Prompts
+    prompts: VariationPrompts
     ask: Ask
     embed: Embed
     vote: Vote
     salt: str
-    on_progress: OnProgress
+    on_progress: OnProgress = lambda progress: None
 
-    def algorithm_1(self, checkpoint: Checkpoint | None) -> Population:
+    def algorithm_1(self, checkpoint: Checkpoint | None = None) -> Population:
+        """Return S' of the last iteration, at most n_syn texts of each label. Raises `DprayError`
+        where the model answered nothing at all for a label."""
         done, kept = 0, Population()
         if checkpoint is not None:
             done, kept = checkpoint.iteration, self.plan.kept(checkpoint, self.salt)
@@ -235,12 +225,8 @@ class _Run:
 
     def random_api(self) -> Population:
         """Return the first population: L * n_syn texts of each label."""
-        L = self.plan.settings.variations
-        calls = [
-            _Call(f"random-1-{label}/{i}", label)
-            for label, n_syn in self.plan.records.items()
-            for i in range(L * n_syn)
-        ]
+        nothing = {label: [None] * n_syn for label, n_syn in self.plan.records.items()}
+        calls = _calls("random", 1, nothing, self.plan.settings.variations)
         return self.population(1, "random texts", calls, {})
 
     def variation_api(self, t: int, kept: Population) -> Population:
@@ -250,11 +236,7 @@ class _Run:
         iteration would bring a new text).
         """
         L = self.plan.settings.variations
-        calls = [
-            _Call(f"variation-{t}-{label}/{i}", label, x)
-            for label, texts in kept.items()
-            for i, x in enumerate(x for x in texts for _ in range(max(L - 1, 1)))
-        ]
+        calls = _calls("variation", t, kept, max(L - 1, 1))
         return self.population(t, "variations", calls, kept if L > 1 else {})
 
     def embeddings(self, t: int, S: Population) -> dict[str, npt.NDArray[np.float32]]:
@@ -262,12 +244,7 @@ class _Run:
         variations of each, or its own if none was answered. The mean is not renormalised, as
         in PE."""
         K = self.plan.settings.lookahead
-        calls = [
-            _Call(f"lookahead-{t}-{label}/{i}", label, x)
-            for label, texts in S.items()
-            for i, x in enumerate(x for x in texts for _ in range(K))
-        ]
-        answers = self.answers(t, "lookahead", calls)
+        answers = self.answers(t, "lookahead", _calls("lookahead", t, S, K))
         texts = [x for of_label in S.values() for x in of_label]
         looked_at = [
             [answer for answer in answers[i * K : (i + 1) * K] if answer] or [x]

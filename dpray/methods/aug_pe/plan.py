@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event, SelfComposed
 from dpray.auditing.target import Target
 from dpray.config.config import Config
@@ -16,8 +15,7 @@ from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
-from dpray.runs.plan import Plan, with_labels
-from dpray.types import InputError
+from dpray.runs.plan import Plan, resolved_noise, with_labels
 
 
 @dataclass(frozen=True)
@@ -87,32 +85,18 @@ class AugPePlan(Plan):
 def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
     """Resolve everything that is null. Raises InputError where the keys together cost more than
     `privacy.epsilon`."""
-    proportions = config.data.proportions
+    proportions, k = config.data.proportions, config.data.max_records_per_unit
     prompts = load_variation_prompts(
         settings.template, settings.variation, settings.demonstrations, proportions
     )
-    plan = AugPePlan(config, proportions, settings, None, prompts)
-    if plan.not_private:
-        if settings.noise_multiplier is not None:
-            raise InputError("method.noise_multiplier: an infinite privacy.epsilon adds no noise")
-        return plan
-    multiplier = settings.noise_multiplier
-    if multiplier is None:
-        multiplier = calibrate(
-            lambda z: with_labels(config, _event(_votes(config, z), settings.iterations)),
-            config.privacy.epsilon,
-            config.privacy.delta,
-            bracket=(1e-3, 1e7),
-            increasing=False,
-        )
-    plan = replace(plan, votes=_votes(config, multiplier))
-    return plan.affordable(multiplier)
 
+    def votes(z: float) -> VoteHistogram:
+        return VoteHistogram(z * k, k)
 
-def _votes(config: Config, noise_multiplier: float) -> VoteHistogram:
-    k = config.data.max_records_per_unit
-    return VoteHistogram(noise_multiplier * k, k)
+    def event(z: float) -> Event:
+        return SelfComposed(votes(z).dp_event, settings.iterations)
 
-
-def _event(votes: VoteHistogram, iterations: int) -> Event:
-    return SelfComposed(votes.dp_event, iterations)
+    noise = resolved_noise(config, settings.noise_multiplier, event, bracket=(1e-3, 1e7))
+    if noise is None:
+        return AugPePlan(config, proportions, settings, None, prompts)
+    return AugPePlan(config, proportions, settings, votes(noise), prompts).affordable(noise)

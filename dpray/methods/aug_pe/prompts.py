@@ -25,13 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dpray.io.sandbox import rendered
-from dpray.io.template_file import (
-    Fault,
-    TemplateFile,
-    faults_named,
-    is_refusal,
-    packaged,
-)
+from dpray.io.template_file import Fault, TemplateFile, faults_named, is_refusal, packaged
 from dpray.types import Prompt
 
 PACKAGE = "dpray.methods.aug_pe"

@@ -6,26 +6,32 @@ last one a run goes on, with the same noise multiplier and the same charge.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dpray.config.config import Config
+from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.requests import Ask
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
-from dpray.methods.aug_pe.algorithm import Checkpoint, Population
-from dpray.methods.aug_pe.history import iteration_history
+from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
-from dpray.methods.aug_pe.voters import Embeddings, Voters, total_votes
+from dpray.methods.aug_pe.votes import count_votes
 from dpray.runs.engine_pool import on_pool
+from dpray.runs.rows import Row
 from dpray.runs.session import Release, Session
 from dpray.runs.shards import Shards
 from dpray.types import Progress
 
 AugPeSession = Session[AugPePlan]
+Embeddings = npt.NDArray[np.float32]
+
+QUANTILES = (0.1, 0.5, 0.9)
 
 
 def release(session: AugPeSession) -> Release:
@@ -37,8 +43,7 @@ def release(session: AugPeSession) -> Release:
         with voters_and_model(session) as (voters, ask):
 
             def embed(texts: Sequence[str]) -> Embeddings:
-                vectors_ND: Embeddings = np.concatenate(voters.scatter("embed", texts))
-                return vectors_ND
+                return np.concatenate(voters.scatter("embed", texts))
 
             def vote(
                 t: int, S: Population, phi_ND: Mapping[str, Embeddings]
@@ -54,8 +59,8 @@ def release(session: AugPeSession) -> Release:
             def show(progress: Progress) -> None:
                 session.show(progress.stage, progress.completed, T, progress.detail)
 
-            last = done[-1] if done else None
-            plan.method.run(plan.prompts, ask, embed, vote, session.salt, last, show)
+            run = AugPeRun(plan.method, plan.prompts, ask, embed, vote, session.salt, show)
+            run.algorithm_1(done[-1] if done else None)
         done = checkpoints(session)
     kept = plan.method.kept(done[-1], session.salt)
     records = [
@@ -99,6 +104,47 @@ def side_by_side(config: Config) -> Config:
     return config.model_copy(update={"runtime": runtime})
 
 
+class Voters:
+    """Holds one shard of the private records, embedded once. Its counts are exact and private: the
+    noise is added to the sum of all shards."""
+
+    def __init__(self, config: Config) -> None:
+        self._embedder = SentenceTransformerEmbedder(config.embedder.model)
+        self._parts: defaultdict[str, list[Embeddings]] = defaultdict(list)
+
+    def load(self, rows: Sequence[Row]) -> None:
+        by_label: defaultdict[str, list[str]] = defaultdict(list)
+        for row in rows:
+            by_label[row["label"]].append(row["text"])
+        for label, texts in by_label.items():
+            # One text at a time: in a batch, its embedding's last bits would depend on the other
+            # records, and a record's vote may depend on that record alone.
+            self._parts[label].append(self._embedder.embed(texts, batch_size=1))
+
+    def embed(self, texts: Sequence[str]) -> Embeddings:
+        """Embed synthetic texts, which may share a batch."""
+        return self._embedder.embed(texts)
+
+    def count(self, population_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
+        """Count the votes for each label's texts by the records of that label, shape (N,) each."""
+        counts = {}
+        for label, texts_ND in population_ND.items():
+            mine = self._parts.get(label, [])
+            private_MD = np.concatenate(mine) if mine else np.zeros((0, texts_ND.shape[1]), "f4")
+            self._parts[label] = [private_MD]
+            counts[label] = count_votes(private_MD, texts_ND)
+        return counts
+
+
+def total_votes(voters: Shards, population_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
+    """Return the exact votes of all shards, added up; private."""
+    shards: list[dict[str, Counts]] = voters.call("count", dict(population_ND))
+    return {
+        label: np.sum([counts[label] for counts in shards], axis=0, dtype=np.int64)
+        for label in population_ND
+    }
+
+
 def add_noise(plan: AugPePlan, exact: dict[str, Counts]) -> dict[str, Counts]:
     """Add noise once to every count of every label; add none in a run that is not private."""
     if plan.votes is None:
@@ -109,7 +155,6 @@ def add_noise(plan: AugPePlan, exact: dict[str, Counts]) -> dict[str, Counts]:
 
 
 def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
-    """Return Aug-PE's part of the privacy report."""
     plan = session.plan
     noise = "get no noise" if plan.not_private else "get noise once, in one place"
     return {
@@ -133,4 +178,27 @@ def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
         "noise_source": "none: this run is not private"
         if plan.not_private
         else INTEGER_NOISE_SOURCE,
+    }
+
+
+def iteration_history(checkpoint: Checkpoint, kept: Population) -> dict[str, Any]:
+    """Return the concentration of the noisy votes and the lengths of the kept texts;
+    post-processing.
+
+    `top_tenth_share` is the share of the votes, cut at 0, that the tenth of texts with the most
+    have: 0.1 where all have as many, more where the votes agree. `effective_texts` is the inverse
+    of the sum of the squared shares.
+    """
+    votes_N = np.concatenate([np.array(v, dtype=np.float64) for v in checkpoint.votes.values()])
+    shares_N = np.sort(np.maximum(votes_N, 0.0))[::-1]
+    total = shares_N.sum()
+    words = [len(text.split()) for texts in kept.values() for text in texts]
+    tenth = max(1, round(len(shares_N) / 10))
+    return {
+        "iteration": checkpoint.iteration,
+        "population": len(votes_N),
+        "kept": len(words),
+        "top_tenth_share": float(shares_N[:tenth].sum() / total) if total else None,
+        "effective_texts": float(total**2 / (shares_N**2).sum()) if total else None,
+        "words": {str(q): float(np.quantile(words, q)) for q in QUANTILES},
     }

@@ -123,8 +123,7 @@ class _NearestText:
         for start in range(0, len(unsure), step):
             part = unsure[start : start + step]
             nearest_B[part] = self._exactly(rows_BD[part])
-        indices: npt.NDArray[np.int64] = self.index_U[nearest_B]
-        return indices
+        return self.index_U[nearest_B]
 
     def _by_numpy(self, rows_BD: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], Array]:
         """Return the nearest text in float32, and how much farther the second one is, squared."""
@@ -150,8 +149,7 @@ class _NearestText:
         3.1)."""
         roundings = (rows_BD.shape[1] + 4) * FLOAT32_UNIT
         gamma = roundings / (1 - roundings)
-        gap_B: Array = 2 * gamma * (_norms(rows_BD) + self.largest_norm) ** 2
-        return gap_B
+        return 2 * gamma * (_norms(rows_BD) + self.largest_norm) ** 2
 
     def _exactly(self, rows_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """Find the nearest exactly: |y|^2 - 2 x.y orders the texts as |x - y|^2 does; every sum in
@@ -159,8 +157,7 @@ class _NearestText:
         true tie."""
         exact_BD = rows_BD.astype(np.float64) * GRID
         order_BU = self.squares_U - 2.0 * (exact_BD @ self.exact_UD.T)
-        nearest: npt.NDArray[np.int64] = order_BU.argmin(axis=1)
-        return nearest
+        return order_BU.argmin(axis=1)
 
 
 def _gpu_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any] | None:
@@ -190,5 +187,4 @@ def _on_grid(rows_BD: npt.NDArray[np.float32], whose: str) -> npt.NDArray[np.flo
 
 
 def _norms(rows_BD: npt.NDArray[np.float32]) -> Array:
-    norms_B: Array = np.linalg.norm(rows_BD.astype(np.float64), axis=1)
-    return norms_B
+    return np.linalg.norm(rows_BD.astype(np.float64), axis=1)

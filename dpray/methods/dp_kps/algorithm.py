@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -154,10 +154,7 @@ class DpKps:
     def noisy_sums(self, sums: Sums) -> Sums:
         """Return release 2, one class's sums over all records; every class has one, even without
         records."""
-        if isinstance(self.kde, VocabularyHistogram):
-            return self.kde.noisy(sums[0])[None]
-        kde = self.kde
-        return np.stack([kde.noisy(total_I) for total_I in sums])
+        return np.stack([self.kde.noisy(total) for total in sums])
 
     @property
     def density_noise(self) -> float:
@@ -223,7 +220,8 @@ class Sequences:
         self._kernel_NN: Array | None = None
         if plan.settings.estimator == "exact":
             self._kernel_NN = kernel_matrix(vectors_ND, plan.settings.kernel_bandwidth)
-        self._kept: tuple[int, list[Array]] = (-1, [])
+        # The blocks of one estimator at a time are in use, L at most.
+        self._angles = lru_cache(plan.settings.sequence_length)(self._angles_of)
 
     def draw(self, label: str, number: int, rng: np.random.Generator) -> Ids:
         """Draw term ids of shape (number, L)."""
@@ -300,19 +298,12 @@ class Sequences:
         length = P.shape[1] + 1
         k = self.plan.estimator_of(length)
         K, F_I = self.plan.estimators[k], noisy[k]
-        angles_LNI = self._angles(k, length)
         A_RI = np.tile(K.phases, (len(P), 1))
         for block in range(length - 1):
-            A_RI += angles_LNI[block][P[:, block]]
-        T_NI = angles_LNI[-1]
+            A_RI += self._angles(k, block)[P[:, block]]
+        T_NI = self._angles(k, length - 1)
         scores_RN = (np.cos(A_RI) * F_I) @ np.cos(T_NI).T - (np.sin(A_RI) * F_I) @ np.sin(T_NI).T
         return np.asarray(math.sqrt(2) / K.number * K.padding_factor(length) * scores_RN)
 
-    def _angles(self, k: int, blocks: int) -> list[Array]:
-        """Return the terms' angles in the first blocks of K_k; kept for the estimator in use."""
-        if self._kept[0] != k:
-            self._kept = (k, [])
-        angles_LNI, K = self._kept[1], self.plan.estimators[k]
-        for block in range(len(angles_LNI), blocks):
-            angles_LNI.append(K.angles(self.vectors_ND, block))
-        return angles_LNI[:blocks]
+    def _angles_of(self, k: int, block: int) -> Array:
+        return self.plan.estimators[k].angles(self.vectors_ND, block)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -18,12 +19,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 
 from dpray.accounting.events import DiscreteLaplace, Event, Gaussian
-from dpray.mechanisms.discrete_noise import (
-    MAX_SCALE,
-    Counts,
-    discrete_gaussian,
-    discrete_laplace,
-)
+from dpray.mechanisms.discrete_noise import MAX_SCALE, Counts, discrete_gaussian, discrete_laplace
 from dpray.mechanisms.laplace_scale import laplace_scale
 
 Array = npt.NDArray[np.float64]
@@ -235,16 +231,10 @@ def kernel_matrix(vectors_ND: npt.NDArray[Any], bandwidth: float) -> Array:
     points_ND = np.asarray(vectors_ND, dtype=np.float64)
     squares_N = (points_ND**2).sum(axis=1)
     distances_NN = squares_N[:, None] + squares_N - 2 * points_ND @ points_ND.T
-    matrix: Array = np.exp(-np.maximum(distances_NN, 0) / bandwidth**2)
-    return matrix
+    return np.exp(-np.maximum(distances_NN, 0) / bandwidth**2)
 
 
 def _in_blocks(rows: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    block: list[Sequence[int]] = []
-    for row in rows:
-        block.append(row)
-        if len(block) == BLOCK:
-            yield block
-            block = []
-    if block:
+    rows = iter(rows)
+    while block := list(islice(rows, BLOCK)):
         yield block

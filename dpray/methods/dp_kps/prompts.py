@@ -34,14 +34,9 @@ class KeyphrasePrompts:
     refusals: tuple[str, ...] = ()
 
     def prompt(self, terms: Sequence[str], label: str) -> Prompt:
-        variables: dict[str, Any] = {
-            "document_type": self.document_type,
-            "terms": list(terms),
-            "label": label,
-            "examples": self.examples,
-        }
-        user, prefix = (rendered(part, variables) for part in (self.user, self.prefix))
-        return Prompt(user, prefix)
+        known: dict[str, Any] = {"document_type": self.document_type, "examples": self.examples}
+        known |= {"terms": list(terms), "label": label}
+        return Prompt(rendered(self.user, known), rendered(self.prefix, known))
 
     def refused(self, answer: str) -> bool:
         """Return whether the answer is empty or begins like one of the template's refusals."""

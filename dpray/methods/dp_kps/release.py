@@ -3,35 +3,34 @@ texts follow from them.
 
 Each of the two passes over the private records is a charge of its own and gives one noisy output
 that is published once. All that follows is post-processing: it is drawn from public randomness and
-may be drawn anew.
+may be drawn anew. A shard's answer to a pass is exact and private: the noise is added to the sum
+of all shards. No text is kept after it was counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from dpray.config.config import Config
 from dpray.engines.base import Sampling
 from dpray.engines.requests import Ask, Request, answered
-from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
+from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.mechanisms.shares import largest_remainder
-from dpray.methods.dp_kps.algorithm import DpKps, Sequences, Sums
-from dpray.methods.dp_kps.passes import (
-    DensityShard,
-    Embeddings,
-    VocabularyShard,
-    total_counts,
-    total_sums,
-)
-from dpray.methods.dp_kps.plan import DpKpsPlan
-from dpray.methods.dp_kps.terms_file import read_vocabulary
+from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
+from dpray.methods.dp_kps.plan import DpKpsPlan, read_vocabulary
+from dpray.methods.dp_kps.vocabulary import TermMatcher
+from dpray.runs.rows import Row
 from dpray.runs.session import Release, Session
+from dpray.runs.shards import Shards
 
 DpKpsSession = Session[DpKpsPlan]
+Embeddings = npt.NDArray[np.float32]
 
 
 def release(session: DpKpsSession) -> Release:
@@ -101,6 +100,50 @@ def densities(
         return session.publish_once("density", mechanism, "kde")
 
 
+class VocabularyShard:
+    """Counts, in pass 1, how many records hold each public term."""
+
+    def __init__(self, config: Config, plan: DpKps, terms: Sequence[str]) -> None:
+        self._plan, self._matcher = plan, TermMatcher(terms)
+        self._counts_V = np.zeros(plan.public_terms, dtype=np.int64)
+
+    def load(self, rows: Sequence[Row]) -> None:
+        texts = (row["text"] for row in rows)
+        self._counts_V += self._plan.vocabulary_counts(self._matcher, texts)
+
+    def counts(self) -> Counts:
+        return self._counts_V
+
+
+class DensityShard:
+    """Computes, in pass 2, each class's sums."""
+
+    def __init__(
+        self, config: Config, plan: DpKps, terms: Sequence[str], vectors_ND: Embeddings
+    ) -> None:
+        self._pass = DensityPass(plan, terms, vectors_ND)
+        self._sums = {label: self._pass.sums([]) for label in plan.labels}
+
+    def load(self, rows: Sequence[Row]) -> None:
+        for label, sums in self._sums.items():
+            texts = [row["text"] for row in rows if row["label"] == label]
+            self._sums[label] = sums + self._pass.sums(texts)
+
+    def sums(self) -> dict[str, Sums]:
+        return self._sums
+
+
+def total_counts(shards: Shards) -> Counts:
+    """Return the exact counts over V of all shards; private."""
+    return np.sum(shards.call("counts"), axis=0, dtype=np.int64)
+
+
+def total_sums(shards: Shards) -> dict[str, Sums]:
+    """Return each class's exact sums over all shards, added in the order of the shards; private."""
+    parts: list[dict[str, Sums]] = shards.call("sums")
+    return {label: sum(part[label] for part in parts) for label in parts[0]}  # type: ignore[misc]
+
+
 def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
     """Return the embedder of terms, which are public. Without a kernel nothing looks at vectors."""
     settings = session.plan.settings
@@ -127,7 +170,6 @@ def write_texts(plan: DpKpsPlan, sequences: list[tuple[str, list[str]]], ask: As
 
 
 def report(session: DpKpsSession) -> dict[str, Any]:
-    """Return DP-KPS's part of the privacy report."""
     plan = session.plan
     calls = {"calls": session.calls} if plan.makes_texts else {}
     return calls | {

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from dpray.config.base import Count, Positive, Section
+from dpray.types import InputError
 
 VOCABULARY_SHARE = Decimal("0.5")
 
@@ -93,7 +94,7 @@ class DpKpsSettings(Section):
         proportions take `labels`. They are subtracted, as in the ledger, as the decimals that were
         written: 0.1 and 0.2 fit 0.3.
 
-        Raises ValueError, naming the key, where what is given leaves nothing for the other, or both
+        Raises InputError, naming the key, where what is given leaves nothing for the other, or both
         together are more than what is left.
         """
         left = _written(total) - _written(labels)
@@ -106,7 +107,7 @@ class DpKpsSettings(Section):
         kde = left - vocabulary if self.epsilon_kde is None else _written(self.epsilon_kde)
         if vocabulary <= 0 or kde <= 0 or vocabulary + kde > left:
             less = f" less privacy.epsilon_labels {labels:g}" if labels else ""
-            raise ValueError(
+            raise InputError(
                 "method.epsilon_vocabulary and method.epsilon_kde: together more than, or all of, "
                 f"privacy.epsilon {total:g}{less}"
             )

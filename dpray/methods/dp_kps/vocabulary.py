@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -27,8 +26,6 @@ _MARKS = "".join(
 )
 _WORDS = re.compile(rf"[\w\u200c\u200d{_MARKS}]+|\S")
 
-AT_ONCE = 64
-
 
 class TermMatcher:
     """Finds the terms of a public list in texts, whole words only.
@@ -45,12 +42,10 @@ class TermMatcher:
     def __init__(self, terms: Sequence[str]) -> None:
         self.terms = tuple(terms)
         self._automaton = ahocorasick.Automaton()
-        self._longest = 0
         for term_id, term in enumerate(self.terms):
             key = wrapped_words(term)
             if key and key not in self._automaton:
                 self._automaton.add_word(key, (len(key), term_id))
-                self._longest = max(self._longest, len(key))
         self._automaton.make_automaton()
 
     def __len__(self) -> int:
@@ -60,29 +55,14 @@ class TermMatcher:
         return type(self), (self.terms,)
 
     def matches(self, text: str) -> Iterator[int]:
-        """Yield the ids of the terms in the text, in order of appearance, with repeats; it searches
-        the text no further than they are asked for."""
+        """Yield the ids of the terms in the text, in order of appearance, with repeats."""
+        # The automaton finds hits by their end; here they come by their start, long ones first.
+        found = self._automaton.iter(wrapped_words(text)) if len(self._automaton) else ()
         free_from = -1
-        for start, minus_length, term_id in self._hits_by_start(text):
+        for start, minus_length, term_id in sorted((e - n, -n, term) for e, (n, term) in found):
             if start >= free_from:
                 yield term_id
                 free_from = start - minus_length
-
-    def _hits_by_start(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yield (start, -length, id) by start, long hits first; the automaton finds them by their
-        end."""
-        hits: list[tuple[int, int, int]] = []
-        if not len(self._automaton):
-            return
-        for end, (length, term_id) in self._automaton.iter(wrapped_words(text)):
-            hits.append((end - length, -length, term_id))
-            if len(hits) >= AT_ONCE:
-                hits.sort()
-                # What is still to be found ends here or later, so it starts no earlier than this.
-                settled = bisect_left(hits, (end - self._longest,))
-                yield from hits[:settled]
-                del hits[:settled]
-        yield from sorted(hits)
 
     def first_terms(self, text: str, number: int) -> list[int]:
         """Return the ids of the first `number` (S) distinct terms, in order of appearance."""

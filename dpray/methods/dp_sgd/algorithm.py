@@ -11,7 +11,7 @@ C the clip norm, sigma the noise multiplier, t the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from dpray.accounting.events import Event, SelfComposed
 from dpray.config.training import TrainingSettings
-from dpray.training.batches import TrainingText, share
-from dpray.training.step import DpSgdStep, Trainer
+from dpray.training.step import DpSgdStep, Trainer, TrainingText, share
 
 T = TypeVar("T")
 
@@ -39,7 +38,7 @@ class DpSgd:
 
     `settings.micro_batch_size` and the number of ranks divide a batch; they change the sum in the
     last bits only. Micro-batches have fixed shapes: an example's own gradient does not depend on
-    who else is in the batch, in bfloat16 either (`dpray.training.batches.share`).
+    who else is in the batch, in bfloat16 either (`dpray.training.step.share`).
     Proof: docs/privacy.md, section 5.4.
     """
 
@@ -117,13 +116,6 @@ def one_record_each(
     """
     drawn = (units[int(unit)] for unit in batch)
     return [records[int(rng.integers(len(records)))] for records in drawn]
-
-
-def control_code(columns: Mapping[str, str]) -> str:
-    """Return what stands before a text: `Business Type: Restaurants | Review Stars: 5.0` and a
-    newline; empty without columns."""
-    code = " | ".join(f"{name}: {value}" for name, value in columns.items())
-    return f"{code}\n" if code else ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Sampling, per-example norms, clipping, noise and the optimizer's step are the co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,10 +24,9 @@ from dpray.auditing.target import Target
 from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
-from dpray.training.batches import TrainingText
 from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.reference import ReferenceTrainer
-from dpray.training.step import DpSgdStep, Trainer
+from dpray.training.step import DpSgdStep, TrainingText
+from dpray.training.training import ReferenceTrainer
 
 MOST_STEPS = 1000
 """The audited training has at most so many steps; of a longer plan, the claim for so many is
@@ -63,36 +62,14 @@ class CanaryTable(nn.Module):
         return SimpleNamespace(logits=self.table(input_ids) * self.scale)
 
 
-@dataclass
-class Spy:
-    """Is a `Trainer` that passes to `see` what each step released of every canary, in units of a
-    clipped gradient, and puts the weights back: every step begins at 0."""
-
-    inner: Trainer
-    weights: torch.Tensor
-    clipped: float
-    see: Callable[[Array], None]
-    rank: int = 0
-    ranks: int = 1
-
-    def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
-        self.inner.accumulate(texts, shape, last)
-
-    def step(self, learning_rate: float) -> None:
-        self.inner.step(learning_rate)
-        with torch.no_grad():
-            self.see(self.weights.detach().cpu().double().numpy()[1:, 0] / self.clipped)
-            self.weights.zero_()
-
-
-@dataclass
 class Rehearsal:
     """Is a `Trainer` that only records which canaries come at each step."""
 
-    rank: int = 0
-    ranks: int = 1
-    batches: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    _batch: list[int] = field(default_factory=list)
+    rank, ranks = 0, 1
+
+    def __init__(self) -> None:
+        self.batches: list[npt.NDArray[np.int64]] = []
+        self._batch: list[int] = []
 
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
         self._batch += [text.ids[0] - 1 for text in texts]
@@ -105,25 +82,32 @@ class Rehearsal:
 def train(
     plan: DpSgd, canaries: int, included: Sequence[int], see: Callable[[Array], None]
 ) -> None:
-    """Train on the included canaries in one process; training on ranks is tested against that."""
+    """Train on the included canaries in one process; training on ranks is tested against that.
+    `see` gets what each step released of every canary, in units of a clipped gradient; then the
+    weights are put back, so that every step begins at 0."""
     mechanism = plan.mechanism
     model = CanaryTable(canaries, TOO_LONG * mechanism.clip_norm)
     loss = PerExampleLoss(model, mechanism.precision).eval()
     trainer = ReferenceTrainer(mechanism, plan.settings, loss, new_key())
     clipped = mechanism.clip_norm / mechanism.expected_batch_size
-    _fine_tune(plan, included, Spy(trainer, model.table.weight, clipped, see))
+    weights = model.table.weight.detach()
+
+    def after_step(t: int) -> None:
+        see(weights.double().numpy()[1:, 0] / clipped)
+        weights.zero_()
+
+    fine_tune(plan, _units(included), trainer, generator(new_key()), after_step=after_step)
 
 
 def foretell(plan: DpSgd, canaries: int) -> list[npt.NDArray[np.int64]]:
     """Return the batches of another training: what anybody may know about the sampler."""
     rehearsal = Rehearsal()
-    _fine_tune(plan, range(canaries), rehearsal)
+    fine_tune(plan, _units(range(canaries)), rehearsal, generator(new_key()))
     return rehearsal.batches
 
 
-def _fine_tune(plan: DpSgd, included: Sequence[int], trainer: Trainer) -> None:
-    units = [[TrainingText((number + 1, 0), given=1)] for number in included]
-    fine_tune(plan, units, trainer, generator(new_key()))
+def _units(included: Sequence[int]) -> list[list[TrainingText]]:
+    return [[TrainingText((number + 1, 0), given=1)] for number in included]
 
 
 def log_ratio(mechanism: DpSgdStep, x_m: Array) -> Array:

@@ -17,10 +17,10 @@ from dpray.engines.model_path import check_model_path
 from dpray.engines.text import TextCodec
 from dpray.io.records import list_files
 from dpray.mechanisms.shares import largest_remainder
-from dpray.methods.dp_sgd.algorithm import TextEncoder, Units, control_code
+from dpray.methods.dp_sgd.algorithm import TextEncoder, Units
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.rows import RowsOf, local_rows, record_rows
-from dpray.training.batches import TrainingText
+from dpray.runs.rows import local_rows, record_rows
+from dpray.training.step import TrainingText
 from dpray.types import InputError
 
 
@@ -33,8 +33,10 @@ class ControlCodes:
     values: Mapping[str, Mapping[str, float]]
 
     def code(self, values: Mapping[str, str]) -> str:
-        """Return the code of one value for each column."""
-        return control_code({name: values[column] for column, name in self.names.items()})
+        """Return what stands before a text with these values of its columns: `Business Type:
+        Restaurants | Review Stars: 5.0` and a newline; empty without columns."""
+        code = " | ".join(f"{name}: {values[column]}" for column, name in self.names.items())
+        return f"{code}\n" if code else ""
 
     def longest(self, length: Callable[[str], int]) -> str:
         """Return the code of each column's longest value."""
@@ -47,16 +49,12 @@ def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
     others = set(names) - {data.label}
     for column in sorted(others ^ set(settings.control_values)):
         if column == data.label:
-            raise InputError(
-                f"method.control_values: {column} is data.label; its shares are "
-                f"data.label_proportions"
-            )
-        if column in others:
-            raise InputError(
-                f"method.control_values: gives no shares of the values of {column}, which is in "
-                f"method.control_columns"
-            )
-        raise InputError(f"method.control_values: {column} is not in method.control_columns")
+            why = f"{column} is data.label; its shares are data.label_proportions"
+        elif column in others:
+            why = f"gives no shares of the values of {column}, which is in method.control_columns"
+        else:
+            why = f"{column} is not in method.control_columns"
+        raise InputError(f"method.control_values: {why}")
     known = settings.control_values | ({data.label: data.proportions} if data.label else {})
     return ControlCodes(names, {column: known[column] for column in names})
 
@@ -83,9 +81,8 @@ def text_encoder(engine: EngineConfig, settings: DpSgdSettings) -> TextEncoder:
 
 def check_rows(data: DataConfig, codes: ControlCodes) -> None:
     """Read every record once, and keep none. Raises InputError that names the row."""
-    rows_of = _rows_of(data, codes)
     for file in list_files(data.path):
-        for _ in rows_of(file):
+        for _ in record_rows(file, data, codes.values):
             pass
 
 
@@ -96,16 +93,8 @@ def load_units(data: DataConfig, encoder: TextEncoder, codes: ControlCodes) -> U
     Raises InputError that names the row.
     """
     units: defaultdict[str, list[TrainingText]] = defaultdict(list)
-    for number, row in enumerate(local_rows(data, _rows_of(data, codes))):
-        code = codes.code(
-            row["columns"] | ({} if data.label is None else {data.label: row["label"]})
-        )
+    rows_of = partial(record_rows, data=data, column_values=codes.values)
+    for number, row in enumerate(local_rows(data, rows_of)):
         unit = f"{number}" if data.unit is None else row["unit"]
-        units[unit].append(encoder.training_text(code, row["text"]))
+        units[unit].append(encoder.training_text(codes.code(row["columns"]), row["text"]))
     return list(units.values())
-
-
-def _rows_of(data: DataConfig, codes: ControlCodes) -> RowsOf:
-    """Return the reader of rows with their control columns; the label is in every row."""
-    others = {name: codes.values[name] for name in codes.names if name != data.label}
-    return partial(record_rows, data=data, column_values=others)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event, PoissonSubsampledGaussian, SelfComposed
 from dpray.auditing.target import Target
 from dpray.config.config import Config
@@ -18,7 +17,7 @@ from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.plan import Losses, Plan, with_labels
+from dpray.runs.plan import Losses, Plan, resolved_noise, with_labels
 from dpray.training.step import DpSgdStep
 from dpray.types import InputError
 
@@ -72,10 +71,10 @@ class DpSgdPlan(Plan):
         return super().column_values | control
 
     def released_losses(self, folder: Path) -> Losses:
-        from dpray.methods.dp_sgd.released_model import ReleasedModel
+        from dpray.methods.dp_sgd.released_model import released_losses
         from dpray.runs.folder import MODEL
 
-        return ReleasedModel(self.config, self.settings, folder / MODEL).losses
+        return released_losses(self.config, self.settings, folder / MODEL)
 
     def unpaid_repeats(self, lost: Sequence[int]) -> list[int]:
         """Return how many of the steps of each lost block the first charge does not pay for."""
@@ -158,9 +157,15 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     repeats = settings.spare_steps
     if repeats is None:  # one block, where the noise can be made to pay for it
         repeats = checkpoint_steps if settings.noise_multiplier is None else 0
+    q = settings.batch_size / size
+
+    def event(sigma: float) -> Event:
+        return SelfComposed(PoissonSubsampledGaussian(q, sigma), steps + repeats)
+
+    noise = resolved_noise(config, settings.noise_multiplier, event, bracket=(1e-2, 1e5))
     mechanism = DpSgdStep(
-        sampling_probability=settings.batch_size / size,
-        noise_multiplier=_noise_multiplier(config, settings, steps + repeats),
+        sampling_probability=q,
+        noise_multiplier=NO_NOISE if noise is None else noise,
         clip_norm=settings.clip_norm,
         expected_batch_size=float(settings.batch_size),
         precision=settings.precision,
@@ -168,27 +173,6 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     method = DpSgd(mechanism, steps, settings, repeats)
     plan = DpSgdPlan(config, config.data.proportions, settings, method, checkpoint_steps, codes)
     return plan.affordable(mechanism.noise_multiplier)
-
-
-def _noise_multiplier(config: Config, settings: DpSgdSettings, steps: int) -> float:
-    if math.isinf(config.privacy.epsilon):
-        if settings.noise_multiplier is not None:
-            raise InputError("method.noise_multiplier: an infinite privacy.epsilon adds no noise")
-        return NO_NOISE
-    if settings.noise_multiplier is not None:
-        return settings.noise_multiplier
-    q = settings.batch_size / config.data.public_size
-
-    def event(sigma: float) -> Event:
-        return with_labels(config, SelfComposed(PoissonSubsampledGaussian(q, sigma), steps))
-
-    privacy = config.privacy
-    try:
-        return calibrate(
-            event, privacy.epsilon, privacy.delta, bracket=(1e-2, 1e5), increasing=False
-        )
-    except ValueError as error:
-        raise InputError(f"privacy.epsilon: {error}") from None
 
 
 def check_lengths(config: Config, settings: DpSgdSettings, codes: ControlCodes) -> None:

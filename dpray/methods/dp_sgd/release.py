@@ -26,12 +26,7 @@ from dpray.engines.text import TextCodec
 from dpray.io.files import sha256_of, sync_all
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.algorithm import fine_tune
-from dpray.methods.dp_sgd.control_codes import (
-    check_rows,
-    draw_values,
-    load_units,
-    text_encoder,
-)
+from dpray.methods.dp_sgd.control_codes import check_rows, draw_values, load_units, text_encoder
 from dpray.methods.dp_sgd.plan import DpSgdPlan, check_lengths
 from dpray.runs.cluster import ended_for_memory, is_local
 from dpray.runs.engine import with_absolute_model
@@ -40,9 +35,8 @@ from dpray.runs.placement import gpus_of_rank
 from dpray.runs.session import Release, Session
 from dpray.training.journal import Journal, lost_blocks
 from dpray.training.model import ADAPTER
-from dpray.training.reference import train_here
 from dpray.training.step import SUM_ROUNDING, Trainer
-from dpray.training.training import OnStep, Training
+from dpray.training.training import OnStep, Training, train_here
 from dpray.types import Budget, BudgetRefused, DprayError
 
 DpSgdSession = Session[DpSgdPlan]

@@ -7,12 +7,14 @@ texts. `runtime.actors` is the number of ranks, where the run is on Ray.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from dpray.config.base import Count, Positive
 from dpray.config.training import TrainingSettings
+
+Value = Annotated[str, BeforeValidator(str)]
 
 
 class DpSgdSettings(TrainingSettings):
@@ -45,7 +47,7 @@ class DpSgdSettings(TrainingSettings):
     control_columns: dict[str, str] = Field(
         {}, description="column to the name it has in the control code, in order; {}: the label"
     )
-    control_values: dict[str, dict[str, float]] = Field(
+    control_values: dict[str, dict[Value, float]] = Field(
         {},
         description="public share of each value of a control column, for all but the label; no "
         "other value may stand in the data",
@@ -55,18 +57,6 @@ class DpSgdSettings(TrainingSettings):
     temperature: Positive = Field(1.0, description="sampling temperature of the texts")
     top_k: int = Field(50, ge=0, description="top-k of the sampling; 0: off")
     top_p: float = Field(0.9, gt=0, le=1, description="top-p of the sampling; 1: off")
-
-    @field_validator("control_values", mode="before")
-    @classmethod
-    def _values_are_names(cls, columns: Any) -> Any:
-        if not isinstance(columns, dict):
-            return columns
-        return {
-            column: {str(value): share for value, share in shares.items()}
-            if isinstance(shares, dict)
-            else shares
-            for column, shares in columns.items()
-        }
 
     @model_validator(mode="after")
     def _shares_are_shares(self) -> DpSgdSettings:

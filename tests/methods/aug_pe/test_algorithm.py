@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpray.accounting.events import DiscreteGaussian, SelfComposed
 from dpray.engines.requests import Request
-from dpray.mechanisms.randomness import generator
+from dpray.mechanisms.randomness import generator, new_key
 from dpray.mechanisms.shares import largest_remainder
 from dpray.methods.aug_pe.algorithm import (
     AugPe,
+    AugPeRun,
     Checkpoint,
     Population,
     masked,
     sampling,
+    select_by_probability,
+    select_by_rank,
     words,
 )
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
 from dpray.types import DprayError, Progress, Prompt
+from tests.statistical.two_sided import fits_probabilities
 
 SALT = "5a" * 16
 SETTINGS = AugPeSettings(
@@ -115,8 +122,16 @@ class Voters:
         return votes
 
 
-def run(plan: AugPe, model: Model, voters: Voters, **options: Any) -> Population:
-    return plan.run(Words(), model, embed, voters, options.pop("salt", SALT), **options)
+def run(
+    plan: AugPe,
+    model: Model,
+    voters: Voters,
+    checkpoint: Checkpoint | None = None,
+    salt: str = SALT,
+    **options: Any,
+) -> Population:
+    words: Any = Words()
+    return AugPeRun(plan, words, model, embed, voters, salt, **options).algorithm_1(checkpoint)
 
 
 def test_the_steps_of_aug_pe() -> None:
@@ -188,13 +203,7 @@ def test_public_randomness_depends_on_the_salt_and_the_name() -> None:
     assert len(set(drawn)) > 5, "each prompt draws its own keyword"
 
 
-def test_a_checkpoint_of_another_plan() -> None:
-    voters = Voters()
-    run(PLAN, Model(), voters)
-    last = voters.checkpoints[-1]
-    for plan in (plan_with(iterations=3), replace(PLAN, records={"World": 3})):
-        with pytest.raises(ValueError, match="another plan"):
-            run(plan, Model(), Voters(), checkpoint=last)
+def test_a_checkpoint_has_a_count_for_each_text() -> None:
     with pytest.raises(ValueError, match="one vote count for each"):
         Checkpoint(1, {"": ["a", "b"]}, {"": [1]})
     with pytest.raises(ValueError, match="one vote count for each"):
@@ -385,3 +394,48 @@ def test_progress_has_public_numbers_only() -> None:
         (2, "votes", "15 texts"),
     ]
     assert {p.total for p in seen} == {2}
+
+
+KEY = "1" * 64
+
+
+def counts(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def test_the_best_by_rank_come_first() -> None:
+    rng = generator(new_key())
+    assert select_by_rank(counts(1, 9, -5, 7, 3), 3, rng).tolist() == [1, 3, 4]
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=12), st.data())
+def test_rank_takes_no_text_twice_and_no_worse_one(votes: list[int], data: st.DataObject) -> None:
+    n = data.draw(st.integers(0, len(votes)))
+    kept = select_by_rank(counts(*votes), n, generator(KEY)).tolist()
+    assert len(set(kept)) == len(kept) == n
+    rest = [max(votes[i], 0) for i in range(len(votes)) if i not in kept]
+    assert all(max(votes[i], 0) >= value for i in kept for value in rest)
+
+
+def test_ties_are_broken_at_random() -> None:
+    rng = generator(new_key())
+    chosen = Counter(int(select_by_rank(counts(-1, 0, -9, 0), 1, rng)[0]) for _ in range(8000))
+    assert fits_probabilities([chosen[i] for i in range(4)], [0.25] * 4)
+
+
+def test_probability_is_proportional_to_the_cut_counts() -> None:
+    drawn = select_by_probability(counts(1, -4, 3, 0, 6), 20_000, generator(new_key()))
+    observed = np.bincount(drawn, minlength=5)
+    assert observed[1] == observed[3] == 0
+    assert fits_probabilities(observed[[0, 2, 4]].tolist(), [0.1, 0.3, 0.6])
+
+
+def test_no_votes_are_uniform() -> None:
+    drawn = select_by_probability(counts(-4, 0, -1), 9000, generator(new_key()))
+    assert fits_probabilities(np.bincount(drawn, minlength=3).tolist(), [1 / 3] * 3)
+
+
+def test_the_generator_decides() -> None:
+    votes = counts(0, 2, 2, 2, 5, 0, 0)
+    for select in (select_by_rank, select_by_probability):
+        assert (select(votes, 4, generator(KEY)) == select(votes, 4, generator(KEY))).all()

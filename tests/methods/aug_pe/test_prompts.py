@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from dpray.io.template_file import packaged
-from dpray.methods.aug_pe.algorithm import Prompts
 from dpray.methods.aug_pe.prompts import PACKAGE, VariationPrompts, load_variation_prompts
 from dpray.types import InputError
 
@@ -33,7 +32,7 @@ def test_packaged_templates(name: str) -> None:
     shown = 3 if name in ("texts", "yelp") else 1
     labels = ["Restaurants", "Something else | Review Stars: 2.0", ""]
     for label in labels:
-        prompts: Prompts = load_variation_prompts(name, "fill_in_the_blanks", shown, labels)
+        prompts = load_variation_prompts(name, "fill_in_the_blanks", shown, labels)
         said = prompts.random(label, rng()).user
         assert label in said or name == "pubmed"
         for words, text in ((40, "a _ {{ b }} <i>&"), (None, "a _")):

@@ -16,6 +16,7 @@ from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences
 from dpray.methods.dp_kps.kde import GRID, LARGEST, FeatureSum, density, record_prefixes
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_kps.vocabulary import TermMatcher
+from dpray.types import InputError
 
 WORDS = ["goal", "team", "match", "stock", "bank", "oil", "moon", "star", "comet", "common"]
 SPORT = ["The common team scored a goal in the match"] * 30
@@ -351,7 +352,7 @@ def test_what_is_not_given_of_epsilon() -> None:
 )
 def test_more_than_epsilon_is_refused(given: tuple[float | None, float | None]) -> None:
     config = settings(epsilon_vocabulary=given[0], epsilon_kde=given[1])
-    with pytest.raises(ValueError, match=r"method\.epsilon_vocabulary .* privacy\.epsilon 6"):
+    with pytest.raises(InputError, match=r"method\.epsilon_vocabulary .* privacy\.epsilon 6"):
         config.epsilons(6.0)
 
 

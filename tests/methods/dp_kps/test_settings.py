@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dpray.methods.dp_kps.settings import DpKpsSettings
+from dpray.types import InputError
 
 
 def settings(vocabulary: float | None, kde: float | None) -> DpKpsSettings:
@@ -43,5 +44,5 @@ def test_epsilon_is_shared_out_in_decimals(
 def test_what_is_over_by_any_digit_is_refused(
     vocabulary: float | None, kde: float | None, total: float, labels: float
 ) -> None:
-    with pytest.raises(ValueError, match=r"^method\.epsilon_vocabulary and .* privacy\.epsilon 0"):
+    with pytest.raises(InputError, match=r"^method\.epsilon_vocabulary and .* privacy\.epsilon 0"):
         settings(vocabulary, kde).epsilons(total, labels)

@@ -15,15 +15,13 @@ from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import (
     DpSgd,
     TextEncoder,
-    control_code,
     fine_tune,
     one_record_each,
     poisson_batch,
 )
-from dpray.training.batches import TrainingText
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.training.reference import ReferenceTrainer
-from dpray.training.step import DpSgdStep
+from dpray.training.step import DpSgdStep, TrainingText
+from dpray.training.training import ReferenceTrainer
 from tests.training.tiny_gradients import (
     clipped_sum,
     flat,
@@ -150,12 +148,6 @@ def test_learning_rates() -> None:
     np.testing.assert_allclose(
         [linear.learning_rate_at(t) for t in range(3)], [0.1, 0.2 / 3, 0.1 / 3]
     )
-
-
-def test_control_codes_are_the_papers() -> None:
-    code = control_code({"Business Type": "Restaurants", "Review Stars": "5.0"})
-    assert code == "Business Type: Restaurants | Review Stars: 5.0\n"
-    assert control_code({}) == ""
 
 
 def characters(max_length: int) -> TextEncoder:

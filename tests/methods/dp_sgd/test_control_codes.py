@@ -14,6 +14,7 @@ from dpray.engines.base import PlainPrompt
 from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import Units
 from dpray.methods.dp_sgd.control_codes import (
+    ControlCodes,
     control_codes,
     draw_values,
     load_units,
@@ -36,6 +37,13 @@ STARS = {
     "method__control_columns": {"label": "Kind", "stars": "Review Stars"},
     "method__control_values": {"stars": {5.0: 0.25, 1.0: 0.75}},
 }
+
+
+def test_control_codes_are_the_papers() -> None:
+    codes = ControlCodes({"type": "Business Type", "stars": "Review Stars"}, {})
+    code = codes.code({"stars": "5.0", "type": "Restaurants"})
+    assert code == "Business Type: Restaurants | Review Stars: 5.0\n"
+    assert ControlCodes({}, {}).code({}) == ""
 
 
 def test_control_columns_stand_in_every_code(

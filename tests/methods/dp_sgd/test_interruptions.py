@@ -21,10 +21,10 @@ from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
 from dpray.runs.engine import build_engine
 from dpray.training.gradient_noise import GradientNoise
+from dpray.training.journal import TrainingState
 from dpray.training.model import load_loss
-from dpray.training.reference import ReferenceTrainer
-from dpray.training.state import TrainingState
 from dpray.training.step import DpSgdStep
+from dpray.training.training import ReferenceTrainer
 from dpray.types import BudgetRefused, DprayError, InputError, Progress, Resumable
 from tests.runs.outcomes import open_budget
 from tests.training.tiny_gradients import texts

@@ -15,8 +15,8 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.events import PoissonSubsampledGaussian, SelfComposed
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
-from dpray.training.reference import ReferenceTrainer
 from dpray.training.step import SUM_ROUNDING
+from dpray.training.training import ReferenceTrainer
 from dpray.types import InputError
 from tests.runs.outcomes import lines
 

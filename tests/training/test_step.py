@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpray.training.batches import TrainingText, padded_length, share
+from dpray.training.step import TrainingText, padded_length, share
 
 
 def test_texts_of_a_length_go_together() -> None:
