@@ -23,21 +23,6 @@ RELATIVE_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Reservation:
-    """Holds a run's charge as the ledger records it; `seq` is its place in the data set's chain."""
-
-    dataset: str
-    key: str
-    asked: Budget
-    seq: int
-
-    @classmethod
-    def of(cls, entry: Entry) -> Reservation:
-        values = entry.values()
-        return cls(entry.dataset, entry.key, Budget(values["epsilon"], values["delta"]), entry.seq)
-
-
-@dataclass(frozen=True)
 class Account:
     """Holds a data set's budget with the rule by which charges add up, what it is stated for, and
     the charges so far."""
@@ -49,39 +34,15 @@ class Account:
     charges: tuple[Charge, ...] = ()
 
     @classmethod
-    def new(
-        cls,
-        dataset: str,
-        budget: Budget,
-        privacy_unit: str,
-        neighboring_relation: str,
-        composition_name: str = "basic",
-        order: float | None = None,
-    ) -> Account:
-        """Open an account without charges. Raises `InputError` for a bad budget, rule or order."""
-        if composition_name != RenyiComposition.name and order is not None:
-            raise InputError("an order belongs to a budget with the composition renyi")
-        try:
-            rule = composition(composition_name, budget, order)
-        except ValueError as error:
-            raise InputError(f"data set '{dataset}': {error}") from error
-        return cls(dataset, rule, privacy_unit, neighboring_relation)
-
-    @classmethod
     def replay(cls, rows: Iterable[Entry]) -> Account:
         """Return the account that one data set's create and reserve entries, in their order, add up
         to."""
         create, *reservations = rows
         terms = create.values()
-        account = cls.new(
-            create.dataset,
-            Budget(**terms["budget"]),
-            terms["privacy_unit"],
-            terms["neighboring_relation"],
-            terms["composition"],
-            terms["order"],
-        )
-        return replace(account, charges=tuple(_charge(entry.payload) for entry in reservations))
+        rule = composition(terms["composition"], Budget(**terms["budget"]), terms["order"])
+        charges = tuple(stated_charge(entry.payload) for entry in reservations)
+        stated_for = terms["privacy_unit"], terms["neighboring_relation"]
+        return cls(create.dataset, rule, *stated_for, charges)
 
     def terms(self) -> dict[str, Any]:
         """Return what the first entry of the data set holds."""
@@ -132,7 +93,7 @@ class Account:
 
 
 @lru_cache(maxsize=20_000)
-def _charge(payload: str) -> Charge:
+def stated_charge(payload: str) -> Charge:
     """Return the charge that a reservation's payload states. It is kept, because every admission
     reads all charges of its data set."""
     values = json.loads(payload)

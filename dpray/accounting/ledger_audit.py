@@ -8,9 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpray.accounting.events import event_from_json
 from dpray.accounting.hash_chain import Chain, Entry
-from dpray.accounting.ledger_account import Account, Reservation, check_price, read_account
+from dpray.accounting.ledger_account import Account, check_price, read_account, stated_charge
 from dpray.accounting.ledger_queries import all_entries, count, counted_entries, dataset_names
 from dpray.accounting.ledger_store import datasets
 from dpray.types import DprayError
@@ -55,7 +54,7 @@ def _summary(connection: sa.Connection, name: str) -> dict[str, Any]:
             {
                 "key": entry.key,
                 "at": entry.at,
-                **vars(Reservation.of(entry).asked),
+                **vars(stated_charge(entry.payload).reserved),
                 "event": entry.values()["event"],
                 "batches": count(connection, entry.key),
             }
@@ -97,7 +96,8 @@ def _account_problems(dataset: str, counted: list[Entry]) -> Iterator[str]:
             if values.get(term) != getattr(account, term):
                 yield f"{where}: its {term} is not the budget's"
         try:
-            check_price(event_from_json(values["event"]), Reservation.of(entry).asked)
+            charge = stated_charge(entry.payload)
+            check_price(charge.event, charge.reserved)
         except (DprayError, ValueError) as error:
             yield f"{where}: {error}"
     if account.overspent:

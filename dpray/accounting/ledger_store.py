@@ -134,18 +134,16 @@ class Store:
                 with self._writer.begin() as connection:
                     return work(connection)
 
-    def chain(self, connection: sa.Connection, dataset: str) -> Chain | None:
-        """Lock a data set until the transaction ends and return the end of its chain; None if there
-        is no such data set. Raises `LedgerError` if that end is not what was written."""
+    def chain(self, connection: sa.Connection, dataset: str) -> Chain:
+        """Lock a data set until the transaction ends and return the end of its chain. Raises
+        `LedgerError` if that end is not what was written."""
         query = sa.select(datasets).where(datasets.c.name == dataset)
         row = connection.execute(query.with_for_update()).first()
-        if row is None:
-            return None
         own = sa.select(entries).where(entries.c.dataset == dataset)
         last = connection.execute(own.order_by(entries.c.seq.desc()).limit(1)).first()
         entry = None if last is None else Entry(**last._mapping)
-        written = (row.length, row.head, row.head)
-        if entry is None or (entry.seq + 1, entry.hash, entry.digest()) != written:
+        ends = None if entry is None else (entry.seq + 1, entry.hash, entry.digest())
+        if row is None or ends != (row.length, row.head, row.head):
             raise broken_chain(dataset)
         return Chain(dataset, row.length, row.head, row.reservations)
 

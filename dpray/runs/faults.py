@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dpray.accounting.run_ledger import RunLedger
+from dpray.accounting.ledger import Ledger
 from dpray.engines.base import may_be_repeated
 from dpray.runs import cluster
 from dpray.types import DprayError
@@ -25,7 +25,7 @@ def may_run_again(error: Exception) -> bool:
     return isinstance(error, DprayError) or reason_to_repeat(error) is not None
 
 
-def fail_under_way(ledger: RunLedger, keys: Iterable[str], attempt_id: str) -> list[str]:
+def fail_under_way(ledger: Ledger, keys: Iterable[str], attempt_id: str) -> list[str]:
     """Record as failed the units that this attempt began and did not publish.
 
     Ray ended one of its processes for want of memory, and how much it needs depends on the private

@@ -23,7 +23,7 @@ from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
 from dpray.accounting.report import NOT_COVERED
-from dpray.accounting.run_ledger import NullLedger, RunLedger
+from dpray.accounting.run_ledger import NullLedger
 from dpray.engines.base import Engine
 from dpray.io.files import write_durably
 from dpray.io.records import file_digests, fingerprint
@@ -210,14 +210,14 @@ class Run:
 
     # Reserved: attempts at the release
 
-    def _open_ledger(self) -> RunLedger:
+    def _open_ledger(self) -> Ledger:
         if self.plan.not_private:
             return NullLedger()
         url = self.plan.config.privacy.ledger
         return AccountantClient(url) if cluster.uses_ray(self.plan.config) else Ledger.open(url)
 
     def _release_with_repeats(
-        self, ledger: RunLedger, engine: Engine | None
+        self, ledger: Ledger, engine: Engine | None
     ) -> tuple[Session[Any], Release]:
         """Repeat what was lost with a machine or an engine, up to `runtime.max_attempts`; stop
         where other code raised."""
@@ -256,7 +256,7 @@ class Run:
                 session.close()
         raise AssertionError("runtime.max_attempts is at least 1")
 
-    def _committed(self, ledger: RunLedger) -> Callable[[str], bool]:
+    def _committed(self, ledger: Ledger) -> Callable[[str], bool]:
         if self.plan.not_private:
             return lambda sha: True
         shas = {sha for key in self.keys.values() for _, (_, sha) in ledger.published(key)}

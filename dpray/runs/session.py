@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from dpray.accounting.run_ledger import RunLedger
+from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
@@ -64,7 +64,7 @@ class Session(Generic[P]):
         self,
         plan: P,
         folder: ReleaseFolder,
-        ledger: RunLedger,
+        ledger: Ledger,
         run_id: str,
         salt: str,
         on_progress: OnProgress,

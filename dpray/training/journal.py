@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpray.accounting.run_ledger import NullLedger, RunLedger
+from dpray.accounting.ledger import Ledger
+from dpray.accounting.run_ledger import NullLedger
 from dpray.io.files import sha256_of
 from dpray.training.state import TrainingState
 from dpray.types import DprayError
@@ -33,7 +34,7 @@ def block_steps(unit: str) -> range:
     return range(first - 1, last)
 
 
-def lost_blocks(ledger: RunLedger, key: str) -> list[int]:
+def lost_blocks(ledger: Ledger, key: str) -> list[int]:
     """Return the number of steps of every block that was begun and left no checkpoint, in the
     blocks' order."""
     published = {unit: attempt for unit, (attempt, _) in ledger.published(key)}
@@ -51,7 +52,7 @@ class Journal:
     attempt's.
     """
 
-    ledger: RunLedger
+    ledger: Ledger
     key: str
     attempt: str
     folder: str
