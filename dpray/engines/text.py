@@ -69,6 +69,7 @@ class TextCodec:
         return tuple(ids)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the token ids of the whole prompt, with bos and chat template."""
         user, prefix = valid_unicode(prompt.user), valid_unicode(prompt.prefix)
         if isinstance(prompt, PlainPrompt):
             return (self.start_id, *self.ids(user))
@@ -149,6 +150,17 @@ class TextCodec:
                 "engine.max_model_len"
             )
 
+    def encoded(
+        self, prompts: Prompts, sampling: Samplings
+    ) -> tuple[list[tuple[int, ...]], list[Sampling]]:
+        """Return token ids and sampling parameters of each prompt. Raises EngineError where one
+        does not fit the context."""
+        samplings = sampling_of_each(prompts, sampling)
+        encoded = [self.encode(prompt) for prompt in prompts]
+        for ids, each in zip(encoded, samplings, strict=True):
+            self.check_length(len(ids), each.max_tokens)
+        return encoded, samplings
+
     def ids(self, text: str) -> list[int]:
         """Return the token ids without special tokens."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -169,31 +181,3 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
     """Return `text` up to the earliest stop string, or None where it holds none."""
     ends = [end for end in (text.find(string) for string in stop) if end >= 0]
     return text[: min(ends)] if ends else None
-
-
-class LocalEngine:
-    """Implements what an `Engine` needs only its tokenizer for."""
-
-    def __init__(self, codec: TextCodec) -> None:
-        self.codec = codec
-
-    @property
-    def context_length(self) -> int:
-        return self.codec.context_length
-
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        return self.codec.encode(prompt)
-
-    def truncate(self, text: str, max_tokens: int) -> str:
-        return self.codec.truncate(text, max_tokens)
-
-    def encoded(
-        self, prompts: Prompts, sampling: Samplings
-    ) -> tuple[list[tuple[int, ...]], list[Sampling]]:
-        """Return token ids and sampling parameters of each prompt. Raises EngineError where one
-        does not fit the context."""
-        samplings = sampling_of_each(prompts, sampling)
-        encoded = [self.encode(prompt) for prompt in prompts]
-        for ids, each in zip(encoded, samplings, strict=True):
-            self.codec.check_length(len(ids), each.max_tokens)
-        return encoded, samplings

@@ -31,10 +31,10 @@ from dpray.engines.base import (
 )
 from dpray.engines.model_path import check_model_path
 from dpray.engines.rows import Rows, advance, left_padded, load_model, prefill
-from dpray.engines.text import LocalEngine, TextCodec, cut_at_stop
+from dpray.engines.text import TextCodec, cut_at_stop
 
 
-class TransformersEngine(LocalEngine):
+class TransformersEngine(TextCodec):
     """Is an `Engine` that runs an `AutoModelForCausalLM`.
 
     `device` "auto" is the first GPU where there is one. At most `max_rows` rows go through the
@@ -44,7 +44,7 @@ class TransformersEngine(LocalEngine):
 
     def __init__(self, config: EngineConfig, *, device: str = "auto", max_rows: int = 256) -> None:
         model = check_model_path(config.model)
-        super().__init__(TextCodec(model, config.max_model_len))
+        super().__init__(model, config.max_model_len)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(device)
@@ -108,7 +108,7 @@ class TransformersEngine(LocalEngine):
                 "top_p": sampling.top_p,
             }
         if sampling.stop:
-            options["stopping_criteria"] = [_StopStrings(self.codec, prompts, sampling.stop)]
+            options["stopping_criteria"] = [_StopStrings(self, prompts, sampling.stop)]
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             # transformers draws from the global generator, whose default seed is a constant
@@ -117,13 +117,13 @@ class TransformersEngine(LocalEngine):
                 input_ids=ids,
                 attention_mask=mask,
                 max_new_tokens=sampling.max_tokens,
-                eos_token_id=list(self.codec.eos_ids),
-                pad_token_id=self.codec.eos_ids[0],
+                eos_token_id=list(self.eos_ids),
+                pad_token_id=self.eos_ids[0],
                 **options,
             )
         new_ids = output[:, ids.shape[1] :].tolist()
         return [
-            self.codec.completion(prompt, row[: each.max_tokens], each)
+            self.completion(prompt, row[: each.max_tokens], each)
             for prompt, row, each in zip(prompts, new_ids, samplings, strict=True)
         ]
 
@@ -138,15 +138,15 @@ class TransformersEngine(LocalEngine):
 
     def _decoded(self, group: LockstepGroup) -> LockstepResult:
         try:
-            return self._decode(group)
+            return self._decode_group(group)
         except EngineError:
             raise
         except Exception as error:  # its message may quote a prompt
             raise engine_error("the model failed in a step", error) from None
 
     @torch.inference_mode()
-    def _decode(self, group: LockstepGroup) -> LockstepResult:
-        self.codec.check_length(max(map(len, group.prompts)), group.max_tokens)
+    def _decode_group(self, group: LockstepGroup) -> LockstepResult:
+        self.check_length(max(map(len, group.prompts)), group.max_tokens)
         with _selecting():
             selector = group.selector.build()
         rows = self._prefill(group)
@@ -162,9 +162,9 @@ class TransformersEngine(LocalEngine):
                 reason = "exhausted"
                 break
             tokens.append(token)
-            text = self.codec.ended(group.public_prompt, tokens, group.stop)
+            text = self.ended(group.public_prompt, tokens, group.stop)
         if text is None:
-            text = self.codec.text(group.public_prompt, tokens)
+            text = self.text(group.public_prompt, tokens)
         else:
             reason = "stop"
         return LockstepResult(group.group_id, text, tuple(tokens), reason, selector.state())

@@ -81,11 +81,6 @@ def try_to_load(load: Callable[[], T]) -> T | LoadError:
         return LoadError.of(error)
 
 
-def check_engine(config: Config, load: Callable[[], Engine]) -> Engine | None:
-    """Load a run's engine as `check_loads` does; returns None where no model is loaded at all."""
-    return None if config.engine.kind in ("openai", "none") else check_loads(config, load)
-
-
 def check_loads(config: Config, load: Callable[[], T]) -> T | None:
     """Load a model once, where the run will use it: one that cannot be loaded should cost nothing.
 
@@ -103,17 +98,9 @@ def check_loads(config: Config, load: Callable[[], T]) -> T | None:
 def _try_on_ray(config: Config, load: Callable[[], Any]) -> LoadError | None:
     import ray
 
-    runtime = config.runtime
-    probe: Any = (
-        ray.remote(_Probe)
-        .options(
-            num_cpus=runtime.cpus_per_actor,
-            num_gpus=runtime.gpus_per_actor or None,
-            max_restarts=0,
-            max_task_retries=0,
-        )
-        .remote()
-    )
+    from dpray.runs.cluster import never_repeated
+
+    probe = never_repeated(_Probe, config, config.runtime.gpus_per_actor or 0.0).remote()
     try:
         failed: LoadError | None = ray.get(probe.load.remote(load))
     except ray.exceptions.RayError as error:

@@ -28,7 +28,7 @@ from dpray.engines.base import (
     TextGenerator,
     sampling_of_each,
 )
-from dpray.runs.cluster import uses_ray
+from dpray.runs.cluster import never_repeated, uses_ray
 from dpray.runs.engine import build_engine, with_absolute_model
 from dpray.runs.placement import hide_other_gpus
 from dpray.types import DprayError
@@ -63,12 +63,7 @@ class EnginePool:
         self._most = max(runtime.actors, runtime.min_actors)
         self._max_losses = runtime.max_attempts
         self._build = partial(build, with_absolute_model(config.engine))
-        self._actor: Any = ray.remote(EngineActor).options(
-            num_cpus=runtime.cpus_per_actor,
-            num_gpus=runtime.gpus_per_actor or 0.0,
-            max_restarts=0,
-            max_task_retries=0,
-        )
+        self._actor = never_repeated(EngineActor, config, runtime.gpus_per_actor or 0.0)
         self._places: list[_Place] = []
 
     def generate(

@@ -22,20 +22,20 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
 from dpray.mechanisms.randomness import generator, named_key
-from dpray.runs import labels
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
-from dpray.runs.cluster import uses_ray
+from dpray.runs.cluster import may_run_again, uses_ray
 from dpray.runs.engine import BuildEngine, with_absolute_model
 from dpray.runs.engine_pool import EnginePool, on_pool
-from dpray.runs.faults import may_run_again
 from dpray.runs.folder import ReleaseFolder
-from dpray.runs.plan import Plan
+from dpray.runs.plan import Plan, label_histogram
+from dpray.runs.rows import Row
 from dpray.runs.shards import Shards, Worker
 from dpray.types import DprayError, OnProgress, Progress, Resumable
 
@@ -184,10 +184,14 @@ class Session(Generic[P]):
             return
         output = self.published("labels")
         if output is None:
-            with self.shards(labels.LabelCounter) as shards:
-                output = self.publish_once(
-                    "labels", lambda: labels.measure(shards, histogram), self.plan.label_charge
-                )
+            with self.shards(LabelCounter) as shards:
+
+                def measure() -> dict[str, Any]:
+                    noisy_N = histogram.noisy(np.sum(shards.call("counts"), axis=0))
+                    counts = dict(zip(histogram.labels, noisy_N.tolist(), strict=True))
+                    return {"noisy_counts": counts, "proportions": histogram.proportions(noisy_N)}
+
+                output = self.publish_once("labels", measure, self.plan.label_charge)
         self.plan = self.plan.with_proportions(output["proportions"])
 
     # Private records
@@ -244,9 +248,10 @@ class Session(Generic[P]):
             engine.close()
 
     def _generator(self, config: Config | None) -> TextGenerator:
-        if on_pool(config or self.config):
-            return EnginePool(config or self.config, self._build)
-        if config is None or config.engine == self.config.engine:
+        config = config or self.config
+        if on_pool(config):
+            return EnginePool(config, self._build)
+        if config.engine == self.config.engine:
             return self.take_engine()
         return self._build(config.engine)
 
@@ -268,6 +273,22 @@ class Session(Generic[P]):
         """Return the error of a run that the same command can go on with."""
         published = self.ledger.counts(self.key())["published"]
         return Resumable(f"{why}{self.plan.how_far(published)}; {self.going_on}")
+
+
+class LabelCounter:
+    """A `LabelCounter` holds a shard's exact counts of labels, which are private."""
+
+    def __init__(self, config: Config) -> None:
+        histogram = label_histogram(config)
+        assert histogram is not None
+        self._histogram = histogram
+        self._counts_N = np.zeros(len(histogram.labels), dtype=np.int64)
+
+    def load(self, rows: Sequence[Row]) -> None:
+        self._counts_N += self._histogram.count(row["label"] for row in rows)
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        return self._counts_N
 
 
 def charge_key(run_id: str, charge: str) -> str:

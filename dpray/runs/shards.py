@@ -15,7 +15,7 @@ import ray
 import ray.data
 
 from dpray.config.config import Config
-from dpray.runs.cluster import find_error, uses_ray
+from dpray.runs.cluster import find_error, never_repeated, uses_ray
 from dpray.runs.engine import LoadError, try_to_load
 from dpray.runs.placement import hide_other_gpus
 from dpray.runs.rows import CHUNK, Row, RowsOf, local_rows, ray_rows, record_rows
@@ -47,7 +47,10 @@ class Shards:
         self._local: Any = None
         if uses_ray(config):
             blocks = _blocks_on_ray(config)
-            self._actors = _actors(config, make_worker, gpus)
+            actor = never_repeated(ShardActor, config, gpus)
+            # As many as configured, even where some get no block: the batches of public work may
+            # not depend on how many records there are.
+            self._actors = [actor.remote(config, make_worker) for _ in range(config.runtime.actors)]
             _get(
                 [
                     self._actors[number % len(self._actors)].load.remote(block)
@@ -59,9 +62,6 @@ class Shards:
             rows = local_rows(config.data, _rows_of(config))
             for start in range(0, len(rows), CHUNK):
                 self._local.load(rows[start : start + CHUNK])
-
-    def __len__(self) -> int:
-        return len(self._actors) or 1
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Return each worker's answer to the same arguments, in the order of the shards."""
@@ -107,19 +107,6 @@ class ShardActor:
         if isinstance(self.worker, LoadError):
             return self.worker
         return getattr(self.worker, method)(*arguments)
-
-
-def _actors(config: Config, make_worker: Callable[[Config], Worker], gpus: float) -> list[Any]:
-    """Return as many actors as configured, even where some get no block: the batches of public work
-    may not depend on how many records there are."""
-    runtime = config.runtime
-    actor: Any = ray.remote(ShardActor).options(
-        num_cpus=runtime.cpus_per_actor,
-        num_gpus=gpus,
-        max_restarts=0,
-        max_task_retries=0,
-    )
-    return [actor.remote(config, make_worker) for _ in range(runtime.actors)]
 
 
 def _blocks_on_ray(config: Config) -> list[Any]:
