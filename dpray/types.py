@@ -1,4 +1,4 @@
-"""These values are common to all layers: records, budgets, errors.
+"""These values are common to all layers: records, budgets, errors and their messages.
 
 A `Record` never shows its text: `repr`, log lines and tracebacks that hold one print its public
 fields only.
@@ -105,3 +105,13 @@ def valid_unicode(text: str) -> str:
     """Replace lone surrogates by question marks: JSON, and models' answers, may hold them;
     tokenizers, files and databases refuse them."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
+"""A regular expression's bracket may hold these: C0 but tab and line feed, delete, C1, and lone
+surrogates."""
+
+
+def first_line(error: BaseException | None) -> str:
+    """Return the first line of an error's message, or its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -26,11 +26,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpray.accounting import composition as rules
-from dpray.accounting import ledger_audit
 from dpray.accounting import ledger_queries as queries
 from dpray.accounting.events import Event
 from dpray.accounting.hash_chain import Chain, Entry, canonical_json, now
-from dpray.accounting.ledger_account import Account, check_price, read_account
+from dpray.accounting.ledger_account import (
+    Account,
+    check_price,
+    problems,
+    read_account,
+    summaries,
+)
 from dpray.accounting.ledger_queries import PAGE, Listing, Place
 from dpray.accounting.ledger_store import LedgerError, Store, broken_chain, datasets, entries, lock
 from dpray.types import Budget, InputError
@@ -344,13 +349,13 @@ class Ledger:
         """Recompute every hash, every cost from its event, and every total. Returns what does not
         fit, one line each."""
         with self._store.read() as connection:
-            return list(ledger_audit.problems(connection))
+            return list(problems(connection))
 
     def show(self) -> dict[str, Any]:
         """Return `ledger` (the URL, without its password) and `datasets`, a list: see
-        `ledger_audit.summaries`."""
+        `summaries`."""
         with self._store.read() as connection:
-            return {"ledger": str(self), "datasets": ledger_audit.summaries(connection)}
+            return {"ledger": str(self), "datasets": summaries(connection)}
 
     def export(self) -> Iterator[dict[str, Any]]:
         """Yield every entry, data set by data set, in the order of its chain."""

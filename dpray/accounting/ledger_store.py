@@ -24,8 +24,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from dpray.accounting.hash_chain import Chain, Entry
 from dpray.accounting.ledger_url import parse_url
 from dpray.io.files import touch_private
-from dpray.messages import first_line
-from dpray.types import DprayError, InputError
+from dpray.types import DprayError, InputError, first_line
 
 SECONDS_TO_WAIT = 60
 """A writer waits so long for the others before it gives up."""

@@ -15,7 +15,6 @@ from dpray.engines.base import (
     Prompts,
     Sampling,
     Samplings,
-    sampling_of_each,
 )
 from dpray.types import InputError, valid_unicode
 
@@ -150,16 +149,13 @@ class TextCodec:
                 "engine.max_model_len"
             )
 
-    def encoded(
-        self, prompts: Prompts, sampling: Samplings
-    ) -> tuple[list[tuple[int, ...]], list[Sampling]]:
-        """Return token ids and sampling parameters of each prompt. Raises EngineError where one
-        does not fit the context."""
-        samplings = sampling_of_each(prompts, sampling)
+    def encoded(self, prompts: Prompts, samplings: Samplings) -> list[tuple[int, ...]]:
+        """Return the token ids of each prompt. Raises EngineError where one does not fit the
+        context with its new tokens."""
         encoded = [self.encode(prompt) for prompt in prompts]
         for ids, each in zip(encoded, samplings, strict=True):
             self.check_length(len(ids), each.max_tokens)
-        return encoded, samplings
+        return encoded
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids without special tokens."""

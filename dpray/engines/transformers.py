@@ -57,9 +57,9 @@ class TransformersEngine(TextCodec):
         gc.collect()
 
     def generate(
-        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
+        self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
-        encoded, samplings = self.encoded(prompts, sampling)
+        encoded = self.encoded(prompts, samplings)
         completions: dict[int, Completion] = {}
         for chosen in self._batches(encoded, samplings):
             answers = self._generate([encoded[i] for i in chosen], [samplings[i] for i in chosen])
@@ -69,9 +69,7 @@ class TransformersEngine(TextCodec):
                     on_completion(i, answer)
         return [completions[i] for i in range(len(encoded))]
 
-    def _batches(
-        self, encoded: list[tuple[int, ...]], samplings: list[Sampling]
-    ) -> Iterator[list[int]]:
+    def _batches(self, encoded: list[tuple[int, ...]], samplings: Samplings) -> Iterator[list[int]]:
         """Yield the positions of prompts that go through the model together: their sampling differs
         in `max_tokens` alone, and the longest prompt with the most new tokens fits the context."""
 

@@ -34,9 +34,9 @@ class VllmEngine(VllmModel):
     """
 
     def generate(
-        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
+        self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
-        encoded, samplings = self.encoded(prompts, sampling)
+        encoded = self.encoded(prompts, samplings)
         params = {each: self._params(each) for each in set(samplings)}
         place = {f"generate-{next(self.serial)}": i for i in range(len(encoded))}
         completions: dict[int, Completion] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -23,9 +23,6 @@ from dpray.types import DprayError
 from dpray.version import __version__
 
 NAMESPACE = "dpray"
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Accountant:
@@ -46,16 +43,13 @@ class Accountant:
             return error
 
 
-def _by_actor(
-    method: Callable[Concatenate[Ledger, P], R],
-) -> Callable[Concatenate[AccountantClient, P], R]:
-    """Return the ledger's method, with its types, as one that the actor carries out."""
+def _by_actor(method: Callable[..., Any]) -> Any:
+    """Return the ledger's method as one that the actor carries out; its types are the ledger's."""
 
     @wraps(method)
-    def call(client: AccountantClient, *arguments: P.args, **named: P.kwargs) -> R:
+    def call(client: AccountantClient, *arguments: Any, **named: Any) -> Any:
         plain = {name: _sendable(value) for name, value in named.items()}
-        answer: R = client.call(method.__name__, *map(_sendable, arguments), **plain)
-        return answer
+        return client.call(method.__name__, *map(_sendable, arguments), **plain)
 
     return call
 

@@ -16,7 +16,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 
 from dpray.engines.base import Completion, TextGenerator
@@ -44,15 +44,6 @@ CREATE TABLE IF NOT EXISTS calls (
 class CallCacheError(DprayError):
     """The file cannot be read or written, or an id stands for another call. The message holds no
     text of a call."""
-
-
-@dataclass(frozen=True)
-class Totals:
-    """`Totals` sum up all calls of the run so far; an endpoint that reports no tokens adds 0."""
-
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
 
 
 class CallCache:
@@ -107,11 +98,13 @@ class CallCache:
                 texts[request_id] = text
         return texts
 
-    def totals(self) -> Totals:
+    def totals(self) -> dict[str, int]:
+        """Return the run's `calls` so far and their `prompt_tokens` and `completion_tokens`; an
+        endpoint that reports no tokens adds 0."""
         query = "SELECT COUNT(*), TOTAL(prompt_tokens), TOTAL(completion_tokens) FROM calls"
         with self._errors():
-            calls, prompt_tokens, completion_tokens = self._connection.execute(query).fetchone()
-        return Totals(calls, int(prompt_tokens), int(completion_tokens))
+            calls, prompts, completions = map(int, self._connection.execute(query).fetchone())
+        return {"calls": calls, "prompt_tokens": prompts, "completion_tokens": completions}
 
     def close(self) -> None:
         with self._errors():

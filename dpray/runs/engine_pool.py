@@ -7,7 +7,7 @@ were lost with an actor are sent again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
@@ -21,12 +21,9 @@ from dpray.engines.base import (
     Completion,
     EngineError,
     OnCompletion,
-    Prompt,
     Prompts,
-    Sampling,
     Samplings,
     TextGenerator,
-    sampling_of_each,
 )
 from dpray.runs.cluster import never_repeated, uses_ray
 from dpray.runs.engine import build_engine, with_absolute_model
@@ -67,12 +64,11 @@ class EnginePool:
         self._places: list[_Place] = []
 
     def generate(
-        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
+        self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
         """Generate as `TextGenerator.generate` does. Raises what building or running an actor's
         engine raised, or EngineError where actors keep being lost; in both cases the other actors
         first finish the prompts they have."""
-        samplings = sampling_of_each(prompts, sampling)
         waiting = deque(_chunks(len(prompts), self._most))
         while len(self._places) < min(self._most, len(waiting)):
             self._places.append(_Place(partial(self._actor.remote, self._build)))
@@ -145,9 +141,7 @@ class _Place:
         # The first call builds the engine and has no prompts: none wait for a machine.
         self.hand([], [], [])
 
-    def hand(
-        self, positions: list[int], prompts: Sequence[Prompt], samplings: Sequence[Sampling]
-    ) -> None:
+    def hand(self, positions: list[int], prompts: Prompts, samplings: Samplings) -> None:
         self._positions, self.unanswered = positions, set(positions)
         self.is_idle = False
         self.reference = self._actor.generate.remote(
@@ -192,7 +186,7 @@ class EngineActor:
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._answers: SimpleQueue[Any] = SimpleQueue()
 
-    def generate(self, prompts: Sequence[Prompt], samplings: Sequence[Sampling]) -> list[Any]:
+    def generate(self, prompts: Prompts, samplings: Samplings) -> list[Any]:
         """Start on these prompts, and return the first answers (`more`)."""
         self._thread.submit(self._generate, prompts, samplings)
         return self.more()
@@ -206,7 +200,7 @@ class EngineActor:
             found.append(self._answers.get())
         return found
 
-    def _generate(self, prompts: Sequence[Prompt], samplings: Sequence[Sampling]) -> None:
+    def _generate(self, prompts: Prompts, samplings: Samplings) -> None:
         end: str | Exception = DONE
         try:
             if self._engine is None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -28,6 +28,7 @@ from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
+from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
 from dpray.runs.cluster import may_run_again, uses_ray
@@ -185,13 +186,9 @@ class Session(Generic[P]):
         output = self.published("labels")
         if output is None:
             with self.shards(LabelCounter) as shards:
-
-                def measure() -> dict[str, Any]:
-                    noisy_N = histogram.noisy(np.sum(shards.call("counts"), axis=0))
-                    counts = dict(zip(histogram.labels, noisy_N.tolist(), strict=True))
-                    return {"noisy_counts": counts, "proportions": histogram.proportions(noisy_N)}
-
-                output = self.publish_once("labels", measure, self.plan.label_charge)
+                output = self.publish_once(
+                    "labels", lambda: noisy_labels(shards, histogram), self.plan.label_charge
+                )
         self.plan = self.plan.with_proportions(output["proportions"])
 
     # Private records
@@ -262,7 +259,7 @@ class Session(Generic[P]):
     @property
     def calls(self) -> dict[str, int]:
         """Return the calls and tokens of the language model in all attempts at the run."""
-        return asdict(self._calls.totals())
+        return self._calls.totals()
 
     def close(self) -> None:
         """Close the engine that nobody took."""
@@ -289,6 +286,16 @@ class LabelCounter:
 
     def counts(self) -> npt.NDArray[np.int64]:
         return self._counts_N
+
+
+def noisy_labels(shards: Shards, histogram: LabelHistogram) -> dict[str, Any]:
+    """Return the noisy counts of the `LabelCounter`s and the proportions that follow from them;
+    this is the one run of the histogram's mechanism."""
+    noisy_N = histogram.noisy(np.sum(shards.call("counts"), axis=0))
+    return {
+        "noisy_counts": dict(zip(histogram.labels, noisy_N.tolist(), strict=True)),
+        "proportions": histogram.proportions(noisy_N),
+    }
 
 
 def charge_key(run_id: str, charge: str) -> str:
