@@ -36,15 +36,14 @@ class BudgetRefused(DprayError):
     ) -> None:
         self.dataset, self.asked, self.spent, self.left = dataset, asked, spent, left
         self.detail = detail
-        super().__init__(
-            f"budget of '{dataset}' refused: asked {asked}, spent {spent}, left {left}"
-            + (f" ({detail})" if detail else "")
-        )
+        super().__init__(dataset, asked, spent, left, detail)
 
-    def __reduce__(self) -> tuple[type[BudgetRefused], tuple[object, ...]]:
-        """Rebuild the error from its fields in another process; the default would call the
-        constructor with the message alone."""
-        return type(self), (self.dataset, self.asked, self.spent, self.left, self.detail)
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return (
+            f"budget of '{self.dataset}' refused: asked {self.asked}, spent {self.spent}, "
+            f"left {self.left}{detail}"
+        )
 
 
 class Resumable(DprayError):

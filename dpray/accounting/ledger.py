@@ -308,20 +308,20 @@ class Ledger:
 
     def published(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
         """Yield each published unit with (the attempt that published it, its file's SHA-256)."""
-        for entry in self._listed("published", key):
+        for entry in self._listed("publish", key):
             release = entry.values()
             yield entry.unit, (release["attempt"], release["sha256"])
 
     def failed(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
         """Yield each unit that failed, with (attempt, name of the error's class)."""
-        for entry in self._listed("failed", key):
+        for entry in self._listed("fail", key):
             failure = entry.values()
             yield entry.unit, (failure["attempt"], failure["reason"])
 
     def started(self, key: str) -> Iterator[Place]:
         """Yield (unit, attempt) of every start; a unit that was repeated comes once for each
         attempt."""
-        return ((entry.unit, entry.attempt) for entry in self._listed("started", key))
+        return ((entry.unit, entry.attempt) for entry in self._listed("begin", key))
 
     def unfinished(self, key: str) -> Iterator[Place]:
         """Yield the starts of units that neither were published nor failed: under way, or lost."""
@@ -375,8 +375,7 @@ class Ledger:
             )
         chain = Chain(" ".join(name.split()))
         chain.append("create", chain.dataset, terms, at=now())
-        empty = {"name": chain.dataset, "length": 0, "head": "", "reservations": 0}
-        connection.execute(sa.insert(datasets).values(empty))
+        connection.execute(sa.insert(datasets).values(name=chain.dataset, **chain.end))
         self._store.append(connection, chain)
 
     def _run(self, connection: sa.Connection, key: str) -> Chain:

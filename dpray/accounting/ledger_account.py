@@ -71,12 +71,6 @@ class Account:
     def left(self) -> Budget:
         return self.composition.left(self.charges)
 
-    @property
-    def overspent(self) -> bool:
-        return bool(self.charges) and self.composition.would_exceed(
-            self.charges[:-1], self.charges[-1]
-        )
-
     def admit(self, charge: Charge, privacy_unit: str, neighboring_relation: str) -> Account:
         """Return the account with this charge. Raises `BudgetRefused` if it does not fit, and
         `InputError` for another privacy unit or relation."""
@@ -141,17 +135,17 @@ def check_price(event: Event, asked: Budget) -> None:
 
 def problems(connection: sa.Connection) -> Iterator[str]:
     """Return what `Ledger.verify` does."""
-    ends = {row.name: row for row in connection.execute(sa.select(datasets))}
+    ends = {row["name"]: row for row in connection.execute(sa.select(datasets)).mappings()}
     for name, rows in groupby(all_entries(connection), key=lambda entry: entry.dataset):
         end = ends.pop(name, None)
         chain = Chain(name)
         yield from _dataset_problems(chain, rows)
         if end is None:
             yield f"data set '{name}': its own row is missing"
-        elif (end.length, end.head, end.reservations) != chain.end:
+        elif end != chain.end | {"name": name}:
             yield (
-                f"data set '{name}': its chain has {chain.length} entries of {end.length}, "
-                f"{chain.reservations} reservations of {end.reservations}, or ends in another "
+                f"data set '{name}': its chain has {chain.length} entries of {end['length']}, "
+                f"{chain.reservations} reservations of {end['reservations']}, or ends in another "
                 "entry than was written"
             )
     for name in ends:
@@ -224,5 +218,6 @@ def _account_problems(dataset: str, counted: list[Entry]) -> Iterator[str]:
             check_price(charge.event, charge.reserved)
         except (DprayError, ValueError) as error:
             yield f"{where}: {error}"
-    if account.overspent:
+    charges = account.charges
+    if charges and account.composition.would_exceed(charges[:-1], charges[-1]):
         yield f"data set '{dataset}': spent {account.spent} of {account.budget}"

@@ -12,7 +12,9 @@ from dpray.accounting.hash_chain import Entry
 from dpray.accounting.ledger_store import ACCOUNT, account_index, datasets, entries
 from dpray.types import InputError
 
-Listing = Literal["started", "unfinished", "published", "failed"]
+Listing = Literal["begin", "unfinished", "publish", "fail"]
+"""It is a kind of entries, or the `begin`s of units with neither of the other two."""
+
 Place = tuple[str, str]
 """Holds the (unit, attempt) of the last row of a page."""
 
@@ -20,22 +22,16 @@ PAGE = 10_000
 """A run may have a million batches, so they are listed in pages of this size."""
 ROWS_AT_A_TIME = 2_000
 
-_KINDS: dict[Listing, str] = {
-    "started": "begin",
-    "unfinished": "begin",
-    "published": "publish",
-    "failed": "fail",
-}
-
 
 def page(
     connection: sa.Connection, listing: Listing, key: str, after: Place, limit: int
 ) -> list[Entry]:
     """Return a page as `Ledger.page` describes it."""
+    kind = "begin" if listing == "unfinished" else listing
     place = sa.tuple_(entries.c.unit, entries.c.attempt)
     query = (
         sa.select(entries)
-        .where(entries.c.kind == _KINDS[listing], entries.c.key == key)
+        .where(entries.c.kind == kind, entries.c.key == key)
         .where(place > sa.tuple_(*map(sa.literal, after)))
         .order_by(entries.c.unit, entries.c.attempt)
         .limit(limit)

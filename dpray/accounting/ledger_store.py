@@ -151,12 +151,8 @@ class Store:
         if chain.added:
             connection.execute(sa.insert(entries), [vars(entry) for entry in chain.added])
             chain.added.clear()
-            length, head, reservations = chain.end
-            connection.execute(
-                sa.update(datasets)
-                .where(datasets.c.name == chain.dataset)
-                .values(length=length, head=head, reservations=reservations)
-            )
+            row = sa.update(datasets).where(datasets.c.name == chain.dataset)
+            connection.execute(row.values(chain.end))
 
     def digests(self, connection: sa.Connection, contents: Iterable[bytes]) -> list[str]:
         """Return HMAC-SHA256 of each content under the ledger's own key, in hexadecimal. The key

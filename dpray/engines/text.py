@@ -58,14 +58,11 @@ class TextCodec:
         found = [self.tokenizer.eos_token_id, config.eos_token_id]
         with contextlib.suppress(OSError):  # not every model has one
             found.append(GenerationConfig.from_pretrained(model).eos_token_id)
-        ids: dict[int, None] = {}
-        for entry in found:
-            for token in entry if isinstance(entry, list) else [entry]:
-                if token is not None:
-                    ids[int(token)] = None
+        tokens = (t for entry in found for t in (entry if isinstance(entry, list) else [entry]))
+        ids = tuple(dict.fromkeys(int(token) for token in tokens if token is not None))
         if not ids:
             raise InputError(f"engine.model: {model} has no end-of-sequence token")
-        return tuple(ids)
+        return ids
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the token ids of the whole prompt, with bos and chat template."""

@@ -24,7 +24,6 @@ from dpray.engines.base import (
     Prompts,
     Sampling,
     Samplings,
-    TokenSelector,
     engine_error,
     failure_name,
     selector_error,
@@ -155,7 +154,8 @@ class TransformersEngine(TextCodec):
         while text is None and len(tokens) < group.max_tokens:
             if tokens:
                 logits = torch.cat([advance(self._model, part, tokens) for part in rows])
-            token = self._select(selector, logits)
+            with _selecting():
+                token = selector.select(logits[:-1], logits[-1])
             if token is None:
                 reason = "exhausted"
                 break
@@ -166,11 +166,6 @@ class TransformersEngine(TextCodec):
         else:
             reason = "stop"
         return LockstepResult(group.group_id, text, tuple(tokens), reason, selector.state())
-
-    @staticmethod
-    def _select(selector: TokenSelector, logits: torch.Tensor) -> int | None:
-        with _selecting():
-            return selector.select(logits[:-1], logits[-1])
 
     def _prefill(self, group: LockstepGroup) -> list[Rows]:
         """Compute the private rows after their prompts, then the public one by itself; both are

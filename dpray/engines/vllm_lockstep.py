@@ -169,10 +169,8 @@ class LockstepWorker:
     model_runner: Any
 
     def _lockstep_processor(self) -> LockstepProcessor:
-        for processor in self.model_runner.input_batch.logitsprocs.all:
-            if isinstance(processor, LockstepProcessor):
-                return processor
-        raise RuntimeError("this worker has no lockstep processor")
+        processors = self.model_runner.input_batch.logitsprocs.all
+        return next(each for each in processors if isinstance(each, LockstepProcessor))
 
     def lockstep_start(self, public_model: str | None, dtype: str) -> dict[str, Any]:
         """Connect the processor with its model runner; return the shape of the KV cache: `blocks`

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import ray
@@ -129,6 +131,17 @@ def find_error(error: BaseException | None, kind: type[E]) -> E | None:
             return current
         waiting += [current.__cause__, current.__context__, getattr(current, "cause", None)]
     return None
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raise an error of dpray as itself, not in Ray's wrappers."""
+    try:
+        yield
+    except Exception as error:
+        if (ours := find_error(error, DprayError)) is not None:
+            raise ours from None
+        raise
 
 
 def never_repeated(actor: type, config: Config, gpus: float) -> Any:

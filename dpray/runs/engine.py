@@ -59,26 +59,19 @@ class LoadError:
     reason: str
     bad_input: bool
 
-    @classmethod
-    def of(cls, error: Exception) -> LoadError:
-        """Keep the message of dpray's own error, which holds no text, and only the class of any
-        other."""
-        ours = isinstance(error, DprayError | EngineError)
-        return cls(
-            str(error) if ours else f"it cannot be loaded ({type(error).__name__})",
-            isinstance(error, InputError),
-        )
-
     def error(self) -> InputError | EngineError:
         return InputError(self.reason) if self.bad_input else EngineError(self.reason)
 
 
 def try_to_load(load: Callable[[], T]) -> T | LoadError:
-    """Return what `load` returns, or the reason why it raised."""
+    """Return what `load` returns, or the reason why it raised: the message of dpray's own error,
+    which holds no text, and only the class of any other."""
     try:
         return load()
+    except (DprayError, EngineError) as error:
+        return LoadError(str(error), isinstance(error, InputError))
     except Exception as error:
-        return LoadError.of(error)
+        return LoadError(f"it cannot be loaded ({type(error).__name__})", False)
 
 
 def check_loads(config: Config, load: Callable[[], T]) -> T | None:
