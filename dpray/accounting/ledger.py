@@ -336,8 +336,19 @@ class Ledger:
     def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
         """Return at most `limit` entries of a listing that come after a place, in their order by
         unit and attempt; ("", "") is the beginning."""
+        place = sa.tuple_(entries.c.unit, entries.c.attempt)
+        kind = "begin" if listing == "unfinished" else listing
+        query = (
+            sa.select(entries)
+            .where(entries.c.kind == kind, entries.c.key == key)
+            .where(place > sa.tuple_(*map(sa.literal, after)))
+            .order_by(entries.c.unit, entries.c.attempt)
+            .limit(limit)
+        )
+        if listing == "unfinished":
+            query = query.where(~queries.outcome("publish"), ~queries.outcome("fail"))
         with self._store.read() as connection:
-            return queries.page(connection, listing, key, after, limit)
+            return [Entry(**row._mapping) for row in connection.execute(query)]
 
     def counts(self, key: str) -> dict[str, int]:
         """Return how many units of a run were `started`, `published` and `failed`, how many

@@ -23,25 +23,8 @@ PAGE = 10_000
 ROWS_AT_A_TIME = 2_000
 
 
-def page(
-    connection: sa.Connection, listing: Listing, key: str, after: Place, limit: int
-) -> list[Entry]:
-    """Return a page as `Ledger.page` describes it."""
-    kind = "begin" if listing == "unfinished" else listing
-    place = sa.tuple_(entries.c.unit, entries.c.attempt)
-    query = (
-        sa.select(entries)
-        .where(entries.c.kind == kind, entries.c.key == key)
-        .where(place > sa.tuple_(*map(sa.literal, after)))
-        .order_by(entries.c.unit, entries.c.attempt)
-        .limit(limit)
-    )
-    if listing == "unfinished":
-        query = query.where(~_outcome("publish"), ~_outcome("fail"))
-    return [Entry(**row._mapping) for row in connection.execute(query)]
-
-
-def _outcome(kind: str) -> sa.Exists:
+def outcome(kind: str) -> sa.Exists:
+    """Return the condition that the run has an entry of this kind for the unit."""
     other = entries.alias()
     return sa.exists().where(
         other.c.kind == kind, other.c.key == entries.c.key, other.c.unit == entries.c.unit

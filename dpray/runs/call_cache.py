@@ -20,7 +20,7 @@ from dataclasses import astuple
 from pathlib import Path
 
 from dpray.engines.base import Completion, TextGenerator
-from dpray.engines.requests import Ask, Request
+from dpray.engines.requests import Request
 from dpray.io.files import touch_private
 from dpray.types import DprayError, valid_unicode
 
@@ -127,44 +127,37 @@ def forget_calls(path: Path) -> None:
 
 
 def ask_cached(
-    engine: TextGenerator, cache: CallCache, on_completion: Callable[[], None] = lambda: None
-) -> Ask:
-    """Return an `Ask` that generates only what the cache does not hold and keeps every text as soon
-    as it is finished, so that neither an error nor a killed process loses a text that was paid for.
+    engine: TextGenerator,
+    cache: CallCache,
+    requests: Sequence[Request],
+    on_completion: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """Return the texts of the requests, in their order. Only what the cache does not hold is
+    generated, and every text is kept as soon as it is finished, so that neither an error nor a
+    killed process loses a text that was paid for.
 
     `on_completion` is called once for each request when its text is there, for cached ones at once.
     Texts come from the cache alone, so a resumed run sees the very texts that the first one saw.
-    The `Ask` raises what the engine and the cache raise, and ValueError for an id that occurs
-    twice.
+    Raises what the engine and the cache raise, and ValueError for an id that occurs twice.
     """
+    digests = {request.request_id: digest(request) for request in requests}
+    if len(digests) != len(requests):
+        raise ValueError("two requests have the same id")
+    known = cache.get(digests)
+    missing = [request for request in requests if request.request_id not in known]
+    for _ in known:
+        on_completion()
 
-    def ask(requests: Sequence[Request]) -> list[str]:
-        digests = {request.request_id: digest(request) for request in requests}
-        if len(digests) != len(requests):
-            raise ValueError("two requests have the same id")
-        known = cache.get(digests)
-        missing = [request for request in requests if request.request_id not in known]
-        for _ in known:
-            on_completion()
+    def keep(index: int, done: Completion) -> None:
+        asked = missing[index].request_id
+        cache.put(asked, digests[asked], done.text, done.prompt_tokens, done.completion_tokens)
+        on_completion()
 
-        def keep(index: int, completion: Completion) -> None:
-            request_id = missing[index].request_id
-            cache.put(
-                request_id,
-                digests[request_id],
-                completion.text,
-                completion.prompt_tokens,
-                completion.completion_tokens,
-            )
-            on_completion()
-
-        if missing:
-            prompts = [request.prompt for request in missing]
-            engine.generate(prompts, [request.sampling for request in missing], keep)
-            known |= cache.get({r.request_id: digests[r.request_id] for r in missing})
-        return [known[request.request_id] for request in requests]
-
-    return ask
+    if missing:
+        prompts = [request.prompt for request in missing]
+        engine.generate(prompts, [request.sampling for request in missing], keep)
+        known |= cache.get({r.request_id: digests[r.request_id] for r in missing})
+    return [known[request.request_id] for request in requests]
 
 
 def digest(request: Request) -> str:

@@ -235,7 +235,7 @@ class Session(Generic[P]):
                 done += 1
                 self._show(Progress(f"{stage}: LLM calls", done, len(requests)))
 
-            return ask_cached(engine, self._calls, on_completion)(requests)
+            return ask_cached(engine, self._calls, requests, on_completion)
 
         try:
             yield ask

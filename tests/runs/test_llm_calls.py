@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ def requests(count: int, start: int = 0) -> list[Request]:
 
 
 def ask(engine: Any, path: Path, *options: Any) -> Any:
-    return ask_cached(engine, CallCache(path), *options)
+    cache = CallCache(path)
+    return lambda requests: ask_cached(engine, cache, requests, *options)
 
 
 def test_only_what_is_missing_is_asked(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def run(server: Server, path: Path, **options: Any) -> tuple[Population, list[Ch
     cache = CallCache(path)
     try:
         salt = "5a" * 16
-        return PLAN.run(prompts, ask_cached(api, cache), embed, vote, salt), checkpoints
+        return PLAN.run(prompts, partial(ask_cached, api, cache), embed, vote, salt), checkpoints
     finally:
         cache.close()
 
