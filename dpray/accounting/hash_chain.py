@@ -16,15 +16,11 @@ from typing import Any
 
 GENESIS = "0" * 64
 
-_ENCODER = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-)
-
 
 def canonical_json(value: Any) -> str:
     """Return the one text of a value: sorted keys, no spaces, ASCII, floats in their shortest exact
     form. Raises ValueError for NaN and infinities."""
-    return _ENCODER.encode(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def now() -> str:

@@ -29,13 +29,7 @@ from dpray.accounting import composition as rules
 from dpray.accounting import ledger_queries as queries
 from dpray.accounting.events import Event
 from dpray.accounting.hash_chain import Chain, Entry, canonical_json, now
-from dpray.accounting.ledger_account import (
-    Account,
-    check_price,
-    problems,
-    read_account,
-    summaries,
-)
+from dpray.accounting.ledger_account import Account, check_price, problems, read_account, summaries
 from dpray.accounting.ledger_queries import PAGE, Listing, Place
 from dpray.accounting.ledger_store import LedgerError, Store, broken_chain, datasets, entries, lock
 from dpray.types import Budget, InputError

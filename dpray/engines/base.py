@@ -158,11 +158,7 @@ class Engine(TextGenerator, Protocol):
         function of `text` alone, in time bounded by `max_tokens` however long the text is."""
         ...
 
-    def decode_lockstep(
-        self,
-        groups: Iterable[LockstepGroup],
-        next_group: NextGroup,
-    ) -> None:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
         """Decode every group; `next_group` is called with each result as it finishes. Any number of
         groups may run side by side, and `groups` is consumed lazily. Raises EngineError where the
         rows of a group cannot be kept together."""

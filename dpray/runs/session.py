@@ -16,7 +16,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -54,6 +54,7 @@ class Release:
     model: Path | None = None
 
 
+@dataclass(eq=False)
 class Session(Generic[P]):
     """A `Session` is one attempt at a run that was charged.
 
@@ -61,23 +62,19 @@ class Session(Generic[P]):
     measured. `salt` is public and the same in all attempts at a run; `attempt_id` is not.
     """
 
-    def __init__(
-        self,
-        plan: P,
-        folder: ReleaseFolder,
-        ledger: Ledger,
-        run_id: str,
-        salt: str,
-        on_progress: OnProgress,
-        build: BuildEngine,
-        engine: Engine | None = None,
-    ) -> None:
-        self.plan, self.folder, self.ledger = plan, folder, ledger
-        self.run_id, self.salt, self.attempt_id = run_id, salt, uuid.uuid4().hex
-        self.going_on = "the same command goes on from there, at no further cost"
-        """The error of an unfinished run ends with these words on its next attempt."""
-        self._on_progress, self._build, self._engine = on_progress, build, engine
-        self._stage = ""
+    plan: P
+    folder: ReleaseFolder
+    ledger: Ledger
+    run_id: str
+    salt: str
+    on_progress: OnProgress
+    build: BuildEngine
+    engine: Engine | None = None
+    """The engine that was loaded before the charge, until it is taken."""
+    attempt_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    going_on: str = "the same command goes on from there, at no further cost"
+    """The error of an unfinished run ends with these words on its next attempt."""
+    _stage: str = field(default="", init=False)
 
     @property
     def config(self) -> Config:
@@ -116,7 +113,7 @@ class Session(Generic[P]):
     def _show(self, progress: Progress) -> None:
         """Raises Resumable where the caller's function raises: no mechanism failed by that."""
         try:
-            self._on_progress(progress)
+            self.on_progress(progress)
         except DprayError:
             raise
         except Exception as error:
@@ -209,12 +206,12 @@ class Session(Generic[P]):
     def load_engine(self) -> Callable[[], Engine]:
         """Return the function that builds the run's engine; it can be sent to an actor."""
         options = self.plan.engine_options
-        return partial(self._build, with_absolute_model(self.config.engine), **options)
+        return partial(self.build, with_absolute_model(self.config.engine), **options)
 
     def take_engine(self) -> Engine:
         """Return the engine that was loaded before the charge, and from the second call on a new
         one. The caller closes it."""
-        engine, self._engine = self._engine, None
+        engine, self.engine = self.engine, None
         return self.load_engine() if engine is None else engine
 
     @contextmanager
@@ -247,10 +244,10 @@ class Session(Generic[P]):
     def _generator(self, config: Config | None) -> TextGenerator:
         config = config or self.config
         if on_pool(config):
-            return EnginePool(config, self._build)
+            return EnginePool(config, self.build)
         if config.engine == self.config.engine:
             return self.take_engine()
-        return self._build(config.engine)
+        return self.build(config.engine)
 
     @cached_property
     def _calls(self) -> CallCache:
@@ -263,8 +260,8 @@ class Session(Generic[P]):
 
     def close(self) -> None:
         """Close the engine that nobody took."""
-        if self._engine is not None:
-            self._engine.close()
+        if self.engine is not None:
+            self.engine.close()
 
     def unfinished(self, why: str) -> Resumable:
         """Return the error of a run that the same command can go on with."""
