@@ -19,7 +19,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Completion,
     EngineError,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Completion,
     EngineError,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError, engine_error
 from dpray.engines.model_path import check_model_path
 from dpray.engines.text import TextCodec

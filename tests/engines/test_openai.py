@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from tests.engines.api_server import MALFORMED, SLOW, Server, chat, running_server

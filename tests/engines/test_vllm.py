@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError, LockstepResult
 from dpray.engines.vllm import VllmEngine
 from dpray.engines.vllm_lockstep import LockstepProcessor

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from dpray.engines.requests import Request
