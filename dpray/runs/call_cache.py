@@ -28,7 +28,6 @@ CALLS = "calls.db"
 """A run keeps its calls in the file of this name."""
 
 _SECONDS_TO_WAIT = 60
-_IDS_IN_ONE_QUERY = 500
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS calls (
@@ -82,20 +81,19 @@ class CallCache:
         """Return the texts of the calls that the cache holds, by request id. `digests` gives the
         digest that each must have."""
         texts: dict[str, str] = {}
-        ids = list(digests)
-        for start in range(0, len(ids), _IDS_IN_ONE_QUERY):
-            part = ids[start : start + _IDS_IN_ONE_QUERY]
-            marks = ", ".join("?" * len(part))
-            query = f"SELECT request_id, digest, text FROM calls WHERE request_id IN ({marks})"
-            with self._errors():
-                rows = self._connection.execute(query, part).fetchall()
-            for request_id, digest, text in rows:
-                if digest != digests[request_id]:
-                    raise CallCacheError(
-                        f"{self._path}: call {request_id} was asked with another prompt: the file "
-                        "belongs to another run"
-                    )
-                texts[request_id] = text
+        query = (
+            "SELECT request_id, digest, text FROM calls "
+            "WHERE request_id IN (SELECT value FROM json_each(?))"
+        )
+        with self._errors():
+            rows = self._connection.execute(query, [json.dumps(list(digests))]).fetchall()
+        for request_id, digest, text in rows:
+            if digest != digests[request_id]:
+                raise CallCacheError(
+                    f"{self._path}: call {request_id} was asked with another prompt: the file "
+                    "belongs to another run"
+                )
+            texts[request_id] = text
         return texts
 
     def totals(self) -> dict[str, int]:
