@@ -34,9 +34,6 @@ CHUNK = 1024
 """An actor is given at most this many prompts at once: enough that vLLM, which decodes some
 hundreds side by side, spends little of its time on the last few of them."""
 
-DONE = "done"
-"""This value follows the last completion of an actor's prompts."""
-
 
 def on_pool(config: Config) -> bool:
     """Return whether actors write this run's texts."""
@@ -157,7 +154,7 @@ class _Place:
             self.losses += 1
             kind = type(lost).__name__
             return [], _ActorLost(f"engine actors were lost {self.losses} times ({kind})")
-        self.is_idle = last == DONE or isinstance(last, Exception)
+        self.is_idle = last is None or isinstance(last, Exception)
         if not self.is_idle:
             answers.append(last)
             self.reference = self._actor.more.remote()
@@ -165,10 +162,10 @@ class _Place:
             self.losses = 0
         completions = [(self._positions[number], completion) for number, completion in answers]
         self.unanswered -= {i for i, _ in completions}
-        if isinstance(last, Exception):
-            self.unanswered = set()
-            return completions, last
-        return completions, None
+        if not isinstance(last, Exception):
+            return completions, None
+        self.unanswered = set()
+        return completions, last
 
     def end(self) -> None:
         ray.kill(self._actor)
@@ -193,7 +190,7 @@ class EngineActor:
 
     def more(self) -> list[Any]:
         """Wait for an answer and return all that have arrived: the prompts' numbers with their
-        completions, and at the end DONE or the engine's error. The error is a value, because Ray
+        completions, and at the end None or the engine's error. The error is a value, because Ray
         would log a raised one, and count an actor whose model is missing as lost."""
         found = [self._answers.get()]
         while not self._answers.empty():
@@ -201,7 +198,7 @@ class EngineActor:
         return found
 
     def _generate(self, prompts: Prompts, samplings: Samplings) -> None:
-        end: str | Exception = DONE
+        end: Exception | None = None
         try:
             if self._engine is None:
                 self._engine = self._build()
