@@ -3,6 +3,7 @@ and release."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from importlib import import_module
 from typing import Any
 
@@ -40,7 +41,7 @@ def run(
         check_model_path(config.engine.model)
     plan = make_plan(config)
     release = _module(config, "release").release
-    with ReleaseFolder(config.output.path) as folder:
+    with closing(ReleaseFolder(config.output.path)) as folder:
         try:
             return Run(plan, folder, release, on_progress, build).execute()
         except DprayError as error:

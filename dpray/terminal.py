@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpray.messages import CONTROL
+from dpray.types import CONTROL
 
 _UNPRINTABLE = re.compile(
     rf"[{CONTROL}"

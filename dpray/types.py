@@ -1,4 +1,4 @@
-"""These values are common to all layers: records, budgets, errors.
+"""These values are common to all layers: records, budgets, errors and their messages.
 
 A `Record` never shows its text: `repr`, log lines and tracebacks that hold one print its public
 fields only.
@@ -36,15 +36,14 @@ class BudgetRefused(DprayError):
     ) -> None:
         self.dataset, self.asked, self.spent, self.left = dataset, asked, spent, left
         self.detail = detail
-        super().__init__(
-            f"budget of '{dataset}' refused: asked {asked}, spent {spent}, left {left}"
-            + (f" ({detail})" if detail else "")
-        )
+        super().__init__(dataset, asked, spent, left, detail)
 
-    def __reduce__(self) -> tuple[type[BudgetRefused], tuple[object, ...]]:
-        """Rebuild the error from its fields in another process; the default would call the
-        constructor with the message alone."""
-        return type(self), (self.dataset, self.asked, self.spent, self.left, self.detail)
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return (
+            f"budget of '{self.dataset}' refused: asked {self.asked}, spent {self.spent}, "
+            f"left {self.left}{detail}"
+        )
 
 
 class Resumable(DprayError):
@@ -105,3 +104,13 @@ def valid_unicode(text: str) -> str:
     """Replace lone surrogates by question marks: JSON, and models' answers, may hold them;
     tokenizers, files and databases refuse them."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
+"""A regular expression's bracket may hold these: C0 but tab and line feed, delete, C1, and lone
+surrogates."""
+
+
+def first_line(error: BaseException | None) -> str:
+    """Return the first line of an error's message, or its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,7 @@ def test_a_bracket_in_a_folders_name_is_no_pattern(tmp_path: Path) -> None:
 
 
 def test_private_is_for_its_owner(tmp_path: Path) -> None:
-    with ReleaseFolder(str(tmp_path / "new")) as folder:
+    with closing(ReleaseFolder(str(tmp_path / "new"))) as folder:
         folder.stage("a.json", [{}])
         folder.write_json("run.json", {})
         assert mode(folder.private) == 0o700
@@ -240,7 +241,7 @@ def test_private_is_for_its_owner(tmp_path: Path) -> None:
     wide = tmp_path / "old" / "private"
     wide.mkdir(parents=True)
     wide.chmod(0o755)
-    with ReleaseFolder(str(tmp_path / "old")):
+    with closing(ReleaseFolder(str(tmp_path / "old"))):
         assert mode(wide) == 0o700
 
 

@@ -11,20 +11,16 @@ import datetime
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 GENESIS = "0" * 64
-
-_ENCODER = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-)
 
 
 def canonical_json(value: Any) -> str:
     """Return the one text of a value: sorted keys, no spaces, ASCII, floats in their shortest exact
     form. Raises ValueError for NaN and infinities."""
-    return _ENCODER.encode(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def now() -> str:
@@ -62,22 +58,21 @@ class Entry:
         return asdict(self) | {"payload": self.values()}
 
 
+@dataclass
 class Chain:
     """Holds the end of a data set's chain: its length, its last hash, how many of its entries are
     reservations, and the entries that are not written yet."""
 
-    def __init__(
-        self, dataset: str, length: int = 0, head: str = GENESIS, reservations: int = 0
-    ) -> None:
-        self.dataset, self.length, self.head = dataset, length, head
-        self.reservations = reservations
-        self.added: list[Entry] = []
+    dataset: str
+    length: int = 0
+    head: str = GENESIS
+    reservations: int = 0
+    added: list[Entry] = field(default_factory=list)
 
     @property
-    def end(self) -> tuple[int, str, int]:
-        """Return the length, the last hash and the number of reservations, as the data set's row
-        states them."""
-        return self.length, self.head, self.reservations
+    def end(self) -> dict[str, Any]:
+        """Return what the data set's row states beside its name."""
+        return {"length": self.length, "head": self.head, "reservations": self.reservations}
 
     def append(
         self,

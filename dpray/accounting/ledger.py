@@ -25,13 +25,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpray.accounting import ledger_audit
+from dpray.accounting import composition as rules
 from dpray.accounting import ledger_queries as queries
-from dpray.accounting.composition import Charge
 from dpray.accounting.events import Event
 from dpray.accounting.hash_chain import Chain, Entry, canonical_json, now
-from dpray.accounting.ledger_account import Account, Reservation, check_price, read_account
-from dpray.accounting.ledger_queries import PAGE, BatchListings, Listing, Place
+from dpray.accounting.ledger_account import Account, check_price, problems, read_account, summaries
+from dpray.accounting.ledger_queries import PAGE, Listing, Place
 from dpray.accounting.ledger_store import LedgerError, Store, broken_chain, datasets, entries, lock
 from dpray.types import Budget, InputError
 
@@ -52,7 +51,7 @@ class AlreadyPublished(LedgerConflict):
     """Another attempt has published this batch: a charge pays for one release of each."""
 
 
-class Ledger(BatchListings):
+class Ledger:
     """Keeps the budgets at a URL, `sqlite:///path` or `postgresql://...`.
 
     Every method raises `LedgerError` if the database fails (full disk, lost connection, locked for
@@ -94,9 +93,14 @@ class Ledger(BatchListings):
         the runs' costs add up: "basic", or "renyi" at the Rényi `order`. Raises `InputError`, also
         for a data set that has another budget.
         """
-        account = Account.new(name, budget, privacy_unit, neighboring_relation, composition, order)
+        if composition != rules.RenyiComposition.name and order is not None:
+            raise InputError("an order belongs to a budget with the composition renyi")
+        try:
+            rule = rules.composition(composition, budget, order)
+        except ValueError as error:
+            raise InputError(f"data set '{name}': {error}") from error
         _check_public("privacy unit", [privacy_unit])
-        terms = _plain(account.terms())
+        terms = _plain(Account(name, rule, privacy_unit, neighboring_relation).terms())
 
         def work(connection: sa.Connection) -> None:
             lock(connection)
@@ -131,9 +135,9 @@ class Ledger(BatchListings):
         privacy_unit: str,
         neighboring_relation: str,
         files: Iterable[bytes] = (),
-    ) -> list[Reservation]:
-        """Make a run's charges, all or none, durably, before it touches the data. They are never
-        given back.
+    ) -> list[Entry]:
+        """Make a run's charges, all or none, durably, before it touches the data, and return their
+        entries. They are never given back.
 
         `charges` holds, by the charge's key, the event and what the run's report will claim for it,
         which has to cover the event's own cost at that delta. `files` are the digests of the data's
@@ -164,7 +168,7 @@ class Ledger(BatchListings):
             made = []
             for key, request in requests.items():
                 if (entry := queries.find(connection, "reserve", key)) is None:
-                    charge = Charge(*charges[key])
+                    charge = rules.Charge(*charges[key])
                     account = account.admit(charge, privacy_unit, neighboring_relation)
                     entry = chain.append("reserve", key, request, at=now())
                 elif entry.dataset != chain.dataset or entry.values() != request:
@@ -175,7 +179,7 @@ class Ledger(BatchListings):
             self._store.append(connection, chain)
             return made
 
-        return [Reservation.of(entry) for entry in self._store.write(work)]
+        return self._store.write(work)
 
     def is_reserved(self, key: str) -> bool:
         """Return whether this ledger holds the charge with this key."""
@@ -296,9 +300,49 @@ class Ledger(BatchListings):
             entry = queries.first(connection, sa.select(entries).where(*place))
         return entry is not None and entry.hash == entry.digest() == head
 
+    def published(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yield each published unit with (the attempt that published it, its file's SHA-256)."""
+        for entry in self._listed("publish", key):
+            release = entry.values()
+            yield entry.unit, (release["attempt"], release["sha256"])
+
+    def failed(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yield each unit that failed, with (attempt, name of the error's class)."""
+        for entry in self._listed("fail", key):
+            failure = entry.values()
+            yield entry.unit, (failure["attempt"], failure["reason"])
+
+    def started(self, key: str) -> Iterator[Place]:
+        """Yield (unit, attempt) of every start; a unit that was repeated comes once for each
+        attempt."""
+        return ((entry.unit, entry.attempt) for entry in self._listed("begin", key))
+
+    def unfinished(self, key: str) -> Iterator[Place]:
+        """Yield the starts of units that neither were published nor failed: under way, or lost."""
+        return ((entry.unit, entry.attempt) for entry in self._listed("unfinished", key))
+
+    def _listed(self, listing: Listing, key: str) -> Iterator[Entry]:
+        after = ("", "")
+        while rows := self.page(listing, key, after):
+            yield from rows
+            after = (rows[-1].unit, rows[-1].attempt)
+
     def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
+        """Return at most `limit` entries of a listing that come after a place, in their order by
+        unit and attempt; ("", "") is the beginning."""
+        place = sa.tuple_(entries.c.unit, entries.c.attempt)
+        kind = "begin" if listing == "unfinished" else listing
+        query = (
+            sa.select(entries)
+            .where(entries.c.kind == kind, entries.c.key == key)
+            .where(place > sa.tuple_(*map(sa.literal, after)))
+            .order_by(entries.c.unit, entries.c.attempt)
+            .limit(limit)
+        )
+        if listing == "unfinished":
+            query = query.where(~queries.outcome("publish"), ~queries.outcome("fail"))
         with self._store.read() as connection:
-            return queries.read_page(connection, listing, key, after, limit)
+            return [Entry(**row._mapping) for row in connection.execute(query)]
 
     def counts(self, key: str) -> dict[str, int]:
         """Return how many units of a run were `started`, `published` and `failed`, how many
@@ -310,13 +354,13 @@ class Ledger(BatchListings):
         """Recompute every hash, every cost from its event, and every total. Returns what does not
         fit, one line each."""
         with self._store.read() as connection:
-            return list(ledger_audit.problems(connection))
+            return list(problems(connection))
 
     def show(self) -> dict[str, Any]:
         """Return `ledger` (the URL, without its password) and `datasets`, a list: see
-        `ledger_audit.summaries`."""
+        `summaries`."""
         with self._store.read() as connection:
-            return {"ledger": str(self), "datasets": ledger_audit.summaries(connection)}
+            return {"ledger": str(self), "datasets": summaries(connection)}
 
     def export(self) -> Iterator[dict[str, Any]]:
         """Yield every entry, data set by data set, in the order of its chain."""
@@ -325,14 +369,8 @@ class Ledger(BatchListings):
 
     def _chain(self, connection: sa.Connection, dataset: str) -> Chain | None:
         """Lock a data set that is whole; None if nothing of it is there."""
-        if (name := queries.stored_name(connection, dataset)) is None:
-            return None
-        return self._whole_chain(connection, name)
-
-    def _whole_chain(self, connection: sa.Connection, name: str) -> Chain:
-        if (chain := self._store.chain(connection, name)) is None:
-            raise broken_chain(name)
-        return chain
+        name = queries.stored_name(connection, dataset)
+        return None if name is None else self._store.chain(connection, name)
 
     def _new_dataset(self, connection: sa.Connection, name: str, terms: dict[str, Any]) -> None:
         if not (_NAME.fullmatch(name) and name.strip()):
@@ -342,8 +380,7 @@ class Ledger(BatchListings):
             )
         chain = Chain(" ".join(name.split()))
         chain.append("create", chain.dataset, terms, at=now())
-        empty = {"name": chain.dataset, "length": 0, "head": "", "reservations": 0}
-        connection.execute(sa.insert(datasets).values(empty))
+        connection.execute(sa.insert(datasets).values(name=chain.dataset, **chain.end))
         self._store.append(connection, chain)
 
     def _run(self, connection: sa.Connection, key: str) -> Chain:
@@ -351,7 +388,7 @@ class Ledger(BatchListings):
         reservation = queries.find(connection, "reserve", key)
         if reservation is None:
             raise LedgerConflict(f"the ledger has no reservation '{key}'")
-        return self._whole_chain(connection, reservation.dataset)
+        return self._store.chain(connection, reservation.dataset)
 
     def _open_run(self, connection: sa.Connection, key: str) -> Chain:
         chain = self._run(connection, key)

@@ -1,40 +1,29 @@
-"""A data set's account is its terms and its charges, read back from the ledger's entries."""
+"""A data set's account is its terms and its charges, read back from the ledger's entries.
+
+`verify` and `show` read the ledger from end to end.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 import sqlalchemy as sa
 
 from dpray.accounting.composition import Charge, Composition, RenyiComposition, composition
 from dpray.accounting.events import Event, event_from_json
-from dpray.accounting.hash_chain import Entry
-from dpray.accounting.ledger_queries import counted_entries
+from dpray.accounting.hash_chain import Chain, Entry
+from dpray.accounting.ledger_queries import all_entries, count, counted_entries, dataset_names
 from dpray.accounting.ledger_store import broken_chain, datasets
-from dpray.types import Budget, BudgetRefused, InputError
+from dpray.types import Budget, BudgetRefused, DprayError, InputError
 
 RELATIVE_ROUNDING = 1e-9
 """An event's cost may differ by this much between two machines; a larger difference is a fault."""
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """Holds a run's charge as the ledger records it; `seq` is its place in the data set's chain."""
-
-    dataset: str
-    key: str
-    asked: Budget
-    seq: int
-
-    @classmethod
-    def of(cls, entry: Entry) -> Reservation:
-        values = entry.values()
-        return cls(entry.dataset, entry.key, Budget(values["epsilon"], values["delta"]), entry.seq)
 
 
 @dataclass(frozen=True)
@@ -49,39 +38,15 @@ class Account:
     charges: tuple[Charge, ...] = ()
 
     @classmethod
-    def new(
-        cls,
-        dataset: str,
-        budget: Budget,
-        privacy_unit: str,
-        neighboring_relation: str,
-        composition_name: str = "basic",
-        order: float | None = None,
-    ) -> Account:
-        """Open an account without charges. Raises `InputError` for a bad budget, rule or order."""
-        if composition_name != RenyiComposition.name and order is not None:
-            raise InputError("an order belongs to a budget with the composition renyi")
-        try:
-            rule = composition(composition_name, budget, order)
-        except ValueError as error:
-            raise InputError(f"data set '{dataset}': {error}") from error
-        return cls(dataset, rule, privacy_unit, neighboring_relation)
-
-    @classmethod
     def replay(cls, rows: Iterable[Entry]) -> Account:
         """Return the account that one data set's create and reserve entries, in their order, add up
         to."""
         create, *reservations = rows
         terms = create.values()
-        account = cls.new(
-            create.dataset,
-            Budget(**terms["budget"]),
-            terms["privacy_unit"],
-            terms["neighboring_relation"],
-            terms["composition"],
-            terms["order"],
-        )
-        return replace(account, charges=tuple(_charge(entry.payload) for entry in reservations))
+        rule = composition(terms["composition"], Budget(**terms["budget"]), terms["order"])
+        charges = tuple(_charge(entry.payload) for entry in reservations)
+        stated_for = terms["privacy_unit"], terms["neighboring_relation"]
+        return cls(create.dataset, rule, *stated_for, charges)
 
     def terms(self) -> dict[str, Any]:
         """Return what the first entry of the data set holds."""
@@ -105,12 +70,6 @@ class Account:
     @property
     def left(self) -> Budget:
         return self.composition.left(self.charges)
-
-    @property
-    def overspent(self) -> bool:
-        return bool(self.charges) and self.composition.would_exceed(
-            self.charges[:-1], self.charges[-1]
-        )
 
     def admit(self, charge: Charge, privacy_unit: str, neighboring_relation: str) -> Account:
         """Return the account with this charge. Raises `BudgetRefused` if it does not fit, and
@@ -172,3 +131,93 @@ def check_price(event: Event, asked: Budget) -> None:
         raise InputError(
             f"a charge of {asked} does not cover its event, which costs epsilon {price:.6g}"
         )
+
+
+def problems(connection: sa.Connection) -> Iterator[str]:
+    """Return what `Ledger.verify` does."""
+    ends = {row["name"]: row for row in connection.execute(sa.select(datasets)).mappings()}
+    for name, rows in groupby(all_entries(connection), key=lambda entry: entry.dataset):
+        end = ends.pop(name, None)
+        chain = Chain(name)
+        yield from _dataset_problems(chain, rows)
+        if end is None:
+            yield f"data set '{name}': its own row is missing"
+        elif end != chain.end | {"name": name}:
+            yield (
+                f"data set '{name}': its chain has {chain.length} entries of {end['length']}, "
+                f"{chain.reservations} reservations of {end['reservations']}, or ends in another "
+                "entry than was written"
+            )
+    for name in ends:
+        yield f"data set '{name}': all of its entries are missing"
+
+
+def summaries(connection: sa.Connection) -> list[dict[str, Any]]:
+    """Return for each data set `dataset`, `budget`, `privacy_unit`, `neighboring_relation`,
+    `composition`, `order`, `spent`, `left`, and `entries`: one for each reservation, with what it
+    asked for and how many of its batches were started, published and failed."""
+    return [_summary(connection, name) for name in dataset_names(connection)]
+
+
+def _summary(connection: sa.Connection, name: str) -> dict[str, Any]:
+    account = read_account(connection, name)
+    if account is None:
+        return {"dataset": name, "entries": []}
+    return {
+        "dataset": name,
+        **account.terms(),
+        "spent": vars(account.spent),
+        "left": vars(account.left),
+        "entries": [
+            {
+                "key": entry.key,
+                "at": entry.at,
+                **vars(_charge(entry.payload).reserved),
+                "event": entry.values()["event"],
+                "batches": count(connection, entry.key),
+            }
+            for entry in counted_entries(connection, name)[1:]
+        ],
+    }
+
+
+def _dataset_problems(chain: Chain, rows: Iterator[Entry]) -> Iterator[str]:
+    """Walk one chain; memory grows with the runs, not with their batches."""
+    counted: list[Entry] = []
+    open_runs: set[str] = set()
+    for entry in rows:
+        yield from chain.faults(entry)
+        if entry.kind in ("create", "reserve"):
+            counted.append(entry)
+        elif entry.kind != "data" and entry.key not in open_runs:
+            yield (
+                f"data set '{chain.dataset}', entry {entry.seq}: '{entry.kind}' without an open "
+                "reservation"
+            )
+        if entry.kind == "reserve":
+            open_runs.add(entry.key)
+        elif entry.kind == "commit":
+            open_runs.discard(entry.key)
+    yield from _account_problems(chain.dataset, counted)
+
+
+def _account_problems(dataset: str, counted: list[Entry]) -> Iterator[str]:
+    try:
+        account = Account.replay(counted)
+    except (DprayError, ValueError, KeyError, TypeError) as error:
+        yield f"data set '{dataset}': its charges cannot be read ({type(error).__name__})"
+        return
+    for entry in counted[1:]:
+        where = f"data set '{dataset}', reservation '{entry.key}'"
+        values = entry.values()
+        for term in ("privacy_unit", "neighboring_relation"):
+            if values.get(term) != getattr(account, term):
+                yield f"{where}: its {term} is not the budget's"
+        try:
+            charge = _charge(entry.payload)
+            check_price(charge.event, charge.reserved)
+        except (DprayError, ValueError) as error:
+            yield f"{where}: {error}"
+    charges = account.charges
+    if charges and account.composition.would_exceed(charges[:-1], charges[-1]):
+        yield f"data set '{dataset}': spent {account.spent} of {account.budget}"

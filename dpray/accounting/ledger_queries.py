@@ -1,13 +1,8 @@
-"""This module holds the ledger's queries.
-
-A run may have a million batches, so they are listed in pages. `BatchListings` turns pages into
-iterators, for the ledger itself and for the accountant actor's client alike.
-"""
+"""This module holds the ledger's queries."""
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -17,77 +12,19 @@ from dpray.accounting.hash_chain import Entry
 from dpray.accounting.ledger_store import ACCOUNT, account_index, datasets, entries
 from dpray.types import InputError
 
-Listing = Literal["started", "unfinished", "published", "failed"]
+Listing = Literal["begin", "unfinished", "publish", "fail"]
+"""It is a kind of entries, or the `begin`s of units with neither of the other two."""
+
 Place = tuple[str, str]
 """Holds the (unit, attempt) of the last row of a page."""
 
 PAGE = 10_000
+"""A run may have a million batches, so they are listed in pages of this size."""
 ROWS_AT_A_TIME = 2_000
 
-_KINDS: dict[Listing, str] = {
-    "started": "begin",
-    "unfinished": "begin",
-    "published": "publish",
-    "failed": "fail",
-}
 
-
-class BatchListings(ABC):
-    """Lists a run's batches, one at a time and in a fixed order."""
-
-    @abstractmethod
-    def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
-        """Return at most `limit` rows of a listing that come after a place; ("", "") is the
-        beginning."""
-
-    def published(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield each published unit with (the attempt that published it, its file's SHA-256)."""
-        for entry in self._entries("published", key):
-            release = entry.values()
-            yield entry.unit, (release["attempt"], release["sha256"])
-
-    def failed(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield each unit that failed, with (attempt, name of the error's class)."""
-        for entry in self._entries("failed", key):
-            failure = entry.values()
-            yield entry.unit, (failure["attempt"], failure["reason"])
-
-    def started(self, key: str) -> Iterator[Place]:
-        """Yield (unit, attempt) of every start; a unit that was repeated comes once for each
-        attempt."""
-        for entry in self._entries("started", key):
-            yield entry.unit, entry.attempt
-
-    def unfinished(self, key: str) -> Iterator[Place]:
-        """Yield the starts of units that neither were published nor failed: under way, or lost."""
-        for entry in self._entries("unfinished", key):
-            yield entry.unit, entry.attempt
-
-    def _entries(self, listing: Listing, key: str) -> Iterator[Entry]:
-        after = ("", "")
-        while rows := self.page(listing, key, after):
-            yield from rows
-            after = (rows[-1].unit, rows[-1].attempt)
-
-
-def read_page(
-    connection: sa.Connection, listing: Listing, key: str, after: Place, limit: int
-) -> list[Entry]:
-    """Return a page as `BatchListings.page` describes it."""
-    place = sa.tuple_(entries.c.unit, entries.c.attempt)
-    query = (
-        sa.select(entries)
-        .where(entries.c.kind == _KINDS[listing], entries.c.key == key)
-        .where(place > sa.tuple_(*map(sa.literal, after)))
-        .order_by(entries.c.unit, entries.c.attempt)
-        .limit(limit)
-    )
-    if listing == "unfinished":
-        query = query.where(~_outcome("publish"), ~_outcome("fail"))
-    return [Entry(**row._mapping) for row in connection.execute(query)]
-
-
-def _outcome(kind: str) -> sa.Exists:
+def outcome(kind: str) -> sa.Exists:
+    """Return the condition that the run has an entry of this kind for the unit."""
     other = entries.alias()
     return sa.exists().where(
         other.c.kind == kind, other.c.key == entries.c.key, other.c.unit == entries.c.unit

@@ -24,8 +24,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from dpray.accounting.hash_chain import Chain, Entry
 from dpray.accounting.ledger_url import parse_url
 from dpray.io.files import touch_private
-from dpray.messages import first_line
-from dpray.types import DprayError, InputError
+from dpray.types import DprayError, InputError, first_line
 
 SECONDS_TO_WAIT = 60
 """A writer waits so long for the others before it gives up."""
@@ -134,18 +133,16 @@ class Store:
                 with self._writer.begin() as connection:
                     return work(connection)
 
-    def chain(self, connection: sa.Connection, dataset: str) -> Chain | None:
-        """Lock a data set until the transaction ends and return the end of its chain; None if there
-        is no such data set. Raises `LedgerError` if that end is not what was written."""
+    def chain(self, connection: sa.Connection, dataset: str) -> Chain:
+        """Lock a data set until the transaction ends and return the end of its chain. Raises
+        `LedgerError` if that end is not what was written."""
         query = sa.select(datasets).where(datasets.c.name == dataset)
         row = connection.execute(query.with_for_update()).first()
-        if row is None:
-            return None
         own = sa.select(entries).where(entries.c.dataset == dataset)
         last = connection.execute(own.order_by(entries.c.seq.desc()).limit(1)).first()
         entry = None if last is None else Entry(**last._mapping)
-        written = (row.length, row.head, row.head)
-        if entry is None or (entry.seq + 1, entry.hash, entry.digest()) != written:
+        ends = None if entry is None else (entry.seq + 1, entry.hash, entry.digest())
+        if row is None or ends != (row.length, row.head, row.head):
             raise broken_chain(dataset)
         return Chain(dataset, row.length, row.head, row.reservations)
 
@@ -154,12 +151,8 @@ class Store:
         if chain.added:
             connection.execute(sa.insert(entries), [vars(entry) for entry in chain.added])
             chain.added.clear()
-            length, head, reservations = chain.end
-            connection.execute(
-                sa.update(datasets)
-                .where(datasets.c.name == chain.dataset)
-                .values(length=length, head=head, reservations=reservations)
-            )
+            row = sa.update(datasets).where(datasets.c.name == chain.dataset)
+            connection.execute(row.values(chain.end))
 
     def digests(self, connection: sa.Connection, contents: Iterable[bytes]) -> list[str]:
         """Return HMAC-SHA256 of each content under the ledger's own key, in hexadecimal. The key

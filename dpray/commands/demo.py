@@ -105,7 +105,8 @@ def _floor(config: Config) -> Labelled:
     engine = TransformersEngine(config.engine)
     try:
         prompts = [template.public_prompt(label) for label in labels]
-        made = engine.generate(prompts, Sampling(max_tokens=config.method.max_tokens))
+        sampling = Sampling(max_tokens=config.method.max_tokens)
+        made = engine.generate(prompts, [sampling] * len(prompts))
     finally:
         engine.close()
     texts = [(template.released(c.text), label) for c, label in zip(made, labels, strict=True)]

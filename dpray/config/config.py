@@ -12,11 +12,11 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from dpray.config.base import Section
-from dpray.config.engine import EngineConfig
 from dpray.config.loading import parse, read_tree
 from dpray.config.sections import (
     DataConfig,
     EmbedderConfig,
+    EngineConfig,
     OutputConfig,
     PrivacyConfig,
     RuntimeConfig,

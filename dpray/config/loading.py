@@ -14,8 +14,7 @@ from pydantic import BaseModel, ValidationError
 from yaml import YAMLError
 
 from dpray.io.yaml_text import MOST_NODES, parse_yaml, read_yaml_text
-from dpray.messages import CONTROL, first_line
-from dpray.types import InputError
+from dpray.types import CONTROL, InputError, first_line
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -44,8 +44,8 @@ class Sampling:
 
 Prompts = Sequence[Prompt]
 
-Samplings = Sampling | Sequence[Sampling]
-"""It is one `Sampling` for all prompts, or one for each."""
+Samplings = Sequence[Sampling]
+"""It has one `Sampling` for each prompt."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,6 @@ class Completion:
 OnCompletion = Callable[[int, Completion], None]
 """It gets a prompt's position and its completion as each finishes, so that it can be kept before
 the others are done: in any order, one at a time, perhaps in another thread."""
-
-
-def sampling_of_each(prompts: Prompts, sampling: Samplings) -> list[Sampling]:
-    """Return one `Sampling` for each prompt."""
-    if isinstance(sampling, Sampling):
-        return [sampling] * len(prompts)
-    if len(sampling) != len(prompts):
-        raise ValueError(f"{len(sampling)} sampling parameters for {len(prompts)} prompts")
-    return list(sampling)
 
 
 class TokenSelector(Protocol):
@@ -140,10 +131,9 @@ class TextGenerator(Protocol):
     """Generates texts, wherever its model runs."""
 
     def generate(
-        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
+        self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
-        """Return the completions in the order of the prompts; `sampling` is one for all or one for
-        each.
+        """Return the completions in the order of the prompts.
 
         An exception of `on_completion` ends the call. Raises EngineError where any prompt has no
         answer, after `on_completion` was called for those that have."""
@@ -173,11 +163,7 @@ class Engine(TextGenerator, Protocol):
         function of `text` alone, in time bounded by `max_tokens` however long the text is."""
         ...
 
-    def decode_lockstep(
-        self,
-        groups: Iterable[LockstepGroup],
-        next_group: NextGroup,
-    ) -> None:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
         """Decode every group; `next_group` is called with each result as it finishes. Any number of
         groups may run side by side, and `groups` is consumed lazily. Raises EngineError where the
         rows of a group cannot be kept together."""

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +19,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Completion,
     EngineError,
@@ -29,7 +28,6 @@ from dpray.engines.base import (
     Prompts,
     Sampling,
     Samplings,
-    sampling_of_each,
 )
 
 
@@ -71,12 +69,11 @@ class OpenAIEngine:
         """Do nothing: the engine holds nothing between calls."""
 
     def generate(
-        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
+        self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
         """Generate as the protocol says. After the first error no new call begins; those in flight
         end and are handed to `on_completion`, because they are paid for."""
         stopping = threading.Event()
-        samplings = sampling_of_each(prompts, sampling)
         work = self._generate(prompts, samplings, on_completion, stopping)
         # In a thread of its own: the caller's may be running an event loop already.
         with ThreadPoolExecutor(1) as pool:
@@ -87,14 +84,14 @@ class OpenAIEngine:
 
     async def _generate(
         self,
-        prompts: Sequence[Prompt],
-        samplings: Sequence[Sampling],
+        prompts: Prompts,
+        samplings: Samplings,
         on_completion: OnCompletion | None,
         stopping: threading.Event,
     ) -> list[Completion]:
         completions: dict[int, Completion] = {}
         errors: list[Exception] = []
-        waiting = iter(enumerate(zip(prompts, samplings, strict=True)))
+        waiting = iter(list(enumerate(zip(prompts, samplings, strict=True))))
 
         async def work(client: openai.AsyncOpenAI) -> None:
             for i, (prompt, sampling) in waiting:

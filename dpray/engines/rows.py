@@ -102,24 +102,15 @@ class PublicPass:
         self._model, self._device = model, device
         self._prompts: dict[tuple[int, ...], Rows] = {}
 
-    def start(self, prompt: tuple[int, ...]) -> PublicRow:
-        """Return the prompt's row; its prefill is kept for the next text."""
+    def start(self, prompt: tuple[int, ...]) -> Rows:
+        """Return the prompt's row, a copy of a prefill that is kept for the next text."""
         if prompt not in self._prompts:
             if len(self._prompts) == PROMPTS_KEPT:
                 del self._prompts[next(iter(self._prompts))]
             self._prompts[prompt] = prefill(self._model, [prompt], self._device)
-        return PublicRow(self._model, copy.deepcopy(self._prompts[prompt]))
+        return copy.deepcopy(self._prompts[prompt])
 
-
-class PublicRow:
-    """Continues one public prompt with the tokens drawn."""
-
-    def __init__(self, model: Any, rows: Rows) -> None:
-        self._model, self._rows = model, rows
-
-    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the next token's logits, float32, shape (V,). Call it once at every position, in
-        order."""
-        if not tokens:
-            return self._rows.logits[0]
-        return advance(self._model, self._rows, tokens)[0]
+    def logits(self, row: Rows, tokens: Sequence[int]) -> torch.Tensor:
+        """Return the next token's logits after `tokens`, float32, shape (V,). Call it once at every
+        position, in order."""
+        return advance(self._model, row, tokens)[0] if tokens else row.logits[0]

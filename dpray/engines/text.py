@@ -15,7 +15,6 @@ from dpray.engines.base import (
     Prompts,
     Sampling,
     Samplings,
-    sampling_of_each,
 )
 from dpray.types import InputError, valid_unicode
 
@@ -59,16 +58,14 @@ class TextCodec:
         found = [self.tokenizer.eos_token_id, config.eos_token_id]
         with contextlib.suppress(OSError):  # not every model has one
             found.append(GenerationConfig.from_pretrained(model).eos_token_id)
-        ids: dict[int, None] = {}
-        for entry in found:
-            for token in entry if isinstance(entry, list) else [entry]:
-                if token is not None:
-                    ids[int(token)] = None
+        tokens = (t for entry in found for t in (entry if isinstance(entry, list) else [entry]))
+        ids = tuple(dict.fromkeys(int(token) for token in tokens if token is not None))
         if not ids:
             raise InputError(f"engine.model: {model} has no end-of-sequence token")
-        return tuple(ids)
+        return ids
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the token ids of the whole prompt, with bos and chat template."""
         user, prefix = valid_unicode(prompt.user), valid_unicode(prompt.prefix)
         if isinstance(prompt, PlainPrompt):
             return (self.start_id, *self.ids(user))
@@ -149,6 +146,14 @@ class TextCodec:
                 "engine.max_model_len"
             )
 
+    def encoded(self, prompts: Prompts, samplings: Samplings) -> list[tuple[int, ...]]:
+        """Return the token ids of each prompt. Raises EngineError where one does not fit the
+        context with its new tokens."""
+        encoded = [self.encode(prompt) for prompt in prompts]
+        for ids, each in zip(encoded, samplings, strict=True):
+            self.check_length(len(ids), each.max_tokens)
+        return encoded
+
     def ids(self, text: str) -> list[int]:
         """Return the token ids without special tokens."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -169,35 +174,3 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
     """Return `text` up to the earliest stop string, or None where it holds none."""
     ends = [end for end in (text.find(string) for string in stop) if end >= 0]
     return text[: min(ends)] if ends else None
-
-
-class LocalEngine:
-    """Implements what an `Engine` needs only its tokenizer for."""
-
-    def __init__(self, codec: TextCodec) -> None:
-        self.codec = codec
-
-    @property
-    def context_length(self) -> int:
-        return self.codec.context_length
-
-    @property
-    def most_rows(self) -> int | None:
-        return None
-
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        return self.codec.encode(prompt)
-
-    def truncate(self, text: str, max_tokens: int) -> str:
-        return self.codec.truncate(text, max_tokens)
-
-    def encoded(
-        self, prompts: Prompts, sampling: Samplings
-    ) -> tuple[list[tuple[int, ...]], list[Sampling]]:
-        """Return token ids and sampling parameters of each prompt. Raises EngineError where one
-        does not fit the context."""
-        samplings = sampling_of_each(prompts, sampling)
-        encoded = [self.encode(prompt) for prompt in prompts]
-        for ids, each in zip(encoded, samplings, strict=True):
-            self.codec.check_length(len(ids), each.max_tokens)
-        return encoded, samplings

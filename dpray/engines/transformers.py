@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Completion,
     EngineError,
@@ -24,17 +24,16 @@ from dpray.engines.base import (
     Prompts,
     Sampling,
     Samplings,
-    TokenSelector,
     engine_error,
     failure_name,
     selector_error,
 )
 from dpray.engines.model_path import check_model_path
 from dpray.engines.rows import Rows, advance, left_padded, load_model, prefill
-from dpray.engines.text import LocalEngine, TextCodec, cut_at_stop
+from dpray.engines.text import TextCodec, cut_at_stop
 
 
-class TransformersEngine(LocalEngine):
+class TransformersEngine(TextCodec):
     """Is an `Engine` that runs an `AutoModelForCausalLM`.
 
     `device` "auto" is the first GPU where there is one. At most `max_rows` rows go through the
@@ -44,7 +43,7 @@ class TransformersEngine(LocalEngine):
 
     def __init__(self, config: EngineConfig, *, device: str = "auto", max_rows: int = 256) -> None:
         model = check_model_path(config.model)
-        super().__init__(TextCodec(model, config.max_model_len))
+        super().__init__(model, config.max_model_len)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(device)
@@ -52,14 +51,18 @@ class TransformersEngine(LocalEngine):
         self._model: Any = load_model(model, config.dtype, self._device)
         self._prefilled: tuple[tuple[tuple[int, ...], ...], list[Rows]] | None = None
 
+    @property
+    def most_rows(self) -> int | None:
+        return None
+
     def close(self) -> None:
         self._model = self._prefilled = None
         gc.collect()
 
     def generate(
-        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
+        self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
-        encoded, samplings = self.encoded(prompts, sampling)
+        encoded = self.encoded(prompts, samplings)
         completions: dict[int, Completion] = {}
         for chosen in self._batches(encoded, samplings):
             answers = self._generate([encoded[i] for i in chosen], [samplings[i] for i in chosen])
@@ -69,9 +72,7 @@ class TransformersEngine(LocalEngine):
                     on_completion(i, answer)
         return [completions[i] for i in range(len(encoded))]
 
-    def _batches(
-        self, encoded: list[tuple[int, ...]], samplings: list[Sampling]
-    ) -> Iterator[list[int]]:
+    def _batches(self, encoded: list[tuple[int, ...]], samplings: Samplings) -> Iterator[list[int]]:
         """Yield the positions of prompts that go through the model together: their sampling differs
         in `max_tokens` alone, and the longest prompt with the most new tokens fits the context."""
 
@@ -108,7 +109,7 @@ class TransformersEngine(LocalEngine):
                 "top_p": sampling.top_p,
             }
         if sampling.stop:
-            options["stopping_criteria"] = [_StopStrings(self.codec, prompts, sampling.stop)]
+            options["stopping_criteria"] = [_StopStrings(self, prompts, sampling.stop)]
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             # transformers draws from the global generator, whose default seed is a constant
@@ -117,13 +118,13 @@ class TransformersEngine(LocalEngine):
                 input_ids=ids,
                 attention_mask=mask,
                 max_new_tokens=sampling.max_tokens,
-                eos_token_id=list(self.codec.eos_ids),
-                pad_token_id=self.codec.eos_ids[0],
+                eos_token_id=list(self.eos_ids),
+                pad_token_id=self.eos_ids[0],
                 **options,
             )
         new_ids = output[:, ids.shape[1] :].tolist()
         return [
-            self.codec.completion(prompt, row[: each.max_tokens], each)
+            self.completion(prompt, row[: each.max_tokens], each)
             for prompt, row, each in zip(prompts, new_ids, samplings, strict=True)
         ]
 
@@ -138,15 +139,15 @@ class TransformersEngine(LocalEngine):
 
     def _decoded(self, group: LockstepGroup) -> LockstepResult:
         try:
-            return self._decode(group)
+            return self._decode_group(group)
         except EngineError:
             raise
         except Exception as error:  # its message may quote a prompt
             raise engine_error("the model failed in a step", error) from None
 
     @torch.inference_mode()
-    def _decode(self, group: LockstepGroup) -> LockstepResult:
-        self.codec.check_length(max(map(len, group.prompts)), group.max_tokens)
+    def _decode_group(self, group: LockstepGroup) -> LockstepResult:
+        self.check_length(max(map(len, group.prompts)), group.max_tokens)
         with _selecting():
             selector = group.selector.build()
         rows = self._prefill(group)
@@ -157,22 +158,18 @@ class TransformersEngine(LocalEngine):
         while text is None and len(tokens) < group.max_tokens:
             if tokens:
                 logits = torch.cat([advance(self._model, part, tokens) for part in rows])
-            token = self._select(selector, logits)
+            with _selecting():
+                token = selector.select(logits[:-1], logits[-1])
             if token is None:
                 reason = "exhausted"
                 break
             tokens.append(token)
-            text = self.codec.ended(group.public_prompt, tokens, group.stop)
+            text = self.ended(group.public_prompt, tokens, group.stop)
         if text is None:
-            text = self.codec.text(group.public_prompt, tokens)
+            text = self.text(group.public_prompt, tokens)
         else:
             reason = "stop"
         return LockstepResult(group.group_id, text, tuple(tokens), reason, selector.state())
-
-    @staticmethod
-    def _select(selector: TokenSelector, logits: torch.Tensor) -> int | None:
-        with _selecting():
-            return selector.select(logits[:-1], logits[-1])
 
     def _prefill(self, group: LockstepGroup) -> list[Rows]:
         """Compute the private rows after their prompts, then the public one by itself; both are

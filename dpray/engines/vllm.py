@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from dpray.config.engine import EngineConfig
 from dpray.engines.base import (
     Completion,
     LockstepGroup,
@@ -16,12 +15,11 @@ from dpray.engines.base import (
     Sampling,
     Samplings,
 )
-from dpray.engines.text import LocalEngine
 from dpray.engines.vllm_model import VllmModel
 from dpray.engines.vllm_run import LockstepRun
 
 
-class VllmEngine(LocalEngine):
+class VllmEngine(VllmModel):
     """Is an `Engine` that generates and decodes in vLLM.
 
     `max_model_len` defaults to the model's context, 8192 at most. `max_num_seqs` rows run at a
@@ -35,54 +33,44 @@ class VllmEngine(LocalEngine):
     copy of the model computes them.
     """
 
-    def __init__(
-        self, config: EngineConfig, *, private_rows: bool = False, public_alone: bool = False
-    ) -> None:
-        self.model = VllmModel(config, private_rows, public_alone)
-        super().__init__(self.model.codec)
-
     @property
     def most_rows(self) -> int | None:
-        a_row = sum(-(-self.context_length // size) for size in self.model.block_sizes)
-        return min(self.model.max_rows, self.model.blocks // a_row)
-
-    def close(self) -> None:
-        self.model.close()
+        a_row = sum(-(-self.context_length // size) for size in self.block_sizes)
+        return min(self.max_rows, self.blocks // a_row)
 
     def generate(
-        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
+        self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
-        model = self.model
-        encoded, samplings = self.encoded(prompts, sampling)
+        encoded = self.encoded(prompts, samplings)
         params = {each: self._params(each) for each in set(samplings)}
-        place = {f"generate-{next(model.serial)}": i for i in range(len(encoded))}
+        place = {f"generate-{next(self.serial)}": i for i in range(len(encoded))}
         completions: dict[int, Completion] = {}
         try:
             for request, i in place.items():
-                model.add(request, encoded[i], params[samplings[i]])
+                self.add(request, encoded[i], params[samplings[i]])
             while len(completions) < len(encoded):
-                for output in model.step():
+                for output in self.step():
                     i = place[output.request_id]
                     written = list(output.outputs[0].token_ids)
-                    completions[i] = self.codec.completion(encoded[i], written, samplings[i])
+                    completions[i] = self.completion(encoded[i], written, samplings[i])
                     if on_completion is not None:
                         on_completion(i, completions[i])
         except BaseException:
             with contextlib.suppress(Exception):
-                model.abort(place)
+                self.abort(place)
             raise
         return [completions[i] for i in range(len(encoded))]
 
     def _params(self, sampling: Sampling) -> Any:
-        return self.model.sampling_params(
+        return self.sampling_params(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             stop=list(sampling.stop),
-            stop_token_ids=list(self.codec.eos_ids),
-            output_kind=self.model.final_only,
+            stop_token_ids=list(self.eos_ids),
+            output_kind=self.final_only,
         )
 
     def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
-        LockstepRun(self.model, iter(groups), next_group).run()
+        LockstepRun(self, iter(groups), next_group).run()

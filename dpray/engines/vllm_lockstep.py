@@ -25,7 +25,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from dpray.engines.base import SelectorSpec, TokenSelector, failure_name
-from dpray.engines.rows import PublicPass, PublicRow, load_model
+from dpray.engines.rows import PublicPass, Rows, load_model
 
 Fate = Literal["running", "exhausted", "broken", "failed"]
 
@@ -39,7 +39,7 @@ class _Group:
     spec: SelectorSpec | None = None
     public_prompt: tuple[int, ...] = ()
     selector: TokenSelector | None = None
-    public_row: PublicRow | None = None
+    public_row: Rows | None = None
     tokens: list[int] = field(default_factory=list)
     fate: Fate = "running"
     error: str = ""
@@ -155,11 +155,10 @@ class LockstepProcessor(LogitsProcessor):
             group.selector = group.spec.build()
             if self.public_pass is not None:
                 group.public_row = self.public_pass.start(group.public_prompt)
-        public_V = (
-            logits[group.indices[-1]]
-            if group.public_row is None
-            else group.public_row.logits(group.tokens)
-        )
+        if self.public_pass is None or group.public_row is None:
+            public_V = logits[group.indices[-1]]
+        else:
+            public_V = self.public_pass.logits(group.public_row, group.tokens)
         return group.selector.select(logits[group.private], public_V)
 
 
@@ -169,10 +168,8 @@ class LockstepWorker:
     model_runner: Any
 
     def _lockstep_processor(self) -> LockstepProcessor:
-        for processor in self.model_runner.input_batch.logitsprocs.all:
-            if isinstance(processor, LockstepProcessor):
-                return processor
-        raise RuntimeError("this worker has no lockstep processor")
+        processors = self.model_runner.input_batch.logitsprocs.all
+        return next(each for each in processors if isinstance(each, LockstepProcessor))
 
     def lockstep_start(self, public_model: str | None, dtype: str) -> dict[str, Any]:
         """Connect the processor with its model runner; return the shape of the KV cache: `blocks`

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError, engine_error
 from dpray.engines.model_path import check_model_path
 from dpray.engines.text import TextCodec
@@ -64,12 +64,14 @@ def take_invariant_kernels(vllm: Any) -> bool:
     return True
 
 
-class VllmModel:
+class VllmModel(TextCodec):
     """Loads a model and calls vLLM; `VllmEngine` describes the arguments."""
 
-    def __init__(self, config: EngineConfig, private_rows: bool, public_alone: bool) -> None:
+    def __init__(
+        self, config: EngineConfig, *, private_rows: bool = False, public_alone: bool = False
+    ) -> None:
         model = check_model_path(config.model)
-        self.codec = TextCodec(model, config.max_model_len)
+        super().__init__(model, config.max_model_len)
         vllm = _import_vllm()
         invariant = private_rows and take_invariant_kernels(vllm)
         second_copy = public_alone and not invariant
@@ -79,7 +81,7 @@ class VllmModel:
                 "batch-invariant kernels has no room for a public row by itself; take `all`"
             )
         if config.max_model_len is None:
-            self.codec.context_length = min(self.codec.context_length, DEFAULT_CONTEXT)
+            self.context_length = min(self.context_length, DEFAULT_CONTEXT)
         on_gpu = not vllm.platforms.current_platform.is_cpu()
         block_size = 16 if on_gpu else 32
         self.max_rows = config.max_num_seqs
@@ -91,7 +93,7 @@ class VllmModel:
         try:
             self.llm = vllm.LLM(
                 model,
-                max_model_len=self.codec.context_length,
+                max_model_len=self.context_length,
                 max_num_batched_tokens=self.max_step_tokens,
                 block_size=block_size,
                 seed=secrets.randbits(31),

@@ -117,7 +117,7 @@ class LockstepRun:
         where it can never run."""
         model = self.model
         prompts = group.prompts
-        model.codec.check_length(max(map(len, prompts)), group.max_tokens)
+        model.check_length(max(map(len, prompts)), group.max_tokens)
         if len(prompts) > model.max_rows:
             raise EngineError(
                 f"a group has more rows than engine.max_num_seqs, {model.max_rows}: raise it, or "
@@ -166,7 +166,7 @@ class LockstepRun:
 
     def _row_params(self, running: _Running) -> list[Any]:
         model, group = self.model, running.group
-        eos = model.codec.eos_ids
+        eos = model.eos_ids
         params = []
         for row in range(running.rows):
             public = row == running.rows - 1
@@ -213,7 +213,7 @@ class LockstepRun:
     def _is_finished(self, running: _Running) -> bool:
         """Return whether vLLM ended all rows, or a stop string ended the text."""
         group, ids = running.group, running.public_ids
-        stopped = ids and self.model.codec.ended(group.public_prompt, ids, group.stop) is not None
+        stopped = ids and self.model.ended(group.public_prompt, ids, group.stop) is not None
         return bool(stopped) or len(running.outputs) == running.rows
 
     def _finish(self, running: _Running) -> None:
@@ -246,17 +246,17 @@ class LockstepRun:
             raise EngineError("the ranks of a tensor-parallel model drew different tokens")
         drawn = report["tokens"]
         if report["fate"] == "exhausted":
-            drawn = [*drawn, self.model.codec.eos_ids[0]]
+            drawn = [*drawn, self.model.eos_ids[0]]
         if any(ids != drawn for ids in running.outputs.values()):
             raise EngineError("the rows of a group were not given the same tokens")
 
     def _result(self, running: _Running, report: dict[str, Any]) -> LockstepResult:
-        group, tokens, codec = running.group, report["tokens"], self.model.codec
+        group, tokens = running.group, report["tokens"]
         text: str | None = None
         reason: FinishReason = "exhausted"
         if report["fate"] == "running":
-            text = codec.ended(group.public_prompt, tokens, group.stop)
+            text = self.model.ended(group.public_prompt, tokens, group.stop)
             reason = "length" if text is None else "stop"
         if text is None:
-            text = codec.text(group.public_prompt, tokens)
+            text = self.model.text(group.public_prompt, tokens)
         return LockstepResult(group.group_id, text, tuple(tokens), reason, report["state"])

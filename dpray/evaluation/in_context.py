@@ -92,7 +92,8 @@ class InContextExtractor:
         before = self.header + "".join(f"{question(text)} {label}\n" for text, label in shown)
         prompts = [PlainPrompt(user=f"{before}\n{question(text)}") for text, _ in tested]
         sampling = Sampling(ANSWER_TOKENS, temperature=0.0, stop=("\n",))
-        answers = [completion.text for completion in self.engine.generate(prompts, sampling)]
+        made = self.engine.generate(prompts, [sampling] * len(prompts))
+        answers = [completion.text for completion in made]
         pairs = [
             (answer.lower().split(), truth.lower().split())
             for answer, (_, truth) in zip(answers, tested, strict=True)

@@ -19,8 +19,7 @@ from typing import Any
 import pyarrow.fs
 import pyarrow.parquet
 
-from dpray.messages import first_line
-from dpray.types import InputError, valid_unicode
+from dpray.types import InputError, first_line, valid_unicode
 
 PASSWORD = re.compile(r"\w[\w+.-]*://[^@/]*:(?!\d+/)[^@]*@")
 """It matches the beginning of a URI with a password, which may hold a slash and is not a port."""

@@ -18,8 +18,7 @@ import jinja2
 import yaml
 
 from dpray.io.yaml_text import parse_yaml, read_yaml_text
-from dpray.messages import first_line
-from dpray.types import InputError
+from dpray.types import InputError, first_line
 
 LONGEST_REASON = 200
 

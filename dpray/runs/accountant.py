@@ -1,17 +1,15 @@
 """A detached Ray actor holds the ledger, and a whole cluster charges through it.
 
-`Accountant` is a plain class and only delegates; `AccountantClient` has the ledger's methods and
-can be sent to other actors and tasks. The actor keeps nothing that the ledger does not hold, so a
-killed one is simply started again over the same ledger: every operation is idempotent by its key.
+The actor keeps nothing that the ledger does not hold, so a killed one is simply started again over
+the same ledger: every operation is idempotent by its key.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -20,82 +18,53 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from dpray.accounting.ledger import Ledger
-from dpray.accounting.ledger_queries import BatchListings
 from dpray.accounting.ledger_url import parse_url
 from dpray.types import DprayError
 from dpray.version import __version__
 
 NAMESPACE = "dpray"
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A `Refusal` carries an error of dpray to the caller. It travels as a value: Ray would wrap a
-    raised one, log it, and fail to rebuild a class whose constructor takes more than a message."""
-
-    kind: type[DprayError]
-    args: tuple[Any, ...]
-    fields: dict[str, Any]
-
-    @classmethod
-    def of(cls, error: DprayError) -> Refusal:
-        return cls(type(error), error.args, dict(vars(error)))
-
-    def error(self) -> DprayError:
-        error = self.kind.__new__(self.kind, *self.args)
-        error.args = self.args
-        vars(error).update(self.fields)
-        return error
-
 
 class Accountant:
-    """An `Accountant` carries out the calls of the actor on its one ledger."""
+    """An `Accountant` is the actor: it delegates to its one ledger."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._ledger: Ledger | None = None
 
     def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
-        """Return what `Ledger.operation(*arguments)` answers, or the `Refusal` it met with."""
+        """Return what `Ledger.operation(*arguments)` answers, or the DprayError that it raises: as
+        a value, because Ray would wrap and log a raised one."""
         try:
             # Not in the constructor: an actor that fails there leaves its name to a dead one.
             self._ledger = self._ledger or Ledger.open(self._url)
             return getattr(self._ledger, operation)(*arguments, **named)
         except DprayError as error:
-            return Refusal.of(error)
+            return error
 
 
-def _by_actor(
-    method: Callable[Concatenate[Ledger, P], R],
-) -> Callable[Concatenate[AccountantClient, P], R]:
-    """Return the ledger's method, with its types, as one that the actor carries out."""
+def _by_actor(method: Callable[..., Any]) -> Any:
+    """Return the ledger's method as one that the actor carries out; its types are the ledger's."""
 
     @wraps(method)
-    def call(client: AccountantClient, *arguments: P.args, **named: P.kwargs) -> R:
+    def call(client: AccountantClient, *arguments: Any, **named: Any) -> Any:
         plain = {name: _sendable(value) for name, value in named.items()}
-        answer: R = client.call(method.__name__, *map(_sendable, arguments), **plain)
-        return answer
+        return client.call(method.__name__, *map(_sendable, arguments), **plain)
 
     return call
 
 
 def _sendable(value: Any) -> Any:
     """Return a list for an iterable, which may be a generator; anything else as it is."""
-    return (
-        list(value)
-        if isinstance(value, Iterable) and not isinstance(value, str | Mapping)
-        else value
-    )
+    unsent = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+    return list(value) if unsent else value
 
 
-class AccountantClient(BatchListings):
-    """An `AccountantClient` calls the accountant of the ledger at `url`: one actor per ledger in
-    the cluster, started if it is not running. The ledger has to exist: the first call raises
-    `MissingLedger` if it does not. Each operation is described at `Ledger`, and raises what it
-    raises there."""
+class AccountantClient(Ledger):
+    """An `AccountantClient` is the ledger at `url` for a run, and can be sent to other actors: the
+    accountant, one actor per ledger in the cluster, carries out its operations. It is started if it
+    is not running. The ledger has to exist: the first call raises `MissingLedger` if it does not.
+    """
 
     def __init__(self, url: str) -> None:
         # Absolute, because the actor has another working directory.
@@ -104,7 +73,6 @@ class AccountantClient(BatchListings):
         self._actor = _start_actor(self._url, self._node_id)
 
     account = _by_actor(Ledger.account)
-    is_reserved = _by_actor(Ledger.is_reserved)
     reserve = _by_actor(Ledger.reserve)
     begin = _by_actor(Ledger.begin)
     publish_many = _by_actor(Ledger.publish_many)
@@ -124,8 +92,8 @@ class AccountantClient(BatchListings):
             # It may have written before it died. A second call is safe: the ledger knows the key.
             self._actor = _start_actor(self._url, self._node_id)
             answer = ray.get(self._actor.call.remote(operation, *arguments, **named))
-        if isinstance(answer, Refusal):
-            raise answer.error()
+        if isinstance(answer, DprayError):
+            raise answer
         return answer
 
 

@@ -16,11 +16,11 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 
 from dpray.engines.base import Completion, TextGenerator
-from dpray.engines.requests import Ask, Request
+from dpray.engines.requests import Request
 from dpray.io.files import touch_private
 from dpray.types import DprayError, valid_unicode
 
@@ -28,7 +28,6 @@ CALLS = "calls.db"
 """A run keeps its calls in the file of this name."""
 
 _SECONDS_TO_WAIT = 60
-_IDS_IN_ONE_QUERY = 500
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS calls (
@@ -44,15 +43,6 @@ CREATE TABLE IF NOT EXISTS calls (
 class CallCacheError(DprayError):
     """The file cannot be read or written, or an id stands for another call. The message holds no
     text of a call."""
-
-
-@dataclass(frozen=True)
-class Totals:
-    """`Totals` sum up all calls of the run so far; an endpoint that reports no tokens adds 0."""
-
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
 
 
 class CallCache:
@@ -91,27 +81,28 @@ class CallCache:
         """Return the texts of the calls that the cache holds, by request id. `digests` gives the
         digest that each must have."""
         texts: dict[str, str] = {}
-        ids = list(digests)
-        for start in range(0, len(ids), _IDS_IN_ONE_QUERY):
-            part = ids[start : start + _IDS_IN_ONE_QUERY]
-            marks = ", ".join("?" * len(part))
-            query = f"SELECT request_id, digest, text FROM calls WHERE request_id IN ({marks})"
-            with self._errors():
-                rows = self._connection.execute(query, part).fetchall()
-            for request_id, digest, text in rows:
-                if digest != digests[request_id]:
-                    raise CallCacheError(
-                        f"{self._path}: call {request_id} was asked with another prompt: the file "
-                        "belongs to another run"
-                    )
-                texts[request_id] = text
+        query = (
+            "SELECT request_id, digest, text FROM calls "
+            "WHERE request_id IN (SELECT value FROM json_each(?))"
+        )
+        with self._errors():
+            rows = self._connection.execute(query, [json.dumps(list(digests))]).fetchall()
+        for request_id, digest, text in rows:
+            if digest != digests[request_id]:
+                raise CallCacheError(
+                    f"{self._path}: call {request_id} was asked with another prompt: the file "
+                    "belongs to another run"
+                )
+            texts[request_id] = text
         return texts
 
-    def totals(self) -> Totals:
+    def totals(self) -> dict[str, int]:
+        """Return the run's `calls` so far and their `prompt_tokens` and `completion_tokens`; an
+        endpoint that reports no tokens adds 0."""
         query = "SELECT COUNT(*), TOTAL(prompt_tokens), TOTAL(completion_tokens) FROM calls"
         with self._errors():
-            calls, prompt_tokens, completion_tokens = self._connection.execute(query).fetchone()
-        return Totals(calls, int(prompt_tokens), int(completion_tokens))
+            calls, prompts, completions = map(int, self._connection.execute(query).fetchone())
+        return {"calls": calls, "prompt_tokens": prompts, "completion_tokens": completions}
 
     def close(self) -> None:
         with self._errors():
@@ -134,44 +125,37 @@ def forget_calls(path: Path) -> None:
 
 
 def ask_cached(
-    engine: TextGenerator, cache: CallCache, on_completion: Callable[[], None] = lambda: None
-) -> Ask:
-    """Return an `Ask` that generates only what the cache does not hold and keeps every text as soon
-    as it is finished, so that neither an error nor a killed process loses a text that was paid for.
+    engine: TextGenerator,
+    cache: CallCache,
+    requests: Sequence[Request],
+    on_completion: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """Return the texts of the requests, in their order. Only what the cache does not hold is
+    generated, and every text is kept as soon as it is finished, so that neither an error nor a
+    killed process loses a text that was paid for.
 
     `on_completion` is called once for each request when its text is there, for cached ones at once.
     Texts come from the cache alone, so a resumed run sees the very texts that the first one saw.
-    The `Ask` raises what the engine and the cache raise, and ValueError for an id that occurs
-    twice.
+    Raises what the engine and the cache raise, and ValueError for an id that occurs twice.
     """
+    digests = {request.request_id: digest(request) for request in requests}
+    if len(digests) != len(requests):
+        raise ValueError("two requests have the same id")
+    known = cache.get(digests)
+    missing = [request for request in requests if request.request_id not in known]
+    for _ in known:
+        on_completion()
 
-    def ask(requests: Sequence[Request]) -> list[str]:
-        digests = {request.request_id: digest(request) for request in requests}
-        if len(digests) != len(requests):
-            raise ValueError("two requests have the same id")
-        known = cache.get(digests)
-        missing = [request for request in requests if request.request_id not in known]
-        for _ in known:
-            on_completion()
+    def keep(index: int, done: Completion) -> None:
+        asked = missing[index].request_id
+        cache.put(asked, digests[asked], done.text, done.prompt_tokens, done.completion_tokens)
+        on_completion()
 
-        def keep(index: int, completion: Completion) -> None:
-            request_id = missing[index].request_id
-            cache.put(
-                request_id,
-                digests[request_id],
-                completion.text,
-                completion.prompt_tokens,
-                completion.completion_tokens,
-            )
-            on_completion()
-
-        if missing:
-            prompts = [request.prompt for request in missing]
-            engine.generate(prompts, [request.sampling for request in missing], keep)
-            known |= cache.get({r.request_id: digests[r.request_id] for r in missing})
-        return [known[request.request_id] for request in requests]
-
-    return ask
+    if missing:
+        prompts = [request.prompt for request in missing]
+        engine.generate(prompts, [request.sampling for request in missing], keep)
+        known |= cache.get({r.request_id: digests[r.request_id] for r in missing})
+    return [known[request.request_id] for request in requests]
 
 
 def digest(request: Request) -> str:

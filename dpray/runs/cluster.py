@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import ray
 import ray.data
 from ray.data._internal.stats import _StatsManager
 
 from dpray.config.config import Config
-from dpray.types import InputError
+from dpray.engines.base import may_be_repeated
+from dpray.types import DprayError, InputError
 
 E = TypeVar("E", bound=BaseException)
 
@@ -99,6 +102,21 @@ def ended_for_memory(error: BaseException) -> bool:
     )
 
 
+def reason_to_repeat(error: Exception) -> str | None:
+    """Say why the units under way may run again at no cost: a machine was lost or a model failed,
+    and nobody saw any output. Returns None where they may not, because dpray's own code raised or
+    the memory did not suffice."""
+    if may_be_repeated(error):
+        return str(error)
+    return "actors were lost" if was_lost(error) else None
+
+
+def may_run_again(error: Exception) -> bool:
+    """Return whether the mechanism that raised this has not failed by itself. A DprayError is about
+    the input, or says itself that the run can go on."""
+    return isinstance(error, DprayError) or reason_to_repeat(error) is not None
+
+
 def find_error(error: BaseException | None, kind: type[E]) -> E | None:
     """Return the first error of this kind in the chain of causes, through Ray's wrappers."""
     seen: set[int] = set()
@@ -113,6 +131,28 @@ def find_error(error: BaseException | None, kind: type[E]) -> E | None:
             return current
         waiting += [current.__cause__, current.__context__, getattr(current, "cause", None)]
     return None
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raise an error of dpray as itself, not in Ray's wrappers."""
+    try:
+        yield
+    except Exception as error:
+        if (ours := find_error(error, DprayError)) is not None:
+            raise ours from None
+        raise
+
+
+def never_repeated(actor: type, config: Config, gpus: float) -> Any:
+    """Return the remote class of actors with `runtime.cpus_per_actor` CPUs and `gpus` GPUs. Ray
+    neither restarts them nor repeats their calls."""
+    return ray.remote(actor).options(
+        num_cpus=config.runtime.cpus_per_actor,
+        num_gpus=gpus or None,
+        max_restarts=0,
+        max_task_retries=0,
+    )
 
 
 def uses_ray(config: Config) -> bool:

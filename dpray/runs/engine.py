@@ -59,31 +59,19 @@ class LoadError:
     reason: str
     bad_input: bool
 
-    @classmethod
-    def of(cls, error: Exception) -> LoadError:
-        """Keep the message of dpray's own error, which holds no text, and only the class of any
-        other."""
-        ours = isinstance(error, DprayError | EngineError)
-        return cls(
-            str(error) if ours else f"it cannot be loaded ({type(error).__name__})",
-            isinstance(error, InputError),
-        )
-
     def error(self) -> InputError | EngineError:
         return InputError(self.reason) if self.bad_input else EngineError(self.reason)
 
 
 def try_to_load(load: Callable[[], T]) -> T | LoadError:
-    """Return what `load` returns, or the reason why it raised."""
+    """Return what `load` returns, or the reason why it raised: the message of dpray's own error,
+    which holds no text, and only the class of any other."""
     try:
         return load()
+    except (DprayError, EngineError) as error:
+        return LoadError(str(error), isinstance(error, InputError))
     except Exception as error:
-        return LoadError.of(error)
-
-
-def check_engine(config: Config, load: Callable[[], Engine]) -> Engine | None:
-    """Load a run's engine as `check_loads` does; returns None where no model is loaded at all."""
-    return None if config.engine.kind in ("openai", "none") else check_loads(config, load)
+        return LoadError(f"it cannot be loaded ({type(error).__name__})", False)
 
 
 def check_loads(config: Config, load: Callable[[], T]) -> T | None:
@@ -103,17 +91,9 @@ def check_loads(config: Config, load: Callable[[], T]) -> T | None:
 def _try_on_ray(config: Config, load: Callable[[], Any]) -> LoadError | None:
     import ray
 
-    runtime = config.runtime
-    probe: Any = (
-        ray.remote(_Probe)
-        .options(
-            num_cpus=runtime.cpus_per_actor,
-            num_gpus=runtime.gpus_per_actor or None,
-            max_restarts=0,
-            max_task_retries=0,
-        )
-        .remote()
-    )
+    from dpray.runs.cluster import never_repeated
+
+    probe = never_repeated(_Probe, config, config.runtime.gpus_per_actor or 0.0).remote()
     try:
         failed: LoadError | None = ray.get(probe.load.remote(load))
     except ray.exceptions.RayError as error:

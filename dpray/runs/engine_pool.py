@@ -7,7 +7,7 @@ were lost with an actor are sent again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
@@ -21,14 +21,11 @@ from dpray.engines.base import (
     Completion,
     EngineError,
     OnCompletion,
-    Prompt,
     Prompts,
-    Sampling,
     Samplings,
     TextGenerator,
-    sampling_of_each,
 )
-from dpray.runs.cluster import uses_ray
+from dpray.runs.cluster import never_repeated, uses_ray
 from dpray.runs.engine import build_engine, with_absolute_model
 from dpray.runs.placement import hide_other_gpus
 from dpray.types import DprayError
@@ -36,9 +33,6 @@ from dpray.types import DprayError
 CHUNK = 1024
 """An actor is given at most this many prompts at once: enough that vLLM, which decodes some
 hundreds side by side, spends little of its time on the last few of them."""
-
-DONE = "done"
-"""This value follows the last completion of an actor's prompts."""
 
 
 def on_pool(config: Config) -> bool:
@@ -63,21 +57,15 @@ class EnginePool:
         self._most = max(runtime.actors, runtime.min_actors)
         self._max_losses = runtime.max_attempts
         self._build = partial(build, with_absolute_model(config.engine))
-        self._actor: Any = ray.remote(EngineActor).options(
-            num_cpus=runtime.cpus_per_actor,
-            num_gpus=runtime.gpus_per_actor or 0.0,
-            max_restarts=0,
-            max_task_retries=0,
-        )
+        self._actor = never_repeated(EngineActor, config, runtime.gpus_per_actor or 0.0)
         self._places: list[_Place] = []
 
     def generate(
-        self, prompts: Prompts, sampling: Samplings, on_completion: OnCompletion | None = None
+        self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
         """Generate as `TextGenerator.generate` does. Raises what building or running an actor's
         engine raised, or EngineError where actors keep being lost; in both cases the other actors
         first finish the prompts they have."""
-        samplings = sampling_of_each(prompts, sampling)
         waiting = deque(_chunks(len(prompts), self._most))
         while len(self._places) < min(self._most, len(waiting)):
             self._places.append(_Place(partial(self._actor.remote, self._build)))
@@ -150,9 +138,7 @@ class _Place:
         # The first call builds the engine and has no prompts: none wait for a machine.
         self.hand([], [], [])
 
-    def hand(
-        self, positions: list[int], prompts: Sequence[Prompt], samplings: Sequence[Sampling]
-    ) -> None:
+    def hand(self, positions: list[int], prompts: Prompts, samplings: Samplings) -> None:
         self._positions, self.unanswered = positions, set(positions)
         self.is_idle = False
         self.reference = self._actor.generate.remote(
@@ -168,7 +154,7 @@ class _Place:
             self.losses += 1
             kind = type(lost).__name__
             return [], _ActorLost(f"engine actors were lost {self.losses} times ({kind})")
-        self.is_idle = last == DONE or isinstance(last, Exception)
+        self.is_idle = last is None or isinstance(last, Exception)
         if not self.is_idle:
             answers.append(last)
             self.reference = self._actor.more.remote()
@@ -176,10 +162,10 @@ class _Place:
             self.losses = 0
         completions = [(self._positions[number], completion) for number, completion in answers]
         self.unanswered -= {i for i, _ in completions}
-        if isinstance(last, Exception):
-            self.unanswered = set()
-            return completions, last
-        return completions, None
+        if not isinstance(last, Exception):
+            return completions, None
+        self.unanswered = set()
+        return completions, last
 
     def end(self) -> None:
         ray.kill(self._actor)
@@ -197,22 +183,22 @@ class EngineActor:
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._answers: SimpleQueue[Any] = SimpleQueue()
 
-    def generate(self, prompts: Sequence[Prompt], samplings: Sequence[Sampling]) -> list[Any]:
+    def generate(self, prompts: Prompts, samplings: Samplings) -> list[Any]:
         """Start on these prompts, and return the first answers (`more`)."""
         self._thread.submit(self._generate, prompts, samplings)
         return self.more()
 
     def more(self) -> list[Any]:
         """Wait for an answer and return all that have arrived: the prompts' numbers with their
-        completions, and at the end DONE or the engine's error. The error is a value, because Ray
+        completions, and at the end None or the engine's error. The error is a value, because Ray
         would log a raised one, and count an actor whose model is missing as lost."""
         found = [self._answers.get()]
         while not self._answers.empty():
             found.append(self._answers.get())
         return found
 
-    def _generate(self, prompts: Sequence[Prompt], samplings: Sequence[Sampling]) -> None:
-        end: str | Exception = DONE
+    def _generate(self, prompts: Prompts, samplings: Samplings) -> None:
+        end: Exception | None = None
         try:
             if self._engine is None:
                 self._engine = self._build()

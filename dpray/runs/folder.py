@@ -87,12 +87,6 @@ class ReleaseFolder:
     def close(self) -> None:
         self._lock.close()
 
-    def __enter__(self) -> ReleaseFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def synthetic(self) -> Path:
         return self.root / "synthetic.jsonl"

@@ -102,14 +102,16 @@ class Plan(ABC):
     def try_models(self, build: Callable[..., Engine]) -> Engine | None:
         """Load the run's model once, where it will run: one that cannot be loaded costs nothing.
 
-        Returns the engine to an in-process run, which can use it. Raises InputError that says why
-        it cannot be loaded.
+        Returns the engine to an in-process run, which can use it; None where no model is loaded at
+        all. Raises InputError that says why it cannot be loaded.
         """
+        if not self.config.engine.is_local:
+            return None
         # Imported late: a plan that is only looked at has no use for Ray.
-        from dpray.runs.engine import check_engine, with_absolute_model
+        from dpray.runs.engine import check_loads, with_absolute_model
 
         engine = with_absolute_model(self.config.engine)
-        return check_engine(self.config, partial(build, engine, **self.engine_options))
+        return check_loads(self.config, partial(build, engine, **self.engine_options))
 
     def how_far(self, published: int) -> str:
         """Return the suffix that says how far an unfinished run is, by the number of published

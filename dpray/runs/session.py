@@ -16,26 +16,27 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from dpray.accounting.run_ledger import RunLedger
+from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
+from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.mechanisms.randomness import generator, named_key
-from dpray.runs import labels
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
-from dpray.runs.cluster import uses_ray
+from dpray.runs.cluster import may_run_again, uses_ray
 from dpray.runs.engine import BuildEngine, with_absolute_model
 from dpray.runs.engine_pool import EnginePool, on_pool
-from dpray.runs.faults import may_run_again
 from dpray.runs.folder import ReleaseFolder
-from dpray.runs.plan import Plan
+from dpray.runs.plan import Plan, label_histogram
+from dpray.runs.rows import Row
 from dpray.runs.shards import Shards, Worker
 from dpray.types import DprayError, OnProgress, Progress, Resumable
 
@@ -53,6 +54,7 @@ class Release:
     model: Path | None = None
 
 
+@dataclass(eq=False)
 class Session(Generic[P]):
     """A `Session` is one attempt at a run that was charged.
 
@@ -60,23 +62,19 @@ class Session(Generic[P]):
     measured. `salt` is public and the same in all attempts at a run; `attempt_id` is not.
     """
 
-    def __init__(
-        self,
-        plan: P,
-        folder: ReleaseFolder,
-        ledger: RunLedger,
-        run_id: str,
-        salt: str,
-        on_progress: OnProgress,
-        build: BuildEngine,
-        engine: Engine | None = None,
-    ) -> None:
-        self.plan, self.folder, self.ledger = plan, folder, ledger
-        self.run_id, self.salt, self.attempt_id = run_id, salt, uuid.uuid4().hex
-        self.going_on = "the same command goes on from there, at no further cost"
-        """The error of an unfinished run ends with these words on its next attempt."""
-        self._on_progress, self._build, self._engine = on_progress, build, engine
-        self._stage = ""
+    plan: P
+    folder: ReleaseFolder
+    ledger: Ledger
+    run_id: str
+    salt: str
+    on_progress: OnProgress
+    build: BuildEngine
+    engine: Engine | None = None
+    """The engine that was loaded before the charge, until it is taken."""
+    attempt_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    going_on: str = "the same command goes on from there, at no further cost"
+    """The error of an unfinished run ends with these words on its next attempt."""
+    _stage: str = field(default="", init=False)
 
     @property
     def config(self) -> Config:
@@ -115,7 +113,7 @@ class Session(Generic[P]):
     def _show(self, progress: Progress) -> None:
         """Raises Resumable where the caller's function raises: no mechanism failed by that."""
         try:
-            self._on_progress(progress)
+            self.on_progress(progress)
         except DprayError:
             raise
         except Exception as error:
@@ -184,9 +182,9 @@ class Session(Generic[P]):
             return
         output = self.published("labels")
         if output is None:
-            with self.shards(labels.LabelCounter) as shards:
+            with self.shards(LabelCounter) as shards:
                 output = self.publish_once(
-                    "labels", lambda: labels.measure(shards, histogram), self.plan.label_charge
+                    "labels", lambda: noisy_labels(shards, histogram), self.plan.label_charge
                 )
         self.plan = self.plan.with_proportions(output["proportions"])
 
@@ -208,12 +206,12 @@ class Session(Generic[P]):
     def load_engine(self) -> Callable[[], Engine]:
         """Return the function that builds the run's engine; it can be sent to an actor."""
         options = self.plan.engine_options
-        return partial(self._build, with_absolute_model(self.config.engine), **options)
+        return partial(self.build, with_absolute_model(self.config.engine), **options)
 
     def take_engine(self) -> Engine:
         """Return the engine that was loaded before the charge, and from the second call on a new
         one. The caller closes it."""
-        engine, self._engine = self._engine, None
+        engine, self.engine = self.engine, None
         return self.load_engine() if engine is None else engine
 
     @contextmanager
@@ -234,7 +232,7 @@ class Session(Generic[P]):
                 done += 1
                 self._show(Progress(f"{stage}: LLM calls", done, len(requests)))
 
-            return ask_cached(engine, self._calls, on_completion)(requests)
+            return ask_cached(engine, self._calls, requests, on_completion)
 
         try:
             yield ask
@@ -244,11 +242,12 @@ class Session(Generic[P]):
             engine.close()
 
     def _generator(self, config: Config | None) -> TextGenerator:
-        if on_pool(config or self.config):
-            return EnginePool(config or self.config, self._build)
-        if config is None or config.engine == self.config.engine:
+        config = config or self.config
+        if on_pool(config):
+            return EnginePool(config, self.build)
+        if config.engine == self.config.engine:
             return self.take_engine()
-        return self._build(config.engine)
+        return self.build(config.engine)
 
     @cached_property
     def _calls(self) -> CallCache:
@@ -257,17 +256,43 @@ class Session(Generic[P]):
     @property
     def calls(self) -> dict[str, int]:
         """Return the calls and tokens of the language model in all attempts at the run."""
-        return asdict(self._calls.totals())
+        return self._calls.totals()
 
     def close(self) -> None:
         """Close the engine that nobody took."""
-        if self._engine is not None:
-            self._engine.close()
+        if self.engine is not None:
+            self.engine.close()
 
     def unfinished(self, why: str) -> Resumable:
         """Return the error of a run that the same command can go on with."""
         published = self.ledger.counts(self.key())["published"]
         return Resumable(f"{why}{self.plan.how_far(published)}; {self.going_on}")
+
+
+class LabelCounter:
+    """A `LabelCounter` holds a shard's exact counts of labels, which are private."""
+
+    def __init__(self, config: Config) -> None:
+        histogram = label_histogram(config)
+        assert histogram is not None
+        self._histogram = histogram
+        self._counts_N = np.zeros(len(histogram.labels), dtype=np.int64)
+
+    def load(self, rows: Sequence[Row]) -> None:
+        self._counts_N += self._histogram.count(row["label"] for row in rows)
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        return self._counts_N
+
+
+def noisy_labels(shards: Shards, histogram: LabelHistogram) -> dict[str, Any]:
+    """Return the noisy counts of the `LabelCounter`s and the proportions that follow from them;
+    this is the one run of the histogram's mechanism."""
+    noisy_N = histogram.noisy(np.sum(shards.call("counts"), axis=0))
+    return {
+        "noisy_counts": dict(zip(histogram.labels, noisy_N.tolist(), strict=True)),
+        "proportions": histogram.proportions(noisy_N),
+    }
 
 
 def charge_key(run_id: str, charge: str) -> str:

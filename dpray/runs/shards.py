@@ -15,11 +15,10 @@ import ray
 import ray.data
 
 from dpray.config.config import Config
-from dpray.runs.cluster import find_error, uses_ray
+from dpray.runs.cluster import never_repeated, own_errors, uses_ray
 from dpray.runs.engine import LoadError, try_to_load
 from dpray.runs.placement import hide_other_gpus
-from dpray.runs.rows import CHUNK, Row, RowsOf, local_rows, ray_rows, record_rows
-from dpray.types import DprayError
+from dpray.runs.rows import CHUNK, Row, local_rows, ray_rows, record_rows
 
 ROWS = pa.schema(
     [("text", pa.string()), ("label", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
@@ -47,7 +46,10 @@ class Shards:
         self._local: Any = None
         if uses_ray(config):
             blocks = _blocks_on_ray(config)
-            self._actors = _actors(config, make_worker, gpus)
+            actor = never_repeated(ShardActor, config, gpus)
+            # As many as configured, even where some get no block: the batches of public work may
+            # not depend on how many records there are.
+            self._actors = [actor.remote(config, make_worker) for _ in range(config.runtime.actors)]
             _get(
                 [
                     self._actors[number % len(self._actors)].load.remote(block)
@@ -56,12 +58,9 @@ class Shards:
             )
         else:
             self._local = make_worker(config)
-            rows = local_rows(config.data, _rows_of(config))
+            rows = local_rows(config.data, partial(record_rows, data=config.data))
             for start in range(0, len(rows), CHUNK):
                 self._local.load(rows[start : start + CHUNK])
-
-    def __len__(self) -> int:
-        return len(self._actors) or 1
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Return each worker's answer to the same arguments, in the order of the shards."""
@@ -109,47 +108,21 @@ class ShardActor:
         return getattr(self.worker, method)(*arguments)
 
 
-def _actors(config: Config, make_worker: Callable[[Config], Worker], gpus: float) -> list[Any]:
-    """Return as many actors as configured, even where some get no block: the batches of public work
-    may not depend on how many records there are."""
-    runtime = config.runtime
-    actor: Any = ray.remote(ShardActor).options(
-        num_cpus=runtime.cpus_per_actor,
-        num_gpus=gpus,
-        max_restarts=0,
-        max_task_retries=0,
-    )
-    return [actor.remote(config, make_worker) for _ in range(runtime.actors)]
-
-
 def _blocks_on_ray(config: Config) -> list[Any]:
     """Return references to blocks of rows. All of them are read before the actors start, which may
     take every CPU there is."""
-    rows = ray_rows(config, _rows_of(config), ROWS)
+    rows = ray_rows(config, partial(record_rows, data=config.data), ROWS)
     if config.runtime.actors > 1:
         rows = rows.repartition(target_num_rows_per_block=CHUNK)
-    try:
-        tables = rows.to_arrow_refs()
-    except Exception as error:
-        if (ours := find_error(error, DprayError)) is not None:
-            raise ours from None
-        raise
-    return tables
-
-
-def _rows_of(config: Config) -> RowsOf:
-    return partial(record_rows, data=config.data)
+    with own_errors():
+        return rows.to_arrow_refs()
 
 
 def _get(references: list[Any]) -> list[Any]:
     """Return the answers. Raises dpray's own errors as themselves, and InputError or EngineError
     for a worker that an actor could not make."""
-    try:
+    with own_errors():
         answers = list(ray.get(references))
-    except Exception as error:
-        if (ours := find_error(error, DprayError)) is not None:
-            raise ours from None
-        raise
     for answer in answers:
         if isinstance(answer, LoadError):
             raise answer.error()

@@ -12,9 +12,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from dpray.config.base import Count, Positive, Section
-from dpray.config.engine import EngineConfig
 from dpray.config.loading import parse, read_tree
-from dpray.config.sections import EmbedderConfig, RuntimeConfig
+from dpray.config.sections import EmbedderConfig, EngineConfig, RuntimeConfig
 
 LOOPBACK = "127.0.0.1"
 _HASHED = re.compile(r"sha256:[0-9a-f]{64}")

@@ -21,7 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.optim import Optimizer
 
-from dpray.accounting.run_ledger import NullLedger, RunLedger
+from dpray.accounting.ledger import Ledger
+from dpray.accounting.run_ledger import NullLedger
 from dpray.io.files import sha256_of, sync
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.types import DprayError
@@ -87,7 +88,7 @@ def block_steps(unit: str) -> range:
     return range(first - 1, last)
 
 
-def lost_blocks(ledger: RunLedger, key: str) -> list[int]:
+def lost_blocks(ledger: Ledger, key: str) -> list[int]:
     """Return the number of steps of every block that was begun and left no checkpoint, in the
     blocks' order."""
     published = {unit: attempt for unit, (attempt, _) in ledger.published(key)}
@@ -105,7 +106,7 @@ class Journal:
     attempt's.
     """
 
-    ledger: RunLedger
+    ledger: Ledger
     key: str
     attempt: str
     folder: str

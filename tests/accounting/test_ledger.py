@@ -286,7 +286,7 @@ def test_listings_come_in_pages(ledger: Ledger):
     units = [f"Ärger & Öl/{n}" for n in range(10)] + ["Z", "a", "_"]
     ledger.begin("run", "attempt-1", units)
     seen, after = [], ("", "")
-    while page := ledger.page("started", "run", after, limit=3):
+    while page := ledger.page("begin", "run", after, limit=3):
         assert len(page) <= 3
         seen += [entry.unit for entry in page]
         after = (page[-1].unit, page[-1].attempt)

@@ -27,7 +27,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, LockstepResult, Prompt, SelectorSpec
 from dpray.engines.transformers import TransformersEngine
 from dpray.engines.vllm import VllmEngine
@@ -93,7 +93,7 @@ def plain_tokens(engine: Any, groups: list[LockstepGroup], **options: Any) -> in
         for group in groups
         for prompt in (*group.private_prompts, group.public_prompt)
     ]
-    outputs = engine.model.llm.generate(prompts, params, use_tqdm=False)
+    outputs = engine.llm.generate(prompts, params, use_tqdm=False)
     return sum(len(output.outputs[0].token_ids) for output in outputs)
 
 
@@ -124,7 +124,7 @@ def measure(
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
-            engine.model.llm.reset_prefix_cache()
+            engine.llm.reset_prefix_cache()
             rates[name].append(rate(way))
     private = requests()
     engine.close()

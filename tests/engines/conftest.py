@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import Engine
 from dpray.engines.transformers import TransformersEngine
 

@@ -16,7 +16,7 @@ SIZES = [8, 0, 3]
 
 
 def main() -> None:
-    from dpray.config.engine import EngineConfig
+    from dpray.config.sections import EngineConfig
     from dpray.engines.vllm import VllmEngine
     from tests.engines.test_conformance import decode, make_group
 

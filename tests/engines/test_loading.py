@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
 from dpray.engines.model_path import check_model_path
 from dpray.runs.engine import build_engine

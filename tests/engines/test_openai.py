@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from tests.engines.api_server import MALFORMED, SLOW, Server, chat, running_server
@@ -28,7 +28,9 @@ def test_chat_keeps_the_order_and_bounds_what_is_in_flight(server: Server) -> No
     finished: dict[int, Completion] = {}
     prompts = [Prompt(f"number {i}") for i in range(12)]
     sampling = Sampling(7, temperature=0.5, top_k=9, top_p=0.8, stop=("x",))
-    done = engine(server, max_in_flight=3).generate(prompts, sampling, finished.__setitem__)
+    done = engine(server, max_in_flight=3).generate(
+        prompts, [sampling] * len(prompts), finished.__setitem__
+    )
     assert [c.text for c in done] == [f"{i} number" for i in range(12)]
     assert [finished[i] for i in range(12)] == done
     assert 1 < server.most_in_flight <= 3
@@ -48,14 +50,14 @@ def test_chat_keeps_the_order_and_bounds_what_is_in_flight(server: Server) -> No
 
 
 def test_chat_with_a_prefix_continues_the_answer(server: Server) -> None:
-    engine(server).generate([Prompt("hello", "Text:")], Sampling(7))
+    engine(server).generate([Prompt("hello", "Text:")], [Sampling(7)])
     body = server.requests[0][1]
     assert body["messages"][1] == {"role": "assistant", "content": "Text:"}
     assert body["continue_final_message"] is True and body["add_generation_prompt"] is False
 
 
 def test_completions(server: Server) -> None:
-    done = engine(server, api="completions").generate([Prompt("hello", "Text:")], Sampling(7))
+    done = engine(server, api="completions").generate([Prompt("hello", "Text:")], [Sampling(7)])
     assert done[0].text == "Text: hello"
     path, body = server.requests[0]
     assert path == "/v1/completions" and body["prompt"] == "hello\n\nText:"
@@ -64,28 +66,28 @@ def test_completions(server: Server) -> None:
 @pytest.mark.parametrize("faults", [[429, 429], [500, 503], [0, 0]], ids=str)
 def test_passing_faults_are_tried_again(server: Server, faults: list[int]) -> None:
     server.faults = list(faults)
-    done = engine(server).generate([Prompt("a b")], Sampling(7))
+    done = engine(server).generate([Prompt("a b")], [Sampling(7)])
     assert done[0].text == "b a"
     assert len(server.requests) == 3
 
 
 def test_a_late_answer_is_asked_for_again(server: Server) -> None:
     server.faults = [SLOW]
-    done = engine(server, timeout=0.8).generate([Prompt("a b")], Sampling(7))
+    done = engine(server, timeout=0.8).generate([Prompt("a b")], [Sampling(7)])
     assert done[0].text == "b a" and len(server.requests) >= 2
     server.faults = [SLOW] * 9
     with pytest.raises(EngineError, match="APITimeoutError"):
-        engine(server, timeout=0.2, attempts=2).generate([Prompt("a")], Sampling(7))
+        engine(server, timeout=0.2, attempts=2).generate([Prompt("a")], [Sampling(7)])
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=list(MALFORMED))
 def test_malformed_answers_are_tried_again_then_an_error(server: Server, body: str) -> None:
     server.faults = [body, body]
-    done = engine(server).generate([Prompt("secret words")], Sampling(7))
+    done = engine(server).generate([Prompt("secret words")], [Sampling(7)])
     assert done[0].text == "words secret" and len(server.requests) == 3
     server.faults = [body] * 9
     with pytest.raises(EngineError, match=r"^m: the endpoint's answer has no ") as caught:
-        engine(server, attempts=2).generate([Prompt("secret words")], Sampling(7))
+        engine(server, attempts=2).generate([Prompt("secret words")], [Sampling(7)])
     assert len(server.requests) == 5
     assert "secret" not in str(caught.value) and caught.value.__cause__ is None
 
@@ -102,14 +104,14 @@ def test_malformed_answers_are_tried_again_then_an_error(server: Server, body: s
 )
 def test_answers_without_content_are_empty_texts(server: Server, body: str) -> None:
     server.faults = [body]
-    done = engine(server).generate([Prompt("a b")], Sampling(7))
+    done = engine(server).generate([Prompt("a b")], [Sampling(7)])
     assert done == [Completion("", 0, 0, "stop")] and len(server.requests) == 1
 
 
 def test_an_over_long_answer_is_handed_on_as_it_is(server: Server) -> None:
     said = "word " * 50_000
     server.faults = [chat(message={"role": "assistant", "content": said})]
-    assert engine(server).generate([Prompt("a")], Sampling(7))[0].text == said
+    assert engine(server).generate([Prompt("a")], [Sampling(7)])[0].text == said
 
 
 def test_sampling_parameters_of_each_prompt(server: Server) -> None:
@@ -118,7 +120,7 @@ def test_sampling_parameters_of_each_prompt(server: Server) -> None:
     for _, body in server.requests:
         i = int(body["messages"][0]["content"].split()[1])
         assert (body["max_tokens"], body["temperature"]) == (10 + i, i / 9)
-    with pytest.raises(ValueError, match="1 sampling parameters for 9 prompts"):
+    with pytest.raises(ValueError, match="shorter"):
         engine(server).generate(prompts, [Sampling(1)])
     assert engine(server).generate([], []) == []
 
@@ -128,7 +130,9 @@ def test_after_an_error_what_is_in_flight_is_kept_and_nothing_new_begins(server:
     finished: dict[int, Completion] = {}
     prompts = [Prompt(f"number {i}") for i in range(40)]
     with pytest.raises(EngineError, match="HTTP status 400"):
-        engine(server, max_in_flight=4).generate(prompts, Sampling(7), finished.__setitem__)
+        engine(server, max_in_flight=4).generate(
+            prompts, [Sampling(7)] * len(prompts), finished.__setitem__
+        )
     assert len(finished) == len(server.requests) - 1
     assert len(server.requests) < 40
 
@@ -139,14 +143,14 @@ def test_an_error_of_the_callback_ends_the_call(server: Server) -> None:
 
     prompts = [Prompt(f"number {i}") for i in range(40)]
     with pytest.raises(OSError, match="disk full"):
-        engine(server, max_in_flight=4).generate(prompts, Sampling(7), full)
+        engine(server, max_in_flight=4).generate(prompts, [Sampling(7)] * len(prompts), full)
     assert len(server.requests) <= 4
 
 
 def test_a_lasting_fault_ends_with_an_error_without_the_prompt(server: Server) -> None:
     server.faults = [500] * 99
     with pytest.raises(EngineError, match="HTTP status 500") as caught:
-        engine(server, attempts=3).generate([Prompt("secret words")], Sampling(7))
+        engine(server, attempts=3).generate([Prompt("secret words")], [Sampling(7)])
     assert len(server.requests) == 3
     assert "secret" not in str(caught.value) and caught.value.__cause__ is None
 
@@ -155,7 +159,7 @@ def test_a_lasting_fault_ends_with_an_error_without_the_prompt(server: Server) -
 def test_a_bad_request_is_not_repeated(server: Server, status: int) -> None:
     server.faults = [status] * 99
     with pytest.raises(EngineError, match=f"HTTP status {status}") as caught:
-        engine(server).generate([Prompt("secret words")], Sampling(7))
+        engine(server).generate([Prompt("secret words")], [Sampling(7)])
     assert len(server.requests) == 1
     assert "secret" not in str(caught.value)
 
@@ -164,4 +168,4 @@ def test_nobody_there() -> None:
     config = EngineConfig(model="m", base_url="http://127.0.0.1:9/v1", api_key="key", attempts=2)
     nobody = OpenAIEngine(config, max_pause=0.01)
     with pytest.raises(EngineError, match="APIConnectionError"):
-        nobody.generate([Prompt("a")], Sampling(1))
+        nobody.generate([Prompt("a")], [Sampling(1)])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError, LockstepResult
 from dpray.engines.vllm import VllmEngine
 from dpray.engines.vllm_lockstep import LockstepProcessor
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 def processor(engine: Any) -> LockstepProcessor:
-    worker = engine.model.llm.llm_engine.model_executor.driver_worker.worker
+    worker = engine.llm.llm_engine.model_executor.driver_worker.worker
     found: LockstepProcessor = worker._lockstep_processor()
     return found
 
@@ -47,13 +47,13 @@ def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def scheduler(engine: Any) -> Any:
-    return engine.model.llm.llm_engine.engine_core.engine_core.scheduler
+    return engine.llm.llm_engine.engine_core.engine_core.scheduler
 
 
 def test_a_row_that_is_lost_on_the_way_in_is_never_sampled(
     vllm_engine: Any, draws: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add, rows = vllm_engine.model.add, []
+    add, rows = vllm_engine.add, []
 
     def lossy(request: str, ids: Any, params: Any) -> None:
         ticket = params.extra_args["dpray"]
@@ -68,7 +68,7 @@ def test_a_row_that_is_lost_on_the_way_in_is_never_sampled(
         run.ready.append(running)
 
     monkeypatch.setattr(LockstepRun, "_warm", warmed)
-    monkeypatch.setattr(vllm_engine.model, "add", lossy)
+    monkeypatch.setattr(vllm_engine, "add", lossy)
     result = decode(vllm_engine, make_group(vllm_engine, "a", 5))["a"]
     assert rows == [*range(6)] * 2, "the group was refused, and came whole the second time"
     assert draws == [5] * MAX_TOKENS, "and only then drew"
@@ -79,16 +79,16 @@ def test_a_row_that_is_lost_on_the_way_in_is_never_sampled(
 def test_a_row_lost_in_the_middle_ends_the_group(
     vllm_engine: Any, draws: list[int], monkeypatch: pytest.MonkeyPatch, victim: int
 ) -> None:
-    step, steps = vllm_engine.model.step, []
+    step, steps = vllm_engine.step, []
 
     def lossy() -> Any:
         steps.append(1)
         if len(steps) == 5:
             request = scheduler(vllm_engine).running[victim]
-            vllm_engine.model.llm.llm_engine.abort_request([request.request_id], internal=True)
+            vllm_engine.llm.llm_engine.abort_request([request.request_id], internal=True)
         return step()
 
-    monkeypatch.setattr(vllm_engine.model, "step", lossy)
+    monkeypatch.setattr(vllm_engine, "step", lossy)
     with pytest.raises(EngineError, match="lost a row of a group"):
         decode(vllm_engine, make_group(vllm_engine, "a", 5))
     assert draws == [5] * 4
@@ -102,7 +102,7 @@ def test_a_preempted_row(
     for a step, it ends the group."""
     group = make_group(vllm_engine, "a", 5)
     undisturbed = decode(vllm_engine, group)["a"]
-    step, steps, core = vllm_engine.model.step, [], scheduler(vllm_engine)
+    step, steps, core = vllm_engine.step, [], scheduler(vllm_engine)
 
     def preempting() -> Any:
         steps.append(1)
@@ -113,7 +113,7 @@ def test_a_preempted_row(
         return step()
 
     draws.clear()
-    monkeypatch.setattr(vllm_engine.model, "step", preempting)
+    monkeypatch.setattr(vllm_engine, "step", preempting)
     if returns:
         assert decode(vllm_engine, group)["a"].token_ids == undisturbed.token_ids
     else:
@@ -162,7 +162,7 @@ def test_a_large_group_warms_the_prefix_cache_first(
 ) -> None:
     """400 tokens a step: 12 prompts of about 120 tokens need several, yet enter together."""
     monkeypatch.setattr(scheduler(vllm_engine), "max_num_scheduled_tokens", 400)
-    monkeypatch.setattr(vllm_engine.model, "max_step_tokens", 400)
+    monkeypatch.setattr(vllm_engine, "max_step_tokens", 400)
     first, second = (make_group(vllm_engine, name, 11, words=(90, 100)) for name in ("x", "y"))
     assert sum(map(len, first.private_prompts)) > 1000
     results = decode(vllm_engine, first, second)
@@ -176,7 +176,7 @@ def test_too_large_groups_name_the_number_to_change(
 ) -> None:
     with pytest.raises(EngineError, match=r"more rows than engine\.max_num_seqs, 24"):
         decode(vllm_engine, make_group(vllm_engine, "a", MAX_NUM_SEQS))
-    monkeypatch.setattr(vllm_engine.model, "blocks", 10)
+    monkeypatch.setattr(vllm_engine, "blocks", 10)
     with pytest.raises(EngineError, match=r"KV cache of 10 blocks: raise engine\.kv_cache_gib"):
         decode(vllm_engine, make_group(vllm_engine, "a", 11))
 
@@ -254,7 +254,7 @@ def test_invariant_kernels_are_taken_where_the_device_has_them(
 def test_nothing_stays_behind_in_the_workers(vllm_engine: Any) -> None:
     decode(vllm_engine, make_group(vllm_engine, "a", 3), make_group(vllm_engine, "b", 3))
     assert processor(vllm_engine).groups == {}
-    assert vllm_engine.model.is_idle
+    assert vllm_engine.is_idle
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two workers want a core each")

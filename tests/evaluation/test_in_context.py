@@ -122,9 +122,9 @@ class Copies:
     def truncate(self, text, max_tokens):
         return " ".join(text.split()[:max_tokens])
 
-    def generate(self, prompts, sampling, on_completion=None):
+    def generate(self, prompts, samplings, on_completion=None):
         self.prompts = [prompt.user for prompt in prompts]
-        assert sampling.temperature == 0.0 and sampling.stop == ("\n",)
+        assert all(each.temperature == 0.0 and each.stop == ("\n",) for each in samplings)
         found = []
         for prompt in self.prompts:
             answers = [line[8:] for line in prompt.split("\n") if line.startswith("Answer: ")]

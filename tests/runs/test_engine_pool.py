@@ -95,7 +95,7 @@ def test_actors_share_the_prompts_and_see_their_own_gpus(
     changes = {"runtime__actors": 3, "runtime__gpus_per_actor": gpus}
     pool = EnginePool(config(**changes), fake(tmp_path, together=3))
     seen: list[int] = []
-    made = pool.generate(prompts(20), Sampling(1), lambda i, _: seen.append(i))
+    made = pool.generate(prompts(20), [Sampling(1)] * 20, lambda i, _: seen.append(i))
     first = made[0].text.split("|")
     assert [c.text.split("|")[0] for c in made] == [f"p{i}" for i in range(20)]
     assert sorted(seen) == list(range(20))
@@ -125,7 +125,7 @@ def test_an_actor_that_dies_is_replaced_and_what_it_answered_not_asked_again(
     pool = EnginePool(config(runtime__actors=2), fake(tmp_path, seen=30))
     seen: list[int] = []
     asked = [*prompts(30, "dies once"), *prompts(30)]
-    made = pool.generate(asked, Sampling(1), noting(seen, tmp_path))
+    made = pool.generate(asked, [Sampling(1)] * len(asked), noting(seen, tmp_path))
     pool.close()
     assert [c.text.split("|")[0] for c in made] == [prompt.user for prompt in asked]
     assert sorted(seen) == list(range(61))
@@ -151,10 +151,10 @@ def test_what_an_engine_raises_comes_as_itself_when_the_others_are_done(
     pool = EnginePool(config(runtime__actors=2), fake(tmp_path))
     seen: list[int] = []
     with pytest.raises(EngineError, match=r"^too long a prompt$"):
-        pool.generate(prompts(9, "raises"), Sampling(1), lambda i, _: seen.append(i))
+        pool.generate(prompts(9, "raises"), [Sampling(1)] * 10, lambda i, _: seen.append(i))
     assert sorted(seen) == list(range(9))
     with pytest.raises(DprayError, match=r"^an engine actor failed: ValueError$"):
-        pool.generate(prompts(1, "a bug with words"), Sampling(1))
+        pool.generate(prompts(1, "a bug with words"), [Sampling(1)] * 2)
 
 
 def test_what_a_caller_raises_ends_the_call(config: Callable[..., Config], tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_what_a_caller_raises_ends_the_call(config: Callable[..., Config], tmp_p
 
     pool = EnginePool(config(), fake(tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        pool.generate(prompts(5), Sampling(1), stop)
-    assert pool.generate([], Sampling(1)) == []
+        pool.generate(prompts(5), [Sampling(1)] * 5, stop)
+    assert pool.generate([], []) == []
 
 
 def test_a_model_that_is_not_there_is_bad_input(
@@ -172,7 +172,7 @@ def test_a_model_that_is_not_there_is_bad_input(
 ) -> None:
     pool = EnginePool(config(engine__model=str(tmp_path / "none")))
     with pytest.raises(InputError, match=r"engine\.model: no such folder"):
-        pool.generate(prompts(2), Sampling(1))
+        pool.generate(prompts(2), [Sampling(1)] * 2)
 
 
 @pytest.mark.parametrize("kind", ["transformers", "vllm"])
@@ -185,7 +185,7 @@ def test_a_real_model_writes_in_an_actor(
     monkeypatch.chdir(Path(model_folder).parent)
     engine = {"kind": kind, "model": os.path.basename(model_folder), "kv_cache_gib": 0.1}
     pool = EnginePool(config(engine=engine, runtime__gpus_per_actor=0))
-    made = pool.generate(prompts(3), Sampling(5))
+    made = pool.generate(prompts(3), [Sampling(5)] * 3)
     pool.close()
     assert len(made) == 3 and all(0 < c.completion_tokens <= 5 for c in made)
 

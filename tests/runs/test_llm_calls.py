@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from dpray.engines.requests import Request
@@ -18,7 +19,7 @@ from dpray.methods.aug_pe.algorithm import AugPe, Checkpoint, Population
 from dpray.methods.aug_pe.prompts import load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
-from dpray.runs.call_cache import CallCache, CallCacheError, Totals, ask_cached, digest
+from dpray.runs.call_cache import CallCache, CallCacheError, ask_cached, digest
 from tests.engines.api_server import MALFORMED, Server, chat, running_server
 
 
@@ -55,7 +56,8 @@ def requests(count: int, start: int = 0) -> list[Request]:
 
 
 def ask(engine: Any, path: Path, *options: Any) -> Any:
-    return ask_cached(engine, CallCache(path), *options)
+    cache = CallCache(path)
+    return lambda requests: ask_cached(engine, cache, requests, *options)
 
 
 def test_only_what_is_missing_is_asked(tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ def test_only_what_is_missing_is_asked(tmp_path: Path) -> None:
     assert cached(requests(6)[::-1])[2:] == first[::-1]
     assert len(engine.asked) == 6 and cached([]) == []
     totals = CallCache(tmp_path / "calls.db").totals()
-    assert totals == Totals(6, 18, sum(range(1, 7)))
+    assert tuple(totals.values()) == (6, 18, sum(range(1, 7)))
 
 
 def test_after_a_failure_nothing_finished_is_asked_again(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def run(server: Server, path: Path, **options: Any) -> tuple[Population, list[Ch
     cache = CallCache(path)
     try:
         salt = "5a" * 16
-        return PLAN.run(prompts, ask_cached(api, cache), embed, vote, salt), checkpoints
+        return PLAN.run(prompts, partial(ask_cached, api, cache), embed, vote, salt), checkpoints
     finally:
         cache.close()
 
@@ -181,7 +183,7 @@ def test_a_run_over_a_bad_endpoint(tmp_path: Path) -> None:
     assert max(len(text.split()) for text in written if "word word" in text) == 64
     assert longest in written
     # Three answers were empty or refused: three calls more.
-    assert CallCache(tmp_path / "calls.db").totals().calls == PLAN.llm_calls + 3
+    assert CallCache(tmp_path / "calls.db").totals()["calls"] == PLAN.llm_calls + 3
 
 
 def test_a_run_that_the_endpoint_ended_goes_on_without_asking_twice(tmp_path: Path) -> None:
@@ -196,4 +198,4 @@ def test_a_run_that_the_endpoint_ended_goes_on_without_asking_twice(tmp_path: Pa
         result, checkpoints = run(server, tmp_path / "calls.db")
         assert server.answered == PLAN.llm_calls
     assert (result, checkpoints) == (whole, undisturbed)
-    assert CallCache(tmp_path / "calls.db").totals().calls == PLAN.llm_calls
+    assert CallCache(tmp_path / "calls.db").totals()["calls"] == PLAN.llm_calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from dpray.config.config import Config, parse_config
 from dpray.engines.base import EngineError
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.registry import make_plan
-from dpray.runs.engine import LoadError, check_engine
+from dpray.runs.engine import LoadError
 from dpray.runs.groups import GroupActor
 from dpray.runs.shards import ShardActor
 from dpray.types import InputError
@@ -35,7 +36,7 @@ def config(settings: Callable[..., dict[str, Any]]) -> Config:
 
 
 def raising(error: Exception) -> Callable[..., Any]:
-    def load(*_: Any) -> Any:
+    def load(*_: Any, **__: Any) -> Any:
         raise error
 
     return load
@@ -70,10 +71,12 @@ def test_an_engine_is_tried_before_the_charge_where_one_is_loaded(
     config: Config, error: Exception, reason: str, kind: type[Exception]
 ) -> None:
     with pytest.raises(InputError) as refused:
-        check_engine(config, raising(error))
+        make_plan(config).try_models(raising(error))
     asked = reason if kind is InputError else f"engine: {reason}"
     assert str(refused.value) == f"{asked}; nothing was charged"
-    remote = config.model_copy(
-        update={"engine": config.engine.model_copy(update={"kind": "openai"})}
-    )
-    assert check_engine(remote, raising(error)) is None
+
+
+def test_no_engine_is_tried_where_the_run_loads_none(config: Config) -> None:
+    engine = config.engine.model_copy(update={"kind": "openai"})
+    plan = replace(make_plan(config), config=config.model_copy(update={"engine": engine}))
+    assert plan.try_models(raising(AssertionError("never called"))) is None

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods.private_prediction import decoder
 from dpray.methods.private_prediction import release as run_module
-from dpray.runs import cluster, labels, runner
+from dpray.runs import cluster, runner, session
 from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable
 
 Settings = Callable[..., dict[str, Any]]
@@ -334,7 +335,10 @@ def test_a_folder_holds_one_plan(config: Callable[..., Config]) -> None:
 
 def test_two_runs_of_one_folder_do_not_mix(config: Callable[..., Config]) -> None:
     run = config()
-    with runner.ReleaseFolder(run.output.path), pytest.raises(InputError, match="another run"):
+    with (
+        closing(runner.ReleaseFolder(run.output.path)),
+        pytest.raises(InputError, match="another run"),
+    ):
         release(run)
 
 
@@ -438,13 +442,13 @@ def test_a_measured_label_histogram_is_not_drawn_twice(
 ) -> None:
     """The machine is lost after the histogram was published: the run goes on with that one."""
     drawn: list[dict[str, Any]] = []
-    measure = labels.measure
+    measure = session.noisy_labels
 
     def counting(*arguments: Any) -> dict[str, Any]:
         drawn.append(measure(*arguments))
         return drawn[-1]
 
-    monkeypatch.setattr(labels, "measure", counting)
+    monkeypatch.setattr(session, "noisy_labels", counting)
     lose_after(1)
     run = config(data__label_proportions="measured", privacy__epsilon_labels=5.0)
     report = release(run)

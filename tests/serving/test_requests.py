@@ -9,7 +9,7 @@ import openai
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from dpray.serving.embedding import parse_embedding_call

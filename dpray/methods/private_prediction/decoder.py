@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 
-from dpray.accounting.run_ledger import RunLedger
+from dpray.accounting.ledger import Ledger
 from dpray.engines.base import Engine, Prompt, failure_name, may_be_repeated
 from dpray.engines.row_variation import row_variation
 from dpray.mechanisms.randomness import named_key
@@ -27,7 +27,7 @@ class BatchDecoder:
     def __init__(
         self,
         plan: PrivatePredictionPlan,
-        ledger: RunLedger,
+        ledger: Ledger,
         key: str,
         attempt_id: str,
         load: Callable[[], Engine],

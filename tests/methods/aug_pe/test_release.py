@@ -14,7 +14,7 @@ import pytest
 from dpray import registry as methods
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, parse_config
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods.aug_pe import release as aug_pe_run

@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def release(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Release:
         config = parse_config(settings(output__path=str(tmp_path / "out"), **changes))
         plan = make_plan(config)
         assert plan.batches.num_batches == BATCHES
-        with ReleaseFolder(config.output.path) as folder:
+        with closing(ReleaseFolder(config.output.path)) as folder:
             session = Session(
                 plan, folder, NullLedger(), "run", "0" * 32, lambda progress: None, build_engine
             )
