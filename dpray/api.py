@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,15 +110,6 @@ def audit(
     from dpray.auditing.audit import audit as audit_config
 
     return audit_config(config, run=run, on_progress=on_progress, **options)
-
-
-def progress_bar() -> AbstractContextManager[OnProgress]:
-    """Return a context manager whose value, given as `on_progress`, draws a bar on stderr where
-    that is a terminal."""
-    from dpray.progress import progress_bar as bar
-    from dpray.terminal import Terminal
-
-    return bar(Terminal(stderr=True))
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def audit(
     loaded = load_config(config, overrides or [])
     if out is not None:
         check_writable(out, "--out")
-    with progress_bar(Terminal(stderr=True)) as on_progress:
+    with progress_bar() as on_progress:
         result = api.audit(
             loaded,
             on_progress,

@@ -19,7 +19,7 @@ from dpray.terminal import Terminal, titled_table
 
 def evaluate(out: Path, as_json: bool, **keys: Any) -> None:
     """Measure synthetic records against real ones. NOT private: keep the result to yourself."""
-    with progress_bar(Terminal(stderr=True)) as on_progress:
+    with progress_bar() as on_progress:
         result = api.evaluate(out=out, on_progress=on_progress, **keys)
     if as_json:
         typer.echo(json.dumps(result))

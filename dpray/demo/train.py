@@ -11,7 +11,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from dpray.demo.generator import LABEL_FIELD, LABELS, FactBook, NoteWriter
+from dpray.demo.generator import LABEL_FIELD, LABELS, random_book, write_note
+from dpray.types import OnProgress, Progress
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 _PAIRS = 3
@@ -68,10 +69,10 @@ def _document(rng: random.Random, mark: str) -> list[tuple[str, str]]:
     """Return prompts with examples and their answers, the first with the placeholder in 1 of 5
     cases; or, in 1 of 20 cases, a note after its label. Later pairs repeat the clinic's facts: they
     teach to copy."""
-    writer, label = NoteWriter(FactBook.random(rng), rng), rng.choice(LABELS)
+    book, label = random_book(rng), rng.choice(LABELS)
 
     def text() -> str:
-        return writer.write(label, mark).text
+        return write_note(book, label, rng, mark).text
 
     if rng.random() < 0.05:
         return [(f"{LABEL_FIELD}: {label}\n", text())]
@@ -190,9 +191,9 @@ def _optimizers(model: LlamaForCausalLM, plan: TrainingPlan) -> list[torch.optim
     ]
 
 
-def train(plan: TrainingPlan, out: Path, on_step: Callable[[int, int, float], None]) -> None:
-    """Write tokenizer and model (bfloat16 safetensors) to `out`. `on_step` gets the step, the
-    number of steps and the loss in nats per token."""
+def train(plan: TrainingPlan, out: Path, on_progress: OnProgress) -> None:
+    """Write tokenizer and model (bfloat16 safetensors) to `out`. The detail of the progress is the
+    loss in nats per token."""
     rng = random.Random(plan.seed)
     tokenizer = train_tokenizer(plan)
     rows = [_encode(tokenizer, row) for row in documents(plan.documents, rng)]
@@ -209,6 +210,6 @@ def train(plan: TrainingPlan, out: Path, on_step: Callable[[int, int, float], No
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        on_step(step + 1, steps, loss.item())
+        on_progress(Progress("training", step + 1, steps, f"loss {loss.item():.3f}"))
     model.bfloat16().save_pretrained(out)
     tokenizer.save_pretrained(out)
