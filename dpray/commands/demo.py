@@ -42,7 +42,7 @@ def demo(
         f"{config.data.public_size} fictional clinic notes, a small packaged model, engine "
         f"{config.engine.kind}. The notes play the private data.",
     )
-    report = run_with_progress(config, Terminal(stderr=True))
+    report = run_with_progress(config)
     evaluation = _evaluation(config, folder, out)
     from dpray.report.write import write_report
 

@@ -19,16 +19,16 @@ from dpray.terminal import Terminal
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Make synthetic records; the same command resumes an unfinished run."""
     loaded = load_config(config, overrides or [])
-    report = run_with_progress(loaded, Terminal(stderr=True))
+    report = run_with_progress(loaded)
     if as_json:
         typer.echo(json.dumps(report | {"output": loaded.output.path}))
     else:
         show_run(report, Path(loaded.output.path), Terminal())
 
 
-def run_with_progress(config: Config, console: Terminal) -> dict[str, Any]:
-    """Run the configuration with a progress bar of public quantities on `console`."""
-    with progress_bar(console, "loading, charging, starting", transient=False) as on_progress:
+def run_with_progress(config: Config) -> dict[str, Any]:
+    """Run the configuration with a progress bar of public quantities."""
+    with progress_bar("loading, charging, starting", transient=False) as on_progress:
         return api.run(config, on_progress).report
 
 

@@ -93,7 +93,15 @@ def evaluate(
     downstream = None
     if first["test"].labels is not None and extractor is None:
         downstream = _downstream(sets, first, seeds, networks, encoder, on_progress)
-    in_context, next_word = _language(sets, texts, lm, extractor, seeds, on_progress)
+    trained_on: dict[str, Any] = {name: rows for name, rows in sets.items() if name != "test"}
+    in_context = next_word = None
+    if learner := _learner(sets["test"], lm, extractor):
+        test: Any = sets["test"]  # with labels
+        in_context = compare_in_context(learner, trained_on, test, seeds, on_progress)
+    if lm is not None:
+        next_word = compare_next_word(
+            lm, {name: texts[name] for name in trained_on}, tested, seeds, on_progress
+        )
     fidelity = compare_fidelity(arrays, seeds, on_progress)
     searched = _with_progress(map_chunks, "near-duplicates", on_progress)
     copies = compare_copies(*sides, first_arrays, searched)
@@ -198,30 +206,14 @@ def _downstream(
     return result
 
 
-def _language(
-    sets: Sets,
-    texts: Mapping[str, list[str]],
-    lm: CausalLM | None,
-    extractor: Engine | None,
-    seeds: int,
-    on_progress: OnProgress,
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return in-context learning and next-word accuracy, each None where `evaluate` has no model
-    for it; the first also needs labels."""
-    test = [(text, label) for text, label in sets["test"] if label is not None]
-    shown: dict[str, Any] = {name: rows for name, rows in sets.items() if name != "test"}
-    learner: Learner | None = None
-    if test and extractor is not None:
-        learner = InContextExtractor(extractor)
-    elif test and lm is not None:
-        learner = InContextClassifier(lm, sorted({label for _, label in test}))
-    in_context = next_word = None
-    if learner is not None:
-        in_context = compare_in_context(learner, shown, test, seeds, on_progress)
-    if lm is not None:
-        trained_on = {name: texts[name] for name in shown}
-        next_word = compare_next_word(lm, trained_on, texts["test"], seeds, on_progress)
-    return in_context, next_word
+def _learner(
+    test: Sequence[Labelled], lm: CausalLM | None, extractor: Engine | None
+) -> Learner | None:
+    """Return what learns in context, None where there is no model for it or there are no labels."""
+    labels = {label for _, label in test if label is not None}
+    if labels and extractor is not None:
+        return InContextExtractor(extractor)
+    return InContextClassifier(lm, sorted(labels)) if labels and lm is not None else None
 
 
 def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> list[str]:
@@ -264,8 +256,8 @@ def _embed_all(
             on_progress(Progress("embedding", done, total))
         stacked, ends = np.vstack(vectors), np.cumsum([0, *map(len, rows_of.values())])
         found[name] = {
-            key: Embedded(stacked[start:end], _labels(rows_of[key]))
-            for key, (start, end) in zip(rows_of, pairwise(ends), strict=True)
+            key: Embedded(stacked[start:end], _labels(rows))
+            for (key, rows), (start, end) in zip(rows_of.items(), pairwise(ends), strict=True)
         }
     return found
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,10 @@ def evaluate_files(
     }
     if sets["real"][0][1] is None:
         _refuse_without_labels(settings)
-    schema = (
-        None
-        if settings.json_schema is None
-        else read_json(
-            FILM_SCHEMA if settings.json_schema == "film" else Path(settings.json_schema), "schema"
-        )
-    )
+    schema = None
+    if settings.json_schema is not None:
+        film = settings.json_schema == "film"
+        schema = read_json(FILM_SCHEMA if film else Path(settings.json_schema), "schema")
     embedders, map_chunks = _load_embedders(settings)
     result = evaluate(
         sets["real"],
@@ -96,15 +94,15 @@ def load_embedder(name: str) -> Embedder:
         raise InputError(f"embedder: cannot load {name}, as a folder or from a hub") from None
 
 
+@dataclass
 class LazyEmbedder:
-    """A `LazyEmbedder` is sent to actors as `load`; each loads the model when it first embeds."""
+    """A `LazyEmbedder` is sent to actors as a name; each loads the model when it first embeds."""
 
-    def __init__(self, load: Callable[[], Embedder]) -> None:
-        self._load = load
+    name: str
 
     @cached_property
     def _model(self) -> Embedder:
-        return self._load()
+        return load_embedder(self.name)
 
     def embed(self, texts: Sequence[str]) -> Any:
         return self._model.embed(texts)
@@ -117,7 +115,7 @@ def _load_embedders(settings: EvaluationSettings) -> tuple[dict[str, Embedder], 
     from dpray.runs.ray_map import RayMap
 
     ray_map = RayMap(settings.ray_address, settings.actors, settings.gpus_per_actor)
-    return {n: LazyEmbedder(partial(load_embedder, n)) for n in settings.embedder}, ray_map
+    return {name: LazyEmbedder(name) for name in settings.embedder}, ray_map
 
 
 def _load_other_models(settings: EvaluationSettings) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from dpray.engines.base import Engine, PlainPrompt, Sampling
 from dpray.evaluation.causal_lm import CausalLM
-from dpray.evaluation.scores import accuracy_and_f1, mean_and_deviation
+from dpray.evaluation.scores import accuracy_and_f1, summaries
 from dpray.types import OnProgress, Progress
 
 Example = tuple[str, str]
@@ -43,13 +44,10 @@ class InContextClassifier:
     header = "Classify the following examples:\n"
 
     def __init__(self, lm: CausalLM, labels: Sequence[str]) -> None:
-        self.lm, self.labels = lm, sorted(labels)
+        self.lm, self.labels, self.cut = lm, sorted(labels), lm.codec.truncate
         self.answers = [lm.ids(f" {label}") for label in self.labels]
         longest = max(map(len, self.answers))
         self.room = lm.context_length - 1 - longest - self.tokens(self.header)
-
-    def cut(self, text: str, tokens: int) -> str:
-        return self.lm.codec.truncate(text, tokens)
 
     def tokens(self, piece: str) -> int:
         return len(self.lm.ids(piece))
@@ -78,11 +76,8 @@ class InContextExtractor:
     header = "Find the phrase in each of the following examples:\n"
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        self.engine, self.cut = engine, engine.truncate
         self.room = engine.context_length - ANSWER_TOKENS - self.tokens(self.header)
-
-    def cut(self, text: str, tokens: int) -> str:
-        return self.engine.truncate(text, tokens)
 
     def tokens(self, piece: str) -> int:
         return len(self.engine.encode(PlainPrompt(user=piece)))
@@ -139,7 +134,7 @@ def compare_in_context(
             found = [learner.scores(shown, tested) for shown in drawn]
             row[name] = {
                 "fitted": float(np.mean([len(shown) for shown in drawn])),
-                **{key: mean_and_deviation([one[key] for one in found]) for key in found[0]},
+                **summaries(found),
             }
         rows.append(row)
     return {"task": learner.task, "test_records": len(tested), "seeds": seeds, "rows": rows}
@@ -150,10 +145,8 @@ def calibrated(p_NL: np.ndarray, free_FL: np.ndarray) -> np.ndarray:
     average over inputs without content, `softmax(W p)` with `W = diag(p_cf)^-1`. Shape (N, L).
     The rows of both are probabilities of the labels, which add up to 1.
     """
-    weighted = p_NL / np.maximum(free_FL.mean(axis=0), np.finfo(float).tiny)
-    raised = np.exp(weighted - weighted.max(axis=1, keepdims=True))
-    found: np.ndarray = raised / raised.sum(axis=1, keepdims=True)
-    return found
+    weighted_NL = p_NL / np.maximum(free_FL.mean(axis=0), np.finfo(float).tiny)
+    return np.asarray(softmax(weighted_NL, axis=1))
 
 
 def word_f1(answer: Sequence[str], truth: Sequence[str]) -> float:

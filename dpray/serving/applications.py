@@ -22,22 +22,11 @@ from starlette.types import ASGIApp
 
 from dpray.engines.model_path import check_model_path
 from dpray.engines.vllm_model import ENVIRONMENT, vllm_options
-from dpray.serving.embedding import (
-    CountingEmbedder,
-    Embedded,
-    EmbeddingBatch,
-    embedding_answer,
-    parse_embedding_call,
-)
+from dpray.serving import embedding
+from dpray.serving.embedding import CountingEmbedder, Embedded, EmbeddingBatch
 from dpray.serving.gateway import Endpoint, Gateway
 from dpray.serving.ray_errors import api_error
-from dpray.serving.settings import (
-    ReplicasConfig,
-    ServeConfig,
-    ServedEmbedder,
-    ServeFile,
-    parse,
-)
+from dpray.serving.settings import ReplicasConfig, ServeConfig, ServedEmbedder, ServeFile, parse
 
 APPLICATION = "dpray"
 BUILDER = "dpray.serving.applications:build"
@@ -48,32 +37,22 @@ SYSTEM_LOGS = {"enable_access_log": False, "log_level": "WARNING"}
 
 
 def serve_config(file: ServeFile) -> dict[str, Any]:
-    """Make the input of `serve deploy`: the application below, with `file` as its arguments."""
+    """Make the input of `serve deploy`: the application below, with `file` as its arguments,
+    without defaults and without the keys of another endpoint."""
+    others: Any = {"runtime": True, "engine": {"api_key", "base_url", "max_in_flight"}}
+    arguments = file.model_dump(mode="json", exclude_unset=True, exclude=others)
     return {
         "proxy_location": "HeadOnly",
         "http_options": http_options(file),
         "logging_config": SYSTEM_LOGS,
         "applications": [
-            {
-                "name": APPLICATION,
-                "route_prefix": "/",
-                "import_path": BUILDER,
-                "args": _arguments(file),
-            }
+            {"name": APPLICATION, "route_prefix": "/", "import_path": BUILDER, "args": arguments}
         ],
     }
 
 
 def http_options(file: ServeFile) -> dict[str, Any]:
     return file.serve.model_dump(include={"host", "port"})
-
-
-def _arguments(file: ServeFile) -> dict[str, Any]:
-    """Return `file` as plain values without defaults and without the keys of another endpoint."""
-    values = file.model_dump(mode="json", exclude_unset=True, exclude={"runtime"})
-    for key in ("api_key", "base_url", "max_in_flight"):
-        values.get("engine", {}).pop(key, None)
-    return values
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -132,18 +111,12 @@ def _deployment(replicas: ReplicasConfig) -> dict[str, Any]:
 
 
 def _llm(file: ServeFile) -> serve.Application:
+    """Make Ray's deployment of `engine` and `serve.llm`: vLLM's arguments are those of
+    `dpray.engines.vllm`, without lockstep decoding, which is not served."""
     # vLLM reads it once, when it is imported.
     os.environ.update(ENVIRONMENT)
     # Imported late: it needs vLLM, and an embedder alone does not.
-    from ray.serve.llm import build_llm_deployment
-
-    return build_llm_deployment(llm_config(file))
-
-
-def llm_config(file: ServeFile) -> Any:
-    """Make Ray's LLMConfig of `engine` and `serve.llm`: vLLM's arguments are those of
-    `dpray.engines.vllm`, without lockstep decoding, which is not served."""
-    from ray.serve.llm import LLMConfig
+    from ray.serve.llm import LLMConfig, build_llm_deployment
 
     assert file.engine is not None and file.llm is not None
     engine, gpus = file.engine, file.llm.gpus_per_replica
@@ -154,7 +127,7 @@ def llm_config(file: ServeFile) -> Any:
     lengths = engine.model_dump(
         include={"max_model_len", "max_num_batched_tokens"}, exclude_none=True
     )
-    return LLMConfig(
+    config = LLMConfig(
         model_loading_config={
             "model_id": file.llm_name,
             "model_source": _located(engine.model, "engine.model"),
@@ -167,6 +140,7 @@ def llm_config(file: ServeFile) -> Any:
         deployment_config=_deployment(file.llm) | {"ray_actor_options": {"num_cpus": 0}},
         runtime_env={"env_vars": dict(ENVIRONMENT)},
     )
+    return build_llm_deployment(config)
 
 
 class EmbeddingServer:
@@ -206,9 +180,9 @@ class Ingress:
         endpoints: dict[str, Endpoint] = {}
         if llm is not None:
             # Imported late: see `_llm`.
-            from dpray.serving.language_model import LanguageModel
+            from dpray.serving.language_model import llm_endpoints
 
-            endpoints |= LanguageModel(llm, llm_name).endpoints
+            endpoints |= llm_endpoints(llm, llm_name)
         if embedder is not None and config.embedder is not None:
             endpoints["/v1/embeddings"] = _embeddings(embedder, embedder_name, config.embedder)
         logging.getLogger("vllm").setLevel(logging.CRITICAL)
@@ -226,11 +200,11 @@ class Ingress:
 
 def _embeddings(handle: DeploymentHandle, name: str, served: ServedEmbedder) -> Endpoint:
     async def embeddings(body: dict[str, Any], salt: str) -> Response:
-        call = parse_embedding_call(body, name, served.max_inputs)
+        call = embedding.parse_embedding_call(body, name, served.max_inputs)
         parts = await asyncio.gather(
             *(handle.embed.remote(part) for part in call.parts(served.max_batch_size))
         )
-        return JSONResponse(embedding_answer(call, parts, name))
+        return JSONResponse(embedding.embedding_answer(call, parts, name))
 
     return embeddings
 

@@ -108,20 +108,14 @@ class EmbeddingBatch:
     def _embed(self, requests: Sequence[Sequence[str]]) -> list[Embedded | Exception]:
         """Embed all in one call; where that fails, each by itself: none fails for another."""
         try:
-            return [*self._together(requests)]
+            vectors = self._embedder.embed([text for request in requests for text in request])
+            parts = np.split(vectors, np.cumsum([len(request) for request in requests])[:-1])
+            counts = map(self._embedder.count_tokens, requests)
+            return [Embedded(*each) for each in zip(parts, counts, strict=True)]
         except Exception as error:
             if len(requests) == 1:
                 return [error]
             return [answer for request in requests for answer in self._embed([request])]
-
-    def _together(self, requests: Sequence[Sequence[str]]) -> list[Embedded]:
-        vectors = self._embedder.embed([text for request in requests for text in request])
-        answers, at = [], 0
-        for request in requests:
-            part = vectors[at : at + len(request)]
-            answers.append(Embedded(part, self._embedder.count_tokens(request)))
-            at += len(request)
-        return answers
 
     @property
     def healthy(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from time import monotonic
@@ -20,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from dpray.serving.access import ANYBODY, InFlight, Keys, Salts, is_loopback
+from dpray.serving.access import ANYBODY, InFlight, Keys, cache_salt, is_loopback
 from dpray.serving.errors import INTERNAL, ApiError, model_not_found
 from dpray.serving.metrics import CONTENT_TYPE, GatewayMetrics
 from dpray.serving.settings import ServeConfig
@@ -54,7 +55,7 @@ class Gateway:
         self._keys = Keys(config.keys) if config.auth == "keys" else None
         self._in_flight = InFlight(config.limits)
         self._metrics = GatewayMetrics()
-        self._salts = Salts()
+        self._salt_secret = secrets.token_bytes(32)
         self._posts = frozenset(endpoints)
         self._router = Router(
             [
@@ -63,8 +64,8 @@ class Gateway:
                 Route(MODELS, self._model_list),
                 Route(MODELS + "/{model:path}", self._model_card),
                 *(
-                    Route(path, self._post(endpoint), methods=["POST"])
-                    for path, endpoint in endpoints.items()
+                    Route(path, _post(answer), methods=["POST"])
+                    for path, answer in endpoints.items()
                 ),
             ],
             redirect_slashes=False,
@@ -97,7 +98,7 @@ class Gateway:
             return
         request = Request(scope)
         caller = self._caller(request)
-        scope["dpray.salt"] = self._salts.of(caller)
+        scope["dpray.salt"] = cache_salt(self._salt_secret, caller)
         limits = self._config.limits
         with ExitStack() as held:
             if scope["method"] == "POST":
@@ -131,20 +132,11 @@ class Gateway:
             logger.error("%s: %s, answered %d", route, type(error).__name__, failure.status)
         return failure
 
-    def _post(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            return await endpoint(_json_object(await request.body()), request.scope["dpray.salt"])
-
-        return answer
-
     async def _health(self, request: Request) -> Response:
         ready = await self._ready()
         state = {name: "ready" if is_ready else "not ready" for name, is_ready in ready.items()}
-        whole = bool(ready) and all(ready.values())
-        return JSONResponse(
-            {"status": "ok" if whole else "not ready", "deployments": state},
-            200 if whole else 503,
-        )
+        status, code = ("ok", 200) if ready and all(ready.values()) else ("not ready", 503)
+        return JSONResponse({"status": status, "deployments": state}, code)
 
     async def _metrics_page(self, request: Request) -> Response:
         return Response(self._metrics.page(self._in_flight.total), media_type=CONTENT_TYPE)
@@ -157,6 +149,13 @@ class Gateway:
         if card is None:
             raise model_not_found(list(self._models))
         return JSONResponse(card)
+
+
+def _post(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        return await endpoint(_json_object(await request.body()), request.scope["dpray.salt"])
+
+    return answer
 
 
 class _Answer:
