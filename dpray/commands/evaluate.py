@@ -58,10 +58,7 @@ def show_evaluation(result: dict[str, Any], path: Path) -> None:
     console.note("NOT PRIVATE", "bold", f"{result['private']}.")
     for part, tables in evaluation_tables(result).items():
         for table in tables if part not in ("classes", "topics") else ():
-            shown = titled_table(table.caption, *table.columns)
-            for row in table.rows:
-                shown.add_row(*row)
-            console.print(shown)
+            console.print(titled_table(table.caption, table.columns, table.rows))
     for warning in result["warnings"]:
         console.print(f"Note: {warning}.", highlight=False, soft_wrap=True)
     console.print(

@@ -8,9 +8,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
-from dpray.report.evaluation_pictures import PICTURES
+from dpray.report import pictures
 from dpray.report.figures import at_most, number, one_in
-from dpray.report.pictures import iterations_svg
 from dpray.report.tables import SYNTHETIC, evaluation_tables
 from dpray.types import InputError
 
@@ -83,8 +82,7 @@ def render_report(
             iterations=None
             if public and privacy_report["not_private"]
             else privacy_report.get("iterations"),
-            iterations_svg=iterations_svg,
-            **PICTURES,
+            pictures=pictures,
             samples=samples,
             evaluation=None if public else evaluation,
             tables={} if public else evaluation_tables(evaluation or {}),
