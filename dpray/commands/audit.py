@@ -84,7 +84,8 @@ def audit(
 def show_audit(result: dict[str, Any], console: Terminal) -> None:
     if not result["not_private"]:
         console.print(_bounds_table(result))
-        for found in (found for found in result["mechanisms"] if not found["holds"]):
+        broken = [found for found in result["mechanisms"] if not found["holds"]]
+        for found in broken:
             console.print(
                 f"EXCEEDED: {found['name']} ({found['how']}): eps is at least "
                 f"{found['lower_bound']:.4f}, claimed are {found['claimed']:.4f}",
@@ -99,7 +100,7 @@ def show_audit(result: dict[str, Any], console: Terminal) -> None:
                     f"{found['name']} ({found['how']}): so few trials could not refute the claim, "
                     "whatever the mechanism did; give more --trials",
                 )
-        if result["holds"]:
+        if not broken:
             console.print("No bound is above its claim. That is no proof: a bound can only refute.")
     if (membership := result.get("membership")) is not None:
         console.note("NOT PRIVATE", "bold", f"{membership['private']}.")

@@ -158,26 +158,19 @@ def _sets(records: Sets, classes: bool) -> Sets:
 
 
 def _check(sets: Sets, classes: bool) -> None:
-    known: set[str | None] | None = None
-    unlabelled: list[str] = []
-    for name, records in sets.items():
-        labels = {label for _, label in records}
-        if not records:
+    labels_of = {name: {label for _, label in records} for name, records in sets.items()}
+    known = next((labels for labels in labels_of.values() if labels - {None}), {None})
+    for name, labels in labels_of.items():
+        if not labels:
             raise InputError(f"{name} records: there are none")
-        if labels == {None}:
-            unlabelled.append(name)
-            continue
-        if None in labels:
+        if None in labels and labels != {None}:
             raise InputError(f"{name} records: some have a label and some have none")
-        known = known or labels
-        if not classes:
-            continue
-        if len(labels) == 1:
+        if labels == {None} != known:
+            raise InputError(f"{name} records: they have no label, and others have one")
+        if classes and len(labels) == 1 and known != {None}:
             raise InputError(f"{name} records: all have one label, a classifier needs two")
-        if not labels & known:
+        if classes and not labels & known:
             raise InputError(f"{name} records: no label in common with the real records")
-    if unlabelled and known is not None:
-        raise InputError(f"{unlabelled[0]} records: they have no label, and others have one")
 
 
 def _downstream(

@@ -68,20 +68,18 @@ def render_report(
     )
     environment.filters |= {"number": number, "words": words}
     template = environment.get_template("report.html.j2")
+    relation, ledger = privacy_report["neighboring_relation"], privacy_report.get("ledger")
+    hidden = public and privacy_report["not_private"]
     try:
         return template.render(
             report=privacy_report,
             batches=privacy_report.get("batches"),
             batch_words=BATCHES,
-            ledger=privacy_report.get("ledger"),
-            spent_share=_spent_share(privacy_report.get("ledger")),
-            relation=RELATIONS.get(
-                privacy_report["neighboring_relation"], privacy_report["neighboring_relation"]
-            ),
+            ledger=ledger,
+            spent_share=_spent_share(ledger),
+            relation=RELATIONS.get(relation, relation),
             **_in_words(privacy_report["epsilon"], privacy_report["delta"]),
-            iterations=None
-            if public and privacy_report["not_private"]
-            else privacy_report.get("iterations"),
+            iterations=None if hidden else privacy_report.get("iterations"),
             pictures=pictures,
             samples=samples,
             evaluation=None if public else evaluation,

@@ -75,7 +75,7 @@ class Gateway:
         if scope["type"] != "http":
             await self._router(scope, receive, send)
             return
-        answer = _Answer(send)
+        answer, route = _Answer(send), self._route(scope["path"])
         started, status = monotonic(), _LOST_CLIENT
         try:
             await self._guarded(scope, receive, answer)
@@ -83,11 +83,16 @@ class Gateway:
         except ClientDisconnect:
             pass
         except Exception as error:
-            failure = self._api_error(error, _route(scope, self._posts))
+            failure = self._api_error(error, route)
             status = failure.status
             await answer.fail(failure, scope, receive)
         finally:
-            self._metrics.answered(_route(scope, self._posts), status, monotonic() - started)
+            self._metrics.answered(route, status, monotonic() - started)
+
+    def _route(self, path: str) -> str:
+        if path in self._posts or path in (HEALTH, METRICS, MODELS):
+            return path
+        return MODELS + "/{model}" if path.startswith(MODELS + "/") else "other"
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Starlette's router raises for an unknown path where there is an app, and answers in plain
@@ -181,13 +186,6 @@ class _Answer:
             return
         last = error.event if self._streams_events else b""
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
-
-
-def _route(scope: Scope, posts: frozenset[str]) -> str:
-    path = scope["path"]
-    if path in posts or path in (HEALTH, METRICS, MODELS):
-        return str(path)
-    return MODELS + "/{model}" if path.startswith(MODELS + "/") else "other"
 
 
 def _check_headers(request: Request, max_bytes: int) -> None:
