@@ -151,8 +151,7 @@ class SyntheticData:
         return ray.data.read_json(str(self.path), lines=True)
 
     def to_datasets(self) -> datasets.Dataset:
-        """Return the records as a Dataset of Hugging Face. Raises InputError where the package
-        `datasets` is not installed."""
+        """Return the records as a Dataset of Hugging Face. Raises InputError without `datasets`."""
         try:
             import datasets
         except ImportError:

@@ -51,8 +51,7 @@ def _plate(rng: np.random.Generator) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """Holds a sentence with a place for a secret, and the function that draws one of many
-    millions."""
+    """Holds a sentence with a place for a secret, which is drawn among many millions."""
 
     name: str
     sentence: str
@@ -99,15 +98,13 @@ def look_alikes(canary: Canary, number: int, rng: np.random.Generator) -> list[s
 
 
 def rank(loss: float, losses: npt.NDArray[np.floating]) -> float:
-    """Rank the canary by perplexity among its look-alikes and itself, lowest first; a tie counts by
-    half."""
+    """Rank the canary by loss among its look-alikes and itself, lowest first; a tie counts half."""
     return 1 + float((losses < loss).sum()) + float((losses == loss).sum()) / 2
 
 
 def exposure(rank: float, candidates: int) -> float:
-    """Return `log2(candidates) - log2(rank)`, the bits of the secret that the model gives away;
-    about 1.4 on average where it knows nothing."""
-    return math.log2(candidates) - math.log2(rank)
+    """Return the bits of the secret that the model gives away, about 1.4 where it knows nothing."""
+    return math.log2(candidates / rank)
 
 
 def leaks(secret: str, texts: Sequence[str]) -> int:
@@ -137,8 +134,7 @@ def try_canaries(
     secret (`leaks`), and, where the model is released, the secret's rank among `candidates`
     look-alikes and itself and its exposure. Private: computed from a run that charges nothing.
 
-    A canary that is repeated is as many records, and as many units. Raises DprayError where the run
-    does not finish.
+    A repeated canary is as many records and units. Raises DprayError where the run does not finish.
     """
     rng = generator(new_key())
     # A label and control values, each as likely as any other.

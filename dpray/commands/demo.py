@@ -77,8 +77,7 @@ def demo_config(folder: Path, out: Path) -> Config:
 
 
 def _evaluation(config: Config, folder: Path, out: Path) -> dict[str, Any]:
-    """Evaluate the synthetic notes, beside real ones and those the model writes without private
-    notes."""
+    """Evaluate the synthetic notes beside real ones and the model's without private notes."""
     path = out / "private" / "evaluation.json"
     if path.exists():
         return read_json(path)

@@ -31,8 +31,7 @@ _PIECE = re.compile(f"{_MARK}|{_BORDER}")
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A `TrainingPlan` holds the sizes and schedule of one training; each of `documents` occurs
-    once."""
+    """A `TrainingPlan` holds the sizes and schedule of a training that reads a document once."""
 
     documents: int = 13_000
     batch_size: int = 8
@@ -50,8 +49,7 @@ class TrainingPlan:
 
 
 def prompt(label: str, example: str | None) -> str:
-    """Return the private prompt with `example`, or the public one with the placeholder, up to
-    "Text:"."""
+    """Return the private prompt with `example`, or the public one with the placeholder."""
     shown = f"<clinic note of {LABEL_FIELD}: {label}>" if example is None else example
     return (
         f"Here are clinic notes with {LABEL_FIELD}: {label}.\n\nText: {shown}\n\n"

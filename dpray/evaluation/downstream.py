@@ -17,8 +17,7 @@ from dpray.evaluation.scores import accuracy_and_f1, mean_and_deviation, summari
 @dataclass(frozen=True)
 class Embedded:
     """An `Embedded` set has `vectors` of shape (records, dimension), and `labels` of shape
-    (records,) or None. A fine-tuned encoder takes the texts themselves as `vectors`, shape
-    (records,)."""
+    (records,) or None. For a fine-tuned encoder, `vectors` are the texts, shape (records,)."""
 
     vectors: np.ndarray
     labels: Any

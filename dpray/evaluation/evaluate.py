@@ -1,7 +1,6 @@
 """`evaluate` measures a synthetic data set against real records.
 
-Nothing here is differentially private: every number is computed from private records, and no
-budget pays for it.
+Nothing here is differentially private: private records make every number, and no budget pays.
 """
 
 from __future__ import annotations

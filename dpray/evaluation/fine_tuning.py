@@ -1,5 +1,4 @@
-"""Two models are fine-tuned on the records: an encoder that classifies, and a causal language model
-that predicts the next word."""
+"""An encoder that classifies, and a language model that predicts words, learn from the records."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ ANSWER_TOKENS = 24
 class InContextClassifier:
     """The classifier answers with the label of the highest calibrated probability (`calibrated`).
 
-    `balanced` says that its demonstrations are equally many of each label; `room` is the number of
-    tokens of the longest prompt.
+    Its demonstrations are `balanced`, equally many of each label; `room` is in tokens, of a prompt.
     """
 
     task = "classification, with contextual calibration"
@@ -150,8 +149,7 @@ def calibrated(p_NL: np.ndarray, free_FL: np.ndarray) -> np.ndarray:
 
 
 def word_f1(answer: Sequence[str], truth: Sequence[str]) -> float:
-    """Return the F1 of the words that an answer and the truth share (Rajpurkar et al. 2016, Section
-    6.1)."""
+    """Return the F1 of the words that both share (Rajpurkar et al. 2016, Section 6.1)."""
     shared = sum((Counter(answer) & Counter(truth)).values())
     return 2 * shared / (len(answer) + len(truth)) if shared else 0.0
 

@@ -42,8 +42,7 @@ def membership(
     share of the members found where 1 % of the others are taken for members (Carlini et al. 2022).
 
     The scores are the cosine with the nearest synthetic text, and the share of a record's 5-grams
-    that some synthetic text holds. Raises InputError for fewer than 100 records a side or no
-    synthetic text.
+    that some synthetic text holds. Raises InputError as `check_numbers` does.
     """
     check_numbers(members, non_members, synthetic)
     made_ND = np.asarray(embedder.embed(list(synthetic)))

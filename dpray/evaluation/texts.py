@@ -23,9 +23,8 @@ def compare_lengths(
     distance between the two, in words (Villani 2009, Section 6).
 
     The yardstick is the same distance between the real test texts and other real ones (`train`).
-    The distance of two samples shrinks with their size, so both are taken between samples of equal
-    sizes: every seed draws (bootstrap) as many synthetic as other real texts, and the test texts
-    anew. No sequence is empty.
+    The distance of two samples shrinks with their size, so every seed draws (bootstrap) as many
+    synthetic as other real texts, and the test texts anew. No sequence is empty.
     """
     synthetic_words, train_words, test_words = (
         np.array([len(text.split()) for text in texts]) for texts in (synthetic, train, test)
@@ -85,9 +84,9 @@ def compare_diversity(
 
 
 def distinct(texts: Sequence[str], n: int) -> float:
-    """Return distinct-n: the number of different n-grams of words over that of all n-grams (Li et
-    al. 2016, Section 5.3), and 0 where no text has n words. It falls with the amount of text, so
-    compare equal amounts only."""
+    """Return distinct-n: the number of different n-grams of words over that of all (Li et al. 2016,
+    Section 5.3), 0 where no text has n words. It falls with the amount of text: compare equal
+    amounts only."""
     grams: set[tuple[str, ...]] = set()
     total = 0
     for text in texts:

@@ -34,8 +34,7 @@ _LONGEST_LABEL = 24
 def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
     """Draw the concentration of the votes, and the lengths of the kept texts, over the iterations.
 
-    `dpray.methods.aug_pe.history` describes `history`. Where the votes have noise, all of it is
-    post-processing.
+    `dpray.methods.aug_pe.history` makes `history`; from votes with noise it is post-processing.
     """
     with figure_of_the_page(2.6, columns=2) as (figure, (votes, lengths)):
         steps = [row["iteration"] for row in history]

@@ -56,8 +56,7 @@ def http_options(file: ServeFile) -> dict[str, Any]:
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """Make the application of a ServeFile's plain values, for `serve deploy`. Raises InputError
-    that names the wrong key."""
+    """Make the application of a ServeFile's plain values. Raises InputError that names the key."""
     return application(parse(ServeFile, args))
 
 

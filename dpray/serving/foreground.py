@@ -35,8 +35,7 @@ def serve_until_stopped(
     or SIGTERM, with the application shut down. `on_wait` gets the names of what is not ready yet
     (deployments, Serve's proxy), when they change.
 
-    Raises InputError where Serve already runs on the cluster, ServingFailed where the application
-    does not start.
+    Raises InputError where Serve already runs on the cluster, ServingFailed for a failed start.
     """
     stop = threading.Event()
     was_connected = ray.is_initialized()
@@ -111,8 +110,7 @@ def _wait(file: ServeFile, stop: threading.Event, on_wait: Callable[[str], None]
 
 
 def _take_down(disconnect: bool) -> None:
-    """End Serve, which this command started. Ray's lines about that stay off stdout, which holds
-    the answer of `--json`."""
+    """End Serve, which this command started; Ray's lines stay off stdout, which is `--json`'s."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         with suppress(Exception):
             serve.shutdown()

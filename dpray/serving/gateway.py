@@ -219,8 +219,7 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """Parse the body; lone surrogates, which JSON may hold and tokenizers refuse, are replaced as
-    in records."""
+    """Parse the body, and replace lone surrogates, which tokenizers refuse, as in records."""
     try:
         text = json.dumps(json.loads(body), ensure_ascii=False)
         value = json.loads(valid_unicode(text))

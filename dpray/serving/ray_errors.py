@@ -1,5 +1,4 @@
-"""This module maps errors of Ray, Serve and vLLM to API errors that repeat no message: it may quote
-a prompt."""
+"""Errors of Ray, Serve and vLLM become API errors without their messages: they may quote prompts."""
 
 from __future__ import annotations
 

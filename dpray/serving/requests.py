@@ -145,8 +145,7 @@ def refuse_unknown(body: dict[str, Any], known: frozenset[str]) -> None:
 
 
 def wrong_key(key: str, message: str, inner: tuple[int | str, ...] = ()) -> ApiError:
-    """Make a 400 for `key`, at `inner` of its value. A name that cannot be an API's key, and may be
-    a caller's words, is left out."""
+    """Make a 400 for `key`, at `inner` of its value, without names that may be a caller's words."""
     if not _KEY.fullmatch(key):
         return ApiError(400, f"the request: {message}", "invalid_value")
     place = key

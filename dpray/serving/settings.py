@@ -173,6 +173,5 @@ def _public_name(model: str) -> str:
 
 
 def load_serve_config(path: str | Path, overrides: list[str] | None = None) -> ServeFile:
-    """Read the serve file at `path` with `key.sub=value` overrides. Raises InputError with one line
-    that names the key."""
+    """Read a serve file, with `key.sub=value` overrides. Raises InputError that names the key."""
     return parse(ServeFile, read_tree(path, overrides or []))
