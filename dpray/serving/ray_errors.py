@@ -1,4 +1,4 @@
-"""Errors of Ray, Serve and vLLM become API errors without their messages: they may quote prompts."""
+"""Errors of Ray, Serve and vLLM become API errors without their texts, which may hold a prompt."""
 
 from __future__ import annotations
 
