@@ -9,9 +9,8 @@ from scipy import stats
 
 
 def clopper_pearson_lower(hits: Any, trials: int, alpha: float) -> Any:
-    """Return the smallest probability that makes `hits` of `trials` or more as likely as `alpha`,
-    elementwise (Clopper and Pearson 1934): the true one is below it with at most this probability.
-    """
+    """Return, elementwise, what makes `hits` of `trials` or more as likely as `alpha` (Clopper and
+    Pearson 1934). The true probability is below it with probability `alpha` at most."""
     hits = np.asarray(hits)
     return np.where(hits > 0, stats.beta.ppf(alpha, np.maximum(hits, 1), trials - hits + 1), 0.0)
 

@@ -24,7 +24,7 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Serve the LLM and the embedder until Ctrl-C."""
-    file = load_serve_config(config, overrides or [])
+    file = load_serve_config(config, overrides)
     # Imported late: a mistyped key should not have to wait for Ray.
     if dry_run:
         from dpray.serving.applications import serve_config

@@ -48,10 +48,6 @@ class CausalLM:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model: Any = model.to(self.device).eval()
 
-    @property
-    def context_length(self) -> int:
-        return self.codec.context_length
-
     def ids(self, text: str) -> Ids:
         """Return the token ids of a piece of text, without special tokens."""
         return tuple(self.codec.ids(text))

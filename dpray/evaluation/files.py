@@ -50,8 +50,11 @@ def evaluate_files(
         for name, path in paths.items()
         if path is not None
     }
-    if sets["real"][0][1] is None:
-        _refuse_without_labels(settings)
+    without_labels = sets["real"][0][1] is None
+    for key in ("label", "networks", "encoder", "extraction") if without_labels else ():
+        if getattr(settings, key):
+            column = settings.label or LABEL
+            raise InputError(f"--{key}: no record of --real has a label in '{column}'")
     schema = None
     if settings.json_schema is not None:
         film = settings.json_schema == "film"
@@ -146,13 +149,6 @@ def _check_folder(out: Path) -> None:
             f"--out: {out}: what a run leaves there may be released, and this may not; give a "
             f"folder such as {out / 'private'}"
         )
-
-
-def _refuse_without_labels(settings: EvaluationSettings) -> None:
-    for key in ("label", "networks", "encoder", "extraction"):
-        if getattr(settings, key):
-            column = settings.label or LABEL
-            raise InputError(f"--{key}: no record of --real has a label in '{column}'")
 
 
 def _read(path: str, key: str, text: str, label: str) -> list[Labelled]:

@@ -182,8 +182,8 @@ def _trained_on(lm: CausalLM, rows: Sequence[Sequence[int]], training: Training,
 
 def _token_rows(lm: CausalLM, texts: Sequence[str], training: Training) -> list[list[int]]:
     """Return each text's tokens, with a start and an end token, cut to the longest length."""
-    longest = min(training.max_length, lm.context_length)
     codec = lm.codec
+    longest = min(training.max_length, codec.context_length)
     return [
         [codec.start_id, *codec.ids(codec.truncate(text, longest)), codec.eos_ids[0]][:longest]
         for text in texts

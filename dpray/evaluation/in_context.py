@@ -46,7 +46,7 @@ class InContextClassifier:
         self.lm, self.labels, self.cut = lm, sorted(labels), lm.codec.truncate
         self.answers = [lm.ids(f" {label}") for label in self.labels]
         longest = max(map(len, self.answers))
-        self.room = lm.context_length - 1 - longest - self.tokens(self.header)
+        self.room = lm.codec.context_length - 1 - longest - self.tokens(self.header)
 
     def tokens(self, piece: str) -> int:
         return len(self.lm.ids(piece))

@@ -32,12 +32,9 @@ class Keys:
         digest = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
         found = [hmac.compare_digest(digest, each) for each in self._digests]
         if scheme.lower() != "bearer" or True not in found:
-            raise ApiError(
-                401,
-                "a valid API key is needed: Authorization: Bearer KEY",
-                "invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            message = "a valid API key is needed: Authorization: Bearer KEY"
+            bearer = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, message, "invalid_api_key", headers=bearer)
         return str(found.index(True))
 
 

@@ -82,14 +82,10 @@ def application(file: ServeFile) -> serve.Application:
 def _embedder(file: ServeFile) -> serve.Application:
     served = file.served_embedder
     assert file.embedder is not None and served is not None
-    deployment = serve.deployment(
-        name="embedder",
-        ray_actor_options={
-            "num_cpus": served.cpus_per_replica,
-            "num_gpus": served.gpus_per_replica,
-        },
-        **_deployment(served),
-    )(EmbeddingServer)
+    needs = {"num_cpus": served.cpus_per_replica, "num_gpus": served.gpus_per_replica}
+    deployment = serve.deployment(name="embedder", ray_actor_options=needs, **_deployment(served))(
+        EmbeddingServer
+    )
     return deployment.bind(_located(file.embedder.model, "embedder.model"), served)
 
 
@@ -185,12 +181,8 @@ class Ingress:
         if embedder is not None and config.embedder is not None:
             endpoints["/v1/embeddings"] = _embeddings(embedder, embedder_name, config.embedder)
         logging.getLogger("vllm").setLevel(logging.CRITICAL)
-        created = int(time())
-        cards = [
-            {"id": name, "object": "model", "created": created, "owned_by": "dpray"}
-            for name in (llm_name, embedder_name)
-            if name
-        ]
+        card = {"object": "model", "created": int(time()), "owned_by": "dpray"}
+        cards = [{"id": name, **card} for name in (llm_name, embedder_name) if name]
         self._gateway = Gateway(config, endpoints, cards, Readiness(), api_error)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
