@@ -59,16 +59,15 @@ def audit(
     loaded = load_config(config, overrides or [])
     if out is not None:
         check_writable(out, "--out")
+    asked = {"members": members, "non_members": non_members, "canaries": canaries}
     with progress_bar() as on_progress:
         result = api.audit(
             loaded,
             on_progress,
             trials=trials,
             confidence=confidence,
-            members=members,
-            non_members=non_members,
-            canaries=canaries,
             candidates=candidates,
+            **asked,
         )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -86,20 +85,18 @@ def show_audit(result: dict[str, Any], console: Terminal) -> None:
         console.print(_bounds_table(result))
         broken = [found for found in result["mechanisms"] if not found["holds"]]
         for found in broken:
-            console.print(
+            said = (
                 f"EXCEEDED: {found['name']} ({found['how']}): eps is at least "
-                f"{found['lower_bound']:.4f}, claimed are {found['claimed']:.4f}",
-                style="bold red",
-                soft_wrap=True,
+                f"{found['lower_bound']:.4f}, claimed are {found['claimed']:.4f}"
             )
+            console.print(said, style="bold red", soft_wrap=True)
         for found in result["mechanisms"]:
             if found["most"] < found["claimed"]:
-                console.note(
-                    "note",
-                    "yellow",
+                said = (
                     f"{found['name']} ({found['how']}): so few trials could not refute the claim, "
-                    "whatever the mechanism did; give more --trials",
+                    "whatever the mechanism did; give more --trials"
                 )
+                console.note("note", "yellow", said)
         if not broken:
             console.print("No bound is above its claim. That is no proof: a bound can only refute.")
     if (membership := result.get("membership")) is not None:

@@ -53,18 +53,16 @@ def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
 
 def _how(report: dict[str, Any]) -> str:
     """Describe how the records were made, by the method's counts."""
-    parts = []
+    words = ""
     if batches := report.get("batches"):
-        parts.append(
-            f" from {batches['published']} of {batches['total']} batches "
-            f"({batches['repeated']} repeated, {batches['dropped']} dropped)"
-        )
+        made = " from {published} of {total} batches ({repeated} repeated, {dropped} dropped)"
+        words = made.format_map(batches)
     if (tokens := report.get("tokens")) and tokens["total"]:
         share = tokens["private"] / tokens["total"]
-        parts.append(f"; {share:.0%} of {tokens['total']} tokens are private")
+        words += f"; {share:.0%} of {tokens['total']} tokens are private"
     if calls := report.get("calls"):
-        parts.append(
+        words += (
             f" from {calls['calls']} calls of the language model "
             f"({calls['prompt_tokens']} tokens read, {calls['completion_tokens']} written)"
         )
-    return "".join(parts)
+    return words

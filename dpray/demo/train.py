@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from dpray.demo.generator import LABEL_FIELD, LABELS, random_book, write_note
@@ -119,35 +120,28 @@ def train_tokenizer(plan: TrainingPlan) -> PreTrainedTokenizerFast:
     )
 
 
-Encoded = tuple[list[int], int]
+Encoded = tuple[torch.Tensor, torch.Tensor]
 
 
 def _encode(tokenizer: PreTrainedTokenizerFast, row: list[tuple[str, str]]) -> Encoded:
-    """Return the token ids, every pair between bos and eos, and the length of the first prompt."""
+    """Return the ids, every pair between bos and eos, and the labels. The first prompt has none:
+    nothing in it can be copied, so it would only add noise."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     ids: list[int] = []
     for pair in row:
         ids += [bos, *tokenizer("".join(pair), add_special_tokens=False)["input_ids"], eos]
-    return ids, 1 + len(tokenizer(row[0][0], add_special_tokens=False)["input_ids"])
+    first = 1 + len(tokenizer(row[0][0], add_special_tokens=False)["input_ids"])
+    return torch.tensor(ids), torch.tensor([-100] * first + ids[first:])
 
 
-def _batches(
-    rows: list[Encoded], plan: TrainingPlan, rng: random.Random
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield ids and labels of rows of about one length, in random order, padded on the right. The
-    first prompt has no label: nothing in it can be copied, so it would only add noise."""
+def _batches(rows: list[Encoded], size: int, rng: random.Random) -> Iterator[Encoded]:
+    """Yield batches of rows of about one length, in random order, padded on the right."""
     ordered = sorted(rows, key=lambda row: len(row[0]))
-    groups = [
-        ordered[start : start + plan.batch_size] for start in range(0, len(rows), plan.batch_size)
-    ]
+    groups = [ordered[start : start + size] for start in range(0, len(rows), size)]
     rng.shuffle(groups)
     for group in groups:
-        ids = [torch.tensor(row) for row, _ in group]
-        labels = [torch.tensor([-100] * length + row[length:]) for row, length in group]
-        yield (
-            torch.nn.utils.rnn.pad_sequence(ids, batch_first=True),
-            torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=-100),
-        )
+        ids, labels = map(list, zip(*group, strict=True))
+        yield pad_sequence(ids, True), pad_sequence(labels, True, padding_value=-100)
 
 
 def _learning_rate(step: int, steps: int, plan: TrainingPlan) -> float:
@@ -198,7 +192,7 @@ def train(plan: TrainingPlan, out: Path, on_progress: OnProgress) -> None:
     model = _new_model(tokenizer, plan)
     optimizers = _optimizers(model, plan)
     steps = math.ceil(len(rows) / plan.batch_size)
-    for step, (ids, labels) in enumerate(_batches(rows, plan, rng)):
+    for step, (ids, labels) in enumerate(_batches(rows, plan.batch_size, rng)):
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = _learning_rate(step, steps, plan)
         # Attention is causal, so padding on the right needs no mask.
