@@ -164,7 +164,7 @@ def _check(sets: Sets, classes: bool) -> None:
             raise InputError(f"{name} records: there are none")
         if None in labels and labels != {None}:
             raise InputError(f"{name} records: some have a label and some have none")
-        if labels == {None} != known:
+        if labels == {None} and known != {None}:
             raise InputError(f"{name} records: they have no label, and others have one")
         if classes and len(labels) == 1 and known != {None}:
             raise InputError(f"{name} records: all have one label, a classifier needs two")
@@ -228,10 +228,7 @@ def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> li
 
 
 def _embed_all(
-    sets: Sets,
-    embedders: Mapping[str, Embedder],
-    map_chunks: ChunkMap,
-    on_progress: OnProgress,
+    sets: Sets, embedders: Mapping[str, Embedder], map_chunks: ChunkMap, on_progress: OnProgress
 ) -> dict[str, dict[str, Embedded]]:
     """Return the sets' embeddings by each embedder; the floor's by the first only."""
     total = len(embedders) * sum(len(sets[key]) for key in SIDES) + len(sets.get("floor", ()))

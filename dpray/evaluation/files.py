@@ -15,7 +15,7 @@ from dpray.engines.base import Embedder, EngineError
 from dpray.evaluation.chunks import ChunkMap
 from dpray.evaluation.evaluate import Labelled, evaluate
 from dpray.evaluation.settings import IN_PROCESS, EvaluationSettings
-from dpray.evaluation.topics import k_means, load_bertopic
+from dpray.evaluation.topics import load_bertopic
 from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.records import Where, list_files, read_rows, text_of
 from dpray.types import InputError, OnProgress, valid_unicode
@@ -123,9 +123,9 @@ def _load_embedders(settings: EvaluationSettings) -> tuple[dict[str, Embedder], 
 
 def _load_other_models(settings: EvaluationSettings) -> dict[str, Any]:
     """Load the other models, before the work begins, as arguments of `evaluate`."""
-    models: dict[str, Any] = {
-        "cluster": load_bertopic() if settings.topics == "bertopic" else k_means
-    }
+    models: dict[str, Any] = {}
+    if settings.topics == "bertopic":
+        models["cluster"] = load_bertopic()
     if settings.encoder is not None:
         from dpray.evaluation.fine_tuning import Encoder
 
@@ -137,8 +137,8 @@ def _load_other_models(settings: EvaluationSettings) -> dict[str, Any]:
         if settings.extraction:
             from dpray.engines.transformers import TransformersEngine
 
-            section = EngineConfig(model=settings.lm, dtype="float32")
-            models["extractor"] = TransformersEngine(section)
+            config = EngineConfig(model=settings.lm, dtype="float32")
+            models["extractor"] = TransformersEngine(config)
     return models
 
 

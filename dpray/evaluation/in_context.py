@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -171,15 +172,10 @@ def _draw(records: Sequence[Example], shots: int, balanced: bool, seed: int) -> 
     order = rng.permutation(len(records))
     if balanced:
         # One record of each label in turn, the labels in an order that is drawn too.
-        turns: Counter[str] = Counter()
         labels = rng.permutation(sorted({label for _, label in records}))
-        rank = {label: i for i, label in enumerate(labels)}
-        keys = {}
-        for i in order:
-            label = records[i][1]
-            keys[i] = (turns[label], rank[label])
-            turns[label] += 1
-        order = rng.permutation(sorted(order, key=lambda i: keys[i])[:shots])
+        rows = ([i for i in order if records[i][1] == label] for label in labels)
+        turns = chain.from_iterable(zip_longest(*rows))
+        order = rng.permutation([i for i in turns if i is not None][:shots])
     return [records[i] for i in order[:shots]]
 
 
