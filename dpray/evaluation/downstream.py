@@ -92,7 +92,7 @@ def _by_class(truth: np.ndarray, counts: Mapping[str, list[np.ndarray]]) -> dict
     `counts` are the confusion matrices of the seeds, shape (labels, labels) each.
     """
     names, records = np.unique(truth, return_counts=True)
-    found: dict[str, Any] = {"labels": [str(name) for name in names], "records": records.tolist()}
+    found: dict[str, Any] = {"labels": [*map(str, names)], "records": records.tolist()}
     for key in ("synthetic", "ceiling"):
         # The bootstrap goes label by label: each label has as many test records in every seed.
         shares = np.stack(counts[key]) / records[:, None]

@@ -3,7 +3,6 @@ Deep CORAL (Nagesh et al. 2025, Section 3.1)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,9 +120,7 @@ def _layers(widths: tuple[int, ...], generator: torch.Generator) -> nn.Sequentia
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
-        bound = math.sqrt(6.0 / inputs)
-        with torch.no_grad():
-            layer.weight.uniform_(-bound, bound, generator=generator)
-            layer.bias.zero_()
+        nn.init.kaiming_uniform_(layer.weight, generator=generator)
+        nn.init.zeros_(layer.bias)
         layers += [layer, nn.ReLU()]
     return nn.Sequential(*layers[:-1])

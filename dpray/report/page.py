@@ -66,7 +66,8 @@ def render_report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "words": words}
+    # A key as words: `noise_multiplier` -> `noise multiplier`.
+    environment.filters |= {"number": number, "words": lambda key: key.replace("_", " ")}
     template = environment.get_template("report.html.j2")
     relation, ledger = privacy_report["neighboring_relation"], privacy_report.get("ledger")
     hidden = public and privacy_report["not_private"]
@@ -116,11 +117,6 @@ def attacker_accuracy(epsilon: float, delta: float) -> float:
     both answers are equally likely beforehand: (e^eps + delta) / (e^eps + 1), from the sum of the
     two inequalities on error rates in Kairouz et al. (2015), Theorem 2.1."""
     return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
-
-
-def words(name: str) -> str:
-    """Write a key as words: `noise_multiplier` -> `noise multiplier`."""
-    return name.replace("_", " ")
 
 
 def _spent_share(ledger: Mapping[str, Any] | None) -> float:

@@ -21,8 +21,11 @@ _HASHED = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class ReplicasConfig(Section):
-    """These keys scale a deployment and give its replicas resources."""
+    """These keys name and scale a model's deployment, and give its replicas resources."""
 
+    name: str | None = Field(
+        None, description="what clients call it; null: the model's name, of a folder the last part"
+    )
     min_replicas: Count = Field(1, description="the fewest replicas")
     max_replicas: Count = Field(1, description="the most; Serve scales between the two by load")
     target_ongoing_requests: Positive = Field(
@@ -45,16 +48,7 @@ class ReplicasConfig(Section):
         return self
 
 
-class ServedLlm(ReplicasConfig):
-    name: str | None = Field(
-        None, description="what clients call it; null: engine.model, of a folder the last part"
-    )
-
-
 class ServedEmbedder(ReplicasConfig):
-    name: str | None = Field(
-        None, description="what clients call it; null: embedder.model, of a folder the last part"
-    )
     max_batch_size: Count = Field(64, description="texts embedded in one call of the model")
     batch_wait_seconds: float = Field(
         0.01, ge=0, le=10, description="how long the first text of a batch waits for others"
@@ -88,8 +82,8 @@ class ServeConfig(Section):
         1800.0, description="give up where the models are not up after it"
     )
     limits: LimitsConfig = LimitsConfig()
-    llm: ServedLlm | None = Field(
-        ServedLlm(), description="the LLM of `engine`; null, or no `engine`: not served"
+    llm: ReplicasConfig | None = Field(
+        ReplicasConfig(), description="the LLM of `engine`; null, or no `engine`: not served"
     )
     embedder: ServedEmbedder | None = Field(
         ServedEmbedder(), description="the model of `embedder`; null, or none: not served"
@@ -144,7 +138,7 @@ class ServeFile(Section):
         return self
 
     @property
-    def llm(self) -> ServedLlm | None:
+    def llm(self) -> ReplicasConfig | None:
         """Return the language model's deployment, None where it is not served."""
         return self.serve.llm if self.engine is not None else None
 
