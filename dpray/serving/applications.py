@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from dpray.config.engine import EngineConfig
 from dpray.engines.model_path import check_model_path
 from dpray.engines.vllm_model import ENVIRONMENT, vllm_options
 from dpray.serving import embedding
@@ -63,10 +64,11 @@ def build(args: dict[str, Any]) -> serve.Application:
 def application(file: ServeFile) -> serve.Application:
     """Make the application that `file` describes. Raises InputError for a model that is missing."""
     bound: dict[str, Any] = {}
-    if file.llm is not None:
-        bound |= {"llm": _llm(file), "llm_name": file.llm_name}
-    if file.served_embedder is not None:
-        bound |= {"embedder": _embedder(file), "embedder_name": file.embedder_name}
+    if (name := file.llm_name) and file.engine and file.serve.llm:
+        bound |= {"llm": _llm(file.engine, file.serve.llm, name), "llm_name": name}
+    if (name := file.embedder_name) and file.embedder and file.serve.embedder:
+        embedder = _embedder(file.embedder.model, file.serve.embedder)
+        bound |= {"embedder": embedder, "embedder_name": name}
     gateway = serve.deployment(
         name="gateway",
         # One replica, so that the limits and the metrics count all requests.
@@ -79,14 +81,12 @@ def application(file: ServeFile) -> serve.Application:
     return gateway.bind(file.serve, **bound)
 
 
-def _embedder(file: ServeFile) -> serve.Application:
-    served = file.served_embedder
-    assert file.embedder is not None and served is not None
+def _embedder(model: str, served: ServedEmbedder) -> serve.Application:
     needs = {"num_cpus": served.cpus_per_replica, "num_gpus": served.gpus_per_replica}
     deployment = serve.deployment(name="embedder", ray_actor_options=needs, **_deployment(served))(
         EmbeddingServer
     )
-    return deployment.bind(_located(file.embedder.model, "embedder.model"), served)
+    return deployment.bind(_located(model, "embedder.model"), served)
 
 
 def _located(model: str, key: str) -> str:
@@ -105,7 +105,7 @@ def _deployment(replicas: ReplicasConfig) -> dict[str, Any]:
     }
 
 
-def _llm(file: ServeFile) -> serve.Application:
+def _llm(engine: EngineConfig, served: ReplicasConfig, name: str) -> serve.Application:
     """Make Ray's deployment of `engine` and `serve.llm`: vLLM's arguments are those of
     `dpray.engines.vllm`, without lockstep decoding, which is not served."""
     # vLLM reads it once, when it is imported.
@@ -113,10 +113,8 @@ def _llm(file: ServeFile) -> serve.Application:
     # Imported late: it needs vLLM, and an embedder alone does not.
     from ray.serve.llm import LLMConfig, build_llm_deployment
 
-    assert file.engine is not None and file.llm is not None
-    engine, gpus = file.engine, file.llm.gpus_per_replica
-    workers = engine.tensor_parallel_size
-    bundle = {"CPU": file.llm.cpus_per_replica / workers}
+    gpus, workers = served.gpus_per_replica, engine.tensor_parallel_size
+    bundle = {"CPU": served.cpus_per_replica / workers}
     if gpus:
         bundle["GPU"] = gpus / workers
     lengths = engine.model_dump(
@@ -124,7 +122,7 @@ def _llm(file: ServeFile) -> serve.Application:
     )
     config = LLMConfig(
         model_loading_config={
-            "model_id": file.llm_name,
+            "model_id": name,
             "model_source": _located(engine.model, "engine.model"),
         },
         engine_kwargs=vllm_options(engine, on_gpu=gpus > 0)
@@ -132,7 +130,7 @@ def _llm(file: ServeFile) -> serve.Application:
         | {"enable_log_requests": False},
         # The replica's actor shares the first bundle with the engine's worker.
         placement_group_config={"bundles": [dict(bundle) for _ in range(workers)]},
-        deployment_config=_deployment(file.llm) | {"ray_actor_options": {"num_cpus": 0}},
+        deployment_config=_deployment(served) | {"ray_actor_options": {"num_cpus": 0}},
         runtime_env={"env_vars": dict(ENVIRONMENT)},
     )
     return build_llm_deployment(config)

@@ -121,43 +121,35 @@ class ServeFile(Section):
 
     @model_validator(mode="after")
     def _servable(self) -> ServeFile:
-        if not (self.llm or self.served_embedder):
+        if not (self.llm_name or self.embedder_name):
             raise ValueError("serve: nothing to serve: give engine, embedder, or both")
         if self.runtime.ray_address == "none":
             raise ValueError("runtime.ray_address: serving needs Ray")
-        if self.llm is not None and self.engine is not None:
+        if self.engine is not None and self.serve.llm is not None:
             if self.engine.kind != "vllm":
                 raise ValueError("engine.kind: vllm is what serves a language model")
-            split, gpus = self.engine.tensor_parallel_size, self.llm.gpus_per_replica
+            split, gpus = self.engine.tensor_parallel_size, self.serve.llm.gpus_per_replica
             if split > 1 and gpus != split:
                 raise ValueError(
                     "serve.llm.gpus_per_replica: one for each of engine.tensor_parallel_size"
                 )
-        if self.llm and self.served_embedder and self.llm_name == self.embedder_name:
+        if self.llm_name == self.embedder_name:
             raise ValueError("serve.llm.name: is the embedder's too")
         return self
 
     @property
-    def llm(self) -> ReplicasConfig | None:
-        """Return the language model's deployment, None where it is not served."""
-        return self.serve.llm if self.engine is not None else None
+    def llm_name(self) -> str | None:
+        """Return what clients call the language model, None where it is not served."""
+        if self.engine is None or self.serve.llm is None:
+            return None
+        return self.serve.llm.name or _public_name(self.engine.model)
 
     @property
-    def served_embedder(self) -> ServedEmbedder | None:
-        """Return the embedder's deployment, None where it is not served."""
-        return self.serve.embedder if self.embedder is not None else None
-
-    @property
-    def llm_name(self) -> str:
-        """Return the name by which clients call the language model."""
-        assert self.engine is not None and self.llm is not None
-        return self.llm.name or _public_name(self.engine.model)
-
-    @property
-    def embedder_name(self) -> str:
-        """Return the name by which clients call the embedder."""
-        assert self.embedder is not None and self.served_embedder is not None
-        return self.served_embedder.name or _public_name(self.embedder.model)
+    def embedder_name(self) -> str | None:
+        """Return what clients call the embedder, None where it is not served."""
+        if self.embedder is None or self.serve.embedder is None:
+            return None
+        return self.serve.embedder.name or _public_name(self.embedder.model)
 
 
 def _public_name(model: str) -> str:
