@@ -83,10 +83,8 @@ def application(file: ServeFile) -> serve.Application:
 
 def _embedder(model: str, served: ServedEmbedder) -> serve.Application:
     needs = {"num_cpus": served.cpus_per_replica, "num_gpus": served.gpus_per_replica}
-    deployment = serve.deployment(name="embedder", ray_actor_options=needs, **_deployment(served))(
-        EmbeddingServer
-    )
-    return deployment.bind(_located(model, "embedder.model"), served)
+    deployed = serve.deployment(name="embedder", ray_actor_options=needs, **_deployment(served))
+    return deployed(EmbeddingServer).bind(_located(model, "embedder.model"), served)
 
 
 def _located(model: str, key: str) -> str:
