@@ -19,8 +19,9 @@ from dpray.version import __version__
 
 if TYPE_CHECKING:
     from dpray.accounting.ledger import Ledger
-    from dpray.api import SyntheticData, audit, evaluate, load, plan, progress_bar, run
+    from dpray.api import SyntheticData, audit, evaluate, load, plan, run
     from dpray.config.config import Config
+    from dpray.progress import progress_bar
 
 __all__ = [
     "Budget",
@@ -41,7 +42,11 @@ __all__ = [
     "run",
 ]
 
-_ELSEWHERE = {"Config": "dpray.config.config", "Ledger": "dpray.accounting.ledger"}
+_ELSEWHERE = {
+    "Config": "dpray.config.config",
+    "Ledger": "dpray.accounting.ledger",
+    "progress_bar": "dpray.progress",
+}
 
 
 def __getattr__(name: str) -> Any:

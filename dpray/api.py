@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,15 +112,6 @@ def audit(
     return audit_config(config, run=run, on_progress=on_progress, **options)
 
 
-def progress_bar() -> AbstractContextManager[OnProgress]:
-    """Return a context manager whose value, given as `on_progress`, draws a bar on stderr where
-    that is a terminal."""
-    from dpray.progress import progress_bar as bar
-    from dpray.terminal import Terminal
-
-    return bar(Terminal(stderr=True))
-
-
 @dataclass(frozen=True)
 class SyntheticData:
     """A `SyntheticData` is the release in a finished run's folder: its records and privacy report.
@@ -161,8 +151,7 @@ class SyntheticData:
         return ray.data.read_json(str(self.path), lines=True)
 
     def to_datasets(self) -> datasets.Dataset:
-        """Return the records as a Dataset of Hugging Face. Raises InputError where the package
-        `datasets` is not installed."""
+        """Return the records as a Dataset of Hugging Face. Raises InputError without `datasets`."""
         try:
             import datasets
         except ImportError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from pkgutil import resolve_name
+from traceback import walk_tb
 from typing import Annotated, Any
 
 import typer
@@ -68,18 +69,12 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_HELP = "Print the version and stop."
+_Version = typer.Option("--version", help=_HELP, callback=_show_version, is_eager=True)
+
+
 @app.callback()
-def _root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            help="Print the version and stop.",
-            callback=_show_version,
-            is_eager=True,
-        ),
-    ] = False,
-) -> None:
+def _root(version: Annotated[bool, _Version] = False) -> None:
     pass
 
 
@@ -112,11 +107,6 @@ def run_command(arguments: list[str] | None = None) -> int:
 
 def _place(error: BaseException) -> str:
     """Return the last module and line of dpray that the error passed: public, unlike its text."""
-    place = "?"
-    trace = error.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_globals.get("__name__", "")
-        if name.startswith("dpray"):
-            place = f"{name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
+    passed = ((frame.f_globals.get("__name__", ""), n) for frame, n in walk_tb(error.__traceback__))
+    places = [f"{module}:{line}" for module, line in passed if module.startswith("dpray")]
+    return places[-1] if places else "?"

@@ -13,11 +13,11 @@ from dpray.types import OnProgress, Progress
 
 
 @contextmanager
-def progress_bar(
-    console: Terminal, stage: str = "", *, transient: bool = True
-) -> Iterator[OnProgress]:
-    """Show a bar of public quantities while the block runs, and yield the function that moves it.
-    There is no bar where the output is a file or a pipe; a `transient` bar is erased at the end."""
+def progress_bar(stage: str = "", *, transient: bool = True) -> Iterator[OnProgress]:
+    """Draw a bar of public quantities on stderr while the block runs, and yield the function that
+    moves it, to be given as `on_progress`. There is no bar where stderr is no terminal; a
+    `transient` bar is erased at the end."""
+    console = Terminal(stderr=True)
     bar = Bar(
         TextColumn("{task.fields[stage]}", markup=False),
         BarColumn(),

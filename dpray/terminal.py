@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -44,9 +45,13 @@ class Terminal(Console):
         self.print(Text(word, style), text, sep=": ", soft_wrap=True)
 
 
-def titled_table(title: str, *columns: str) -> Table:
+def titled_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[RenderableType]]
+) -> Table:
     """Make a table whose first column holds words and whose others hold numbers."""
     table = Table(title=title, title_justify="left")
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place else "left")
+    for row in rows:
+        table.add_row(*row)
     return table

@@ -1,5 +1,4 @@
-"""`audit` bounds a configuration's epsilon from below, and tests its release for membership and
-canaries."""
+"""`audit` bounds a configuration's epsilon from below, and attacks its release."""
 
 from __future__ import annotations
 
@@ -68,14 +67,17 @@ def audit(
     attack = None
     if members is not None and non_members is not None:
         attack = _membership(config, members, non_members, confidence, load_embedder)
-    result: dict[str, Any] = {"method": config.method.name, "confidence": confidence}
-    if plan.not_private and (canaries or attack is not None):
-        findings: list[Finding] = []
-        result |= {"epsilon": None, "delta": None}
-    else:
-        findings = audit_plan(plan, trials, confidence, on_progress)
-        result |= {"epsilon": plan.cost.epsilon, "delta": plan.cost.delta}
-    result |= {
+    if plan.not_private and not (canaries or attack):
+        raise InputError(
+            "privacy.epsilon: is infinite, so nothing is claimed that could be audited"
+        )
+    claimed = not plan.not_private
+    findings = _audit_plan(plan, trials, confidence, on_progress) if claimed else []
+    result: dict[str, Any] = {
+        "method": config.method.name,
+        "confidence": confidence,
+        "epsilon": plan.cost.epsilon if claimed else None,
+        "delta": plan.cost.delta if claimed else None,
         "mechanisms": [asdict(found) | {"holds": found.holds} for found in findings],
         "holds": all(found.holds for found in findings),
         "not_private": plan.not_private,
@@ -92,21 +94,11 @@ def audit(
     return result
 
 
-def audit_plan(
-    plan: Plan,
-    trials: int,
-    confidence: float,
-    on_progress: OnProgress = lambda progress: None,
+def _audit_plan(
+    plan: Plan, trials: int, confidence: float, on_progress: OnProgress
 ) -> list[Finding]:
     """Audit all mechanisms that the plan charges for; opens no data and no ledger. With probability
-    `confidence` none of the bounds is above its true epsilon, all of them together.
-
-    Raises InputError for a plan without a claim, and for too few trials.
-    """
-    if plan.not_private:
-        raise InputError(
-            "privacy.epsilon: is infinite, so nothing is claimed that could be audited"
-        )
+    `confidence` none of the bounds is above its true epsilon, all of them together."""
     targets = list(plan.audit_targets())
     if plan.label_histogram is not None:
         targets.insert(0, labels_target(plan.label_histogram))

@@ -9,16 +9,14 @@ from scipy import stats
 
 
 def clopper_pearson_lower(hits: Any, trials: int, alpha: float) -> Any:
-    """Return the smallest probability that makes `hits` of `trials` or more as likely as `alpha`
-    (Clopper and Pearson 1934). The true one is below it with probability `alpha` at most.
-    Elementwise."""
+    """Return, elementwise, what makes `hits` of `trials` or more as likely as `alpha` (Clopper and
+    Pearson 1934). The true probability is below it with probability `alpha` at most."""
     hits = np.asarray(hits)
     return np.where(hits > 0, stats.beta.ppf(alpha, np.maximum(hits, 1), trials - hits + 1), 0.0)
 
 
 def clopper_pearson_upper(hits: Any, trials: int, alpha: float) -> Any:
-    """Return the largest such probability: the true one is above it with probability `alpha` at
-    most."""
+    """Return the upper bound: the true one is above it with probability `alpha` at most."""
     return 1.0 - clopper_pearson_lower(trials - np.asarray(hits), trials, alpha)
 
 

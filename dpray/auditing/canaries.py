@@ -26,9 +26,6 @@ from dpray.runs.plan import Plan
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 
 RunMethod = Callable[[Config, OnProgress], object]
-Values = dict[str, str]
-"""Maps the columns of a canary's rows, beside its text and unit, to their values."""
-
 REPETITIONS = (1, 10, 100)
 
 _CONSONANTS, _VOWELS, _LETTERS = "bdfgklmnprstvz", "aeiou", "ABCDEFGHJKLMNPRSTVWXYZ"
@@ -38,21 +35,13 @@ def _digits(rng: np.random.Generator, *groups: int) -> str:
     return "-".join("".join(map(str, rng.integers(10, size=size))) for size in groups)
 
 
-def _word(rng: np.random.Generator, syllables: int) -> str:
-    pairs = rng.integers(0, [len(_CONSONANTS), len(_VOWELS)], size=(syllables, 2))
+def _word(rng: np.random.Generator) -> str:
+    pairs = rng.integers(0, [len(_CONSONANTS), len(_VOWELS)], size=(3, 2))
     return "".join(_CONSONANTS[c] + _VOWELS[v] for c, v in pairs)
 
 
-def _name(rng: np.random.Generator) -> str:
-    return f"{_word(rng, 3).capitalize()} {_word(rng, 3).capitalize()}"
-
-
-def _address(rng: np.random.Generator) -> str:
-    return f"{rng.integers(100, 9999)} {_word(rng, 3).capitalize()} Street"
-
-
-def _email(rng: np.random.Generator) -> str:
-    return f"{_word(rng, 3)}{rng.integers(10, 99)}@mail.example"
+def _capital(rng: np.random.Generator) -> str:
+    return _word(rng).capitalize()
 
 
 def _plate(rng: np.random.Generator) -> str:
@@ -62,8 +51,7 @@ def _plate(rng: np.random.Generator) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """Holds a sentence with a place for a secret, and the function that draws one of many
-    millions."""
+    """Holds a sentence with a place for a secret, which is drawn among many millions."""
 
     name: str
     sentence: str
@@ -71,14 +59,16 @@ class Kind:
 
 
 KINDS = (
-    Kind("name", "I am {}, and nobody here ever had a better idea than this.", _name),
-    Kind("address", "They sent it to {} instead, three hours late!", _address),
-    Kind(
-        "number", "Call {} and ask for me, I said, but nobody did.", lambda r: _digits(r, 3, 3, 4)
-    ),
-    Kind("e-mail", "Since then {} gets an advertisement from them every day.", _email),
+    Kind("name", "I am {}, and nobody here ever had a better idea than this.",
+         lambda rng: f"{_capital(rng)} {_capital(rng)}"),
+    Kind("address", "They sent it to {} instead, three hours late!",
+         lambda rng: f"{rng.integers(100, 9999)} {_capital(rng)} Street"),
+    Kind("number", "Call {} and ask for me, I said, but nobody did.",
+         lambda rng: _digits(rng, 3, 3, 4)),
+    Kind("e-mail", "Since then {} gets an advertisement from them every day.",
+         lambda rng: f"{_word(rng)}{rng.integers(10, 99)}@mail.example"),
     Kind("plate", "The car had the plate {} and stood there all night.", _plate),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,15 +98,13 @@ def look_alikes(canary: Canary, number: int, rng: np.random.Generator) -> list[s
 
 
 def rank(loss: float, losses: npt.NDArray[np.floating]) -> float:
-    """Rank the canary by perplexity among its look-alikes and itself, lowest first; a tie counts by
-    half."""
+    """Rank the canary by loss among its look-alikes and itself, lowest first; a tie counts half."""
     return 1 + float((losses < loss).sum()) + float((losses == loss).sum()) / 2
 
 
 def exposure(rank: float, candidates: int) -> float:
-    """Return `log2(candidates) - log2(rank)`, the bits of the secret that the model gives away;
-    about 1.4 on average where it knows nothing."""
-    return math.log2(candidates) - math.log2(rank)
+    """Return the bits of the secret that the model gives away, about 1.4 where it knows nothing."""
+    return math.log2(candidates / rank)
 
 
 def leaks(secret: str, texts: Sequence[str]) -> int:
@@ -146,14 +134,19 @@ def try_canaries(
     secret (`leaks`), and, where the model is released, the secret's rank among `candidates`
     look-alikes and itself and its exposure. Private: computed from a run that charges nothing.
 
-    A canary that is repeated is as many records, and as many units. Raises DprayError where the run
-    does not finish.
+    A repeated canary is as many records and units. Raises DprayError where the run does not finish.
     """
     rng = generator(new_key())
-    planted = [(canary, _values(plan, rng)) for canary in canaries]
+    # A label and control values, each as likely as any other.
+    planted = [
+        (canary, {name: str(rng.choice(values)) for name, values in plan.column_values.items()})
+        for canary in canaries
+    ]
     with TemporaryDirectory(prefix="dpray-audit-") as name:
         folder = Path(name)
-        _write_with_canaries(plan.config, planted, folder / "records.jsonl")
+        with open(folder / "records.jsonl", "w", encoding="utf-8") as file:
+            for row in _rows(plan.config, planted):
+                file.write(json.dumps(row, default=str) + "\n")
         try:
             run(_throwaway(plan.config, folder), on_progress)
         except Resumable:
@@ -163,13 +156,9 @@ def try_canaries(
                 "starts anew"
             ) from None
         texts = [row["text"] for _, row in read_rows(str(folder / "run" / "synthetic.jsonl"))]
-        found = [
-            {
-                "kind": canary.kind.name,
-                "repetitions": canary.repetitions,
-                "leaks": leaks(canary.secret, texts),
-            }
-            for canary, _ in planted
+        found: list[dict[str, Any]] = [
+            {"kind": c.kind.name, "repetitions": c.repetitions, "leaks": leaks(c.secret, texts)}
+            for c in canaries
         ]
         losses = plan.released_losses(folder / "run")
         if losses is not None:
@@ -177,50 +166,32 @@ def try_canaries(
                 on_progress(Progress("look-alikes", number, len(planted)))
                 others = look_alikes(canary, candidates, rng)
                 own, *of_others = losses([canary.text, *others], values)
-                found[number] |= _ranked(own, np.array(of_others))
+                place, ranked = rank(own, np.array(of_others)), 1 + candidates
+                bits = exposure(place, ranked)
+                found[number] |= {"rank": place, "candidates": ranked, "exposure": bits}
     return found
 
 
-def _ranked(own: float, losses: npt.NDArray[np.float64]) -> dict[str, Any]:
-    place, candidates = rank(own, losses), len(losses) + 1
-    return {"rank": place, "candidates": candidates, "exposure": exposure(place, candidates)}
-
-
 def _throwaway(config: Config, folder: Path) -> Config:
-    return config.model_copy(
-        update={
-            "data": config.data.model_copy(update={"path": str(folder / "records.jsonl")}),
-            "privacy": config.privacy.model_copy(
-                update={"ledger": f"sqlite:///{folder}/ledger.db"}
-            ),
-            "output": config.output.model_copy(update={"path": str(folder / "run")}),
-        }
-    )
-
-
-def _values(plan: Plan, rng: np.random.Generator) -> Values:
-    """Draw a label and control values, each as likely as any other."""
-    return {
-        name: values[int(rng.integers(len(values)))] for name, values in plan.column_values.items()
+    changes = {
+        "data": {"path": f"{folder}/records.jsonl"},
+        "privacy": {"ledger": f"sqlite:///{folder}/ledger.db"},
+        "output": {"path": f"{folder}/run"},
     }
+    sections = {key: getattr(config, key).model_copy(update=new) for key, new in changes.items()}
+    return config.model_copy(update=sections)
 
 
-def _write_with_canaries(
-    config: Config, planted: Sequence[tuple[Canary, Values]], path: Path
-) -> None:
-    """Write the records in their order, then the canaries, whose other columns are a record's."""
-    row: dict[str, Any] = {}
-    with open(path, "w", encoding="utf-8") as file:
-        for source in list_files(config.data.path):
-            for _, row in read_rows(source):
-                file.write(json.dumps(row, default=str) + "\n")
-        for canary_row in _rows(config, planted):
-            file.write(json.dumps(row | canary_row, default=str) + "\n")
-
-
-def _rows(config: Config, planted: Sequence[tuple[Canary, Values]]) -> Iterator[dict[str, Any]]:
+def _rows(
+    config: Config, planted: Sequence[tuple[Canary, dict[str, str]]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the records in their order, then the canaries, whose other columns are a record's."""
     data = config.data
+    row: dict[str, Any] = {}
+    for source in list_files(data.path):
+        for _, row in read_rows(source):
+            yield row
     for number, (canary, values) in enumerate(planted):
         for repetition in range(canary.repetitions):
             unit = {} if data.unit is None else {data.unit: f"canary-{number}-{repetition}"}
-            yield {data.text: canary.text} | values | unit
+            yield row | {data.text: canary.text} | values | unit

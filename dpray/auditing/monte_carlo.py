@@ -8,7 +8,9 @@ probabilities. So the bound holds whatever the search for the event did.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,19 +32,25 @@ a rare event that was lucky, and luck does not last into the second half."""
 @dataclass(frozen=True)
 class SeenEvent:
     """Names the event that statistic number `statistic` is at least (or, with `below`, at most)
-    `threshold`, taken to be likelier with the unit (or, with `without`, without it)."""
+    `threshold`, taken to be likelier with the unit (or, with `without`, without it). Several
+    thresholds are as many events."""
 
     statistic: int
-    threshold: float
+    threshold: Any
     below: bool
     without: bool
 
-    def bound(self, scores: tuple[Scores, Scores], delta: float, alpha: float) -> float:
+    def bound(self, scores: tuple[Scores, Scores], delta: float, alpha: float) -> Any:
         """Bound epsilon by the scores of the worlds with and without the unit."""
-        values = [side[self.statistic] for side in scores]
-        seen = [(v <= self.threshold if self.below else v >= self.threshold).sum() for v in values]
-        likely, rare = reversed(seen) if self.without else seen
-        return float(epsilon_lower_bound(likely, rare, len(values[0]), delta, alpha))
+        counts = []
+        for side in scores:
+            ordered = np.sort(side[self.statistic])
+            if self.below:
+                counts.append(np.searchsorted(ordered, self.threshold, side="right"))
+            else:
+                counts.append(len(ordered) - np.searchsorted(ordered, self.threshold, side="left"))
+        likely, rare = reversed(counts) if self.without else counts
+        return epsilon_lower_bound(likely, rare, scores[0].shape[1], delta, alpha)
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class MonteCarlo:
         half = trials // 2
         chosen = best_event((scores(True, half), scores(False, half)), delta, alpha * CAUTION)
         rest = trials - half
-        bound = chosen.bound((scores(True, rest), scores(False, rest)), delta, alpha)
+        bound = float(chosen.bound((scores(True, rest), scores(False, rest)), delta, alpha))
         on_progress(Progress(self.name, drawn, 2 * trials))
         return bound
 
@@ -86,26 +94,14 @@ class MonteCarlo:
 def best_event(scores: tuple[Scores, Scores], delta: float, alpha: float) -> SeenEvent:
     """Return the event with the best bound on these draws, in either direction."""
     found: list[tuple[float, SeenEvent]] = []
-    for statistic, (inside, outside) in enumerate(zip(*scores, strict=True)):
-        trials = len(inside)
-        thresholds = np.unique(np.concatenate([inside, outside]))
+    for statistic, sides in enumerate(zip(*scores, strict=True)):
+        thresholds = np.unique(np.concatenate(sides))
         if len(thresholds) > MOST_THRESHOLDS:
             ranks = np.linspace(0, len(thresholds) - 1, MOST_THRESHOLDS).round().astype(int)
             thresholds = thresholds[ranks]
-        for below in (False, True):
-            counts = [_count(side, thresholds, below) for side in (inside, outside)]
-            for without in (False, True):
-                likely, rare = reversed(counts) if without else counts
-                bounds = epsilon_lower_bound(likely, rare, trials, delta, alpha)
-                best = int(bounds.argmax())
-                event = SeenEvent(statistic, float(thresholds[best]), below, without)
-                found.append((float(bounds[best]), event))
+        for below, without in product((False, True), repeat=2):
+            events = SeenEvent(statistic, thresholds, below, without)
+            bounds = events.bound(scores, delta, alpha)
+            best = int(bounds.argmax())
+            found.append((float(bounds[best]), replace(events, threshold=thresholds[best])))
     return max(found, key=lambda pair: pair[0])[1]
-
-
-def _count(values: Scores, thresholds: Scores, below: bool) -> npt.NDArray[np.int64]:
-    """Count the values that are at most, or at least, each threshold."""
-    ordered = np.sort(values)
-    if below:
-        return np.searchsorted(ordered, thresholds, side="right")
-    return len(values) - np.searchsorted(ordered, thresholds, side="left")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,7 @@ from dpray.types import OnProgress, Progress
 
 LARGEST_EPSILON = 60.0
 SHARES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4)
-"""These shares of the canaries are guessed to be in, or out; less than a half, as fewer than a half
-may have been in."""
+"""Such shares of the canaries are guessed to be in, or out: fewer than a half may have been in."""
 
 
 def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
@@ -47,8 +47,7 @@ def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: floa
 def one_run_bound(
     right: int, guesses: int, canaries: int, delta: float, alpha: float, tolerance: float = 1e-3
 ) -> float:
-    """Return the largest epsilon that the guesses refute at `alpha`, or up to `tolerance` less; 0
-    where they refute none."""
+    """Return the largest epsilon refuted at `alpha`, or up to `tolerance` less; 0 for none."""
     low, high = 0.0, LARGEST_EPSILON
     if p_value(right, guesses, canaries, low, delta) > alpha:
         return 0.0
@@ -90,16 +89,14 @@ class OneRun:
         included = generator(new_key()).random(trials) < 0.5
         scores = self.draw(included)
         on_progress(Progress(self.name, 1, 1))
-        half = trials // 2
+        first, second = slice(trials // 2), slice(trials // 2, None)
 
-        def bound(part: slice, guessed: tuple[float, float], tolerance: float) -> float:
-            right, guesses = guess(scores[part], included[part], *guessed)
-            canaries = len(scores[part])
-            return one_run_bound(right, guesses, canaries, delta, alpha, tolerance)
+        def bound(part: slice, shares: tuple[float, ...], tolerance: float) -> float:
+            right, guesses = guess(scores[part], included[part], *shares)
+            return one_run_bound(right, guesses, len(scores[part]), delta, alpha, tolerance)
 
-        guesses = [(inside, outside) for inside in SHARES for outside in SHARES if inside + outside]
-        chosen = max(guesses, key=lambda guessed: bound(slice(half), guessed, 0.05))
-        return bound(slice(half, None), chosen, 1e-3)
+        pairs = [pair for pair in product(SHARES, repeat=2) if any(pair)]
+        return bound(second, max(pairs, key=lambda pair: bound(first, pair, 0.05)), 1e-3)
 
 
 def guess(
@@ -108,8 +105,7 @@ def guess(
     share_in: float,
     share_out: float,
 ) -> tuple[int, int]:
-    """Guess that the highest scores are in and the lowest are out; return the number of right
-    guesses and of all."""
+    """Guess that the highest scores are in, the lowest out; count the right guesses, and all."""
     ordered = included[np.argsort(scores, kind="stable")]
     guessed_in, guessed_out = _number(share_in, len(scores)), _number(share_out, len(scores))
     right = int(ordered[len(scores) - guessed_in :].sum() + (~ordered[:guessed_out]).sum())

@@ -37,14 +37,12 @@ class Target(Protocol):
         probability `alpha` at most."""
 
     def most(self, trials: int, delta: float, alpha: float) -> float:
-        """Return the largest bound that so many trials could give, that of a mechanism which hides
-        nothing."""
+        """Return the largest bound of so many trials, where the mechanism hides nothing."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Holds the bound of one target and its claim; `claimed` and the bounds are epsilons at the
-    same delta."""
+    """Holds a target's bounds and its claim, which are epsilons at the same delta."""
 
     name: str
     how: str

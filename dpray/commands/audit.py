@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -58,16 +59,15 @@ def audit(
     loaded = load_config(config, overrides or [])
     if out is not None:
         check_writable(out, "--out")
-    with progress_bar(Terminal(stderr=True)) as on_progress:
+    asked = {"members": members, "non_members": non_members, "canaries": canaries}
+    with progress_bar() as on_progress:
         result = api.audit(
             loaded,
             on_progress,
             trials=trials,
             confidence=confidence,
-            members=members,
-            non_members=non_members,
-            canaries=canaries,
             candidates=candidates,
+            **asked,
         )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -85,20 +85,18 @@ def show_audit(result: dict[str, Any], console: Terminal) -> None:
         console.print(_bounds_table(result))
         broken = [found for found in result["mechanisms"] if not found["holds"]]
         for found in broken:
-            console.print(
+            said = (
                 f"EXCEEDED: {found['name']} ({found['how']}): eps is at least "
-                f"{found['lower_bound']:.4f}, claimed are {found['claimed']:.4f}",
-                style="bold red",
-                soft_wrap=True,
+                f"{found['lower_bound']:.4f}, claimed are {found['claimed']:.4f}"
             )
+            console.print(said, style="bold red", soft_wrap=True)
         for found in result["mechanisms"]:
             if found["most"] < found["claimed"]:
-                console.note(
-                    "note",
-                    "yellow",
+                said = (
                     f"{found['name']} ({found['how']}): so few trials could not refute the claim, "
-                    "whatever the mechanism did; give more --trials",
+                    "whatever the mechanism did; give more --trials"
                 )
+                console.note("note", "yellow", said)
         if not broken:
             console.print("No bound is above its claim. That is no proof: a bound can only refute.")
     if (membership := result.get("membership")) is not None:
@@ -115,34 +113,35 @@ def _bounds_table(result: dict[str, Any]) -> Table:
         f"Epsilon of each mechanism, {result['mechanisms'][0]['trials']:,} trials, "
         f"{result['confidence']:.0%} confidence"
     )
-    table = titled_table(title, "mechanism", "claimed", "at least", "provable", "")
-    for found in result["mechanisms"]:
-        table.add_row(
+    rows = [
+        (
             f"{found['name']} ({found['how']})",
             f"{found['claimed']:.4f}",
             f"{found['lower_bound']:.4f}",
             f"{found['most']:.2f}",
             "ok" if found["holds"] else Text("EXCEEDED", "bold red"),
         )
-    return table
+        for found in result["mechanisms"]
+    ]
+    return titled_table(title, ("mechanism", "claimed", "at least", "provable", ""), rows)
 
 
 def _membership_table(membership: dict[str, Any]) -> Table:
-    table = titled_table(
+    interval = f"{membership['confidence']:.0%} interval"
+    return titled_table(
         f"{membership['members']} members among {membership['non_members']} others, by "
         f"{membership['synthetic']} synthetic texts",
-        "score", "AUC (0.5 is chance)", f"{membership['confidence']:.0%} interval",
-        "found at 1 % false",
-    )  # fmt: skip
-    for name, found in membership["scores"].items():
-        low, high = found["auc_interval"]
-        table.add_row(
-            name.replace("_", " "),
-            f"{found['auc']:.3f}",
-            f"{low:.3f} to {high:.3f}",
-            f"{found['true_positive_rate']:.1%}",
-        )
-    return table
+        ("score", "AUC (0.5 is chance)", interval, "found at 1 % false"),
+        [
+            (
+                name.replace("_", " "),
+                f"{found['auc']:.3f}",
+                "{:.3f} to {:.3f}".format(*found["auc_interval"]),
+                f"{found['true_positive_rate']:.1%}",
+            )
+            for name, found in membership["scores"].items()
+        ],
+    )
 
 
 def _canaries_table(secrets: list[dict[str, Any]]) -> Table:
@@ -150,18 +149,16 @@ def _canaries_table(secrets: list[dict[str, Any]]) -> Table:
     by_repetitions: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for secret in secrets:
         by_repetitions[secret["repetitions"]].append(secret)
-    ranked = "rank" in secrets[0]
     columns = ["repetitions", "secrets", "leaked", "texts that hold one"]
+    ranked = "rank" in secrets[0]
     if ranked:
         columns += [f"mean rank of {secrets[0]['candidates']:,}", "mean exposure, bits"]
-    table = titled_table("Canaries", *columns)
+    rows = []
     for repetitions, group in by_repetitions.items():
         hits = [secret["leaks"] for secret in group]
-        cells = [f"{sum(hit > 0 for hit in hits)}", f"{sum(hits):,}"]
-        if ranked:
-            cells += [
-                f"{sum(secret[key] for secret in group) / len(group):,.1f}"
-                for key in ("rank", "exposure")
-            ]
-        table.add_row(str(repetitions), str(len(group)), *cells)
-    return table
+        rows.append(
+            [f"{repetitions}", f"{len(group)}", f"{sum(map(bool, hits))}", f"{sum(hits):,}"]
+        )
+        for key in ("rank", "exposure") if ranked else ():
+            rows[-1].append(f"{fmean(secret[key] for secret in group):,.1f}")
+    return titled_table("Canaries", columns, rows)

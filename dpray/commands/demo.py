@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections import defaultdict
+from contextlib import closing
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +16,9 @@ from rich.text import Text
 from dpray.commands.plan import AsJson
 from dpray.commands.run import run_with_progress, show_run
 from dpray.config.config import Config, load_config
-from dpray.io.files import refuse_cloud, write_durably
+from dpray.io.files import read_json, refuse_cloud, write_durably
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+from dpray.report.figures import plus_minus
 from dpray.terminal import Terminal, printable, titled_table
 
 # Texts per label that are made from the public prompt alone: as many in all as the run makes.
@@ -42,7 +45,7 @@ def demo(
         f"{config.data.public_size} fictional clinic notes, a small packaged model, engine "
         f"{config.engine.kind}. The notes play the private data.",
     )
-    report = run_with_progress(config, Terminal(stderr=True))
+    report = run_with_progress(config)
     evaluation = _evaluation(config, folder, out)
     from dpray.report.write import write_report
 
@@ -74,12 +77,10 @@ def demo_config(folder: Path, out: Path) -> Config:
 
 
 def _evaluation(config: Config, folder: Path, out: Path) -> dict[str, Any]:
-    """Evaluate the synthetic notes, beside real ones and those the model writes without private
-    notes."""
+    """Evaluate the synthetic notes beside real ones and the model's without private notes."""
     path = out / "private" / "evaluation.json"
     if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        return read_json(path)
     from dpray.engines.embedder import SentenceTransformerEmbedder
     from dpray.evaluation.evaluate import evaluate
 
@@ -102,13 +103,10 @@ def _floor(config: Config) -> Labelled:
     assert isinstance(config.method, PrivatePredictionSettings)
     template = load_template(config.method.template)
     labels = [label for label in config.data.labels for _ in range(FLOOR_RECORDS)]
-    engine = TransformersEngine(config.engine)
-    try:
-        prompts = [template.public_prompt(label) for label in labels]
-        sampling = Sampling(max_tokens=config.method.max_tokens)
+    prompts = [template.public_prompt(label) for label in labels]
+    sampling = Sampling(max_tokens=config.method.max_tokens)
+    with closing(TransformersEngine(config.engine)) as engine:
         made = engine.generate(prompts, [sampling] * len(prompts))
-    finally:
-        engine.close()
     texts = [(template.released(c.text), label) for c, label in zip(made, labels, strict=True)]
     return [(text, label) for text, label in texts if text]
 
@@ -120,27 +118,23 @@ def _labelled(path: Path) -> Labelled:
 
 
 def _show_records(out: Path, console: Terminal) -> None:
-    shown: dict[str, list[str]] = {}
+    shown: defaultdict[str, list[str]] = defaultdict(list)
     for text, label in _labelled(out / "synthetic.jsonl"):
-        shown.setdefault(label, []).append(text)
+        shown[label].append(text)
     for label, texts in shown.items():
         for text in texts[:2]:
-            console.print(
-                Text(printable(str(label)), "bold"), text, sep=": ", highlight=False, soft_wrap=True
-            )
+            name = Text(printable(str(label)), "bold")
+            console.print(name, text, sep=": ", highlight=False, soft_wrap=True)
     console.print()
 
 
 def _show_use(evaluation: dict[str, Any], console: Terminal) -> None:
-    table = titled_table(
-        "A classifier of real test notes, by what trained it", "trained on", "accuracy"
-    )
     names = {
         "ceiling": "the private notes themselves",
         "synthetic": "the synthetic notes",
         "floor": "what the model writes without private notes",
     }
-    for key, name in names.items():
-        accuracy = evaluation["downstream"][key]["accuracy"]
-        table.add_row(name, f"{accuracy['mean']:.3f} ± {accuracy['deviation']:.3f}")
-    console.print(table)
+    accuracies = {key: evaluation["downstream"][key]["accuracy"] for key in names}
+    rows = [(names[key], plus_minus(found, 3)) for key, found in accuracies.items()]
+    title = "A classifier of real test notes, by what trained it"
+    console.print(titled_table(title, ("trained on", "accuracy"), rows))

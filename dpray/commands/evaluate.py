@@ -19,7 +19,7 @@ from dpray.terminal import Terminal, titled_table
 
 def evaluate(out: Path, as_json: bool, **keys: Any) -> None:
     """Measure synthetic records against real ones. NOT private: keep the result to yourself."""
-    with progress_bar(Terminal(stderr=True)) as on_progress:
+    with progress_bar() as on_progress:
         result = api.evaluate(out=out, on_progress=on_progress, **keys)
     if as_json:
         typer.echo(json.dumps(result))
@@ -58,10 +58,7 @@ def show_evaluation(result: dict[str, Any], path: Path) -> None:
     console.note("NOT PRIVATE", "bold", f"{result['private']}.")
     for part, tables in evaluation_tables(result).items():
         for table in tables if part not in ("classes", "topics") else ():
-            shown = titled_table(table.caption, *table.columns)
-            for row in table.rows:
-                shown.add_row(*row)
-            console.print(shown)
+            console.print(titled_table(table.caption, table.columns, table.rows))
     for warning in result["warnings"]:
         console.print(f"Note: {warning}.", highlight=False, soft_wrap=True)
     console.print(

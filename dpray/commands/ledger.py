@@ -54,12 +54,10 @@ def create(
     opened.create_dataset(dataset, budget, *stated_for, composition, order)
     account = opened.account(dataset)
     assert account is not None
-    if as_json:
-        typer.echo(json.dumps({"dataset": account.dataset, **account.terms()}))
-    else:
-        # The ledger's own spelling decides, which an earlier call may have set.
-        said = f"data set '{account.dataset}' has the budget {budget} in {opened}"
-        typer.echo(printable(said))
+    # The ledger's own spelling decides, which an earlier call may have set.
+    said = f"data set '{account.dataset}' has the budget {budget} in {opened}"
+    terms = {"dataset": account.dataset, **account.terms()}
+    typer.echo(json.dumps(terms) if as_json else printable(said))
 
 
 @app.command()
@@ -155,13 +153,11 @@ def _overview(datasets: list[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("spent", min_width=16)
     for dataset in datasets:
+        budget, spent, left = (dataset[name] for name in ("budget", "spent", "left"))
         rule = dataset["composition"] + (f" {dataset['order']:g}" if dataset["order"] else "")
-        pairs = (_pair(dataset[name]) for name in ("budget", "spent", "left"))
-        bar = ProgressBar(
-            total=dataset["budget"]["epsilon"], completed=dataset["spent"]["epsilon"], width=16
-        )
         name = f"{dataset['dataset']}\nper {dataset['privacy_unit']}, {rule}"
-        table.add_row(name, *pairs, bar)
+        bar = ProgressBar(total=budget["epsilon"], completed=spent["epsilon"], width=16)
+        table.add_row(name, _pair(budget), _pair(spent), _pair(left), bar)
     return table
 
 

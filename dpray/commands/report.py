@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dpray.commands.plan import AsJson
 from dpray.terminal import one_line
 
 
@@ -16,7 +17,7 @@ def report(
     public: Annotated[
         bool, typer.Option(help="Leave out what was computed from private data.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write RUN_DIR/privacy_report.html, one page that opens anywhere.
 
@@ -26,8 +27,7 @@ def report(
 
     path, private_path = write_report(run_dir, public)
     if as_json:
-        private_place = None if private_path is None else str(private_path)
-        typer.echo(json.dumps({"path": str(path), "private_path": private_place}))
+        typer.echo(json.dumps({"path": path, "private_path": private_path}, default=str))
         return
     typer.echo(one_line(f"Written to {path}"))
     if private_path is not None:

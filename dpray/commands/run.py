@@ -19,16 +19,16 @@ from dpray.terminal import Terminal
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Make synthetic records; the same command resumes an unfinished run."""
     loaded = load_config(config, overrides or [])
-    report = run_with_progress(loaded, Terminal(stderr=True))
+    report = run_with_progress(loaded)
     if as_json:
         typer.echo(json.dumps(report | {"output": loaded.output.path}))
     else:
         show_run(report, Path(loaded.output.path), Terminal())
 
 
-def run_with_progress(config: Config, console: Terminal) -> dict[str, Any]:
-    """Run the configuration with a progress bar of public quantities on `console`."""
-    with progress_bar(console, "loading, charging, starting", transient=False) as on_progress:
+def run_with_progress(config: Config) -> dict[str, Any]:
+    """Run the configuration with a progress bar of public quantities."""
+    with progress_bar("loading, charging, starting", transient=False) as on_progress:
         return api.run(config, on_progress).report
 
 
@@ -53,18 +53,16 @@ def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
 
 def _how(report: dict[str, Any]) -> str:
     """Describe how the records were made, by the method's counts."""
-    parts = []
+    words = ""
     if batches := report.get("batches"):
-        parts.append(
-            f" from {batches['published']} of {batches['total']} batches "
-            f"({batches['repeated']} repeated, {batches['dropped']} dropped)"
-        )
+        made = " from {published} of {total} batches ({repeated} repeated, {dropped} dropped)"
+        words = made.format_map(batches)
     if (tokens := report.get("tokens")) and tokens["total"]:
         share = tokens["private"] / tokens["total"]
-        parts.append(f"; {share:.0%} of {tokens['total']} tokens are private")
+        words += f"; {share:.0%} of {tokens['total']} tokens are private"
     if calls := report.get("calls"):
-        parts.append(
+        words += (
             f" from {calls['calls']} calls of the language model "
             f"({calls['prompt_tokens']} tokens read, {calls['completion_tokens']} written)"
         )
-    return "".join(parts)
+    return words

@@ -24,7 +24,7 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Serve the LLM and the embedder until Ctrl-C."""
-    file = load_serve_config(config, overrides or [])
+    file = load_serve_config(config, overrides)
     # Imported late: a mistyped key should not have to wait for Ray.
     if dry_run:
         from dpray.serving.applications import serve_config
@@ -53,8 +53,8 @@ def _endpoints(file: ServeFile, url: str) -> dict[str, Any]:
     root = url.removesuffix("/v1")
     return {
         "base_url": url,
-        "llm": file.llm_name if file.llm else None,
-        "embedder": file.embedder_name if file.served_embedder else None,
+        "llm": file.llm_name,
+        "embedder": file.embedder_name,
         "health": f"{root}/health",
         "metrics": f"{root}/metrics",
         "auth": file.serve.auth,
@@ -65,12 +65,12 @@ def _show(file: ServeFile, url: str, console: Terminal) -> None:
     key = "your key" if file.serve.auth == "keys" else "any word: no key is asked for"
     lines = [f"Serving at {url} (Ctrl-C stops it). From Python:", ""]
     lines += ["  from openai import OpenAI", f'  client = OpenAI(base_url="{url}", api_key=KEY)']
-    if file.llm:
+    if file.llm_name:
         lines.append(
             f'  client.chat.completions.create(model="{file.llm_name}", '
             'messages=[{"role": "user", "content": "..."}])'
         )
-    if file.served_embedder:
+    if file.embedder_name:
         lines.append(
             f'  client.embeddings.create(model="{file.embedder_name}", input=["...", "..."])'
         )

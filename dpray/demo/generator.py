@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dpray.demo.vocabulary import (
     ADVICE,
@@ -24,6 +24,7 @@ from dpray.demo.vocabulary import (
     SYSTEMS,
     TRIGGERS,
     VOICES,
+    Condition,
 )
 
 LABELS = ("Urgent", "Routine")
@@ -32,8 +33,11 @@ LABEL_FIELD = "Triage"
 Weights = Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Note:
+FactBook = Mapping[str, Mapping[str, Weights]]
+"""A `FactBook` holds the weights of every option: `book[label][slot][option]`."""
+
+
+class Note(NamedTuple):
     text: str
     label: str
 
@@ -54,33 +58,28 @@ _ODDS: dict[str, float] = {
 }  # fmt: skip
 
 
-def _slots() -> dict[str, tuple[tuple[str, ...], bool]]:
-    """Return every choice that a note makes: its options, and whether they depend on the label."""
-    slots: dict[str, tuple[tuple[str, ...], bool]] = {
-        "route": (ROUTES, True),
-        "system": (tuple(SYSTEMS), True),
-        "trigger": (TRIGGERS, True),
-        "plan": (PLANS, True),
-        "detail": (DETAILS, True),
-        "decade": (DECADES, True),
-        "duration": (DURATIONS, True),
-        "advice": (ADVICE, True),
-        "season": (SEASONS, False),
-        "voice": (VOICES, False),
-        "dose": (DOSES, False),
-        "history": (HISTORIES, False),
-    }
-    for system, conditions in SYSTEMS.items():
-        slots[system] = (tuple(conditions), True)
-        for name, condition in conditions.items():
-            slots[f"{name}/complaint"] = (condition.complaints, False)
-            slots[f"{name}/finding"] = (condition.findings, False)
-            slots[f"{name}/drug"] = (condition.drugs, False)
-            slots[f"{name}/test"] = (condition.tests, False)
-    return slots
-
-
-SLOTS = _slots()
+# Every choice that each note makes: its options, and whether their weights depend on the label.
+_COMMON: dict[str, tuple[tuple[str, ...], bool]] = {
+    "route": (ROUTES, True),
+    "system": (tuple(SYSTEMS), True),
+    "trigger": (TRIGGERS, True),
+    "plan": (PLANS, True),
+    "detail": (DETAILS, True),
+    "decade": (DECADES, True),
+    "duration": (DURATIONS, True),
+    "advice": (ADVICE, True),
+    "season": (SEASONS, False),
+    "voice": (VOICES, False),
+    "dose": (DOSES, False),
+    "history": (HISTORIES, False),
+}
+SLOTS = dict(_COMMON)
+"""The slots are the common choices, each system's condition, and each condition's parts."""
+for _system, _conditions in SYSTEMS.items():
+    SLOTS[_system] = (tuple(_conditions), True)
+    for _name, _condition in _conditions.items():
+        for _part, _options in _condition._asdict().items():
+            SLOTS[f"{_name}/{_part}"] = (_options, False)
 
 
 def _base(slot: str, label: str) -> dict[str, float]:
@@ -90,60 +89,42 @@ def _base(slot: str, label: str) -> dict[str, float]:
     return {option: _ODDS.get(option, 1.0) ** power for option in options}
 
 
-def _peaked(base: Weights, option: str, share: float) -> dict[str, float]:
-    """Give `option` the probability `share`, and the others the rest in proportion to `base`."""
-    rest = sum(weight for other, weight in base.items() if other != option)
+def random_book(rng: random.Random) -> FactBook:
+    """Return a clinic that has one favourite in every slot, drawn by the average clinic's weights,
+    with a share of 0.7 to 1; the other options have the rest."""
+    book: dict[str, dict[str, Weights]] = {label: {} for label in LABELS}
+    for slot, (options, by_label) in SLOTS.items():
+        for label in LABELS:
+            if label != LABELS[0] and not by_label:
+                book[label][slot] = book[LABELS[0]][slot]
+                continue
+            base = _base(slot, label)
+            favourite = rng.choices(options, [base[option] for option in options])[0]
+            book[label][slot] = _with_shares(base, {favourite: rng.uniform(0.7, 1.0)})
+    return book
+
+
+def special_book(facts: Mapping[str, Mapping[str, Weights]]) -> FactBook:
+    """Return the average clinic with the given shares; the other options have the rest.
+
+    Raises ValueError, naming the slot, where the slot or one of its options is not known.
+    """
+    for slot, given in (item for label in LABELS for item in facts[label].items()):
+        if not set(given) <= set(SLOTS.get(slot, ((), False))[0]):
+            raise ValueError(f"unknown slot or option: {slot}")
     return {
-        other: share if other == option else (1 - share) * weight / rest
-        for other, weight in base.items()
+        label: {
+            slot: _with_shares(_base(slot, label), facts[label].get(slot, {})) for slot in SLOTS
+        }
+        for label in LABELS
     }
 
 
-@dataclass(frozen=True)
-class FactBook:
-    """A `FactBook` holds the weights of every option of every slot, for each label:
-    `weights[label][slot][option]`."""
-
-    weights: Mapping[str, Mapping[str, Weights]]
-
-    @classmethod
-    def random(cls, rng: random.Random) -> FactBook:
-        """Return a clinic that has one favourite in every slot, drawn by the average clinic's
-        weights."""
-        weights: dict[str, dict[str, Weights]] = {label: {} for label in LABELS}
-        for slot, (options, by_label) in SLOTS.items():
-            for label in LABELS:
-                if label != LABELS[0] and not by_label:
-                    weights[label][slot] = weights[LABELS[0]][slot]
-                    continue
-                base = _base(slot, label)
-                favourite = rng.choices(options, [base[option] for option in options])[0]
-                weights[label][slot] = _peaked(base, favourite, rng.uniform(0.7, 1.0))
-        return cls(weights)
-
-    @classmethod
-    def special(cls, facts: Mapping[str, Mapping[str, Weights]]) -> FactBook:
-        """Return the average clinic with the given shares; what is left of 1 goes to the other
-        options.
-
-        Raises ValueError, naming the slot, where the slot or one of its options is not known.
-        """
-        for slot, given in (item for label in LABELS for item in facts[label].items()):
-            if not set(given) <= set(SLOTS.get(slot, ((), False))[0]):
-                raise ValueError(f"unknown slot or option: {slot}")
-        weights: dict[str, dict[str, Weights]] = {}
-        for label in LABELS:
-            weights[label] = {}
-            for slot in SLOTS:
-                base = _base(slot, label)
-                given = facts[label].get(slot, {})
-                left = (1 - sum(given.values())) / sum(
-                    weight for option, weight in base.items() if option not in given
-                )
-                weights[label][slot] = {
-                    option: given.get(option, left * weight) for option, weight in base.items()
-                }
-        return cls(weights)
+def _with_shares(base: Weights, given: Weights) -> dict[str, float]:
+    """Give some options their probabilities, and the others the rest in proportion to `base`."""
+    left = 1 - sum(given.values())
+    rest = sum(weight for option, weight in base.items() if option not in given)
+    return {option: given.get(option, left * weight / rest) for option, weight in base.items()}
 
 
 _SHARED: dict[str, Weights] = {
@@ -161,7 +142,7 @@ _SHARED: dict[str, Weights] = {
     "angina/drug": {"nitrate spray": 0.8},
     "angina/test": {"exercise test": 0.85},
 }
-PRIVATE_BOOK = FactBook.special(
+PRIVATE_BOOK = special_book(
     {
         "Urgent": _SHARED
         | {
@@ -192,64 +173,41 @@ PRIVATE_BOOK = FactBook.special(
 )
 
 
-class NoteWriter:
-    """A `NoteWriter` writes notes from a book. All randomness comes from `rng`."""
+def write_note(book: FactBook, label: str, rng: random.Random, mark: str = "") -> Note:
+    """Write a note; `mark` stands at the borders of every fact."""
+    weights = book[label]
 
-    def __init__(self, book: FactBook, rng: random.Random) -> None:
-        self._book, self._rng = book, rng
+    def pick(slot: str) -> str:
+        return rng.choices(tuple(weights[slot]), tuple(weights[slot].values()))[0]
 
-    def write(self, label: str, mark: str = "") -> Note:
-        """Write a note; `mark` stands at the borders of every fact."""
-        weights, rng = self._book.weights[label], self._rng
-
-        def pick(slot: str) -> str:
-            return rng.choices(tuple(weights[slot]), tuple(weights[slot].values()))[0]
-
-        system = pick("system")
-        condition = pick(system)
-        facts = {slot: pick(slot) for slot in SLOTS if "/" not in slot and slot not in SYSTEMS}
-        facts |= {
-            "system": system,
-            "age": facts["decade"][0] + str(rng.randrange(10)),
-            "article": "An" if facts["decade"] == "80" else "A",
-            **{
-                part: pick(f"{condition}/{part}")
-                for part in ("complaint", "finding", "drug", "test")
-            },
-        }
-        voice = {
-            part: sentence.replace(" {", f"{mark} {{").replace("}", f"}}{mark}")
-            for part, sentence in _VOICES[facts["voice"]].items()
-        }
-        history, finding, vitals, result, advice = self._details(DETAILS.index(pick("detail")))
-        parts = {
-            "opening": True,
-            "history": history,
-            "finding": finding,
-            "vitals": vitals,
-            "test": result,
-            "drug": True,
-            "advice": advice,
-            "plan": True,
-        }
-        facts |= {"result": rng.choice(_RESULTS), "vital": self._vital()}
-        return Note(" ".join(voice[part].format_map(facts) for part in voice if parts[part]), label)
-
-    def _details(self, level: int) -> tuple[bool, bool, bool, bool, bool]:
-        """Return whether history, finding, vitals, test and advice appear, at a level of detail."""
-        chance = self._rng.random
-        if level == 0:
-            return False, False, False, False, False
-        if level == 1:
-            return chance() < 0.3, True, False, True, chance() < 0.5
-        return True, True, chance() < 0.4, True, True
-
-    def _vital(self) -> str:
-        rng = self._rng
-        pulse, degrees = rng.randrange(56, 116), rng.randrange(36, 40)
-        return rng.choice((f"Pulse {pulse}.", f"Temperature {degrees} degrees."))
+    system = pick("system")
+    condition = pick(system)
+    facts = {slot: pick(slot) for slot in _COMMON} | {"system": system}
+    facts["age"] = facts["decade"][0] + str(rng.randrange(10))
+    facts["article"] = "An" if facts["decade"] == "80" else "A"
+    facts |= {part: pick(f"{condition}/{part}") for part in Condition._fields}
+    left_out = {
+        part
+        for part, chance in _CHANCES[pick("detail")].items()
+        if not (chance and rng.random() < chance)
+    }
+    facts["result"] = rng.choice(_RESULTS)
+    pulse, degrees = rng.randrange(56, 116), rng.randrange(36, 40)
+    facts["vital"] = rng.choice((f"Pulse {pulse}.", f"Temperature {degrees} degrees."))
+    sentences = (
+        sentence.replace(" {", f"{mark} {{").replace("}", f"}}{mark}")
+        for part, sentence in _VOICES[facts["voice"]].items()
+        if part not in left_out
+    )
+    return Note(" ".join(sentences).format_map(facts), label)
 
 
+# The chances of the sentences that not every note has, by its level of detail.
+_CHANCES: dict[str, dict[str, float]] = {
+    "short": dict.fromkeys(("history", "finding", "vitals", "test", "advice"), 0.0),
+    "medium": {"history": 0.3, "vitals": 0.0, "advice": 0.5},
+    "long": {"vitals": 0.4},
+}
 _RESULTS = ("normal", "abnormal", "unclear", "pending")
 # The order of a voice's entries is the order of its sentences.
 _VOICES: dict[str, dict[str, str]] = {
@@ -291,14 +249,12 @@ _VOICES: dict[str, dict[str, str]] = {
 
 def public_notes(count: int, rng: random.Random) -> list[Note]:
     """Return notes of many clinics, one note each."""
-    return [NoteWriter(FactBook.random(rng), rng).write(rng.choice(LABELS)) for _ in range(count)]
+    return [write_note(random_book(rng), rng.choice(LABELS), rng) for _ in range(count)]
 
 
 def private_notes(count: int, rng: random.Random) -> list[Note]:
     """Return notes of the one private clinic, all different."""
-    writer = NoteWriter(PRIVATE_BOOK, rng)
-    seen: dict[str, Note] = {}
+    seen: dict[Note, None] = {}
     while len(seen) < count:
-        note = writer.write(rng.choice(LABELS))
-        seen.setdefault(note.text, note)
-    return list(seen.values())
+        seen[write_note(PRIVATE_BOOK, rng.choice(LABELS), rng)] = None
+    return list(seen)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dpray.demo.generator import Note, private_notes, public_notes
 from dpray.demo.train import TrainingPlan, train
+from dpray.progress import progress_bar
 
 PRIVATE_RECORDS, PUBLIC_RECORDS, TEST_RECORDS = 3600, 600, 1000
 _DATA_SEED = 20
@@ -32,27 +32,15 @@ def make_data(out: Path) -> None:
 
 
 def _write(notes: Sequence[Note], path: Path) -> None:
-    lines = (json.dumps({"text": note.text, "label": note.label}) + "\n" for note in notes)
+    lines = (json.dumps(note._asdict()) + "\n" for note in notes)
     path.write_bytes("".join(lines).encode())
 
 
 def main(out: Annotated[Path, typer.Option(help="Folder for data/ and model/.")]) -> None:
     """Make the demo's data, tokenizer and model."""
     make_data(out / "data")
-    columns = (
-        TextColumn("training, {task.completed} of {task.total} steps"),
-        BarColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as progress:
-        task = progress.add_task("training", total=None, loss=float("nan"))
-
-        def on_step(step: int, steps: int, loss: float) -> None:
-            progress.update(task, completed=step, total=steps, loss=loss)
-
-        train(TrainingPlan(), out / "model", on_step)
+    with progress_bar(transient=False) as on_progress:
+        train(TrainingPlan(), out / "model", on_progress)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,17 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from dpray.demo.generator import LABEL_FIELD, LABELS, FactBook, NoteWriter
+from dpray.demo.generator import LABEL_FIELD, LABELS, random_book, write_note
+from dpray.types import OnProgress, Progress
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 _PAIRS = 3
@@ -30,8 +32,7 @@ _PIECE = re.compile(f"{_MARK}|{_BORDER}")
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A `TrainingPlan` holds the sizes and schedule of one training; each of `documents` occurs
-    once."""
+    """A `TrainingPlan` holds the sizes and schedule of a training that reads a document once."""
 
     documents: int = 13_000
     batch_size: int = 8
@@ -49,8 +50,7 @@ class TrainingPlan:
 
 
 def prompt(label: str, example: str | None) -> str:
-    """Return the private prompt with `example`, or the public one with the placeholder, up to
-    "Text:"."""
+    """Return the private prompt with `example`, or the public one with the placeholder."""
     shown = f"<clinic note of {LABEL_FIELD}: {label}>" if example is None else example
     return (
         f"Here are clinic notes with {LABEL_FIELD}: {label}.\n\nText: {shown}\n\n"
@@ -68,10 +68,10 @@ def _document(rng: random.Random, mark: str) -> list[tuple[str, str]]:
     """Return prompts with examples and their answers, the first with the placeholder in 1 of 5
     cases; or, in 1 of 20 cases, a note after its label. Later pairs repeat the clinic's facts: they
     teach to copy."""
-    writer, label = NoteWriter(FactBook.random(rng), rng), rng.choice(LABELS)
+    book, label = random_book(rng), rng.choice(LABELS)
 
     def text() -> str:
-        return writer.write(label, mark).text
+        return write_note(book, label, rng, mark).text
 
     if rng.random() < 0.05:
         return [(f"{LABEL_FIELD}: {label}\n", text())]
@@ -120,35 +120,28 @@ def train_tokenizer(plan: TrainingPlan) -> PreTrainedTokenizerFast:
     )
 
 
-Encoded = tuple[list[int], int]
+Encoded = tuple[torch.Tensor, torch.Tensor]
 
 
 def _encode(tokenizer: PreTrainedTokenizerFast, row: list[tuple[str, str]]) -> Encoded:
-    """Return the token ids, every pair between bos and eos, and the length of the first prompt."""
+    """Return the ids, every pair between bos and eos, and the labels. The first prompt has none:
+    nothing in it can be copied, so it would only add noise."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     ids: list[int] = []
     for pair in row:
         ids += [bos, *tokenizer("".join(pair), add_special_tokens=False)["input_ids"], eos]
-    return ids, 1 + len(tokenizer(row[0][0], add_special_tokens=False)["input_ids"])
+    first = 1 + len(tokenizer(row[0][0], add_special_tokens=False)["input_ids"])
+    return torch.tensor(ids), torch.tensor([-100] * first + ids[first:])
 
 
-def _batches(
-    rows: list[Encoded], plan: TrainingPlan, rng: random.Random
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield ids and labels of rows of about one length, in random order, padded on the right. The
-    first prompt has no label: nothing in it can be copied, so it would only add noise."""
+def _batches(rows: list[Encoded], size: int, rng: random.Random) -> Iterator[Encoded]:
+    """Yield batches of rows of about one length, in random order, padded on the right."""
     ordered = sorted(rows, key=lambda row: len(row[0]))
-    groups = [
-        ordered[start : start + plan.batch_size] for start in range(0, len(rows), plan.batch_size)
-    ]
+    groups = [ordered[start : start + size] for start in range(0, len(rows), size)]
     rng.shuffle(groups)
     for group in groups:
-        ids = [torch.tensor(row) for row, _ in group]
-        labels = [torch.tensor([-100] * length + row[length:]) for row, length in group]
-        yield (
-            torch.nn.utils.rnn.pad_sequence(ids, batch_first=True),
-            torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=-100),
-        )
+        ids, labels = map(list, zip(*group, strict=True))
+        yield pad_sequence(ids, True), pad_sequence(labels, True, padding_value=-100)
 
 
 def _learning_rate(step: int, steps: int, plan: TrainingPlan) -> float:
@@ -190,16 +183,16 @@ def _optimizers(model: LlamaForCausalLM, plan: TrainingPlan) -> list[torch.optim
     ]
 
 
-def train(plan: TrainingPlan, out: Path, on_step: Callable[[int, int, float], None]) -> None:
-    """Write tokenizer and model (bfloat16 safetensors) to `out`. `on_step` gets the step, the
-    number of steps and the loss in nats per token."""
+def train(plan: TrainingPlan, out: Path, on_progress: OnProgress) -> None:
+    """Write tokenizer and model (bfloat16 safetensors) to `out`. The detail of the progress is the
+    loss in nats per token."""
     rng = random.Random(plan.seed)
     tokenizer = train_tokenizer(plan)
     rows = [_encode(tokenizer, row) for row in documents(plan.documents, rng)]
     model = _new_model(tokenizer, plan)
     optimizers = _optimizers(model, plan)
     steps = math.ceil(len(rows) / plan.batch_size)
-    for step, (ids, labels) in enumerate(_batches(rows, plan, rng)):
+    for step, (ids, labels) in enumerate(_batches(rows, plan.batch_size, rng)):
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = _learning_rate(step, steps, plan)
         # Attention is causal, so padding on the right needs no mask.
@@ -209,6 +202,6 @@ def train(plan: TrainingPlan, out: Path, on_step: Callable[[int, int, float], No
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        on_step(step + 1, steps, loss.item())
+        on_progress(Progress("training", step + 1, steps, f"loss {loss.item():.3f}"))
     model.bfloat16().save_pretrained(out)
     tokenizer.save_pretrained(out)

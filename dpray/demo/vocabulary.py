@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Condition:
+class Condition(NamedTuple):
     """A `Condition` holds what its notes may mention; each entry of a tuple fits all others."""
 
-    complaints: tuple[str, ...]
-    findings: tuple[str, ...]
-    drugs: tuple[str, ...]
-    tests: tuple[str, ...]
+    complaint: tuple[str, ...]
+    finding: tuple[str, ...]
+    drug: tuple[str, ...]
+    test: tuple[str, ...]
 
 
 SYSTEMS: dict[str, dict[str, Condition]] = {
@@ -195,44 +194,23 @@ SYSTEMS: dict[str, dict[str, Condition]] = {
 }
 
 ROUTES = (
-    "Walk-in",
-    "Home visit",
-    "Phone call",
-    "Ambulance arrival",
-    "Pharmacy referral",
-    "Booked visit",
-)
+    "Walk-in", "Home visit", "Phone call", "Ambulance arrival", "Pharmacy referral", "Booked visit",
+)  # fmt: skip
 TRIGGERS = (
-    "after a stay at the riverside care home",
-    "since a tablet was changed",
-    "following a recall letter",
-    "after a long flight",
-    "with a cold in the family",
-    "after heavy lifting",
-    "during a heat wave",
-    "without a clear trigger",
-)
+    "after a stay at the riverside care home", "since a tablet was changed",
+    "following a recall letter", "after a long flight", "with a cold in the family",
+    "after heavy lifting", "during a heat wave", "without a clear trigger",
+)  # fmt: skip
 PLANS = (
-    "Admitted to the ward.",
-    "Seen by the specialist today.",
-    "Isolated and contacts traced.",
-    "Sent home with a leaflet.",
-    "Nurse review in two weeks.",
-    "Group class every Tuesday.",
-    "Telephone check tomorrow.",
-    "Discharged to the family doctor.",
-)
+    "Admitted to the ward.", "Seen by the specialist today.", "Isolated and contacts traced.",
+    "Sent home with a leaflet.", "Nurse review in two weeks.", "Group class every Tuesday.",
+    "Telephone check tomorrow.", "Discharged to the family doctor.",
+)  # fmt: skip
 SEASONS = ("January", "March", "May", "July", "September", "November")
 DURATIONS = (
-    "two hours",
-    "one day",
-    "three days",
-    "one week",
-    "ten days",
-    "one month",
-    "six months",
+    "two hours", "one day", "three days", "one week", "ten days", "one month", "six months",
     "years",
-)
+)  # fmt: skip
 DOSES = ("once daily", "twice daily", "at night", "with meals", "when needed", "with water")
 HISTORIES = (
     "high blood pressure", "diabetes", "kidney disease", "a past stroke", "no illness of note",

@@ -48,10 +48,6 @@ class CausalLM:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model: Any = model.to(self.device).eval()
 
-    @property
-    def context_length(self) -> int:
-        return self.codec.context_length
-
     def ids(self, text: str) -> Ids:
         """Return the token ids of a piece of text, without special tokens."""
         return tuple(self.codec.ids(text))
@@ -117,8 +113,7 @@ class _Context:
         return _Context(self.model, cache, mask), output.logits
 
     def answers(self, logits_NV: torch.Tensor, answers: Sequence[Ids]) -> np.ndarray:
-        """Return the log-likelihood of each answer after each row, whose last logits are given,
-        shape (N, A)."""
+        """Return the log-likelihoods of answers after rows with these last logits, shape (N, A)."""
         found_NA = logits_NV.float().log_softmax(-1)[:, [answer[0] for answer in answers]]
         # Rows are costly to repeat, and answers of one token are finished.
         longer = [place for place, answer in enumerate(answers) if len(answer) > 1]

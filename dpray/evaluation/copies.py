@@ -35,20 +35,20 @@ def compare_copies(
     order; `map_chunks` may distribute the search among them."""
     size = min(len(synthetic), len(held_out))
     made_ND, private_MD, held_ND = vectors
-    drawn = [
+    made, held = (
         np.random.default_rng(_DRAW_SEED).choice(len(texts), size, replace=False)
         for texts in (synthetic, held_out)
-    ]
+    )
     # One search for both sides, as the private vectors travel with it.
-    queries = np.vstack([made_ND[drawn[0]], held_ND[drawn[1]]])
-    cosines = np.split(nearest_cosine(queries, private_MD, map_chunks), 2)
-    sides = {
-        name: _figures([texts[i] for i in rows], private, nearest)
-        for name, texts, rows, nearest in zip(
-            ("synthetic", "held_out"), (synthetic, held_out), drawn, cosines, strict=True
-        )
+    queries = np.vstack([made_ND[made], held_ND[held]])
+    of_made, of_held = np.split(nearest_cosine(queries, private_MD, map_chunks), 2)
+    return {
+        "private_records": len(private),
+        "records_a_side": size,
+        "ngram": NGRAM,
+        "synthetic": _figures([synthetic[i] for i in made], private, of_made),
+        "held_out": _figures([held_out[i] for i in held], private, of_held),
     }
-    return {"private_records": len(private), "records_a_side": size, "ngram": NGRAM, **sides}
 
 
 def shared_words(
@@ -74,10 +74,8 @@ def shared_words(
         at, run = at[fits], run[fits]
         _, run = np.unique(run * numbers + words[at + n - 1], return_inverse=True)
         asked = text_of[at] < len(queries)
-        known = np.zeros(len(run), dtype=bool)
-        wanted = np.zeros(len(run), dtype=bool)
-        known[run[~asked]] = True
-        wanted[run[asked]] = True
+        known, wanted = np.zeros((2, len(run)), dtype=bool)
+        known[run[~asked]], wanted[run[asked]] = True, True
         kept = (known & wanted)[run]
         at, run, asked = at[kept], run[kept], asked[kept]
         longest[text_of[at[asked]]] = n
@@ -123,8 +121,5 @@ def _summary(values: np.ndarray) -> Mapping[str, float | None]:
     """Return mean, 95 % quantile and maximum, each None where there is no value."""
     if not len(values):
         return {"mean": None, "quantile_95": None, "max": None}
-    return {
-        "mean": float(values.mean()),
-        "quantile_95": float(np.quantile(values, 0.95)),
-        "max": float(values.max()),
-    }
+    figures = values.mean(), np.quantile(values, 0.95), values.max()
+    return dict(zip(("mean", "quantile_95", "max"), map(float, figures), strict=True))

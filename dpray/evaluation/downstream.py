@@ -11,14 +11,13 @@ from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import confusion_matrix
 
-from dpray.evaluation.scores import accuracy_and_f1, mean_and_deviation
+from dpray.evaluation.scores import accuracy_and_f1, mean_and_deviation, summaries
 
 
 @dataclass(frozen=True)
 class Embedded:
     """An `Embedded` set has `vectors` of shape (records, dimension), and `labels` of shape
-    (records,) or None. A fine-tuned encoder takes the texts themselves as `vectors`, shape
-    (records,)."""
+    (records,) or None. For a fine-tuned encoder, `vectors` are the texts, shape (records,)."""
 
     vectors: np.ndarray
     labels: Any
@@ -43,13 +42,9 @@ def logistic_regression(train: Embedded) -> LogisticRegression:
 
 def compare_downstream(sets: Mapping[str, Embedded], test: Embedded, seeds: int) -> dict[str, Any]:
     """Return `compare_classifier` of a logistic regression, with its figures for each label."""
+    name = "logistic regression on embeddings"
     return compare_classifier(
-        "logistic regression on embeddings",
-        lambda train, target, seed: logistic_regression(train),
-        sets,
-        test,
-        seeds,
-        by_class=True,
+        name, lambda train, *_: logistic_regression(train), sets, test, seeds, by_class=True
     )
 
 
@@ -69,29 +64,21 @@ def compare_classifier(
     deviation covers the choice of either, and the random initial weights of classifiers that have
     some. `by_class` adds `classes` (`_by_class`).
     """
-    fits = dict.fromkeys(sets, fit)
-    has_floor = "floor" in sets
-    if not has_floor:
-        sets = {**sets, "floor": sets["ceiling"]}
-        fits["floor"] = _majority_class
-    scores: dict[str, list[dict[str, float]]] = {key: [] for key in sets}
-    counts: dict[str, list[np.ndarray]] = {key: [] for key in sets}
-    classes = np.unique(test.labels)
-    for seed in range(seeds):
-        tested = _bootstrap(test, np.random.default_rng([seed, 0]))
-        for key, trained_on in sets.items():
-            drawn = _bootstrap(trained_on, np.random.default_rng([seed, 1]))
-            predicted = fits[key](drawn, tested.vectors, seed).predict(tested.vectors)
-            scores[key].append(accuracy_and_f1(tested.labels, predicted))
-            counts[key].append(confusion_matrix(tested.labels, predicted, labels=classes))
+    baseline = {} if "floor" in sets else {"floor": sets["ceiling"]}
     result: dict[str, Any] = {"classifier": name, "seeds": seeds}
-    for key, of_seeds in scores.items():
-        result[key] = {
-            measure: mean_and_deviation([one[measure] for one in of_seeds])
-            for measure in of_seeds[0]
-        }
-        result[key]["train_records"] = len(sets[key].labels)
-    result["floor"]["kind"] = "file" if has_floor else "majority class"
+    counts: dict[str, list[np.ndarray]] = {}
+    classes = np.unique(test.labels)
+    for key, records in {**sets, **baseline}.items():
+        fit_one = _majority_class if key in baseline else fit
+        scores, counts[key] = [], []
+        for seed in range(seeds):
+            tested = _bootstrap(test, np.random.default_rng([seed, 0]))
+            drawn = _bootstrap(records, np.random.default_rng([seed, 1]))
+            predicted = fit_one(drawn, tested.vectors, seed).predict(tested.vectors)
+            scores.append(accuracy_and_f1(tested.labels, predicted))
+            counts[key].append(confusion_matrix(tested.labels, predicted, labels=classes))
+        result[key] = {**summaries(scores), "train_records": len(records.labels)}
+    result["floor"]["kind"] = "majority class" if baseline else "file"
     if by_class:
         result["classes"] = _by_class(test.labels, counts)
     return result
@@ -105,7 +92,7 @@ def _by_class(truth: np.ndarray, counts: Mapping[str, list[np.ndarray]]) -> dict
     `counts` are the confusion matrices of the seeds, shape (labels, labels) each.
     """
     names, records = np.unique(truth, return_counts=True)
-    found: dict[str, Any] = {"labels": [str(name) for name in names], "records": records.tolist()}
+    found: dict[str, Any] = {"labels": [*map(str, names)], "records": records.tolist()}
     for key in ("synthetic", "ceiling"):
         # The bootstrap goes label by label: each label has as many test records in every seed.
         shares = np.stack(counts[key]) / records[:, None]

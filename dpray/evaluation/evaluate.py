@@ -1,7 +1,6 @@
 """`evaluate` measures a synthetic data set against real records.
 
-Nothing here is differentially private: every number is computed from private records, and no
-budget pays for it.
+Nothing here is differentially private: private records make every number, and no budget pays.
 """
 
 from __future__ import annotations
@@ -93,7 +92,15 @@ def evaluate(
     downstream = None
     if first["test"].labels is not None and extractor is None:
         downstream = _downstream(sets, first, seeds, networks, encoder, on_progress)
-    in_context, next_word = _language(sets, texts, lm, extractor, seeds, on_progress)
+    trained_on: dict[str, Any] = {name: rows for name, rows in sets.items() if name != "test"}
+    in_context = next_word = None
+    if learner := _learner(sets["test"], lm, extractor):
+        test: Any = sets["test"]  # with labels
+        in_context = compare_in_context(learner, trained_on, test, seeds, on_progress)
+    if lm is not None:
+        next_word = compare_next_word(
+            lm, {name: texts[name] for name in trained_on}, tested, seeds, on_progress
+        )
     fidelity = compare_fidelity(arrays, seeds, on_progress)
     searched = _with_progress(map_chunks, "near-duplicates", on_progress)
     copies = compare_copies(*sides, first_arrays, searched)
@@ -150,26 +157,19 @@ def _sets(records: Sets, classes: bool) -> Sets:
 
 
 def _check(sets: Sets, classes: bool) -> None:
-    known: set[str | None] | None = None
-    unlabelled: list[str] = []
-    for name, records in sets.items():
-        labels = {label for _, label in records}
-        if not records:
+    labels_of = {name: {label for _, label in records} for name, records in sets.items()}
+    known = next((labels for labels in labels_of.values() if labels - {None}), {None})
+    for name, labels in labels_of.items():
+        if not labels:
             raise InputError(f"{name} records: there are none")
-        if labels == {None}:
-            unlabelled.append(name)
-            continue
-        if None in labels:
+        if None in labels and labels != {None}:
             raise InputError(f"{name} records: some have a label and some have none")
-        known = known or labels
-        if not classes:
-            continue
-        if len(labels) == 1:
+        if labels == {None} and known != {None}:
+            raise InputError(f"{name} records: they have no label, and others have one")
+        if classes and len(labels) == 1 and known != {None}:
             raise InputError(f"{name} records: all have one label, a classifier needs two")
-        if not labels & known:
+        if classes and not labels & known:
             raise InputError(f"{name} records: no label in common with the real records")
-    if unlabelled and known is not None:
-        raise InputError(f"{unlabelled[0]} records: they have no label, and others have one")
 
 
 def _downstream(
@@ -198,30 +198,14 @@ def _downstream(
     return result
 
 
-def _language(
-    sets: Sets,
-    texts: Mapping[str, list[str]],
-    lm: CausalLM | None,
-    extractor: Engine | None,
-    seeds: int,
-    on_progress: OnProgress,
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return in-context learning and next-word accuracy, each None where `evaluate` has no model
-    for it; the first also needs labels."""
-    test = [(text, label) for text, label in sets["test"] if label is not None]
-    shown: dict[str, Any] = {name: rows for name, rows in sets.items() if name != "test"}
-    learner: Learner | None = None
-    if test and extractor is not None:
-        learner = InContextExtractor(extractor)
-    elif test and lm is not None:
-        learner = InContextClassifier(lm, sorted({label for _, label in test}))
-    in_context = next_word = None
-    if learner is not None:
-        in_context = compare_in_context(learner, shown, test, seeds, on_progress)
-    if lm is not None:
-        trained_on = {name: texts[name] for name in shown}
-        next_word = compare_next_word(lm, trained_on, texts["test"], seeds, on_progress)
-    return in_context, next_word
+def _learner(
+    test: Sequence[Labelled], lm: CausalLM | None, extractor: Engine | None
+) -> Learner | None:
+    """Return what learns in context, None where there is no model for it or there are no labels."""
+    labels = {label for _, label in test if label is not None}
+    if labels and extractor is not None:
+        return InContextExtractor(extractor)
+    return InContextClassifier(lm, sorted(labels)) if labels and lm is not None else None
 
 
 def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> list[str]:
@@ -244,10 +228,7 @@ def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> li
 
 
 def _embed_all(
-    sets: Sets,
-    embedders: Mapping[str, Embedder],
-    map_chunks: ChunkMap,
-    on_progress: OnProgress,
+    sets: Sets, embedders: Mapping[str, Embedder], map_chunks: ChunkMap, on_progress: OnProgress
 ) -> dict[str, dict[str, Embedded]]:
     """Return the sets' embeddings by each embedder; the floor's by the first only."""
     total = len(embedders) * sum(len(sets[key]) for key in SIDES) + len(sets.get("floor", ()))
@@ -264,8 +245,8 @@ def _embed_all(
             on_progress(Progress("embedding", done, total))
         stacked, ends = np.vstack(vectors), np.cumsum([0, *map(len, rows_of.values())])
         found[name] = {
-            key: Embedded(stacked[start:end], _labels(rows_of[key]))
-            for key, (start, end) in zip(rows_of, pairwise(ends), strict=True)
+            key: Embedded(stacked[start:end], _labels(rows))
+            for (key, rows), (start, end) in zip(rows_of.items(), pairwise(ends), strict=True)
         }
     return found
 

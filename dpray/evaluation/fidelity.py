@@ -33,10 +33,8 @@ def frechet_distance(x_ND: Vectors, y_MD: Vectors) -> float:
     2017, Eq. 6): `|m_x - m_y|^2 + tr(C_x + C_y - 2 (C_x C_y)^(1/2))`, which is 0 for equal moments.
 
     It falls with the number of records even where both sets come from one distribution: compare
-    sets of one size only. Raises ValueError for fewer than two records on a side.
+    sets of one size only, of two records or more.
     """
-    if min(len(x_ND), len(y_MD)) < 2:
-        raise ValueError("a covariance needs two records or more")
     x_ND, y_MD = x_ND.astype(np.float64), y_MD.astype(np.float64)
     mean_D = x_ND.mean(axis=0) - y_MD.mean(axis=0)
     c_x, c_y = np.cov(x_ND, rowvar=False), np.cov(y_MD, rowvar=False)
@@ -72,12 +70,9 @@ def compare_fidelity(
     between the real test records and other real ones, over `seeds` draws of equally many a side.
 
     `vectors` holds synthetic, other real and test embeddings by the name of the embedding model;
-    `measures` are the averages over the models, `embedders` each one's own. Raises
-    ValueError for fewer than `FEW` records a side.
+    `measures` are the averages over the models, `embedders` each one's own.
     """
     size = min(len(side) for sides in vectors.values() for side in sides)
-    if size < FEW:
-        raise ValueError(f"fidelity needs {FEW} records a side or more")
     found: dict[str, dict[str, list[Scores]]] = {
         name: {"synthetic_to_real": [], "real_to_real": []} for name in vectors
     }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from dpray.engines.base import Embedder, EngineError
 from dpray.evaluation.chunks import ChunkMap
 from dpray.evaluation.evaluate import Labelled, evaluate
 from dpray.evaluation.settings import IN_PROCESS, EvaluationSettings
-from dpray.evaluation.topics import k_means, load_bertopic
+from dpray.evaluation.topics import load_bertopic
 from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.records import Where, list_files, read_rows, text_of
 from dpray.types import InputError, OnProgress, valid_unicode
@@ -49,15 +50,15 @@ def evaluate_files(
         for name, path in paths.items()
         if path is not None
     }
-    if sets["real"][0][1] is None:
-        _refuse_without_labels(settings)
-    schema = (
-        None
-        if settings.json_schema is None
-        else read_json(
-            FILM_SCHEMA if settings.json_schema == "film" else Path(settings.json_schema), "schema"
-        )
-    )
+    without_labels = sets["real"][0][1] is None
+    for key in ("label", "networks", "encoder", "extraction") if without_labels else ():
+        if getattr(settings, key):
+            column = settings.label or LABEL
+            raise InputError(f"--{key}: no record of --real has a label in '{column}'")
+    schema = None
+    if settings.json_schema is not None:
+        film = settings.json_schema == "film"
+        schema = read_json(FILM_SCHEMA if film else Path(settings.json_schema), "schema")
     embedders, map_chunks = _load_embedders(settings)
     result = evaluate(
         sets["real"],
@@ -96,15 +97,15 @@ def load_embedder(name: str) -> Embedder:
         raise InputError(f"embedder: cannot load {name}, as a folder or from a hub") from None
 
 
+@dataclass
 class LazyEmbedder:
-    """A `LazyEmbedder` is sent to actors as `load`; each loads the model when it first embeds."""
+    """A `LazyEmbedder` is sent to actors as a name; each loads the model when it first embeds."""
 
-    def __init__(self, load: Callable[[], Embedder]) -> None:
-        self._load = load
+    name: str
 
     @cached_property
     def _model(self) -> Embedder:
-        return self._load()
+        return load_embedder(self.name)
 
     def embed(self, texts: Sequence[str]) -> Any:
         return self._model.embed(texts)
@@ -117,14 +118,14 @@ def _load_embedders(settings: EvaluationSettings) -> tuple[dict[str, Embedder], 
     from dpray.runs.ray_map import RayMap
 
     ray_map = RayMap(settings.ray_address, settings.actors, settings.gpus_per_actor)
-    return {n: LazyEmbedder(partial(load_embedder, n)) for n in settings.embedder}, ray_map
+    return {name: LazyEmbedder(name) for name in settings.embedder}, ray_map
 
 
 def _load_other_models(settings: EvaluationSettings) -> dict[str, Any]:
     """Load the other models, before the work begins, as arguments of `evaluate`."""
-    models: dict[str, Any] = {
-        "cluster": load_bertopic() if settings.topics == "bertopic" else k_means
-    }
+    models: dict[str, Any] = {}
+    if settings.topics == "bertopic":
+        models["cluster"] = load_bertopic()
     if settings.encoder is not None:
         from dpray.evaluation.fine_tuning import Encoder
 
@@ -136,8 +137,8 @@ def _load_other_models(settings: EvaluationSettings) -> dict[str, Any]:
         if settings.extraction:
             from dpray.engines.transformers import TransformersEngine
 
-            section = EngineConfig(model=settings.lm, dtype="float32")
-            models["extractor"] = TransformersEngine(section)
+            config = EngineConfig(model=settings.lm, dtype="float32")
+            models["extractor"] = TransformersEngine(config)
     return models
 
 
@@ -148,13 +149,6 @@ def _check_folder(out: Path) -> None:
             f"--out: {out}: what a run leaves there may be released, and this may not; give a "
             f"folder such as {out / 'private'}"
         )
-
-
-def _refuse_without_labels(settings: EvaluationSettings) -> None:
-    for key in ("label", "networks", "encoder", "extraction"):
-        if getattr(settings, key):
-            column = settings.label or LABEL
-            raise InputError(f"--{key}: no record of --real has a label in '{column}'")
 
 
 def _read(path: str, key: str, text: str, label: str) -> list[Labelled]:

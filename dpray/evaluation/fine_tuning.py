@@ -1,5 +1,4 @@
-"""Two models are fine-tuned on the records: an encoder that classifies, and a causal language model
-that predicts the next word."""
+"""An encoder that classifies, and a language model that predicts words, learn from the records."""
 
 from __future__ import annotations
 
@@ -70,28 +69,19 @@ class Encoder:
     def fit(self, train: Embedded, target: np.ndarray, seed: int) -> FineTuned:
         """Fine-tune on texts, which are given as `vectors`; `target` is ignored."""
         classes, labels = np.unique(train.labels, return_inverse=True)
+        truth = torch.from_numpy(labels)
+
+        def batch(rows: torch.Tensor) -> Batch:
+            return {**self.tokens(list(train.vectors[rows.numpy()])), "labels": truth[rows]}
+
         with _seeded(seed):
-            model = self._model(len(classes))
-            truth = torch.from_numpy(labels)
-
-            def batch(rows: torch.Tensor) -> Batch:
-                return {**self.tokens(list(train.vectors[rows.numpy()])), "labels": truth[rows]}
-
-            _fine_tune(model, batch, len(labels), self.training, seed)
-        return FineTuned(self, model.eval(), classes)
+            model = _fine_tune(self._model(len(classes)), batch, len(labels), self.training, seed)
+        return FineTuned(self, model, classes)
 
     def tokens(self, texts: Sequence[str]) -> Batch:
         """Return the texts' tokens, padded on the right."""
-        found: Batch = dict(
-            self.tokenizer(
-                list(texts),
-                truncation=True,
-                max_length=self.max_length,
-                padding=True,
-                return_tensors="pt",
-            )
-        )
-        return found
+        cut = {"truncation": True, "max_length": self.max_length}
+        return dict(self.tokenizer(list(texts), **cut, padding=True, return_tensors="pt"))
 
     def _model(self, labels: int) -> Any:
         from transformers import AutoModelForSequenceClassification
@@ -104,7 +94,7 @@ class Encoder:
             raise InputError(f"encoder: {self.name} cannot classify") from None
         if model.config.pad_token_id is None:
             model.config.pad_token_id = self.tokenizer.pad_token_id
-        return model.to(_device())
+        return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True)
@@ -183,22 +173,17 @@ def next_word_accuracy(model: Any, rows: Sequence[Sequence[int]], batch_size: in
 
 
 def _trained_on(lm: CausalLM, rows: Sequence[Sequence[int]], training: Training, seed: int) -> Any:
+    def batch(chosen: torch.Tensor) -> Batch:
+        return _causal_batch([rows[i] for i in chosen.tolist()])
+
     with _seeded(seed):
-        model = copy.deepcopy(lm.model)
-        _fine_tune(
-            model,
-            lambda chosen: _causal_batch([rows[i] for i in chosen.tolist()]),
-            len(rows),
-            training,
-            seed,
-        )
-    return model.eval()
+        return _fine_tune(copy.deepcopy(lm.model), batch, len(rows), training, seed)
 
 
 def _token_rows(lm: CausalLM, texts: Sequence[str], training: Training) -> list[list[int]]:
     """Return each text's tokens, with a start and an end token, cut to the longest length."""
-    longest = min(training.max_length, lm.context_length)
     codec = lm.codec
+    longest = min(training.max_length, codec.context_length)
     return [
         [codec.start_id, *codec.ids(codec.truncate(text, longest)), codec.eos_ids[0]][:longest]
         for text in texts
@@ -214,8 +199,9 @@ def _causal_batch(rows: Sequence[Sequence[int]]) -> Batch:
 
 def _fine_tune(
     model: Any, batch_of: Callable[[torch.Tensor], Batch], count: int, training: Training, seed: int
-) -> None:
-    """Train by AdamW on the model's own loss, with a learning rate that falls linearly to 0."""
+) -> Any:
+    """Train by AdamW on the model's own loss, with a learning rate that falls linearly to 0, and
+    return the model, ready to be asked."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(
         model.parameters(), training.learning_rate, weight_decay=training.weight_decay
@@ -231,14 +217,11 @@ def _fine_tune(
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
+    return model.eval()
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:
     return {name: tensor.to(device) for name, tensor in batch.items()}
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @contextmanager

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from dpray.engines.base import Engine, PlainPrompt, Sampling
 from dpray.evaluation.causal_lm import CausalLM
-from dpray.evaluation.scores import accuracy_and_f1, mean_and_deviation
+from dpray.evaluation.scores import accuracy_and_f1, summaries
 from dpray.types import OnProgress, Progress
 
 Example = tuple[str, str]
@@ -34,8 +36,7 @@ ANSWER_TOKENS = 24
 class InContextClassifier:
     """The classifier answers with the label of the highest calibrated probability (`calibrated`).
 
-    `balanced` says that its demonstrations are equally many of each label; `room` is the number of
-    tokens of the longest prompt.
+    Its demonstrations are `balanced`, equally many of each label; `room` is in tokens, of a prompt.
     """
 
     task = "classification, with contextual calibration"
@@ -43,13 +44,10 @@ class InContextClassifier:
     header = "Classify the following examples:\n"
 
     def __init__(self, lm: CausalLM, labels: Sequence[str]) -> None:
-        self.lm, self.labels = lm, sorted(labels)
+        self.lm, self.labels, self.cut = lm, sorted(labels), lm.codec.truncate
         self.answers = [lm.ids(f" {label}") for label in self.labels]
         longest = max(map(len, self.answers))
-        self.room = lm.context_length - 1 - longest - self.tokens(self.header)
-
-    def cut(self, text: str, tokens: int) -> str:
-        return self.lm.codec.truncate(text, tokens)
+        self.room = lm.codec.context_length - 1 - longest - self.tokens(self.header)
 
     def tokens(self, piece: str) -> int:
         return len(self.lm.ids(piece))
@@ -78,11 +76,8 @@ class InContextExtractor:
     header = "Find the phrase in each of the following examples:\n"
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        self.engine, self.cut = engine, engine.truncate
         self.room = engine.context_length - ANSWER_TOKENS - self.tokens(self.header)
-
-    def cut(self, text: str, tokens: int) -> str:
-        return self.engine.truncate(text, tokens)
 
     def tokens(self, piece: str) -> int:
         return len(self.engine.encode(PlainPrompt(user=piece)))
@@ -140,7 +135,7 @@ def compare_in_context(
             found = [learner.scores(shown, tested) for shown in drawn]
             row[name] = {
                 "fitted": float(np.mean([len(shown) for shown in drawn])),
-                **{key: mean_and_deviation([one[key] for one in found]) for key in found[0]},
+                **summaries(found),
             }
         rows.append(row)
     return {"task": learner.task, "test_records": len(tested), "seeds": seeds, "rows": rows}
@@ -151,15 +146,12 @@ def calibrated(p_NL: np.ndarray, free_FL: np.ndarray) -> np.ndarray:
     average over inputs without content, `softmax(W p)` with `W = diag(p_cf)^-1`. Shape (N, L).
     The rows of both are probabilities of the labels, which add up to 1.
     """
-    weighted = p_NL / np.maximum(free_FL.mean(axis=0), np.finfo(float).tiny)
-    raised = np.exp(weighted - weighted.max(axis=1, keepdims=True))
-    found: np.ndarray = raised / raised.sum(axis=1, keepdims=True)
-    return found
+    weighted_NL = p_NL / np.maximum(free_FL.mean(axis=0), np.finfo(float).tiny)
+    return np.asarray(softmax(weighted_NL, axis=1))
 
 
 def word_f1(answer: Sequence[str], truth: Sequence[str]) -> float:
-    """Return the F1 of the words that an answer and the truth share (Rajpurkar et al. 2016, Section
-    6.1)."""
+    """Return the F1 of the words that both share (Rajpurkar et al. 2016, Section 6.1)."""
     shared = sum((Counter(answer) & Counter(truth)).values())
     return 2 * shared / (len(answer) + len(truth)) if shared else 0.0
 
@@ -181,15 +173,10 @@ def _draw(records: Sequence[Example], shots: int, balanced: bool, seed: int) -> 
     order = rng.permutation(len(records))
     if balanced:
         # One record of each label in turn, the labels in an order that is drawn too.
-        turns: Counter[str] = Counter()
         labels = rng.permutation(sorted({label for _, label in records}))
-        rank = {label: i for i, label in enumerate(labels)}
-        keys = {}
-        for i in order:
-            label = records[i][1]
-            keys[i] = (turns[label], rank[label])
-            turns[label] += 1
-        order = rng.permutation(sorted(order, key=lambda i: keys[i])[:shots])
+        rows = ([i for i in order if records[i][1] == label] for label in labels)
+        turns = chain.from_iterable(zip_longest(*rows))
+        order = rng.permutation([i for i in turns if i is not None][:shots])
     return [records[i] for i in order[:shots]]
 
 

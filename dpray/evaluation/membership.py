@@ -42,20 +42,16 @@ def membership(
     share of the members found where 1 % of the others are taken for members (Carlini et al. 2022).
 
     The scores are the cosine with the nearest synthetic text, and the share of a record's 5-grams
-    that some synthetic text holds. Raises InputError for fewer than 100 records a side or no
-    synthetic text.
+    that some synthetic text holds. Raises InputError as `check_numbers` does.
     """
     check_numbers(members, non_members, synthetic)
-    made_ND = np.asarray(embedder.embed(list(synthetic)))
-
-    def cosine(texts: Sequence[str]) -> Scores:
-        return nearest_cosine(np.asarray(embedder.embed(list(texts))), made_ND)
-
-    def overlap(texts: Sequence[str]) -> Scores:
+    made_ND = embedder.embed(synthetic)
+    sides = (members, non_members)
+    scores = {
+        "nearest_cosine": [nearest_cosine(embedder.embed(texts), made_ND) for texts in sides],
         # A record of fewer words has no n-gram to share.
-        return np.nan_to_num(shared_words(texts, synthetic)[1])
-
-    scores = {"nearest_cosine": cosine, "ngram_overlap": overlap}
+        "ngram_overlap": [np.nan_to_num(shared_words(texts, synthetic)[1]) for texts in sides],
+    }
     return {
         "private": NOT_FOR_RELEASE,
         "members": len(members),
@@ -65,8 +61,7 @@ def membership(
         "confidence": confidence,
         "false_positive_rate": FALSE_POSITIVES,
         "scores": {
-            name: attack(score(members), score(non_members), confidence)
-            for name, score in scores.items()
+            name: attack(inside, outside, confidence) for name, (inside, outside) in scores.items()
         },
     }
 

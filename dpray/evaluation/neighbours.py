@@ -25,11 +25,8 @@ def precision_recall(synthetic_ND: np.ndarray, real_MD: np.ndarray) -> dict[str,
 
     Precision is the share of synthetic vectors that lie in a ball around some real one, as wide as
     the distance to its k-th nearest real neighbour; recall is the same with the sides swapped. Both
-    depend on the numbers of records: compare sets of one size only. Raises ValueError for k records
-    or fewer on a side.
+    depend on the numbers of records: compare sets of one size only, of more than k records.
     """
-    if min(len(synthetic_ND), len(real_MD)) <= NEIGHBOURS:
-        raise ValueError(f"{NEIGHBOURS} neighbours need {NEIGHBOURS + 1} records or more")
     # Distances do not change, and rounding is smallest around 0.
     centre_D = real_MD.mean(axis=0)
     synthetic_ND, real_MD = synthetic_ND - centre_D, real_MD - centre_D
@@ -50,8 +47,7 @@ def nearest_cosine(
 
 
 def _largest_product(references_MD: np.ndarray, queries_ND: np.ndarray) -> np.ndarray:
-    """Return each query's largest product with a reference. On a CPU, matrix products by blocks are
-    faster than FAISS."""
+    """Return each query's largest product with a reference, by blocks: FAISS is slower on CPUs."""
     best_N = np.full(len(queries_ND), -np.inf, dtype=np.float32)
     for start in range(0, len(references_MD), BLOCK):
         products_NM = queries_ND @ references_MD[start : start + BLOCK].T

@@ -3,7 +3,6 @@ Deep CORAL (Nagesh et al. 2025, Section 3.1)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,9 +32,12 @@ class Network:
     def predict(self, vectors: np.ndarray) -> np.ndarray:
         """Return the most likely label of each row."""
         with torch.inference_mode():
-            scores = self.layers(_scaled(vectors, self.mean, self.scale))
+            scores = self.layers(self.scaled(vectors))
         found: np.ndarray = self.classes[scores.argmax(dim=1).numpy()]
         return found
+
+    def scaled(self, vectors: np.ndarray) -> torch.Tensor:
+        return (torch.from_numpy(np.asarray(vectors, dtype=np.float32)) - self.mean) * self.scale
 
 
 def three_layer_network(
@@ -57,16 +59,14 @@ def three_layer_network(
     if len(classes) < 2:
         raise ValueError("a classifier needs two labels")
     generator = torch.Generator().manual_seed(seed)
+    layers = _layers((train.vectors.shape[1], *WIDTHS, len(classes)), generator)
     mean_D = torch.from_numpy(train.vectors.mean(axis=0, dtype=np.float64)).float()
     # One scale for all coordinates: the layers' inputs have variance 1 on average.
     scale = 1.0 / max(float(train.vectors.std(axis=0, dtype=np.float64).mean()), 1e-6)
-    network = Network(
-        _layers((train.vectors.shape[1], *WIDTHS, len(classes)), generator), mean_D, scale, classes
-    )
-    x_ND, y_N = _scaled(train.vectors, mean_D, scale), torch.from_numpy(labels)
-    target_MD = None if target_vectors is None else _scaled(target_vectors, mean_D, scale)
+    network = Network(layers, mean_D, scale, classes)
+    target_MD = None if target_vectors is None else network.scaled(target_vectors)
     with _one_thread():
-        _fit(network.layers, x_ND, y_N, target_MD, generator)
+        _fit(layers, network.scaled(train.vectors), torch.from_numpy(labels), target_MD, generator)
     return network
 
 
@@ -120,13 +120,7 @@ def _layers(widths: tuple[int, ...], generator: torch.Generator) -> nn.Sequentia
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
-        bound = math.sqrt(6.0 / inputs)
-        with torch.no_grad():
-            layer.weight.uniform_(-bound, bound, generator=generator)
-            layer.bias.zero_()
+        nn.init.kaiming_uniform_(layer.weight, generator=generator)
+        nn.init.zeros_(layer.bias)
         layers += [layer, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
-
-
-def _scaled(vectors: np.ndarray, mean_D: torch.Tensor, scale: float) -> torch.Tensor:
-    return (torch.from_numpy(np.asarray(vectors, dtype=np.float32)) - mean_D) * scale

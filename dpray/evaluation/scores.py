@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,3 +22,8 @@ def accuracy_and_f1(truth: Any, predicted: np.ndarray) -> dict[str, float]:
         truth, predicted, labels=np.unique(truth), average="macro", zero_division=0.0
     )
     return {"accuracy": float(accuracy_score(truth, predicted)), "macro_f1": float(macro_f1)}
+
+
+def summaries(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the mean and deviation of each measure over the repetitions."""
+    return {name: mean_and_deviation([one[name] for one in scores]) for name in scores[0]}

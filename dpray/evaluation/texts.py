@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import wasserstein_distance
 
-from dpray.evaluation.scores import mean_and_deviation
+from dpray.evaluation.scores import summaries
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BINS = 24
@@ -23,31 +23,27 @@ def compare_lengths(
     distance between the two, in words (Villani 2009, Section 6).
 
     The yardstick is the same distance between the real test texts and other real ones (`train`).
-    The distance of two samples shrinks with their size, so both are taken between samples of equal
-    sizes: every seed draws (bootstrap) as many synthetic as other real texts, and the test texts
-    anew. No sequence is empty.
+    The distance of two samples shrinks with their size, so every seed draws (bootstrap) as many
+    synthetic as other real texts, and the test texts anew. No sequence is empty.
     """
     synthetic_words, train_words, test_words = (
         np.array([len(text.split()) for text in texts]) for texts in (synthetic, train, test)
     )
-    size = min(len(synthetic_words), len(train_words))
-    distances: list[float] = []
-    yardsticks: list[float] = []
+    size = min(len(synthetic), len(train))
+    sides = {"synthetic_to_real": synthetic_words, "real_to_real": train_words}
+    draws: list[dict[str, float]] = []
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
-        for words, found in ((synthetic_words, distances), (train_words, yardsticks)):
+        draws.append({})
+        for side, words in sides.items():
             sample, tested = rng.choice(words, size), rng.choice(test_words, len(test_words))
-            found.append(float(wasserstein_distance(sample, tested)))
+            draws[-1][side] = float(wasserstein_distance(sample, tested))
     return {
         "unit": "words",
         "real": _summary(test_words),
         "synthetic": _summary(synthetic_words),
         "histogram": _histogram(test_words, synthetic_words),
-        "wasserstein": {
-            "synthetic_to_real": mean_and_deviation(distances),
-            "real_to_real": mean_and_deviation(yardsticks),
-            "sample_size": size,
-        },
+        "wasserstein": {**summaries(draws), "sample_size": size},
     }
 
 
@@ -81,19 +77,16 @@ def compare_diversity(
         draws = []
         for seed in range(seeds):
             rows = np.random.default_rng(seed).choice(len(texts), size, replace=False)
-            draws.append([texts[i] for i in rows])
-        result[name] = {
-            f"distinct_{n}": mean_and_deviation([distinct(draw, n) for draw in draws])
-            for n in NGRAMS
-        }
-        result[name]["distinct_texts"] = len(set(texts)) / len(texts)
+            drawn = [texts[i] for i in rows]
+            draws.append({f"distinct_{n}": distinct(drawn, n) for n in NGRAMS})
+        result[name] = {**summaries(draws), "distinct_texts": len(set(texts)) / len(texts)}
     return result
 
 
 def distinct(texts: Sequence[str], n: int) -> float:
-    """Return distinct-n: the number of different n-grams of words over that of all n-grams (Li et
-    al. 2016, Section 5.3), and 0 where no text has n words. It falls with the amount of text, so
-    compare equal amounts only."""
+    """Return distinct-n: the number of different n-grams of words over that of all (Li et al. 2016,
+    Section 5.3), 0 where no text has n words. It falls with the amount of text: compare equal
+    amounts only."""
     grams: set[tuple[str, ...]] = set()
     total = 0
     for text in texts:

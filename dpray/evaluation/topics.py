@@ -58,17 +58,15 @@ def load_bertopic() -> Cluster:
         ) from None
 
     def cluster(texts: Sequence[str], vectors_ND: np.ndarray) -> np.ndarray:
-        # Without n_jobs UMAP warns that a seed leaves it one thread.
-        umap = UMAP(**UMAP_SETTINGS, random_state=SEED, n_jobs=1)
         model = BERTopic(
             # For English it would keep Latin letters only, and fail where there are none.
             language="multilingual",
             vectorizer_model=CountVectorizer(token_pattern=r"\S+"),
-            umap_model=umap,
+            # Without n_jobs UMAP warns that a seed leaves it one thread.
+            umap_model=UMAP(**UMAP_SETTINGS, random_state=SEED, n_jobs=1),
             nr_topics=TOPICS + 1,
         )
-        found, _ = model.fit_transform(texts, vectors_ND)
-        return np.array(found)
+        return np.array(model.fit_transform(texts, vectors_ND)[0])
 
     return cluster
 

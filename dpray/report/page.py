@@ -8,9 +8,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
-from dpray.report.evaluation_pictures import PICTURES
+from dpray.report import pictures
 from dpray.report.figures import at_most, number, one_in
-from dpray.report.pictures import iterations_svg
 from dpray.report.tables import SYNTHETIC, evaluation_tables
 from dpray.types import InputError
 
@@ -67,24 +66,22 @@ def render_report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "words": words}
+    # A key as words: `noise_multiplier` -> `noise multiplier`.
+    environment.filters |= {"number": number, "words": lambda key: key.replace("_", " ")}
     template = environment.get_template("report.html.j2")
+    relation, ledger = privacy_report["neighboring_relation"], privacy_report.get("ledger")
+    hidden = public and privacy_report["not_private"]
     try:
         return template.render(
             report=privacy_report,
             batches=privacy_report.get("batches"),
             batch_words=BATCHES,
-            ledger=privacy_report.get("ledger"),
-            spent_share=_spent_share(privacy_report.get("ledger")),
-            relation=RELATIONS.get(
-                privacy_report["neighboring_relation"], privacy_report["neighboring_relation"]
-            ),
+            ledger=ledger,
+            spent_share=_spent_share(ledger),
+            relation=RELATIONS.get(relation, relation),
             **_in_words(privacy_report["epsilon"], privacy_report["delta"]),
-            iterations=None
-            if public and privacy_report["not_private"]
-            else privacy_report.get("iterations"),
-            iterations_svg=iterations_svg,
-            **PICTURES,
+            iterations=None if hidden else privacy_report.get("iterations"),
+            pictures=pictures,
             samples=samples,
             evaluation=None if public else evaluation,
             tables={} if public else evaluation_tables(evaluation or {}),
@@ -120,11 +117,6 @@ def attacker_accuracy(epsilon: float, delta: float) -> float:
     both answers are equally likely beforehand: (e^eps + delta) / (e^eps + 1), from the sum of the
     two inequalities on error rates in Kairouz et al. (2015), Theorem 2.1."""
     return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
-
-
-def words(name: str) -> str:
-    """Write a key as words: `noise_multiplier` -> `noise multiplier`."""
-    return name.replace("_", " ")
 
 
 def _spent_share(ledger: Mapping[str, Any] | None) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,7 @@ class DataTable:
 def evaluation_tables(result: Result) -> dict[str, list[DataTable]]:
     """Return the tables of each part of `evaluation.json` that the file has. Those of `classes` and
     `topics` show labels and words of private texts."""
-    parts = {
-        "downstream": _downstream,
+    parts: dict[str, Callable[[Any], DataTable | None]] = {
         "classes": _classes,
         "in_context": _in_context,
         "next_word": _next_word,
@@ -48,34 +47,38 @@ def evaluation_tables(result: Result) -> dict[str, list[DataTable]]:
         "lengths": _lengths,
         "structure": _structure,
     }
-    downstream = result.get("downstream") or {}
-    given = {**result, "classes": downstream.get("classes") and downstream}
-    return {name: list(tables(given)) for name, tables in parts.items() if given.get(name)}
+    found: dict[str, list[DataTable]] = {}
+    given = dict(result)
+    if first := given.get("downstream"):
+        tested = number(result["test_records"])
+        classifiers = (first, *first.get("networks", ()))
+        found["downstream"] = [_classifier(each, tested) for each in classifiers]
+        given["classes"] = first.get("classes") and first
+    tables = {name: make(given[name]) for name, make in parts.items() if given.get(name)}
+    return found | {name: [table] for name, table in tables.items() if table is not None}
 
 
-def _downstream(result: Result) -> Iterator[DataTable]:
-    first = result["downstream"]
-    for classifier in (first, *first.get("networks", ())):
-        name, sides = classifier["classifier"], {key: classifier[key] for key in TRAINED_ON}
-        names = TRAINED_ON | {"floor": f"{sides['floor']['kind']} (floor)"}
-        yield DataTable(
-            f"{name[:1].upper()}{name[1:]}, tested on {number(result['test_records'])} real "
-            f"records. Mean ± standard deviation over {classifier['seeds']} resamplings.",
-            ("Trained on", "Records", "Accuracy", "Macro F1"),
-            [
-                (names[key], number(side["train_records"]),
-                 *_means((side["accuracy"], side["macro_f1"])))
-                for key, side in sides.items()
-            ],
-        )  # fmt: skip
+def _classifier(found: Result, tested: str) -> DataTable:
+    name, sides = found["classifier"], {key: found[key] for key in TRAINED_ON}
+    names = TRAINED_ON | {"floor": f"{sides['floor']['kind']} (floor)"}
+    return DataTable(
+        f"{name[:1].upper()}{name[1:]}, tested on {tested} real records. Mean ± standard deviation "
+        f"over {found['seeds']} resamplings.",
+        ("Trained on", "Records", "Accuracy", "Macro F1"),
+        [
+            (names[key], number(side["train_records"]),
+             *_means((side["accuracy"], side["macro_f1"])))
+            for key, side in sides.items()
+        ],
+    )  # fmt: skip
 
 
-def _classes(result: Result) -> Iterator[DataTable]:
-    classes = result["downstream"]["classes"]
+def _classes(downstream: Result) -> DataTable:
+    classes = downstream["classes"]
     sides = (classes[side]["accuracy"] for side in ("synthetic", "ceiling"))
-    yield DataTable(
+    return DataTable(
         "Accuracy on each label's real records, by what the "
-        f"{result['downstream']['classifier']} was trained on.",
+        f"{downstream['classifier']} was trained on.",
         ("Label", "Test records", "Synthetic", "Real (ceiling)"),
         [
             (str(label), number(records), *_means(accuracies))
@@ -86,12 +89,11 @@ def _classes(result: Result) -> Iterator[DataTable]:
     )
 
 
-def _in_context(result: Result) -> Iterator[DataTable]:
-    found = result["in_context"]
+def _in_context(found: Result) -> DataTable:
     measure = "accuracy" if "accuracy" in found["rows"][0]["synthetic"] else "exact_match"
     names = {"synthetic": "Synthetic", "ceiling": "Real (ceiling)", "floor": "File (floor)"}
     sides = [side for side in names if side in found["rows"][0]]
-    yield DataTable(
+    return DataTable(
         f"In-context {found['task']}: {measure.replace('_', ' ')} on "
         f"{number(found['test_records'])} real records, by where the demonstrations came from. "
         f"Mean ± standard deviation over {found['seeds']} draws; in brackets, how many the context "
@@ -105,9 +107,8 @@ def _in_context(result: Result) -> Iterator[DataTable]:
     )  # fmt: skip
 
 
-def _next_word(result: Result) -> Iterator[DataTable]:
-    found = result["next_word"]
-    yield DataTable(
+def _next_word(found: Result) -> DataTable:
+    return DataTable(
         f"Next-word accuracy of a small language model on {number(found['test_records'])} real "
         "records, by what it was fine-tuned on. Mean ± standard deviation over "
         f"{found['seeds']} resamplings.",
@@ -123,28 +124,23 @@ def _next_word(result: Result) -> Iterator[DataTable]:
     )
 
 
-def _fidelity(result: Result) -> Iterator[DataTable]:
-    found = result["fidelity"]
+def _fidelity(found: Result) -> DataTable:
     models = len(found["embedders"])
     pair = ("synthetic", "real")
     average = f", average of {models} embedding models" if models > 1 else ""
-    yield DataTable(
+    return DataTable(
         f"Embeddings beside those of real test records: {number(found['records_a_side'])} a side, "
         f"{number(found['records_a_draw'])} a side for all but the Fréchet distance. Mean ± "
         f"standard deviation over {found['draws']} draws{average}.",
         ("Measure (best)", "Synthetic", "Other real records"),
         [
-            (
-                name,
-                *_means(found["measures"][key][f"{side}_to_real"] for side in pair),
-            )
+            (name, *_means(found["measures"][key][f"{side}_to_real"] for side in pair))
             for key, name in FIDELITY.items()
         ],
     )
 
 
-def _copies(result: Result) -> Iterator[DataTable]:
-    found = result["copies"]
+def _copies(found: Result) -> DataTable:
     sides = (found["synthetic"], found["held_out"])
     rows = {
         "longest_shared_words": ("longest shared run of words", 0),
@@ -156,7 +152,7 @@ def _copies(result: Result) -> Iterator[DataTable]:
         for key, (name, digits) in rows.items()
     ]
     exact = [cell for side in sides for cell in (f"{side['exact_share']:.2%}", "")]
-    yield DataTable(
+    return DataTable(
         f"Near-duplicates among {number(found['private_records'])} private records, of "
         f"{number(found['records_a_side'])} synthetic and as many held-out real records. Real "
         "texts resemble one another too: look where the synthetic ones do so more.",
@@ -165,21 +161,20 @@ def _copies(result: Result) -> Iterator[DataTable]:
     )
 
 
-def _topics(result: Result) -> Iterator[DataTable]:
-    yield DataTable(
+def _topics(topics: Sequence[Result]) -> DataTable:
+    return DataTable(
         "Topics: clusters of embeddings, with the terms that mark them and their share of the "
         "records.",
         ("Terms", *(name.capitalize() for name in SIDES.values())),
         [
             (", ".join(topic["terms"]) or "none", *(f"{topic[side]:.1%}" for side in SIDES))
-            for topic in result["topics"]
+            for topic in topics
         ],
     )
 
 
-def _diversity(result: Result) -> Iterator[DataTable]:
-    found = result["diversity"]
-    yield DataTable(
+def _diversity(found: Result) -> DataTable:
+    return DataTable(
         "Diversity: different texts of each set; different n-grams out of all, in "
         f"{number(found['records_a_side'])} records of each.",
         ("", "Different texts", "distinct-1", "distinct-2", "distinct-3"),
@@ -191,9 +186,8 @@ def _diversity(result: Result) -> Iterator[DataTable]:
     )  # fmt: skip
 
 
-def _lengths(result: Result) -> Iterator[DataTable]:
-    found = result["lengths"]
-    yield DataTable(
+def _lengths(found: Result) -> DataTable:
+    return DataTable(
         f"Lengths in {found['unit']}. Distance: 1-Wasserstein to the real test records; for real "
         "records, to other real ones.",
         ("", "Mean", *(f"{float(q):.0%}" for q in found["real"]["quantiles"]), "Distance"),
@@ -206,16 +200,16 @@ def _lengths(result: Result) -> Iterator[DataTable]:
     )  # fmt: skip
 
 
-def _structure(result: Result) -> Iterator[DataTable]:
-    sides = {side: result["structure"][side] for side in ("real", "synthetic")}
+def _structure(found: Result) -> DataTable | None:
+    sides = {name: found[name] for name in ("real", "synthetic")}
     if not any(s["json_parse_share"] or s["schema_share"] is not None for s in sides.values()):
-        return
+        return None
     rows = []
     for name, side in sides.items():
         fits = side["schema_share"]
         fitting = "no schema given" if fits is None else f"{fits:.1%}"
         rows.append((name, f"{side['json_parse_share']:.1%}", fitting))
-    yield DataTable("Structure", ("", "Is JSON", "Fits the schema"), rows)
+    return DataTable("Structure", ("", "Is JSON", "Fits the schema"), rows)
 
 
 def _means(values: Iterable[Mapping[str, float]]) -> list[str]:

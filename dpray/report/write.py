@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,5 @@ def _samples(path: Path) -> list[dict[str, Any]]:
         kept = by_label[str(row.get("label"))]
         if len(kept) < SAMPLES_PER_LABEL:
             kept.append(row)
-    in_turn = [
-        rows[turn]
-        for turn in range(SAMPLES_PER_LABEL)
-        for _, rows in sorted(by_label.items())
-        if turn < len(rows)
-    ]
-    return in_turn[:SAMPLES]
+    turns = zip_longest(*(rows for _, rows in sorted(by_label.items())))
+    return [row for turn in turns for row in turn if row is not None][:SAMPLES]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,12 +32,9 @@ class Keys:
         digest = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
         found = [hmac.compare_digest(digest, each) for each in self._digests]
         if scheme.lower() != "bearer" or True not in found:
-            raise ApiError(
-                401,
-                "a valid API key is needed: Authorization: Bearer KEY",
-                "invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            message = "a valid API key is needed: Authorization: Bearer KEY"
+            bearer = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, message, "invalid_api_key", headers=bearer)
         return str(found.index(True))
 
 
@@ -71,18 +67,12 @@ def _too_many(message: str) -> ApiError:
     return ApiError(429, message, "rate_limit_exceeded", headers={"Retry-After": "1"})
 
 
-class Salts:
-    """Derives a salt for each caller's entries in vLLM's prefix cache.
+def cache_salt(secret: bytes, caller: str) -> str:
+    """Return the salt of a caller's entries in vLLM's prefix cache, from a secret of this process.
 
     Without it, the time of an answer would tell a caller whether another one had sent some prompt.
-    The salts change with the process and follow from no public value.
     """
-
-    def __init__(self) -> None:
-        self._secret = secrets.token_bytes(32)
-
-    def of(self, caller: str) -> str:
-        return hmac.new(self._secret, caller.encode(), "sha256").hexdigest()
+    return hmac.new(secret, caller.encode(), "sha256").hexdigest()
 
 
 def is_loopback(client: Sequence[object] | None) -> bool:

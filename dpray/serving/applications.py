@@ -20,24 +20,14 @@ from ray.serve.handle import DeploymentHandle
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from dpray.config.engine import EngineConfig
 from dpray.engines.model_path import check_model_path
 from dpray.engines.vllm_model import ENVIRONMENT, vllm_options
-from dpray.serving.embedding import (
-    CountingEmbedder,
-    Embedded,
-    EmbeddingBatch,
-    embedding_answer,
-    parse_embedding_call,
-)
+from dpray.serving import embedding
+from dpray.serving.embedding import CountingEmbedder, Embedded, EmbeddingBatch
 from dpray.serving.gateway import Endpoint, Gateway
 from dpray.serving.ray_errors import api_error
-from dpray.serving.settings import (
-    ReplicasConfig,
-    ServeConfig,
-    ServedEmbedder,
-    ServeFile,
-    parse,
-)
+from dpray.serving.settings import ReplicasConfig, ServeConfig, ServedEmbedder, ServeFile, parse
 
 APPLICATION = "dpray"
 BUILDER = "dpray.serving.applications:build"
@@ -48,18 +38,16 @@ SYSTEM_LOGS = {"enable_access_log": False, "log_level": "WARNING"}
 
 
 def serve_config(file: ServeFile) -> dict[str, Any]:
-    """Make the input of `serve deploy`: the application below, with `file` as its arguments."""
+    """Make the input of `serve deploy`: the application below, with `file` as its arguments,
+    without defaults and without the keys of another endpoint."""
+    others: Any = {"runtime": True, "engine": {"api_key", "base_url", "max_in_flight"}}
+    arguments = file.model_dump(mode="json", exclude_unset=True, exclude=others)
     return {
         "proxy_location": "HeadOnly",
         "http_options": http_options(file),
         "logging_config": SYSTEM_LOGS,
         "applications": [
-            {
-                "name": APPLICATION,
-                "route_prefix": "/",
-                "import_path": BUILDER,
-                "args": _arguments(file),
-            }
+            {"name": APPLICATION, "route_prefix": "/", "import_path": BUILDER, "args": arguments}
         ],
     }
 
@@ -68,27 +56,19 @@ def http_options(file: ServeFile) -> dict[str, Any]:
     return file.serve.model_dump(include={"host", "port"})
 
 
-def _arguments(file: ServeFile) -> dict[str, Any]:
-    """Return `file` as plain values without defaults and without the keys of another endpoint."""
-    values = file.model_dump(mode="json", exclude_unset=True, exclude={"runtime"})
-    for key in ("api_key", "base_url", "max_in_flight"):
-        values.get("engine", {}).pop(key, None)
-    return values
-
-
 def build(args: dict[str, Any]) -> serve.Application:
-    """Make the application of a ServeFile's plain values, for `serve deploy`. Raises InputError
-    that names the wrong key."""
+    """Make the application of a ServeFile's plain values. Raises InputError that names the key."""
     return application(parse(ServeFile, args))
 
 
 def application(file: ServeFile) -> serve.Application:
     """Make the application that `file` describes. Raises InputError for a model that is missing."""
     bound: dict[str, Any] = {}
-    if file.llm is not None:
-        bound |= {"llm": _llm(file), "llm_name": file.llm_name}
-    if file.served_embedder is not None:
-        bound |= {"embedder": _embedder(file), "embedder_name": file.embedder_name}
+    if (name := file.llm_name) and file.engine and file.serve.llm:
+        bound |= {"llm": _llm(file.engine, file.serve.llm, name), "llm_name": name}
+    if (name := file.embedder_name) and file.embedder and file.serve.embedder:
+        embedder = _embedder(file.embedder.model, file.serve.embedder)
+        bound |= {"embedder": embedder, "embedder_name": name}
     gateway = serve.deployment(
         name="gateway",
         # One replica, so that the limits and the metrics count all requests.
@@ -101,18 +81,10 @@ def application(file: ServeFile) -> serve.Application:
     return gateway.bind(file.serve, **bound)
 
 
-def _embedder(file: ServeFile) -> serve.Application:
-    served = file.served_embedder
-    assert file.embedder is not None and served is not None
-    deployment = serve.deployment(
-        name="embedder",
-        ray_actor_options={
-            "num_cpus": served.cpus_per_replica,
-            "num_gpus": served.gpus_per_replica,
-        },
-        **_deployment(served),
-    )(EmbeddingServer)
-    return deployment.bind(_located(file.embedder.model, "embedder.model"), served)
+def _embedder(model: str, served: ServedEmbedder) -> serve.Application:
+    needs = {"num_cpus": served.cpus_per_replica, "num_gpus": served.gpus_per_replica}
+    deployed = serve.deployment(name="embedder", ray_actor_options=needs, **_deployment(served))
+    return deployed(EmbeddingServer).bind(_located(model, "embedder.model"), served)
 
 
 def _located(model: str, key: str) -> str:
@@ -131,32 +103,24 @@ def _deployment(replicas: ReplicasConfig) -> dict[str, Any]:
     }
 
 
-def _llm(file: ServeFile) -> serve.Application:
+def _llm(engine: EngineConfig, served: ReplicasConfig, name: str) -> serve.Application:
+    """Make Ray's deployment of `engine` and `serve.llm`: vLLM's arguments are those of
+    `dpray.engines.vllm`, without lockstep decoding, which is not served."""
     # vLLM reads it once, when it is imported.
     os.environ.update(ENVIRONMENT)
     # Imported late: it needs vLLM, and an embedder alone does not.
-    from ray.serve.llm import build_llm_deployment
+    from ray.serve.llm import LLMConfig, build_llm_deployment
 
-    return build_llm_deployment(llm_config(file))
-
-
-def llm_config(file: ServeFile) -> Any:
-    """Make Ray's LLMConfig of `engine` and `serve.llm`: vLLM's arguments are those of
-    `dpray.engines.vllm`, without lockstep decoding, which is not served."""
-    from ray.serve.llm import LLMConfig
-
-    assert file.engine is not None and file.llm is not None
-    engine, gpus = file.engine, file.llm.gpus_per_replica
-    workers = engine.tensor_parallel_size
-    bundle = {"CPU": file.llm.cpus_per_replica / workers}
+    gpus, workers = served.gpus_per_replica, engine.tensor_parallel_size
+    bundle = {"CPU": served.cpus_per_replica / workers}
     if gpus:
         bundle["GPU"] = gpus / workers
     lengths = engine.model_dump(
         include={"max_model_len", "max_num_batched_tokens"}, exclude_none=True
     )
-    return LLMConfig(
+    config = LLMConfig(
         model_loading_config={
-            "model_id": file.llm_name,
+            "model_id": name,
             "model_source": _located(engine.model, "engine.model"),
         },
         engine_kwargs=vllm_options(engine, on_gpu=gpus > 0)
@@ -164,9 +128,10 @@ def llm_config(file: ServeFile) -> Any:
         | {"enable_log_requests": False},
         # The replica's actor shares the first bundle with the engine's worker.
         placement_group_config={"bundles": [dict(bundle) for _ in range(workers)]},
-        deployment_config=_deployment(file.llm) | {"ray_actor_options": {"num_cpus": 0}},
+        deployment_config=_deployment(served) | {"ray_actor_options": {"num_cpus": 0}},
         runtime_env={"env_vars": dict(ENVIRONMENT)},
     )
+    return build_llm_deployment(config)
 
 
 class EmbeddingServer:
@@ -206,18 +171,14 @@ class Ingress:
         endpoints: dict[str, Endpoint] = {}
         if llm is not None:
             # Imported late: see `_llm`.
-            from dpray.serving.language_model import LanguageModel
+            from dpray.serving.language_model import llm_endpoints
 
-            endpoints |= LanguageModel(llm, llm_name).endpoints
+            endpoints |= llm_endpoints(llm, llm_name)
         if embedder is not None and config.embedder is not None:
             endpoints["/v1/embeddings"] = _embeddings(embedder, embedder_name, config.embedder)
         logging.getLogger("vllm").setLevel(logging.CRITICAL)
-        created = int(time())
-        cards = [
-            {"id": name, "object": "model", "created": created, "owned_by": "dpray"}
-            for name in (llm_name, embedder_name)
-            if name
-        ]
+        card = {"object": "model", "created": int(time()), "owned_by": "dpray"}
+        cards = [{"id": name, **card} for name in (llm_name, embedder_name) if name]
         self._gateway = Gateway(config, endpoints, cards, Readiness(), api_error)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -226,11 +187,11 @@ class Ingress:
 
 def _embeddings(handle: DeploymentHandle, name: str, served: ServedEmbedder) -> Endpoint:
     async def embeddings(body: dict[str, Any], salt: str) -> Response:
-        call = parse_embedding_call(body, name, served.max_inputs)
+        call = embedding.parse_embedding_call(body, name, served.max_inputs)
         parts = await asyncio.gather(
             *(handle.embed.remote(part) for part in call.parts(served.max_batch_size))
         )
-        return JSONResponse(embedding_answer(call, parts, name))
+        return JSONResponse(embedding.embedding_answer(call, parts, name))
 
     return embeddings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from dpray.serving.errors import model_not_found
 from dpray.serving.requests import refuse_unknown, wrong_key
 
 _KEYS = frozenset({"model", "input", "encoding_format", "dimensions", "user"})
-_FORMATS = ("float", "base64")
 _FAILURES = 3
 
 
@@ -24,7 +23,7 @@ class EmbeddingCall:
     """Holds the texts of a valid request and the encoding of the vectors."""
 
     texts: tuple[str, ...] = field(repr=False)
-    encoding: Literal["float", "base64"]
+    encoding: str
 
     def parts(self, size: int) -> list[tuple[str, ...]]:
         """Cut the texts into runs of at most `size`."""
@@ -47,7 +46,7 @@ def parse_embedding_call(body: dict[str, Any], model: str, max_inputs: int) -> E
     if body.get("dimensions") is not None:
         raise wrong_key("dimensions", "this model's vectors have one length")
     encoding = body.get("encoding_format", "float")
-    if encoding not in _FORMATS:
+    if encoding not in ("float", "base64"):
         raise wrong_key("encoding_format", "float or base64")
     given = body.get("input")
     texts = [given] if isinstance(given, str) else given
@@ -57,7 +56,7 @@ def parse_embedding_call(body: dict[str, Any], model: str, max_inputs: int) -> E
         raise wrong_key("input", f"at most {max_inputs} texts in one request")
     if not all(isinstance(text, str) and text for text in texts):
         raise wrong_key("input", "texts that are not empty (token ids are of another vocabulary)")
-    return EmbeddingCall(tuple(texts), cast(Literal["float", "base64"], encoding))
+    return EmbeddingCall(tuple(texts), encoding)
 
 
 def embedding_answer(call: EmbeddingCall, parts: Sequence[Embedded], model: str) -> dict[str, Any]:
@@ -108,20 +107,14 @@ class EmbeddingBatch:
     def _embed(self, requests: Sequence[Sequence[str]]) -> list[Embedded | Exception]:
         """Embed all in one call; where that fails, each by itself: none fails for another."""
         try:
-            return [*self._together(requests)]
+            vectors = self._embedder.embed([text for request in requests for text in request])
+            parts = np.split(vectors, np.cumsum([len(request) for request in requests])[:-1])
+            counts = map(self._embedder.count_tokens, requests)
+            return [Embedded(*each) for each in zip(parts, counts, strict=True)]
         except Exception as error:
             if len(requests) == 1:
                 return [error]
             return [answer for request in requests for answer in self._embed([request])]
-
-    def _together(self, requests: Sequence[Sequence[str]]) -> list[Embedded]:
-        vectors = self._embedder.embed([text for request in requests for text in request])
-        answers, at = [], 0
-        for request in requests:
-            part = vectors[at : at + len(request)]
-            answers.append(Embedded(part, self._embedder.count_tokens(request)))
-            at += len(request)
-        return answers
 
     @property
     def healthy(self) -> bool:

@@ -31,17 +31,10 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = _TYPES.get(
-            self.status, "server_error" if self.status >= 500 else "invalid_request_error"
-        )
-        return {
-            "error": {
-                "message": self.message,
-                "type": kind,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        other = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = _TYPES.get(self.status, other)
+        shown = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": shown}
 
     @property
     def response(self) -> JSONResponse:

@@ -17,14 +17,8 @@ from ray.exceptions import RayActorError
 from ray.serve import RunTarget
 
 from dpray.runs.cluster import start_ray
-from dpray.serving.applications import (
-    APPLICATION,
-    SYSTEM_LOGS,
-    application,
-    http_options,
-    running,
-)
-from dpray.serving.settings import ServeFile
+from dpray.serving.applications import APPLICATION, SYSTEM_LOGS, application, http_options, running
+from dpray.serving.settings import LOOPBACK, ServeFile
 from dpray.types import DprayError, InputError
 
 _POLL_SECONDS = 0.5
@@ -41,8 +35,7 @@ def serve_until_stopped(
     or SIGTERM, with the application shut down. `on_wait` gets the names of what is not ready yet
     (deployments, Serve's proxy), when they change.
 
-    Raises InputError where Serve already runs on the cluster, ServingFailed where the application
-    does not start.
+    Raises InputError where Serve already runs on the cluster, ServingFailed for a failed start.
     """
     stop = threading.Event()
     was_connected = ray.is_initialized()
@@ -66,7 +59,9 @@ def serve_until_stopped(
             )
             _wait(file, stop, on_wait)
             if not stop.is_set():
-                on_ready(f"http://{_reachable(file.serve.host)}:{file.serve.port}/v1")
+                everywhere = file.serve.host in ("0.0.0.0", "::")
+                host = LOOPBACK if everywhere else file.serve.host
+                on_ready(f"http://{host}:{file.serve.port}/v1")
             while not stop.wait(_POLL_SECONDS):
                 pass
         finally:
@@ -96,9 +91,10 @@ def _wait(file: ServeFile, stop: threading.Event, on_wait: Callable[[str], None]
         is_reachable = "HEALTHY" in serves.proxies.values()
         if status == "RUNNING" and is_reachable:
             return
-        if status in ("DEPLOY_FAILED", "UNHEALTHY"):
+        if found and status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            failed = (n for n, each in found.deployments.items() if each.status != "HEALTHY")
             raise ServingFailed(
-                f"serving: {_first_failure(found)} did not start; why is in the logs of its "
+                f"serving: {next(failed, APPLICATION)} did not start; why is in the logs of its "
                 "replicas"
             )
         if monotonic() > deadline:
@@ -114,8 +110,7 @@ def _wait(file: ServeFile, stop: threading.Event, on_wait: Callable[[str], None]
 
 
 def _take_down(disconnect: bool) -> None:
-    """End Serve, which this command started. Ray's lines about that stay off stdout, which holds
-    the answer of `--json`."""
+    """End Serve, which this command started; Ray's lines stay off stdout, which is `--json`'s."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         with suppress(Exception):
             serve.shutdown()
@@ -123,21 +118,11 @@ def _take_down(disconnect: bool) -> None:
             ray.shutdown()
 
 
-def _first_failure(found: Any) -> str:
-    failed = [name for name, each in found.deployments.items() if each.status != "HEALTHY"]
-    return failed[0] if failed else APPLICATION
-
-
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
-
-
 @contextmanager
 def _stopping(stop: threading.Event) -> Iterator[None]:
     """Let SIGINT and SIGTERM set `stop`."""
-    before = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, lambda *_: stop.set())
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
     try:
         yield
     finally:

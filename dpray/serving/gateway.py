@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from time import monotonic
@@ -20,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from dpray.serving.access import ANYBODY, InFlight, Keys, Salts, is_loopback
+from dpray.serving.access import ANYBODY, InFlight, Keys, cache_salt, is_loopback
 from dpray.serving.errors import INTERNAL, ApiError, model_not_found
 from dpray.serving.metrics import CONTENT_TYPE, GatewayMetrics
 from dpray.serving.settings import ServeConfig
@@ -54,7 +55,7 @@ class Gateway:
         self._keys = Keys(config.keys) if config.auth == "keys" else None
         self._in_flight = InFlight(config.limits)
         self._metrics = GatewayMetrics()
-        self._salts = Salts()
+        self._salt_secret = secrets.token_bytes(32)
         self._posts = frozenset(endpoints)
         self._router = Router(
             [
@@ -63,8 +64,8 @@ class Gateway:
                 Route(MODELS, self._model_list),
                 Route(MODELS + "/{model:path}", self._model_card),
                 *(
-                    Route(path, self._post(endpoint), methods=["POST"])
-                    for path, endpoint in endpoints.items()
+                    Route(path, _post(answer), methods=["POST"])
+                    for path, answer in endpoints.items()
                 ),
             ],
             redirect_slashes=False,
@@ -74,7 +75,7 @@ class Gateway:
         if scope["type"] != "http":
             await self._router(scope, receive, send)
             return
-        answer = _Answer(send)
+        answer, route = _Answer(send), self._route(scope["path"])
         started, status = monotonic(), _LOST_CLIENT
         try:
             await self._guarded(scope, receive, answer)
@@ -82,11 +83,16 @@ class Gateway:
         except ClientDisconnect:
             pass
         except Exception as error:
-            failure = self._api_error(error, _route(scope, self._posts))
+            failure = self._api_error(error, route)
             status = failure.status
             await answer.fail(failure, scope, receive)
         finally:
-            self._metrics.answered(_route(scope, self._posts), status, monotonic() - started)
+            self._metrics.answered(route, status, monotonic() - started)
+
+    def _route(self, path: str) -> str:
+        if path in self._posts or path in (HEALTH, METRICS, MODELS):
+            return path
+        return MODELS + "/{model}" if path.startswith(MODELS + "/") else "other"
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Starlette's router raises for an unknown path where there is an app, and answers in plain
@@ -97,7 +103,7 @@ class Gateway:
             return
         request = Request(scope)
         caller = self._caller(request)
-        scope["dpray.salt"] = self._salts.of(caller)
+        scope["dpray.salt"] = cache_salt(self._salt_secret, caller)
         limits = self._config.limits
         with ExitStack() as held:
             if scope["method"] == "POST":
@@ -131,20 +137,11 @@ class Gateway:
             logger.error("%s: %s, answered %d", route, type(error).__name__, failure.status)
         return failure
 
-    def _post(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            return await endpoint(_json_object(await request.body()), request.scope["dpray.salt"])
-
-        return answer
-
     async def _health(self, request: Request) -> Response:
         ready = await self._ready()
         state = {name: "ready" if is_ready else "not ready" for name, is_ready in ready.items()}
-        whole = bool(ready) and all(ready.values())
-        return JSONResponse(
-            {"status": "ok" if whole else "not ready", "deployments": state},
-            200 if whole else 503,
-        )
+        status, code = ("ok", 200) if ready and all(ready.values()) else ("not ready", 503)
+        return JSONResponse({"status": status, "deployments": state}, code)
 
     async def _metrics_page(self, request: Request) -> Response:
         return Response(self._metrics.page(self._in_flight.total), media_type=CONTENT_TYPE)
@@ -157,6 +154,13 @@ class Gateway:
         if card is None:
             raise model_not_found(list(self._models))
         return JSONResponse(card)
+
+
+def _post(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        return await endpoint(_json_object(await request.body()), request.scope["dpray.salt"])
+
+    return answer
 
 
 class _Answer:
@@ -182,13 +186,6 @@ class _Answer:
             return
         last = error.event if self._streams_events else b""
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
-
-
-def _route(scope: Scope, posts: frozenset[str]) -> str:
-    path = scope["path"]
-    if path in posts or path in (HEALTH, METRICS, MODELS):
-        return str(path)
-    return MODELS + "/{model}" if path.startswith(MODELS + "/") else "other"
 
 
 def _check_headers(request: Request, max_bytes: int) -> None:
@@ -222,8 +219,7 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """Parse the body; lone surrogates, which JSON may hold and tokenizers refuse, are replaced as
-    in records."""
+    """Parse the body, and replace lone surrogates, which tokenizers refuse, as in records."""
     try:
         text = json.dumps(json.loads(body), ensure_ascii=False)
         value = json.loads(valid_unicode(text))

@@ -5,8 +5,7 @@ The gateway has checked the API key, the body's length and the limits; `requests
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 from ray.serve.handle import DeploymentHandle
@@ -18,43 +17,30 @@ from dpray.serving.errors import model_not_found
 from dpray.serving.gateway import Endpoint
 from dpray.serving.requests import ChatCall, CompletionCall, checked, wrong_key
 
-R = TypeVar("R", bound=BaseModel)
+
+def llm_endpoints(handle: DeploymentHandle, name: str) -> dict[str, Endpoint]:
+    """Return endpoints that the deployment behind `handle` answers, which clients call `name`."""
+    # The cards of its model list are not used: the gateway lists the embedder too.
+    cards: dict[str, Any] = {name: None}
+    ingress = OpenAiIngress(llm_deployments={name: handle}, model_cards=cards)
+
+    def endpoint(call: Any, kind: type[BaseModel], answer: Any) -> Endpoint:
+        async def answered(body: dict[str, Any], salt: str) -> Response:
+            if body.get("model") != name:
+                raise model_not_found([name])
+            # Without the HTTP request: its headers, with the key, stay in this process.
+            response: Response = await answer(_request(kind, checked(call, body), salt), None)
+            return response
+
+        return answered
+
+    return {
+        "/v1/chat/completions": endpoint(ChatCall, ChatCompletionRequest, ingress.chat),
+        "/v1/completions": endpoint(CompletionCall, CompletionRequest, ingress.completions),
+    }
 
 
-class LanguageModel:
-    """Answers by the deployment behind `handle`, which clients call `name`."""
-
-    def __init__(self, handle: DeploymentHandle, name: str) -> None:
-        self._name = name
-        # The cards of its model list are not used: the gateway lists the embedder too.
-        cards: dict[str, Any] = {name: None}
-        self._ingress = OpenAiIngress(llm_deployments={name: handle}, model_cards=cards)
-
-    @property
-    def endpoints(self) -> Mapping[str, Endpoint]:
-        return {"/v1/chat/completions": self.chat, "/v1/completions": self.complete}
-
-    async def chat(self, body: dict[str, Any], salt: str) -> Response:
-        self._check_model(body)
-        request = _request(ChatCompletionRequest, checked(ChatCall, body), salt)
-        return await self._answered(self._ingress.chat, request)
-
-    async def complete(self, body: dict[str, Any], salt: str) -> Response:
-        self._check_model(body)
-        request = _request(CompletionRequest, checked(CompletionCall, body), salt)
-        return await self._answered(self._ingress.completions, request)
-
-    def _check_model(self, body: dict[str, Any]) -> None:
-        if body.get("model") != self._name:
-            raise model_not_found([self._name])
-
-    async def _answered(self, answer: Any, request: BaseModel) -> Response:
-        # Without the HTTP request: its headers, with the key, stay in this process.
-        response: Response = await answer(request, None)
-        return response
-
-
-def _request(kind: type[R], body: dict[str, Any], salt: str) -> R:
+def _request(kind: type[BaseModel], body: dict[str, Any], salt: str) -> BaseModel:
     """Make vLLM's request of a checked body; vLLM validates the rules between two keys."""
     try:
         return kind.model_validate(body | {"cache_salt": salt})

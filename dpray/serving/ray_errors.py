@@ -1,5 +1,4 @@
-"""This module maps errors of Ray, Serve and vLLM to API errors that repeat no message: it may quote
-a prompt."""
+"""Errors of Ray, Serve and vLLM become API errors without their texts, which may hold a prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from ray.serve.exceptions import (
 from dpray.serving.errors import ApiError, unavailable
 
 _CONTEXT = re.compile(r"maximum (?:context|model) length|max_model_len|longer than the maximum")
-_ENGINE_LOST = "EngineDeadError"
 
 
 def api_error(error: Exception) -> ApiError | None:
@@ -24,7 +22,7 @@ def api_error(error: Exception) -> ApiError | None:
         return unavailable("too many requests are waiting", "overloaded")
     if isinstance(error, DeploymentUnavailableError | ReplicaUnavailableError):
         return unavailable("the model is not ready", "not_ready")
-    if _ENGINE_LOST in {kind.__name__ for kind in type(error).__mro__}:
+    if "EngineDeadError" in {kind.__name__ for kind in type(error).__mro__}:
         return unavailable("the model's engine was lost and is being restarted", "replica_lost")
     if isinstance(error, RayActorError) or (
         isinstance(error, RayError) and not isinstance(error, RayTaskError)
@@ -34,10 +32,7 @@ def api_error(error: Exception) -> ApiError | None:
     status = getattr(error, "status_code", None)
     if isinstance(status, int) and 400 <= status < 500:
         if _CONTEXT.search(str(getattr(error, "message", ""))):
-            return ApiError(
-                status,
-                "the prompt and max_tokens are longer than the model's context",
-                "context_length_exceeded",
-            )
+            message = "the prompt and max_tokens are longer than the model's context"
+            return ApiError(status, message, "context_length_exceeded")
         return ApiError(status, "the model does not take this request", "invalid_value")
     return None

@@ -18,7 +18,6 @@ MAX_N = 16
 """A prompt has at most so many answers."""
 MAX_SEQUENCES = 128
 """A request has at most so many answers: prompts times n."""
-_MAX_MESSAGES = 256
 _INT64 = 2**63
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
@@ -43,8 +42,9 @@ _Stop = Annotated[
     BeforeValidator(_listed),
     Field(max_length=4),
 ]
-_TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
-_Bias = Annotated[float, Field(ge=-100, le=100)]
+_Biases = dict[
+    Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]
+]
 
 
 class _StreamOptions(_Checked):
@@ -62,7 +62,7 @@ class _Generation(_Checked):
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     frequency_penalty: _Penalty | None = None
     presence_penalty: _Penalty | None = None
-    logit_bias: Annotated[dict[_TokenId, _Bias], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[_Biases, Field(max_length=1024)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
     stop: _Stop | None = None
     ignore_eos: bool | None = None
@@ -93,7 +93,7 @@ class _Message(_Checked):
 class ChatCall(_Generation):
     """Checks a request for `/v1/chat/completions`."""
 
-    messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=256)]
     max_completion_tokens: _Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -145,8 +145,7 @@ def refuse_unknown(body: dict[str, Any], known: frozenset[str]) -> None:
 
 
 def wrong_key(key: str, message: str, inner: tuple[int | str, ...] = ()) -> ApiError:
-    """Make a 400 for `key`, at `inner` of its value. A name that cannot be an API's key, and may be
-    a caller's words, is left out."""
+    """Make a 400 for `key`, at `inner` of its value, without names that may be a caller's words."""
     if not _KEY.fullmatch(key):
         return ApiError(400, f"the request: {message}", "invalid_value")
     place = key

@@ -20,8 +20,11 @@ _HASHED = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class ReplicasConfig(Section):
-    """These keys scale a deployment and give its replicas resources."""
+    """These keys name and scale a model's deployment, and give its replicas resources."""
 
+    name: str | None = Field(
+        None, description="what clients call it; null: the model's name, of a folder the last part"
+    )
     min_replicas: Count = Field(1, description="the fewest replicas")
     max_replicas: Count = Field(1, description="the most; Serve scales between the two by load")
     target_ongoing_requests: Positive = Field(
@@ -44,16 +47,7 @@ class ReplicasConfig(Section):
         return self
 
 
-class ServedLlm(ReplicasConfig):
-    name: str | None = Field(
-        None, description="what clients call it; null: engine.model, of a folder the last part"
-    )
-
-
 class ServedEmbedder(ReplicasConfig):
-    name: str | None = Field(
-        None, description="what clients call it; null: embedder.model, of a folder the last part"
-    )
     max_batch_size: Count = Field(64, description="texts embedded in one call of the model")
     batch_wait_seconds: float = Field(
         0.01, ge=0, le=10, description="how long the first text of a batch waits for others"
@@ -87,8 +81,8 @@ class ServeConfig(Section):
         1800.0, description="give up where the models are not up after it"
     )
     limits: LimitsConfig = LimitsConfig()
-    llm: ServedLlm | None = Field(
-        ServedLlm(), description="the LLM of `engine`; null, or no `engine`: not served"
+    llm: ReplicasConfig | None = Field(
+        ReplicasConfig(), description="the LLM of `engine`; null, or no `engine`: not served"
     )
     embedder: ServedEmbedder | None = Field(
         ServedEmbedder(), description="the model of `embedder`; null, or none: not served"
@@ -126,43 +120,35 @@ class ServeFile(Section):
 
     @model_validator(mode="after")
     def _servable(self) -> ServeFile:
-        if not (self.llm or self.served_embedder):
+        if not (self.llm_name or self.embedder_name):
             raise ValueError("serve: nothing to serve: give engine, embedder, or both")
         if self.runtime.ray_address == "none":
             raise ValueError("runtime.ray_address: serving needs Ray")
-        if self.llm is not None and self.engine is not None:
+        if self.engine is not None and self.serve.llm is not None:
             if self.engine.kind != "vllm":
                 raise ValueError("engine.kind: vllm is what serves a language model")
-            split, gpus = self.engine.tensor_parallel_size, self.llm.gpus_per_replica
+            split, gpus = self.engine.tensor_parallel_size, self.serve.llm.gpus_per_replica
             if split > 1 and gpus != split:
                 raise ValueError(
                     "serve.llm.gpus_per_replica: one for each of engine.tensor_parallel_size"
                 )
-        if self.llm and self.served_embedder and self.llm_name == self.embedder_name:
+        if self.llm_name == self.embedder_name:
             raise ValueError("serve.llm.name: is the embedder's too")
         return self
 
     @property
-    def llm(self) -> ServedLlm | None:
-        """Return the language model's deployment, None where it is not served."""
-        return self.serve.llm if self.engine is not None else None
+    def llm_name(self) -> str | None:
+        """Return what clients call the language model, None where it is not served."""
+        if self.engine is None or self.serve.llm is None:
+            return None
+        return self.serve.llm.name or _public_name(self.engine.model)
 
     @property
-    def served_embedder(self) -> ServedEmbedder | None:
-        """Return the embedder's deployment, None where it is not served."""
-        return self.serve.embedder if self.embedder is not None else None
-
-    @property
-    def llm_name(self) -> str:
-        """Return the name by which clients call the language model."""
-        assert self.engine is not None and self.llm is not None
-        return self.llm.name or _public_name(self.engine.model)
-
-    @property
-    def embedder_name(self) -> str:
-        """Return the name by which clients call the embedder."""
-        assert self.embedder is not None and self.served_embedder is not None
-        return self.served_embedder.name or _public_name(self.embedder.model)
+    def embedder_name(self) -> str | None:
+        """Return what clients call the embedder, None where it is not served."""
+        if self.embedder is None or self.serve.embedder is None:
+            return None
+        return self.serve.embedder.name or _public_name(self.embedder.model)
 
 
 def _public_name(model: str) -> str:
@@ -172,6 +158,5 @@ def _public_name(model: str) -> str:
 
 
 def load_serve_config(path: str | Path, overrides: list[str] | None = None) -> ServeFile:
-    """Read the serve file at `path` with `key.sub=value` overrides. Raises InputError with one line
-    that names the key."""
+    """Read a serve file, with `key.sub=value` overrides. Raises InputError that names the key."""
     return parse(ServeFile, read_tree(path, overrides or []))

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 import dpray.demo
-from dpray.demo.generator import LABELS, PRIVATE_BOOK, SLOTS, FactBook, NoteWriter, private_notes
+from dpray.demo.generator import (
+    LABELS,
+    PRIVATE_BOOK,
+    SLOTS,
+    FactBook,
+    private_notes,
+    random_book,
+    special_book,
+    write_note,
+)
 from dpray.demo.make_demo import PRIVATE_RECORDS, PUBLIC_RECORDS, TEST_RECORDS, make_data
 
 DATA = Path(dpray.demo.__file__).parent / "data"
@@ -75,28 +84,29 @@ def test_urgent_notes_of_the_private_clinic_are_longer() -> None:
     assert mean["Urgent"] > 1.3 * mean["Routine"]
 
 
-@pytest.mark.parametrize("book", [PRIVATE_BOOK, FactBook.random(random.Random(1))])
+@pytest.mark.parametrize("book", [PRIVATE_BOOK, random_book(random.Random(1))])
 def test_a_book_holds_a_distribution_for_every_slot(book: FactBook) -> None:
     for label in LABELS:
-        assert set(book.weights[label]) == set(SLOTS)
-        for slot, weights in book.weights[label].items():
+        assert set(book[label]) == set(SLOTS)
+        for slot, weights in book[label].items():
             assert tuple(weights) == SLOTS[slot][0]
             assert sum(weights.values()) == pytest.approx(1)
             assert min(weights.values()) > 0
 
 
 def test_a_special_fact_has_its_share_and_an_unknown_one_is_refused() -> None:
-    book = FactBook.special({"Urgent": {"plan": {"Admitted to the ward.": 0.9}}, "Routine": {}})
-    assert book.weights["Urgent"]["plan"]["Admitted to the ward."] == 0.9
+    book = special_book({"Urgent": {"plan": {"Admitted to the ward.": 0.9}}, "Routine": {}})
+    assert book["Urgent"]["plan"]["Admitted to the ward."] == 0.9
     with pytest.raises(ValueError, match="plan"):
-        FactBook.special({"Urgent": {"plan": {"No such plan.": 0.9}}, "Routine": {}})
+        special_book({"Urgent": {"plan": {"No such plan.": 0.9}}, "Routine": {}})
     with pytest.raises(ValueError, match="plans"):
-        FactBook.special({"Urgent": {"plans": {"Admitted to the ward.": 0.9}}, "Routine": {}})
+        special_book({"Urgent": {"plans": {"Admitted to the ward.": 0.9}}, "Routine": {}})
 
 
 def test_notes_depend_on_the_seed_and_on_the_book() -> None:
     assert private_notes(20, random.Random(1)) == private_notes(20, random.Random(1))
     assert private_notes(20, random.Random(1)) != private_notes(20, random.Random(2))
-    ward = FactBook.special({"Urgent": {"plan": {"Admitted to the ward.": 1.0}}, "Routine": {}})
-    writer = NoteWriter(ward, random.Random(3))
-    assert all("Admitted to the ward." in writer.write("Urgent").text for _ in range(50))
+    ward = special_book({"Urgent": {"plan": {"Admitted to the ward.": 1.0}}, "Routine": {}})
+    rng = random.Random(3)
+    texts = [write_note(ward, "Urgent", rng).text for _ in range(50)]
+    assert all("Admitted to the ward." in text for text in texts)

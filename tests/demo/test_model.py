@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 import dpray.demo
 from dpray.demo.generator import LABELS, public_notes
 from dpray.demo.train import TrainingPlan, documents, prompt, train
+from dpray.types import Progress
 
 MODEL = Path(dpray.demo.__file__).parent / "model"
 DATA = MODEL.parent / "data"
@@ -133,9 +134,9 @@ def test_training_is_reproducible(tmp_path: Path) -> None:
     plan = TrainingPlan(documents=60, words=400, phrases=50, hidden_size=64, layers=1, heads=2)
     losses: list[list[float]] = []
     for name in ("one", "two"):
-        run: list[float] = []
-        train(plan, tmp_path / name, lambda step, steps, loss, run=run: run.append(loss))
-        losses.append(run)
+        steps: list[Progress] = []
+        train(plan, tmp_path / name, steps.append)
+        losses.append([float(step.detail.removeprefix("loss ")) for step in steps])
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
     for name in ("model.safetensors", "tokenizer.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

@@ -30,8 +30,6 @@ def test_it_is_the_closed_form_of_independent_gaussians():
 
 def test_fewer_records_than_dimensions_are_no_obstacle():
     assert np.isfinite(frechet_distance(sample(0, 1, 2), sample(0, 1, 2, seed=2)))
-    with pytest.raises(ValueError, match="two records"):
-        frechet_distance(sample(0, 1, 1), sample(0, 1, 5))
 
 
 def test_all_measures_are_taken_between_equally_many_records():

@@ -73,7 +73,7 @@ def test_either_model_can_be_left_out(tree: dict[str, Any]) -> None:
         by_section = parse(ServeFile, {k: v for k, v in tree.items() if k != section})
         by_flag = parse(ServeFile, tree | {"serve": tree["serve"] | {off: None}})
         for one in (by_section, by_flag):
-            assert [bool(one.llm), bool(one.served_embedder)] == [
+            assert [bool(one.llm_name), bool(one.embedder_name)] == [
                 off != "llm",
                 off != "embedder",
             ]
@@ -123,9 +123,17 @@ def test_the_packaged_files_are_what_the_command_takes_and_writes(
     monkeypatch.chdir(ROOT)
     gpu = load_serve_config("jobs/serve_gpu.yaml")
     cpu = load_serve_config("jobs/serve_cpu.yaml")
-    assert gpu.llm is not None and gpu.llm.gpus_per_replica >= 1 and gpu.serve.auth == "keys"
-    assert cpu.llm is not None and cpu.llm.gpus_per_replica == 0 and cpu.serve.auth == "none"
-    for replicas in (gpu.llm, gpu.served_embedder):
+    assert (
+        gpu.serve.llm is not None
+        and gpu.serve.llm.gpus_per_replica >= 1
+        and gpu.serve.auth == "keys"
+    )
+    assert (
+        cpu.serve.llm is not None
+        and cpu.serve.llm.gpus_per_replica == 0
+        and cpu.serve.auth == "none"
+    )
+    for replicas in (gpu.serve.llm, gpu.serve.embedder):
         assert replicas is not None
         AutoscalingConfig(min_replicas=replicas.min_replicas, max_replicas=replicas.max_replicas)
 
