@@ -108,7 +108,9 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 
 def _rdp_epsilon(event: Event, delta: float) -> float:
-    return float(compute_epsilon(RDP_ORDERS, event.rdp(RDP_ORDERS), delta)[0])
+    # To the library a divergence that is not a number costs nothing; here it bounds nothing.
+    rdp = np.nan_to_num(event.rdp(RDP_ORDERS), nan=math.inf, posinf=math.inf)
+    return float(compute_epsilon(RDP_ORDERS, rdp, delta)[0])
 
 
 def _pld_epsilon(event: Event, delta: float) -> float:

@@ -63,6 +63,9 @@ class Curve:
         2018, Theorem 2). In exp(epsilon), both are projective maps of this curve: chords stay
         chords, and nodes stay nodes.
         """
+        if q == 1.0:
+            # The maps are the identity, but for rounding to -inf and inf.
+            return self, self
         away = q + (1.0 - q) * np.exp(self.epsilons)
         removing = Curve(
             np.log1p(q * np.expm1(self.epsilons)),
@@ -91,8 +94,12 @@ class Curve:
         """Return the Rényi divergence at each order of the pair that has this curve. A pair that is
         worse at every epsilon is worse at every order, too (Zhu, Dong and Wang 2022)."""
         losses = np.append(self.epsilons, max(self.largest, self.epsilons[-1] + 1e-9))
-        x = np.concatenate([[0.0], np.exp(losses)])
-        slopes = np.append(np.diff(np.concatenate([[1.0], self.deltas, [0.0]])) / np.diff(x), 0.0)
+        # Nodes that a secret coin brought together may be one number in exp(epsilon), with a slope
+        # that is none: the first of them, whose delta is the largest, stays.
+        x, first = np.unique(np.exp(losses), return_index=True)
+        x, losses = np.append(0.0, x), losses[first]
+        deltas = np.concatenate([[1.0], np.append(self.deltas, 0.0)[first]])
+        slopes = np.append(np.diff(deltas) / np.diff(x), 0.0)
         # delta is a sum of Q_i (x_i - x)_+ over the losses log(x_i), whose law under Q is Q_i.
         with np.errstate(divide="ignore"):
             log_Q = np.log(np.maximum(np.diff(slopes), 0.0))

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -19,8 +21,12 @@ import torch
 
 from dpray.auditing.labels import labels_target
 from dpray.auditing.target import Finding, Target, audit_target
+from dpray.config.config import DataConfig
 from dpray.config.training import TrainingSettings
 from dpray.mechanisms.label_histogram import LabelHistogram
+from dpray.mechanisms.partition import HashPartition
+from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.mechanisms.randomness import named_key
 from dpray.methods.aug_pe import audit as aug_pe_audit
 from dpray.methods.aug_pe.audit import votes_target
 from dpray.methods.aug_pe.votes import VoteHistogram
@@ -31,10 +37,19 @@ from dpray.methods.dp_sgd import algorithm as dp_sgd
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.audit import one_run_target, repeated_target
 from dpray.methods.private_prediction import clipping
-from dpray.methods.private_prediction.audit import sparse_vector_target, tokens_target
+from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
+from dpray.methods.private_prediction.audit import (
+    made_up_rows,
+    runs_target,
+    sparse_vector_target,
+    tokens_target,
+)
 from dpray.methods.private_prediction.exponential import SoftmaxSampler
+from dpray.methods.private_prediction.prompts import PromptTemplate
+from dpray.methods.private_prediction.rows import private_rows
 from dpray.methods.private_prediction.sparse_vector import SparseVector
 from dpray.methods.private_prediction.token import PrivateToken
+from dpray.runs.rows import Row
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.step import DpSgdStep
 
@@ -157,6 +172,70 @@ def half_answers() -> AbstractContextManager[Any]:
 
         stack.enter_context(patch.object(SparseVector, name, halved))
     return stack
+
+
+# Private prediction with Poisson batches. Nothing is patched: the target is given other rows, keys,
+# batches or another method.
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of so many batches with sampling probability `q`, and with `copies` of the withheld
+    record beside it."""
+
+    number: int
+    q: float
+    mechanism: PrivateToken
+    copies: int = 0
+
+    @property
+    def batches(self) -> PoissonBatches:
+        return PoissonBatches({"": self.number}, {"": self.q})
+
+    def rows(self, by_place: bool = True) -> list[Row]:
+        data = DataConfig(path="", public_size=100)
+        rows_of = partial(private_rows, data=data, template=PromptTemplate(""), by_place=by_place)
+        return made_up_rows(data, rows_of, "", 1 + self.copies)
+
+    def method(self, kind: type[PrivatePrediction] = PrivatePrediction) -> PrivatePrediction:
+        return kind(self.mechanism, self.mechanism.private_tokens, examples_per_batch=1)
+
+    def target(self) -> Target:
+        return runs_target(self.method(), self.batches, self.rows())
+
+    def coins_by_content(self) -> Target:
+        """Let all copies of a record join the same batches."""
+        return runs_target(self.method(), self.batches, self.rows(by_place=False))
+
+    def reused_key(self) -> Target:
+        """Take one key for all runs, under which the withheld record joins a batch: who knows the
+        key knows which."""
+        rows = self.rows()
+        keys = (named_key("00" * 32, str(number)) for number in count())
+        known = next(key for key in keys if any(self.batches.joined(key, "", rows[-1]["unit"])))
+        return runs_target(self.method(), self.batches, rows, key=lambda: known)
+
+    def partition(self) -> Target:
+        """Put each unit into one batch, by a public salt, where the other claim is made."""
+        batches = Disjoint(self.batches.batches_per_label, self.batches.sampling_probabilities)
+        return runs_target(self.method(), batches, self.rows())
+
+    def real_size(self) -> Target:
+        return runs_target(self.method(DividesByRows), self.batches, self.rows())
+
+
+class Disjoint(PoissonBatches):
+    def joined(self, key: str, label: str, place: str) -> Iterator[str]:
+        return HashPartition(self.batches_per_label, "00" * 16).joined(label, place)
+
+
+class DividesByRows(PrivatePrediction):
+    """Divides sums by the number of rows that joined."""
+
+    def algorithm_1(self, S: Batch) -> Any:
+        rows = max(1, len(S.private_prompts))
+        divided = replace(self, mechanism=replace(self.mechanism, batch_size=rows))
+        return PrivatePrediction.algorithm_1(divided, S)
 
 
 # Aug-PE and DP-KPS.
@@ -292,6 +371,26 @@ def _cases() -> dict[str, Case]:
         ("no noise", exact_answers, True),
         (halved, half_answers, False),
     )
+    one = token(private_tokens=1, temperature=0.6)  # of range 2
+    four = token(private_tokens=4, temperature=1.2)  # of range 1
+    few_rows = token(private_tokens=1, batch_size=16, clip_bound=10.0)
+    copied, known = Runs(4, 0.1, one, copies=8), Runs(4, 0.1, four)
+    partition, divided = Runs(10, 0.1, four), Runs(1, 0.5, few_rows)
+    for runs, fault, broken in (
+        (Runs(4, 0.5, one), "", None),
+        (Runs(4, 0.5, four), "", None),
+        (copied, "coins by content", copied.coins_by_content),
+        (known, "a key that is known", known.reused_key),
+        (partition, "a disjoint partition", partition.partition),
+        (divided, "divided by the rows that joined", divided.real_size),
+    ):
+        name = (
+            f"private prediction, Poisson, q {runs.q}, {runs.number} x "
+            f"{runs.mechanism.private_tokens} token(s), {runs.copies} copies"
+        )
+        add(name, runs.target, 4000)
+        if broken is not None:
+            found[f"{name}: {fault}"] = Case(broken, fault, no_fault, True, 4000)
     add(
         "label histogram, eps 0.5",
         lambda: labels_target(LabelHistogram(("a", "b"), 0.5)),

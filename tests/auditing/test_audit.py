@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from dpray import registry
+from dpray.accounting.events import PoissonSubsampledDraws, SelfComposed
 from dpray.accounting.ledger import Ledger
 from dpray.auditing import canaries
 from dpray.auditing.audit import audit
+from dpray.auditing.target import audit_target
 from dpray.config.config import Config, parse_config
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.registry import make_plan
@@ -73,6 +75,48 @@ def test_the_sparse_vector_is_audited_where_it_is_on(settings: Settings) -> None
     found = list(make_plan(parse_config(tree)).audit_targets())
     assert found[-1].name.startswith("sparse vector")
     assert found[-1].event.pure_epsilon() == pytest.approx(2 / 5 / 0.4)
+
+
+POISSON = {
+    "batches": "poisson", "batch_size": 5, "max_tokens": 4, "max_records": 8, "clip_bound": 1.0,
+    "name": "private_prediction",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "method", [{}, {"texts_per_batch": 2, "max_records": 16, "max_tokens": 2}, {"clip": "dclip"}]
+)
+@pytest.mark.parametrize(
+    "data", [{}, {"unit": "who", "max_records_per_unit": 2}, {"label": None, "labels": []}]
+)
+def test_whole_runs_with_poisson_batches_are_audited_at_what_they_cost(
+    settings: Settings, method: dict[str, Any], data: dict[str, Any]
+) -> None:
+    """A plan of four batches of each label is its own small run, where units have one label."""
+    changes = {f"data__{key}": value for key, value in data.items()}
+    if "label" in data:
+        method = method | {"max_records": method.get("max_records", 8) // 2}
+    tree = settings(method=POISSON | method, privacy__epsilon=1e3, **changes)
+    plan = make_plan(parse_config(tree))
+    *tokens, alone, copied = plan.audit_targets()
+    assert tokens[0].name == "private token"
+    assert alone.name == copied.name == "runs of 4 Poisson batch(es), 4 token(s) each"
+    assert "4 others with the same records" in copied.inputs and "others" not in alone.inputs
+    if "unit" not in data:
+        assert alone.event == copied.event == plan.dp_event
+    assert audit_target(alone, 200, 1e-5, 0.01).holds
+    assert audit_target(copied, 200, 1e-5, 0.01).holds
+
+
+def test_a_small_run_has_few_batches_of_few_tokens(settings: Settings, tmp_path: Path) -> None:
+    """Also where the texts are made from columns that made-up records do not have."""
+    template = tmp_path / "rows.yaml"
+    template.write_text("user: '{{ text }}'\nprivate: '{{ note }}'\n")
+    method = POISSON | {"max_tokens": 30, "max_records": 100, "template": str(template)}
+    plan = make_plan(parse_config(settings(method=method, privacy__epsilon=1e3)))
+    target = list(plan.audit_targets())[-1]
+    assert target.name == "runs of 4 Poisson batch(es), 4 token(s) each"
+    assert target.event == SelfComposed(PoissonSubsampledDraws(5 / 30, 0.2, 4), 4)
 
 
 def test_members_are_told_from_others_by_the_finished_run(

@@ -1,5 +1,5 @@
-"""The audit of private prediction bounds the epsilon of private tokens and of the sparse vector's
-answers.
+"""The audit of private prediction bounds the epsilon of private tokens, of the sparse vector's
+answers, and of whole runs with secret Poisson batches.
 
 The unit's rows are sure of one token, or of another where the sparse vector is asked; all draws are
 made by the selector that runs beside the language model.
@@ -7,10 +7,15 @@ made by the selector that runs beside the language model.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,8 +23,17 @@ import torch
 from dpray.accounting.events import SelfComposed
 from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.target import Target
+from dpray.config.config import DataConfig
+from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult
+from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.mechanisms.randomness import new_key
+from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
+from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+from dpray.runs.rows import Row, RowsOf, local_rows
+
+if TYPE_CHECKING:
+    from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 
 TARGET, OTHER = 0, 1
 
@@ -28,6 +42,12 @@ NO_GATE: dict[str, Any] = {"sure_probability": None, "sure_entropy": None}
 
 MOST_TOKENS = 16
 """A trial draws at most so many tokens one after the other; more of them take too long."""
+
+RUN_BATCHES, RUN_TOKENS = 4, 4
+"""A small run has at most so many batches, with at most so many tokens each."""
+
+COPIES = 4
+"""So many further units have the same records as the withheld one, in one of the small runs."""
 
 SURE = 1e3
 """Clipping has to cut a logit of this size."""
@@ -42,6 +62,106 @@ def targets(mechanism: PrivateToken) -> Iterator[Target]:
         yield tokens_target(mechanism, tokens)
     if mechanism.sparse_vector is not None:
         yield sparse_vector_target(mechanism)
+
+
+def runs_targets(plan: PrivatePredictionPlan) -> Iterator[Target]:
+    """Yield small runs of a plan with Poisson batches, with one unit withheld: where no other unit
+    joins by a coin, and where `COPIES` others with the same records do."""
+    # Imported late: the audit of a plan with disjoint batches has no use for Ray.
+    from dpray.methods.private_prediction.release import batches_of
+
+    assert isinstance(plan.batches, PoissonBatches)
+    batches, method = small_run(plan.batches, plan.method)
+    (label,) = batches.batches_per_label
+    # A template that makes its texts from columns asks for columns that made-up records lack.
+    rows_of = batches_of(replace(plan, template=PromptTemplate("")), new_key()).rows_of
+    for units in (1, 1 + COPIES):
+        rows = made_up_rows(plan.config.data, rows_of, label, units)
+        yield runs_target(method, batches, rows)
+
+
+def small_run(
+    batches: PoissonBatches, method: PrivatePrediction
+) -> tuple[PoissonBatches, PrivatePrediction]:
+    """Return the first few batches of the label that a unit joins most often, and the method with
+    few tokens for each."""
+    counts, probabilities = batches.batches_per_label, batches.sampling_probabilities
+    label = max(counts, key=lambda label: (probabilities[label], counts[label]))
+    tokens = min(method.mechanism.private_tokens, RUN_TOKENS)
+    return (
+        PoissonBatches({label: min(counts[label], RUN_BATCHES)}, {label: probabilities[label]}),
+        replace(
+            method,
+            mechanism=replace(method.mechanism, private_tokens=tokens),
+            max_tokens=max(1, tokens // method.examples_per_batch),
+        ),
+    )
+
+
+def made_up_rows(data: DataConfig, rows_of: RowsOf, label: str, units: int) -> list[Row]:
+    """Return the rows that the run's reader makes of so many units with equal records, one unit
+    after the other. The file that it reads is made up."""
+    records = [
+        {data.text: "made up"}
+        | ({data.label: label} if data.label is not None else {})
+        | ({data.unit: f"unit {unit}"} if data.unit is not None else {})
+        for unit in range(units)
+        for _ in range(data.max_records_per_unit)
+    ]
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "records.jsonl"
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return local_rows(data.model_copy(update={"path": str(file)}), rows_of)
+
+
+def runs_target(
+    method: PrivatePrediction,
+    batches: PoissonBatches,
+    rows: Sequence[Row],
+    key: Callable[[], str] = new_key,
+) -> MonteCarlo:
+    """Audit whole runs on `rows`, with and without the last unit's.
+
+    The run's own code decides who joins, with a secret of `key` for each run, and steps through the
+    method's algorithm, whose selector draws the tokens. Further rows, which say OTHER, are in every
+    batch: the claim holds given who else joined, so whoever attacks may know them, too. The
+    statistics count the tokens that are TARGET: in all batches, in the one with the most, and in
+    each batch.
+
+    Claim: what `PoissonBatches.dp_event` charges for such a run, whatever the other units are.
+    """
+    from dpray.methods.private_prediction.release import joined
+
+    mechanism = method.mechanism
+    withheld = mechanism.records_per_unit
+    copies = len(rows) // withheld - 1
+    names = list(batches.batch_ids())
+    # All units together come within one draw's range of a tie, from below where one is missing.
+    behind = (copies + 1.0) * mechanism.sampler.dp_event.range
+    rows_SV, unit_V, public_V = _rows(mechanism, behind)
+
+    @cache
+    def logits(members: int) -> Logits:
+        return torch.cat([rows_SV, unit_V.expand(members, -1)]), public_V
+
+    def hits(present: Sequence[Row]) -> list[int]:
+        secret = key()
+        members = Counter(name for row in present for name in joined(batches, secret, row))
+        return [_decoded(method, logits(members[name])).count(TARGET) for name in names]
+
+    def draw(with_unit: bool, trials: int) -> Scores:
+        present = rows if with_unit else rows[:-withheld]
+        found = np.array([hits(present) for _ in range(trials)], dtype=np.float64).T
+        return np.concatenate([[found.sum(axis=0), found.max(axis=0)], found])
+
+    tokens, among = mechanism.private_tokens, f", among {copies} others with the same records"
+    return MonteCarlo(
+        f"runs of {len(names)} Poisson batch(es), {tokens} token(s) each",
+        f"one more unit of {withheld} row(s), sure of one token{among if copies else ''}",
+        batches.dp_event(mechanism.sampler.dp_event, tokens, withheld),
+        draw,
+        at_once=max(1, 1000 // (tokens * len(names))),
+    )
 
 
 def tokens_target(mechanism: PrivateToken, tokens: int) -> MonteCarlo:
@@ -95,6 +215,32 @@ def _drawn(mechanism: dict[str, Any], logits: Logits) -> list[int]:
     return tokens
 
 
+def _decoded(method: PrivatePrediction, logits: Logits) -> list[int]:
+    """Return all tokens of a batch, also those of a text that is not finished; every step's logits
+    are the same."""
+    # The prompts tell the number of the batch's rows, which the algorithm may not use.
+    steps = method.algorithm_1(Batch("0/0", ((TARGET,),) * len(logits[0]), (OTHER,)))
+    tokens: list[int] = []
+    group: LockstepGroup | None = next(steps)
+    while group is not None:
+        result = _in_lockstep(group, logits)
+        tokens += result.token_ids
+        try:
+            group = steps.send(result)
+        except StopIteration:
+            group = None
+    return tokens
+
+
+def _in_lockstep(group: LockstepGroup, logits: Logits) -> LockstepResult:
+    selector = group.selector.build()
+    tokens: list[int] = []
+    while len(tokens) < group.max_tokens and (token := selector.select(*logits)) is not None:
+        tokens.append(token)
+    reason: FinishReason = "length" if len(tokens) == group.max_tokens else "exhausted"
+    return LockstepResult(group.group_id, "", tuple(tokens), reason, selector.state())
+
+
 def _nears(mechanism: dict[str, Any], queries: list[Logits]) -> int:
     """Count the answers before the first "far", or all where there is none."""
     selector = PrivateTokenSelector(mechanism, new_key())
@@ -110,14 +256,27 @@ def _contested(mechanism: PrivateToken, with_unit: bool) -> Logits:
 
     The statistic of several tokens is their sum, which is most informative where the two worlds lie
     on both sides of a tie, equally far from it. One token's ratio of probabilities is near its
-    bound where TARGET is rare. The vocabulary is larger than the candidates: they are chosen too.
+    bound where TARGET is rare.
+    """
+    behind = mechanism.sampler.dp_event.range * (1.5 if mechanism.private_tokens == 1 else 0.5)
+    rows_SV, unit_V, public_V = _rows(mechanism, behind)
+    unit_SV = unit_V.expand(mechanism.records_per_unit, -1)
+    return torch.cat([rows_SV, unit_SV]) if with_unit else rows_SV, public_V
+
+
+def _rows(
+    mechanism: PrivateToken, behind: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Make rows whose average has TARGET so far `behind` OTHER, in units of the temperature; a row
+    that is sure of TARGET; and the public row.
+
+    The vocabulary is larger than the candidates: they are chosen too.
     """
     c, s, tau = mechanism.clip_bound, mechanism.batch_size, mechanism.temperature
     V = 2 if mechanism.candidates == "all" else max(mechanism.k, 2) + 1
-    behind = mechanism.sampler.dp_event.range * (1.5 if mechanism.private_tokens == 1 else 0.5)
     lead = math.log(V) + 3 + behind  # by which OTHER leads the rest
-    unit_V = torch.full((mechanism.records_per_unit, V), -SURE)
-    unit_V[:, TARGET] = SURE
+    unit_V = torch.full((V,), -SURE)
+    unit_V[TARGET] = SURE
     public_V = torch.full((V,), -lead * tau)
     public_V[TARGET], public_V[OTHER] = -behind * tau, 0.0
     if mechanism.clip == "dclip":
@@ -130,7 +289,7 @@ def _contested(mechanism: PrivateToken, with_unit: bool) -> Logits:
     else:
         rows = math.ceil(s * tau * lead / (2 * c))
         rows_SV = (public_V * s / rows).expand(rows, V)
-    return torch.cat([rows_SV, unit_V]) if with_unit else rows_SV, public_V
+    return rows_SV, unit_V, public_V
 
 
 def _asked(mechanism: PrivateToken, with_unit: bool, unit_says: int) -> Logits:

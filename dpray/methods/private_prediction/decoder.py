@@ -167,7 +167,8 @@ def cut_batches(rows: Iterable[Row], most: int, key: str) -> Iterator[Row]:
         yield from (row for row in batch_members if row["text"] is None)
         private = [row for row in batch_members if row["text"] is not None]
         if len(private) > most:
-            private.sort(key=lambda row: named_key(key, "cut", batch, row["unit"]))
+            # A unit's own rows by their content: in whichever order they came.
+            private.sort(key=lambda row: (named_key(key, "cut", batch, row["unit"]), row["rank"]))
         yield from private[:most]
 
 

@@ -92,9 +92,11 @@ class PrivatePredictionPlan(Plan):
         return PrivatePrediction(mechanism, self.settings.max_tokens, texts, self.template.stop)
 
     def audit_targets(self) -> Iterator[Target]:
-        from dpray.methods.private_prediction.audit import targets
+        from dpray.methods.private_prediction.audit import runs_targets, targets
 
-        return targets(self.method.mechanism)
+        yield from targets(self.method.mechanism)
+        if not self.disjoint:
+            yield from runs_targets(self)
 
     @property
     def texts_from_columns(self) -> bool:

@@ -1,0 +1,216 @@
+"""Whole runs with secret Poisson batches: the key stays in `private/` while the run is unfinished,
+and is the same in every attempt; and batches that are cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpray.config.config import Config, EngineConfig, parse_config
+from dpray.engines.base import Engine
+from dpray.engines.transformers import TransformersEngine
+from dpray.mechanisms.randomness import new_key
+from dpray.methods.private_prediction.decoder import cut_batches
+from dpray.methods.private_prediction.rows import placeholder
+from dpray.registry import make_plan, run
+from dpray.runs.folder import BATCHES_KEY
+from dpray.types import InputError, Progress, Resumable
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def engine(model_folder: str) -> Iterator[Engine]:
+    engine = TransformersEngine(EngineConfig(model=model_folder))
+    yield engine
+    engine.close()
+
+
+class Watched:
+    """Builds the real engine, keeps how many rows each group had, and looks for the run's key
+    whenever the run says how far it is; raises after so many batches."""
+
+    def __init__(self, engine: Engine, config: Config, stop_after: int | None = None) -> None:
+        self.engine, self.stop_after = engine, stop_after
+        self.path = Path(config.output.path) / "private" / BATCHES_KEY
+        self.sizes: dict[str, int] = {}
+        self.keys: set[str] = set()
+        self.said: list[Progress] = []
+
+    def build(self, section: EngineConfig, **_: Any) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def decode_lockstep(self, groups: Any, next_group: Any) -> None:
+        def seen() -> Iterator[Any]:
+            for group in groups:
+                self.sizes[group.group_id] = len(group.private_prompts)
+                yield group
+
+        # A list is the device's own test, with public prompts.
+        self.engine.decode_lockstep(groups if isinstance(groups, list) else seen(), next_group)
+
+    def close(self) -> None: ...
+
+    def on_progress(self, progress: Progress) -> None:
+        self.said.append(progress)
+        if self.path.exists():
+            self.keys.add(self.path.read_text())
+        if self.stop_after is not None and progress.completed >= self.stop_after:
+            raise RuntimeError("interrupted")
+
+    def run(self, config: Config) -> dict[str, Any]:
+        return run(config, self.on_progress, self.build)
+
+
+@pytest.fixture
+def config(settings: Callable[..., dict[str, Any]]) -> Config:
+    """24 texts, each from a batch of its own, of 5 of a label's 30 records on average."""
+    made = parse_config(settings(method__batches="poisson"))
+    assert make_plan(made).batches.num_batches == 24
+    return made
+
+
+def holding(folder: Path, secret: bytes) -> list[str]:
+    """Return the files that hold the secret, by their names."""
+    return sorted(
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and secret in path.read_bytes()
+    )
+
+
+def forms(key: str) -> list[bytes]:
+    return [key.encode(), key.upper().encode(), bytes.fromhex(key)]
+
+
+def test_neither_the_key_nor_who_is_in_which_batch_leaves_private(
+    config: Config, engine: Engine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = Watched(engine, config, stop_after=8)
+    with pytest.raises(Resumable):
+        first.run(config)
+    (key,) = first.keys
+    assert first.path.stat().st_mode & 0o077 == 0
+    found = {name for form in forms(key) for name in holding(tmp_path, form)}
+    assert found == {f"out/private/{BATCHES_KEY}"}
+    second = Watched(engine, config)
+    report = second.run(config)
+    assert report["batches"]["published"] == 24
+    assert [name for form in forms(key) for name in holding(tmp_path, form)] == []
+    # Outside of `private` there is no text of a record and no place of one.
+    assert holding(tmp_path, b"Marlowe") == ["records.jsonl"]
+    places = [f"{number} {config.data.path}".encode() for number in range(60)]
+    assert not any(holding(tmp_path, place) for place in places)
+    written = capfd.readouterr()
+    said = f"{written.out}{written.err}{first.said}{second.said}{report}"
+    assert key not in said.lower() and "Marlowe" not in said
+
+
+def test_a_resumed_run_has_the_same_batches(config: Config, engine: Engine) -> None:
+    first = Watched(engine, config, stop_after=8)
+    with pytest.raises(Resumable):
+        first.run(config)
+    kept = first.path.read_text()
+    second = Watched(engine, config)
+    second.run(config)
+    assert first.keys == second.keys == {kept}
+    assert not second.path.exists()
+    plan = make_plan(config)
+    joined = Counter(
+        batch
+        for number in range(60)
+        for batch in plan.batches.joined(kept, "ab"[number % 2], f"{number} {config.data.path}")
+    )
+    sizes = first.sizes | second.sizes
+    assert sizes == {batch: joined[batch] for batch in plan.batches.batch_ids()}
+    assert len(set(sizes.values())) > 1
+
+
+def test_every_run_has_a_key_of_its_own(
+    settings: Callable[..., dict[str, Any]], engine: Engine, tmp_path: Path
+) -> None:
+    keys = set()
+    for name in ("one", "two"):
+        made = parse_config(
+            settings(
+                method__batches="poisson",
+                output__path=str(tmp_path / name),
+                privacy__ledger=f"sqlite:///{tmp_path}/{name}.db",
+            )
+        )
+        watched = Watched(engine, made, stop_after=4)
+        with pytest.raises(Resumable):
+            watched.run(made)
+        keys |= watched.keys
+    assert len(keys) == 2 and all(len(bytes.fromhex(key)) == 32 for key in keys)
+
+
+def test_a_run_that_lost_its_key_is_refused(config: Config, engine: Engine) -> None:
+    first = Watched(engine, config, stop_after=8)
+    with pytest.raises(Resumable):
+        first.run(config)
+    kept = first.path.read_text()
+    first.path.unlink()
+    second = Watched(engine, config)
+    with pytest.raises(InputError, match=r"output\.path: .*batches\.key is missing"):
+        second.run(config)
+    assert second.sizes == {} and not first.path.exists()
+    first.path.write_text(kept)
+    assert second.run(config)["batches"]["published"] == 24
+
+
+MEMBERS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 3)))
+
+
+@given(MEMBERS, st.integers(0, 4), st.randoms())
+def test_cut_batches_keep_the_same_rows_in_any_order(
+    members: list[tuple[int, int, int]], most: int, random: Any
+) -> None:
+    """Units with several rows: a unit may be cut in its midst."""
+    places = [placeholder() | {"batch": f"0/{batch}"} for batch in range(3)]
+    rows = [
+        {"batch": f"0/{batch}", "unit": str(unit), "rank": text, "text": f"text {text}"}
+        for batch, unit, text in members
+    ]
+
+    key = new_key()
+
+    def cut() -> list[tuple[str, ...]]:
+        mixed = [*rows, *places]
+        random.shuffle(mixed)
+        return sorted(tuple(map(str, row.values())) for row in cut_batches(mixed, most, key))
+
+    assert cut() == cut()
+    texts = Counter(row["batch"] for row in cut_batches([*rows, *places], most, key))
+    assert texts == {
+        f"0/{batch}": 1 + min(most, sum(member[0] == batch for member in members))
+        for batch in range(3)
+    }
+    found = [row["batch"] for row in cut_batches([*rows, *places], most, key) if not row["text"]]
+    assert sorted(found) == ["0/0", "0/1", "0/2"]
+
+
+def test_who_is_cut_is_decided_by_the_secret_key_batch_by_batch() -> None:
+    rows = [
+        {"batch": f"0/{batch}", "unit": str(unit), "rank": 0, "text": "the same"}
+        for batch in range(20)
+        for unit in range(10)
+    ]
+
+    def kept(key: str) -> list[frozenset[str]]:
+        found: dict[str, set[str]] = {}
+        for row in cut_batches(rows, 5, key):
+            found.setdefault(row["batch"], set()).add(row["unit"])
+        return [frozenset(units) for units in found.values()]
+
+    first = kept(new_key())
+    assert len(set(first)) > 10 and first != kept(new_key())
