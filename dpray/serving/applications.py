@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from dpray.config.engine import EngineConfig
+from dpray.config.sections import EngineConfig
 from dpray.engines.model_path import check_model_path
 from dpray.engines.vllm_model import ENVIRONMENT, vllm_options
 from dpray.serving import embedding
