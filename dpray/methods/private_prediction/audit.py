@@ -92,7 +92,7 @@ def small_run(
         PoissonBatches({label: min(counts[label], RUN_BATCHES)}, {label: probabilities[label]}),
         replace(
             method,
-            mechanism=replace(method.mechanism, private_tokens=tokens),
+            mechanism=replace(method.mechanism, private_tokens=tokens, **NO_GATE),
             max_tokens=max(1, tokens // method.examples_per_batch),
         ),
     )
