@@ -94,8 +94,8 @@ class Curve:
         """Return the Rényi divergence at each order of the pair that has this curve. A pair that is
         worse at every epsilon is worse at every order, too (Zhu, Dong and Wang 2022)."""
         losses = np.append(self.epsilons, max(self.largest, self.epsilons[-1] + 1e-9))
-        # Nodes that a secret coin brought together may be one number in exp(epsilon), with a slope
-        # that is none: the first of them, whose delta is the largest, stays.
+        # A secret coin brings nodes together, some to one number exp(epsilon), where a slope is not
+        # a number. The first of them has the largest delta and is kept.
         x, first = np.unique(np.exp(losses), return_index=True)
         x, losses = np.append(0.0, x), losses[first]
         deltas = np.concatenate([[1.0], np.append(self.deltas, 0.0)[first]])

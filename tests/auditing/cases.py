@@ -375,7 +375,7 @@ def _cases() -> dict[str, Case]:
     four = token(private_tokens=4, temperature=1.2)  # of range 1
     few_rows = token(private_tokens=1, batch_size=16, clip_bound=10.0)
     copied, known = Runs(4, 0.1, one, copies=8), Runs(4, 0.1, four)
-    partition, divided = Runs(10, 0.1, four), Runs(1, 0.5, few_rows)
+    partition, divided = Runs(10, 0.1, one), Runs(1, 0.5, few_rows)
     for runs, fault, broken in (
         (Runs(4, 0.5, one), "", None),
         (Runs(4, 0.5, four), "", None),
@@ -388,9 +388,10 @@ def _cases() -> dict[str, Case]:
             f"private prediction, Poisson, q {runs.q}, {runs.number} x "
             f"{runs.mechanism.private_tokens} token(s), {runs.copies} copies"
         )
-        add(name, runs.target, 4000)
+        trials = 6000 if runs.copies else 4000
+        add(name, runs.target, trials)
         if broken is not None:
-            found[f"{name}: {fault}"] = Case(broken, fault, no_fault, True, 4000)
+            found[f"{name}: {fault}"] = Case(broken, fault, no_fault, True, trials)
     add(
         "label histogram, eps 0.5",
         lambda: labels_target(LabelHistogram(("a", "b"), 0.5)),
