@@ -70,7 +70,7 @@ class Curve:
         removing = Curve(
             np.log1p(q * np.expm1(self.epsilons)),
             q * self.deltas,
-            math.log1p(q * math.expm1(self.largest)),
+            subsampled_loss(self.largest, q),
         )
         adding = Curve(
             -np.log1p(q * np.expm1(-self.epsilons)),
@@ -108,6 +108,14 @@ class Curve:
         log_moment = top[:, 0] + np.log(np.exp(terms - top).sum(axis=1))
         found: Array = np.maximum(log_moment, 0.0) / (np.asarray(orders) - 1.0)
         return found
+
+
+def subsampled_loss(loss: float, q: float) -> float:
+    """Return log(1 + q (exp(loss) - 1)), the loss of removing a unit that takes part with
+    probability `q`, for any loss >= 0."""
+    if loss < 30:
+        return math.log1p(q * math.expm1(loss))
+    return loss + math.log(q) + math.log1p((1.0 - q) / q * math.exp(-loss))
 
 
 def composed_draws(eta: float, draws: int) -> Curve:

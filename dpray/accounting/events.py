@@ -31,6 +31,9 @@ PLD_MOST_SHIFTS = 2**16
 """A discrete Laplace mechanism with more shifts gets its privacy loss distribution on a coarser
 grid."""
 
+MOST_LOSS = 700.0
+"""The exponential of a larger loss is no float64."""
+
 PARALLEL_LOSSES, PARALLEL_STEP = 2**14, 8
 """The curve of events in parallel has a point at each `PARALLEL_STEP`-th interval, up to
 `PARALLEL_LOSSES` of them on either side of epsilon 0."""
@@ -323,13 +326,17 @@ class PoissonSubsampledDraws(Event):
 
     def pure_epsilon(self) -> float:
         """Return the loss of removing a unit, the larger one."""
-        return math.log1p(self.sampling_probability * math.expm1(self.draws * self.range))
+        from dpray.accounting.bounded_range import subsampled_loss
+
+        return subsampled_loss(self.draws * self.range, self.sampling_probability)
 
     def zcdp_rho(self) -> float:
         # A mixture is no farther from one of its parts than the other part is.
         return min(super().zcdp_rho(), 0.125 * self.draws * self.range**2)
 
     def rdp(self, orders: tuple[float, ...]) -> Array:
+        if self.draws * self.range > MOST_LOSS:
+            return super().rdp(orders)
         removing, adding = self._curves()
         worse: Array = np.maximum(removing.rdp(orders), adding.rdp(orders))
         return np.minimum(super().rdp(orders), worse)

@@ -15,7 +15,7 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from dpray.engines.requests import Request
-from dpray.methods.aug_pe.algorithm import AugPe, Checkpoint, Population
+from dpray.methods.aug_pe.algorithm import AugPe, AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.prompts import load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
@@ -162,7 +162,8 @@ def run(server: Server, path: Path, **options: Any) -> tuple[Population, list[Ch
     cache = CallCache(path)
     try:
         salt = "5a" * 16
-        return PLAN.run(prompts, partial(ask_cached, api, cache), embed, vote, salt), checkpoints
+        ask = partial(ask_cached, api, cache)
+        return AugPeRun(PLAN, prompts, ask, embed, vote, salt).algorithm_1(), checkpoints
     finally:
         cache.close()
 
