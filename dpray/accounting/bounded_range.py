@@ -88,7 +88,8 @@ class Curve:
         # A node may have been rounded inwards.
         losses = np.concatenate([[losses[0] - 1], losses, [losses[-1] + 1]])
         deltas = np.minimum.accumulate(np.clip(self(losses * interval), 0.0, 1.0))
-        return create_pmf_pessimistic_connect_dots(interval, losses, deltas)
+        # Dense: the library composes few, scattered losses one by one.
+        return create_pmf_pessimistic_connect_dots(interval, losses, deltas).to_dense_pmf()
 
     def rdp(self, orders: tuple[float, ...]) -> Array:
         """Return the Rényi divergence at each order of the pair that has this curve. A pair that is

@@ -27,6 +27,14 @@ def new_key() -> str:
     return secrets.token_hex(32)
 
 
+class SecretKey(str):
+    """Is a key that no repr shows: functions that are sent to workers hold it, and Ray writes the
+    beginning of their reprs to its logs."""
+
+    def __repr__(self) -> str:
+        return "SecretKey(...)"
+
+
 def generator(key: str) -> np.random.Generator:
     """Return the generator of a `new_key()`; the same key gives the same draws on every machine."""
     if len(key) != 64:

@@ -54,7 +54,7 @@ def plan_of(folder: Path, rows: int) -> Plan:
                     "public_size": rows,
                 },
                 "privacy": {"epsilon": 4.0, "delta": 1e-9, "dataset": "notes"},
-                "method": {"name": "private_prediction"},
+                "method": {"name": "private_prediction", "batches": "disjoint"},
                 "engine": {"model": "none"},
                 "runtime": {"batches_per_task": 64},
             }

@@ -26,12 +26,10 @@ from dpray.methods.private_prediction.token import PrivateToken
 from dpray.runs.plan import Plan, with_labels
 from dpray.types import InputError
 
-MOST_PRIVATE_TOKENS = 10_000_000
+MOST_PRIVATE_TOKENS = MOST_TEXTS = 10_000_000
 
 RESTATED = ("threshold", "noise", "sure_probability", "sure_entropy")
 """These fields of a mechanism are in a plan's summary as the sections they come from."""
-
-MOST_TEXTS = 10_000_000
 
 TOO_LARGE = 1e-9
 """A disjoint batch has more rows than `engine.max_num_seqs` allows for with at most this
@@ -318,9 +316,13 @@ def _poisson(
     a_batch = settings.texts_per_batch
     tokens = settings.private_tokens or a_batch * settings.max_tokens
     one = PrivatePredictionPlan(config, config.data.proportions, settings, tokens, template, 1)
-    if (texts := settings.texts or settings.max_records) is None:
-        texts = a_batch * _affordable_batches(one)
-    return replace(one, texts=texts)
+    if settings.texts is not None:
+        return replace(one, texts=settings.texts)
+    if settings.max_records is not None:
+        as_many = replace(one, texts=settings.max_records)
+        if as_many.cost.epsilon <= config.privacy.epsilon:
+            return as_many
+    return replace(one, texts=a_batch * _affordable_batches(one))
 
 
 def _affordable_batches(one: PrivatePredictionPlan) -> int:

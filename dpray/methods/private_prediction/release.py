@@ -17,7 +17,7 @@ from dpray.engines.base import EngineError
 from dpray.io.files import write_durably
 from dpray.mechanisms.partition import HashPartition
 from dpray.mechanisms.poisson_batches import PoissonBatches
-from dpray.mechanisms.randomness import NOISE_SOURCE, new_key
+from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey, new_key
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.rows import ROWS, placeholder, private_rows
@@ -113,7 +113,7 @@ def joined(batches: HashPartition | PoissonBatches, key: str, row: Row) -> Itera
     return batches.joined(key, row["label"], row["unit"])
 
 
-def batches_key(session: BatchSession) -> str:
+def batches_key(session: BatchSession) -> SecretKey:
     """Return the secret key of the run's Poisson batches, the same in every attempt: a batch that
     was lost has the same units when it is drawn again. Raises InputError where a run that has begun
     lost it."""
@@ -125,7 +125,7 @@ def batches_key(session: BatchSession) -> str:
                 "begun; put it back, or choose another folder"
             )
         write_durably(path, new_key(), private=True)
-    return path.read_text(encoding="ascii")
+    return SecretKey(path.read_text(encoding="ascii"))
 
 
 def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[Outcome]:

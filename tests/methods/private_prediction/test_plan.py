@@ -151,3 +151,48 @@ def test_every_shipped_configuration_fits_in_float32(
     monkeypatch.chdir(ROOT / "dpray/demo" if path.startswith("dpray/demo") else ROOT)
     made = make_plan(load_config(ROOT / path))
     assert made.config.engine.dtype == "float32"
+
+
+def poisson(settings: Callable[..., dict[str, Any]], **changes: Any) -> PrivatePredictionPlan:
+    made = {"method__batches": "poisson", "data__public_size": 4000, "method__batch_size": 64}
+    plan = make_plan(parse_config(settings(**(made | changes))))
+    assert isinstance(plan, PrivatePredictionPlan)
+    return plan
+
+
+def test_max_records_is_a_maximum_and_texts_are_what_is_asked_for(
+    settings: Callable[..., dict[str, Any]],
+) -> None:
+    few = poisson(settings, method__max_records=24)
+    assert few.texts == few.expected_records == 24
+    most = poisson(settings, method__max_records=10**8, privacy__epsilon=0.5)
+    assert most.texts is not None and 24 < most.texts < 10**8
+    assert 0.49 < most.cost.epsilon <= 0.5
+    with pytest.raises(InputError, match=r"^method\.texts: 100000000 texts cost eps"):
+        poisson(settings, method__texts=10**8, privacy__epsilon=0.5)
+
+
+def test_auto_takes_what_affords_more_texts_and_says_both_numbers(
+    settings: Callable[..., dict[str, Any]],
+) -> None:
+    many = poisson(settings, method__batches="auto", privacy__epsilon=1.0)
+    assert many.settings.batches == "poisson"
+    assert many.texts_affordable["poisson"] > 5 * many.texts_affordable["disjoint"] > 0
+    assert "from disjoint batches" in many.lines()["affordable texts"]
+    assert many.summary()["affordable_texts"] == dict(many.texts_affordable)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method__sparse_vector": {"threshold": 0.5, "noise": 0.2}}, r"^method\.sparse_vector: "),
+        ({"data__label_proportions": "measured"}, r"^method\.batches: poisson needs "),
+        ({"privacy__epsilon": 1e-4}, r"^privacy\.epsilon: 0\.0001 does not pay for one text"),
+        ({"method__batches": "disjoint", "method__texts": 5}, r"^method\.texts: for Poisson"),
+    ],
+)
+def test_what_poisson_batches_cannot_do_is_refused(
+    settings: Callable[..., dict[str, Any]], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        poisson(settings, **changes)

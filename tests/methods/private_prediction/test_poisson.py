@@ -3,8 +3,10 @@ and is the same in every attempt; and batches that are cut."""
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from hypothesis import strategies as st
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.base import Engine
 from dpray.engines.transformers import TransformersEngine
-from dpray.mechanisms.randomness import new_key
-from dpray.methods.private_prediction.decoder import cut_batches
+from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.mechanisms.randomness import SecretKey, new_key
+from dpray.methods.private_prediction.decoder import BatchDecoder, cut_batches
+from dpray.methods.private_prediction.release import joined
 from dpray.methods.private_prediction.rows import placeholder
 from dpray.registry import make_plan, run
 from dpray.runs.folder import BATCHES_KEY
@@ -214,3 +218,11 @@ def test_who_is_cut_is_decided_by_the_secret_key_batch_by_batch() -> None:
 
     first = kept(new_key())
     assert len(set(first)) > 10 and first != kept(new_key())
+
+
+def test_no_repr_of_what_is_sent_to_workers_shows_the_key() -> None:
+    key = SecretKey(new_key())
+    made = PoissonBatches({"": 3}, {"": 0.5})
+    for sent in (partial(joined, made, key), partial(BatchDecoder, "plan", key), [key], {"k": key}):
+        assert str(key) not in repr(sent)
+    assert pickle.loads(pickle.dumps(key)) == key
