@@ -159,7 +159,10 @@ class _Grid:
         self.below = np.exp(-t[:0:-1, 0])
 
     def curve(self, deltas: Array, draws: int) -> Curve:
-        return Curve(self.epsilons, deltas, draws * self.eta)
+        """Return the curve of `draws` draws, as far as their losses reach."""
+        middle, reach = len(self.epsilons) // 2, draws * self.steps
+        within = slice(max(0, middle - reach), middle + reach + 1)
+        return Curve(self.epsilons[within], deltas[within], draws * self.eta)
 
     def recursion(self) -> Iterator[Array]:
         """Yield V_0, V_1, ..., without end."""
