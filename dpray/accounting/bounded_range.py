@@ -82,14 +82,10 @@ class Curve:
     def pmf(self, interval: float) -> PLDPmf:
         """Return the privacy loss distribution of the pair that has this curve, sampled near its
         nodes at multiples of `interval`, again from above."""
-        from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
-
         losses = np.unique(np.rint(self.epsilons / interval).astype(np.int64))
         # A node may have been rounded inwards.
         losses = np.concatenate([[losses[0] - 1], losses, [losses[-1] + 1]])
-        deltas = np.minimum.accumulate(np.clip(self(losses * interval), 0.0, 1.0))
-        # Dense: the library composes few, scattered losses one by one.
-        return create_pmf_pessimistic_connect_dots(interval, losses, deltas).to_dense_pmf()
+        return connected(interval, losses, self(losses * interval))
 
     def rdp(self, orders: tuple[float, ...]) -> Array:
         """Return the Rényi divergence at each order of the pair that has this curve. A pair that is
@@ -109,6 +105,17 @@ class Curve:
         log_moment = top[:, 0] + np.log(np.exp(terms - top).sum(axis=1))
         found: Array = np.maximum(log_moment, 0.0) / (np.asarray(orders) - 1.0)
         return found
+
+
+def connected(interval: float, losses: Array, deltas: Array) -> PLDPmf:
+    """Return the privacy loss distribution on `losses`, multiples of `interval`, of the curve whose
+    chords connect `deltas`."""
+    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
+
+    # Rounding may leave [0, 1], or a rise where a curve is flat.
+    falling = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
+    # Dense: the library composes few, scattered losses one by one.
+    return create_pmf_pessimistic_connect_dots(interval, losses, falling).to_dense_pmf()
 
 
 def subsampled_loss(loss: float, q: float) -> float:

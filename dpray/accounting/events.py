@@ -427,7 +427,7 @@ class Parallel(Event):
         return worst
 
     def pld(self, interval: float, count: int) -> Pld:
-        from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
+        from dpray.accounting.bounded_range import connected
 
         losses = np.arange(-PARALLEL_LOSSES, PARALLEL_LOSSES + 1, PARALLEL_STEP)
         curves = []
@@ -435,8 +435,7 @@ class Parallel(Event):
             parts = [part.pld(interval, count * n) for part, n in event.terms().items()]
             total = functools.reduce(lambda a, b: a.compose(b), parts)
             curves.append(total.get_delta_for_epsilon(losses * interval))
-        deltas = np.minimum.accumulate(np.clip(np.max(curves, axis=0), 0.0, 1.0))
-        pmf = create_pmf_pessimistic_connect_dots(interval, losses, deltas)
+        pmf = connected(interval, losses, np.max(curves, axis=0))
         return _losses().PrivacyLossDistribution(pmf)
 
 

@@ -26,6 +26,12 @@ def content_id(text: str, label: str | None) -> str:
     return digest.hexdigest()
 
 
+def content_rank(text: str, label: str | None) -> int:
+    """Return 63 bits of the content's hash, which fit Arrow's int64: which records of a unit stay
+    is decided by the unit's own records."""
+    return int(content_id(text, label)[:16], 16) >> 1
+
+
 @dataclass(frozen=True)
 class HashPartition(Batches):
     """Assigns units to batches, label by label, from public numbers and the unit's own id.

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
 from dpray.io.records import Where, list_files, read_rows
-from dpray.mechanisms.partition import content_id
+from dpray.mechanisms.partition import content_id, content_rank
 from dpray.types import InputError, Record, valid_unicode
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def record_rows(
     """
     for where, row in _filled(file):
         record = to_record(where, row, data)
-        # 63 bits of the content's hash fit Arrow's int64.
-        rank = int(content_id(record.text, record.label)[:16], 16) >> 1
+        rank = content_rank(record.text, record.label)
         found: Row = {
             "text": record.text,
             "label": record.label or "",

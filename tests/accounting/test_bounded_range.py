@@ -261,7 +261,7 @@ def test_a_divergence_that_is_not_a_number_bounds_nothing() -> None:
 @pytest.mark.parametrize("eta", [0.3, 3.0, 10.0])
 @pytest.mark.parametrize("q", [1e-4, 0.1, 1.0])
 def test_renyi_of_a_curve_is_above_what_it_describes(q: float, eta: float) -> None:
-    """Of two-point laws, and at q = 1 within a few parts in a hundred of the exact draws' own."""
+    """Two-point laws are draws that the curve bounds: no divergence of theirs is larger."""
     orders = (1.5, 2.0, 8.0, 64.0)
     text = PoissonSubsampledDraws(q, eta, 1)
     t = eta / 2

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from dpray.config.config import DataConfig
-from dpray.mechanisms.partition import content_id
+from dpray.mechanisms.partition import content_rank
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.runs.rows import Row, read_records
 
@@ -32,6 +32,5 @@ def private_rows(
         unit = record.unit_id
         if by_place and data.unit is None:
             unit = f"{number} {file}"
-        # Which records of a unit stay is decided by the unit's own records. 63 bits: Arrow's int64.
-        rank = int(content_id(record.text, record.label)[:16], 16) >> 1
+        rank = content_rank(record.text, record.label)
         yield {"label": record.label or "", "text": record.text, "unit": unit, "rank": rank}
