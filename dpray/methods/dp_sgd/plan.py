@@ -13,6 +13,7 @@ from dpray.accounting.events import Event, PoissonSubsampledGaussian, SelfCompos
 from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
+from dpray.engines.model_path import check_model_path, is_at_hand
 from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes
@@ -144,7 +145,7 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     """Resolve everything that is null. Raises InputError where the keys together cost more than
     `privacy.epsilon`, or do not fit the model, where that is a folder here."""
     codes = control_codes(config.data, settings)
-    if Path(config.engine.model).expanduser().is_dir():
+    if is_at_hand(config.engine.model):
         check_lengths(config, settings, codes)
     size = config.data.public_size
     if settings.batch_size > size:
@@ -178,7 +179,7 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
 def check_lengths(config: Config, settings: DpSgdSettings, codes: ControlCodes) -> None:
     """Raise InputError where `method.max_length` is more than the model's context, or leaves no
     token for a text after its control code."""
-    codec = TextCodec(str(Path(config.engine.model).expanduser()), config.engine.max_model_len)
+    codec = TextCodec(check_model_path(config.engine.model), config.engine.max_model_len)
     if settings.max_length > codec.context_length:
         raise InputError(
             f"method.max_length: {settings.max_length} is more than the context of the model, "

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 from dpray.accounting.accountant import cost
@@ -14,7 +13,7 @@ from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import check_model_path, is_at_hand
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import DEFAULT_CONTEXT
 from dpray.mechanisms.partition import HashPartition
@@ -248,7 +247,7 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
     than `privacy.epsilon`, or do not fit the engine, or the model, where that is a folder here."""
     config = _with_dtype(config)
     template = load_template(settings.template)
-    if Path(config.engine.model).expanduser().is_dir():
+    if is_at_hand(config.engine.model):
         check_lengths(config, settings, template)
     plan = choose_batches(config, settings, template)
     check_rows(plan)
