@@ -6,9 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
-import dpray.demo
-from dpray.demo.generator import (
+from clinic_notes import (
     LABELS,
     PRIVATE_BOOK,
     SLOTS,
@@ -18,7 +16,9 @@ from dpray.demo.generator import (
     special_book,
     write_note,
 )
-from dpray.demo.make_demo import PRIVATE_RECORDS, PUBLIC_RECORDS, TEST_RECORDS, make_data
+from make_demo import PRIVATE_RECORDS, PUBLIC_RECORDS, TEST_RECORDS, make_data
+
+import dpray.demo
 
 DATA = Path(dpray.demo.__file__).parent / "data"
 SIZES = {

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from clinic_notes import LABEL_FIELD, LABELS, random_book, write_note
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from dpray.demo.generator import LABEL_FIELD, LABELS, random_book, write_note
 from dpray.types import OnProgress, Progress
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"

@@ -1,4 +1,4 @@
-"""`python -m dpray.demo.make_demo --out DIR` makes the packaged demo from nothing.
+"""`python experiments/make_demo.py --out DIR` makes the packaged demo from nothing.
 
 The data files are the same byte for byte everywhere; the model's weights are on the same hardware
 with the same number of threads. It takes about ten minutes on two cores.
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from clinic_notes import Note, private_notes, public_notes
+from demo_model import TrainingPlan, train
 
-from dpray.demo.generator import Note, private_notes, public_notes
-from dpray.demo.train import TrainingPlan, train
 from dpray.progress import progress_bar
 
 PRIVATE_RECORDS, PUBLIC_RECORDS, TEST_RECORDS = 3600, 600, 1000

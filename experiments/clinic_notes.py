@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dpray.demo.vocabulary import (
+from clinic_vocabulary import (
     ADVICE,
     DECADES,
     DETAILS,

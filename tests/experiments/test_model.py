@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from clinic_notes import LABELS, public_notes
+from demo_model import TrainingPlan, documents, prompt, train
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 import dpray.demo
-from dpray.demo.generator import LABELS, public_notes
-from dpray.demo.train import TrainingPlan, documents, prompt, train
 from dpray.types import Progress
 
 MODEL = Path(dpray.demo.__file__).parent / "model"
