@@ -190,7 +190,7 @@ def wait_for(ready: Callable[[], object], process: subprocess.Popen[Any] | None 
     while not ready():
         assert time.monotonic() < deadline, "waited too long"
         assert process is None or process.poll() is None, "the process ended before"
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 DPRAY_RUN = ["-m", "dpray", "run"]
