@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -200,7 +200,8 @@ class Readiness:
     """Finds which of the application's deployments have a running replica, and asks Serve's
     controller at most once in two seconds. Raises what asking raises."""
 
-    def __init__(self) -> None:
+    def __init__(self, ask: Callable[[], Any] = serve.status) -> None:
+        self._ask = ask
         self._known: Mapping[str, bool] = {}
         self._until = 0.0
         self._asking = asyncio.Lock()
@@ -208,14 +209,15 @@ class Readiness:
     async def __call__(self) -> Mapping[str, bool]:
         async with self._asking:
             if monotonic() >= self._until:
-                self._known = await asyncio.to_thread(running)
+                self._known = running(await asyncio.to_thread(self._ask))
                 self._until = monotonic() + _READY_SECONDS
             return self._known
 
 
-def running() -> Mapping[str, bool]:
-    """Return, for each of the application's deployments, whether it has a running replica."""
-    found = serve.status().applications.get(APPLICATION)
+def running(status: Any) -> Mapping[str, bool]:
+    """Return, for each of the application's deployments, whether it has a running replica by this
+    answer of `serve.status`."""
+    found = status.applications.get(APPLICATION)
     if found is None:
         return {APPLICATION: False}
     return {

@@ -102,7 +102,7 @@ def _wait(file: ServeFile, stop: threading.Event, on_wait: Callable[[str], None]
                 f"serving: not up after {file.serve.start_timeout_seconds:g} s "
                 "(serve.start_timeout_seconds); does the cluster have the CPUs and GPUs for it?"
             )
-        parts = {**running(), "Serve's proxy": is_reachable}
+        parts = {**running(serves), "Serve's proxy": is_reachable}
         waiting = ", ".join(name for name, is_up in parts.items() if not is_up)
         if waiting and waiting != reported:
             on_wait(waiting)

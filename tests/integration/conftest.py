@@ -23,7 +23,7 @@ def short_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    with short() as folder, ray_cluster(folder) as cluster:
+    with short() as folder, ray_cluster(folder, jobs=True) as cluster:
         yield cluster
 
 

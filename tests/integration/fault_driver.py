@@ -6,14 +6,14 @@ The file MARKER is seen by all processes of the cluster. FAULT is
 - `fails_once`: `decode_lockstep` raises when two texts of a task are finished, and makes MARKER,
   after which it does not;
 - `waits`: when two texts of its second task of groups are finished, or two prompts are answered,
-  an engine waits until MARKER is there;
-- `cannot_load`: no engine can be loaded;
+  an engine makes a file MARKER.PID and waits until MARKER is there;
 - `loads_once`: only the first engine that is loaded, anywhere, can be, and makes MARKER.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -74,6 +74,7 @@ class Waits:
         return getattr(self.engine, name)
 
     def wait(self) -> None:
+        self.marker.with_suffix(f".{os.getpid()}").touch()
         while not self.marker.exists():
             time.sleep(0.05)
 
@@ -107,7 +108,7 @@ class Waits:
 
 
 def build(fault: str, marker: str, section: EngineConfig, **options: Any) -> Any:
-    if fault == "cannot_load" or (fault == "loads_once" and not first_time(marker)):
+    if fault == "loads_once" and not first_time(marker):
         raise EngineError("there is no GPU here")
     engine = build_engine(section, **options)
     if fault == "fails_once":

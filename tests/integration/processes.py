@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import yaml
 
 from dpray.accounting.ledger import Ledger
+from dpray.cli import run_command
 
 TIMEOUT = 900
 """Seconds. Ten times what the slowest step of a test takes where the cores have nothing else to do:
@@ -96,15 +98,19 @@ def short() -> Iterator[Path]:
 
 
 @contextmanager
-def ray_cluster(temp_dir: Path, gpus: int = 0, **variables: str) -> Iterator[Cluster]:
-    """Start a cluster of one node with four CPUs, and so many GPUs that Ray is told of. Its
+def ray_cluster(
+    temp_dir: Path, cpus: int = 2, gpus: int = 0, jobs: bool = False, **variables: str
+) -> Iterator[Cluster]:
+    """Start a cluster of one node with so many CPUs and GPUs as Ray is told of; it starts a process
+    for each CPU that has work. `jobs` says whether it has the dashboard, which takes jobs. Its
     environment holds `variables` too."""
     port, dashboard, client = free_ports(3)
     options = {
         "port": port,
+        "include-dashboard": jobs,
         "dashboard-port": dashboard,
         "ray-client-server-port": client,
-        "num-cpus": 4,
+        "num-cpus": cpus,
         "num-gpus": gpus,
         "temp-dir": temp_dir,
     }
@@ -184,7 +190,7 @@ def wait_for(ready: Callable[[], object], process: subprocess.Popen[Any] | None 
     while not ready():
         assert time.monotonic() < deadline, "waited too long"
         assert process is None or process.poll() is None, "the process ended before"
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 DPRAY_RUN = ["-m", "dpray", "run"]
@@ -259,6 +265,15 @@ class Runs:
     def run(self, **variables: str) -> Ended:
         return self.finish(self.start(**variables))
 
+    def here(self, capfd: pytest.CaptureFixture[str]) -> Ended:
+        """The end of `dpray run` in this process and without Ray. It loads no libraries anew, and
+        where an unfinished run works may change."""
+        capfd.readouterr()
+        code = run_command(["run", str(self.config), "runtime.ray_address=none", "--json"])
+        ended = Ended(code, *capfd.readouterr())
+        self.assert_nothing_private(ended)
+        return ended
+
     def command_lines(self, lines: list[list[str]]) -> list[tuple[int, str]]:
         """Exit codes and errors of command lines that one process runs one after the other."""
         ended = subprocess.run(
@@ -281,10 +296,19 @@ class Runs:
         except Exception:
             return {"started": 0, "published": 0}
 
+    def under_way(self) -> set[tuple[str, str]]:
+        """The batches that are begun and not published, each with the attempt that began it."""
+        with closing(Ledger.open(self.url)) as ledger:
+            return set(ledger.unfinished(self.id))
+
     @property
     def id(self) -> str:
         run: dict[str, str] = json.loads((self.output / "run.json").read_text())
         return run["run_id"]
+
+    def engines_waited(self) -> int:
+        """The engines with the fault `waits` that have come to their wait, dead ones too."""
+        return len(list(self.folder.glob(f"{self.marker.name}.*")))
 
     def in_mid_batch(self) -> bool:
         """Some batches are published, others are begun and not published."""

@@ -1,4 +1,4 @@
-"""Aug-PE and DP-KPS on a real Ray of several actors, with what is killed in mid-run."""
+"""Aug-PE on a real Ray of several actors, with what is killed in mid-run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,17 +74,18 @@ def killed(*arguments):
     return votes[-1]
 
 release.total_votes = killed
-main(["run", sys.argv[1], "--json"])
+main(["run", *sys.argv[1:], "--json"])
 """
 """Dies when the exact votes are counted, before they have noise."""
 
 
 def test_driver_killed_in_a_vote_then_an_actor_then_the_driver_between_iterations(
-    aug_pe: Runs, endpoint: Server, cluster: Cluster
+    aug_pe: Runs, endpoint: Server, cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ):
+    """The run begins and ends without Ray, and is on Ray between."""
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED_IN_A_VOTE, str(aug_pe.config)],
-        env=environment(RAY_ADDRESS=aug_pe.cluster.address),
+        [sys.executable, "-c", KILLED_IN_A_VOTE, str(aug_pe.config), "runtime.ray_address=none"],
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -99,7 +99,7 @@ def test_driver_killed_in_a_vote_then_an_actor_then_the_driver_between_iteration
     process.kill()
     assert aug_pe.finish(process).code == -signal.SIGKILL
     asked = len(endpoint.requests)
-    report = aug_pe.run().report
+    report = aug_pe.here(capfd).report
     assert_once(aug_pe, report)
     # Only what was in flight when the driver was killed is asked for again.
     assert len(endpoint.requests) <= report["calls"]["calls"] + 2
@@ -108,29 +108,15 @@ def test_driver_killed_in_a_vote_then_an_actor_then_the_driver_between_iteration
     assert "Marlowe" not in sent
 
 
-def test_an_endpoint_that_fails_now_and_then_and_one_that_is_gone(aug_pe: Runs, endpoint: Server):
-    endpoint.faults = [500, 0, "<html>busy</html>", "null", 503] * 3
+def test_an_endpoint_that_fails_now_and_then_and_one_that_is_gone(
+    aug_pe: Runs, endpoint: Server, capfd: pytest.CaptureFixture[str]
+):
+    """The driver asks, on Ray and here."""
     endpoint.answers_left = 60
-    # The driver asks, on Ray and here.
-    aug_pe.tree["engine"]["attempts"], aug_pe.tree["runtime"]["ray_address"] = 2, "none"
-    endpoint.faults = []
-    ended = aug_pe.run()
+    aug_pe.tree["engine"]["attempts"] = 2
+    ended = aug_pe.here(capfd)
     assert ended.code == 4, ended.err
     assert "iterations are done" in ended.err and "same command goes on" in ended.err
     endpoint.answers_left = 10**9
     endpoint.faults = [500]
-    assert_once(aug_pe, aug_pe.run().report)
-
-
-def test_dp_kps_counts_the_same_on_two_actors(runs: Callable[..., Runs], tmp_path: Path):
-    words = tmp_path / "words.txt"
-    words.write_text("\n".join(f"word{i}" for i in range(30)) + "\npatient\nnumber\n")
-    run = runs(runtime__actors=2, privacy__epsilon=8.0)
-    run.tree["method"] = {
-        "name": "dp_kps", "vocabulary": str(words), "vocabulary_size": 20, "records": 10,
-        "estimator": "rff", "features": 50, "sampling": "iterative",
-    }  # fmt: skip
-    run.tree["engine"] = {"kind": "none"}
-    report = run.run().report
-    assert report["epsilon"] == pytest.approx(8.0) and report["delta"] == 0.0
-    assert report["records"] == 10
+    assert_once(aug_pe, aug_pe.here(capfd).report)

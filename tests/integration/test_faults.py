@@ -1,5 +1,7 @@
 """What is killed, altered, deleted or full in mid-run, and the run that follows: the ledger never
-undercounts, nothing is published twice, no private text is left behind (`Runs.finish`)."""
+undercounts, nothing is published twice, no private text is left behind (`Runs.finish`).
+
+A start of a driver or an actor costs ten seconds of a core, so that faults share runs."""
 
 from __future__ import annotations
 
@@ -20,21 +22,11 @@ from dpray.cli import run_command
 from dpray.config.config import parse_config
 from dpray.registry import make_plan
 from dpray.types import Budget
-from tests.integration.processes import DPRAY_RUN, Cluster, Runs, wait_for
+from tests.integration.processes import Cluster, Runs, wait_for
 
 pytestmark = pytest.mark.slow
 
 MakeRuns = Callable[..., Runs]
-
-
-def killed_in_mid_run(run: Runs) -> None:
-    """Leaves a run whose driver was killed with some batches published and some under way."""
-    process = run.start()
-    wait_for(run.in_mid_batch, process)
-    process.kill()
-    ended = run.finish(process)
-    assert ended.code < 0
-    run.program = DPRAY_RUN
 
 
 def kill_workers(cluster: Cluster, name: str) -> None:
@@ -45,38 +37,15 @@ def kill_workers(cluster: Cluster, name: str) -> None:
             worker.kill()
 
 
-def test_engine_actor_killed_in_mid_batch(waiting_runs: MakeRuns, cluster: Cluster):
-    run = waiting_runs()
-    process = run.start()
-    wait_for(run.in_mid_batch, process)
-    kill_workers(cluster, "GroupActor")
-    run.marker.touch()
-    report = run.finish(process).report
-    assert 1 <= report["batches"]["repeated"] < 12
-    assert report["batches"]["published"] == 12
-    run.assert_whole(report)
-
-
-def test_accountant_killed_between_reserve_and_commit(waiting_runs: MakeRuns, cluster: Cluster):
-    run = waiting_runs()
-    process = run.start()
-    wait_for(run.in_mid_batch, process)
-    # With those of earlier tests' ledgers, which nobody needs any more.
-    kill_workers(cluster, "Accountant")
-    run.marker.touch()
-    report = run.finish(process).report
-    assert report["batches"]["published"] == 12 and report["batches"]["repeated"] == 0
-    run.assert_whole(report)
-
-
 def test_two_runs_race_for_the_last_of_a_budget(runs: MakeRuns, tmp_path: Path, records_file: Path):
     """The loser may have hashed its file before the winner's charge was there; a run that finds the
-    budget spent never opens it (`test_charging`)."""
+    budget spent never opens it (`test_charging`). On Ray the driver charges too."""
     racers = []
     for name in ("one", "two"):
         data = tmp_path / f"{name}.jsonl"
         shutil.copy(records_file, data)
-        racers.append(runs(data__path=str(data), output__path=str(tmp_path / name)))
+        output = str(tmp_path / name)
+        racers.append(runs(data__path=str(data), output__path=output, runtime__ray_address="none"))
     cost = make_plan(parse_config(racers[0].tree)).cost
     ledger = Ledger.create_or_open(racers[0].url)
     ledger.create_dataset(
@@ -106,16 +75,21 @@ def alter_charge(
     return before
 
 
-def test_driver_killed_then_ledger_row_altered_then_ledger_deleted(
-    waiting_runs: MakeRuns, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_driver_killed_ledger_altered_and_deleted_then_an_engine_and_the_accountant_killed(
+    waiting_runs: MakeRuns, cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    run = waiting_runs()
-    killed_in_mid_run(run)
-    published = run.counts()["published"]
-    assert published > 0 and not (run.output / "synthetic.jsonl").exists()
+    """All in one run on the cluster of RAY_ADDRESS. No engine that waits can end it before its
+    time: only the last one's wait is over, when all that shall be killed is."""
+    run = waiting_runs(runtime__batches_per_task=1)
+    process = run.start()
+    wait_for(lambda: run.engines_waited() and run.in_mid_batch(), process)
+    process.kill()
+    assert run.finish(process).code < 0
+    published, at_the_first = run.counts()["published"], run.under_way()
+    assert 0 < published < 12 and not (run.output / "synthetic.jsonl").exists()
 
     before = alter_charge(tmp_path / "ledger.db", lambda charge: charge | {"epsilon": 1e-9})
-    assert "are not as they were written" in refused(run)
+    assert "are not as they were written" in refused(run, capfd)
     assert run_command(["ledger", "verify", "--ledger", run.url]) == 2
     assert "Marlowe" not in "".join(capfd.readouterr())
     alter_charge(tmp_path / "ledger.db", lambda charge: before)
@@ -124,20 +98,34 @@ def test_driver_killed_then_ledger_row_altered_then_ledger_deleted(
     kept.mkdir()
     for path in tmp_path.glob("ledger.db*"):
         path.rename(kept / path.name)
-    assert "ledger" in refused(run)
+    assert "ledger" in refused(run, capfd)
     assert not list(tmp_path.glob("ledger.db*")), "a missing ledger is not made anew"
     for path in kept.iterdir():
         path.rename(tmp_path / path.name)
 
     # With the ledger as it was, the run goes on.
-    report = run.run().report
-    assert 1 <= report["batches"]["repeated"] <= 12 - published
+    process = run.start()
+    wait_for(lambda: run.engines_waited() == 2, process)
+    at_the_second = run.under_way()
+    kill_workers(cluster, "GroupActor")
+    wait_for(lambda: run.engines_waited() == 3, process)
+    # With those of earlier tests' ledgers, which nobody needs any more.
+    killed = {each.pid for each in cluster.workers("Accountant")}
+    kill_workers(cluster, "Accountant")
+    run.marker.touch()
+    report = run.finish(process).report
+    accountants = {each.pid for each in cluster.workers("Accountant")}
+    assert accountants and accountants.isdisjoint(killed)
+    # What an actor was at when it or its driver was killed; the accountant's death costs nothing.
+    lost = {unit for unit, _ in at_the_first | at_the_second}
+    assert 1 <= report["batches"]["repeated"] <= len(lost) < 12
+    assert report["batches"]["published"] == 12
     run.assert_whole(report)
 
 
-def refused(run: Runs) -> str:
+def refused(run: Runs, capfd: pytest.CaptureFixture[str]) -> str:
     """The one line of a run that must not go on, and does not."""
-    ended = run.run()
+    ended = run.here(capfd)
     assert ended.code in (1, 2) and ended.err.count("\n") == 1
     assert not (run.output / "synthetic.jsonl").exists()
     return ended.err
@@ -156,45 +144,33 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_disk_full(runs: MakeRuns, small_disk: Path):
+def test_disk_full(runs: MakeRuns, small_disk: Path, capfd: pytest.CaptureFixture[str]):
     # The driver writes, on Ray and here.
-    run = runs(output__path=str(small_disk / "out"), runtime__ray_address="none")
+    run = runs(output__path=str(small_disk / "out"))
     # Room for run.json and some parts, and not for all of them.
     (small_disk / "filler").write_bytes(bytes(40 * 1024))
-    ended = run.run()
+    ended = run.here(capfd)
     assert ended.code == 1 and ended.err.count("\n") == 1
     assert not (run.output / "synthetic.jsonl").exists()
     (small_disk / "filler").unlink()
     subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
-    report = run.run().report
+    report = run.here(capfd).report
     assert report["batches"]["repeated"] >= 1
     run.assert_whole(report)
 
 
-def test_engine_that_raises_once(runs: MakeRuns):
-    """Its task's finished batches are published, the others decoded again, by another actor."""
-    run = runs(method__max_records=12, runtime__batches_per_task=4)
+def test_engine_that_the_pool_cannot_load_and_then_one_that_raises_once(runs: MakeRuns):
+    """The first costs nothing, and the run can go on. Of the task in which the second one raises,
+    the finished batches are published and the others decoded again, by another actor."""
+    run = runs(method__max_records=12, runtime__batches_per_task=4, runtime__max_attempts=2)
+    ended = run.with_fault("loads_once").run()
+    assert ended.code == 4 and ended.err.startswith(
+        "dpray: there is no GPU here (2 times): 0 of 12"
+    )
+    assert run.counts()["starts"] == 0
+    run.marker.unlink()
     report = run.with_fault("fails_once").run().report
     assert run.marker.exists() and 1 <= report["batches"]["repeated"] <= 10
-    run.assert_whole(report)
-
-
-def test_engine_that_cannot_be_loaded_costs_nothing(runs: MakeRuns, tmp_path: Path):
-    ended = runs().with_fault("cannot_load").run()
-    assert ended.code == 2 and ended.err.count("\n") == 1
-    assert ended.err.startswith("dpray: engine: there is no GPU here; nothing was charged")
-    assert not (tmp_path / "ledger.db").exists()
-
-
-def test_engine_that_the_pool_cannot_load_says_why_and_the_run_goes_on(runs: MakeRuns):
-    run = runs(method__max_records=12).with_fault("loads_once")
-    ended = run.run()
-    assert ended.code == 4 and ended.err.startswith(
-        "dpray: there is no GPU here (3 times): 0 of 12"
-    )
-    run.program = DPRAY_RUN
-    report = run.run().report
-    assert report["batches"]["repeated"] == 0
     run.assert_whole(report)
 
 

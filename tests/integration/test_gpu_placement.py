@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with short() as folder, ray_cluster(folder, gpus=2) as cluster:
+    with short() as folder, ray_cluster(folder, cpus=4, gpus=2) as cluster:
         yield cluster
 
 
@@ -35,7 +35,8 @@ def dp_kps(runs: Callable[..., Runs], tmp_path: Path) -> Callable[..., Runs]:
         run = runs(**({"runtime__actors": 2, "privacy__epsilon": 8.0} | changes))
         run.tree["method"] = {
             "name": "dp_kps", "vocabulary": str(words), "vocabulary_size": 20, "records": 60,
-            "max_tokens": 16, "max_retries": 0,
+            "max_tokens": 16, "max_retries": 0, "estimator": "rff", "features": 50,
+            "sampling": "iterative",
         }  # fmt: skip
         return run
 

@@ -20,7 +20,7 @@ from tests.integration.processes import (
     wait_for,
     workers_of,
 )
-from tests.integration.trainings import assert_charged, started
+from tests.integration.trainings import assert_charged, held_in_mid_training
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,8 @@ WIDE = {"runtime__actors": 2, "runtime__cpus_per_actor": 3}
 def cluster() -> Iterator[Cluster]:
     """Of its own: the other tests' has no dead nodes. This one's head notes a lost node in three
     seconds, not in fifteen."""
-    with short() as folder, ray_cluster(folder, RAY_health_check_period_ms="500") as cluster:
+    settings = {"cpus": 4, "RAY_health_check_period_ms": "500"}
+    with short() as folder, ray_cluster(folder, **settings) as cluster:
         yield cluster
 
 
@@ -57,13 +58,24 @@ def test_node_lost_in_mid_batch(
     run.assert_whole(report)
 
 
-def test_node_lost_in_mid_training(
+def test_driver_then_a_worker_then_a_node_lost_in_mid_training(
     training: Callable[..., Runs], cluster: Cluster, tmp_path: Path
 ) -> None:
+    """The runner, and nothing else, restarts the training from the last checkpoint."""
     run = training(**WIDE)
     with another_node(cluster, tmp_path / "first.out") as node:
-        process = started(run)
-        assert workers_of(node, "RayTrainWorker")
-        kill(node)
+        process = run.start()
+        with held_in_mid_training(run, process, cluster.head, node):
+            process.kill()
+            assert run.finish(process).code < 0
+        assert not (run.output / "synthetic.jsonl").exists() and not (run.output / "model").exists()
+
+        process = run.start()
+        with held_in_mid_training(run, process, cluster.head, node):
+            [worker] = cluster.workers("RayTrainWorker")
+            worker.kill()
+        with held_in_mid_training(run, process, cluster.head, node):
+            assert workers_of(node, "RayTrainWorker")
+            kill(node)
         with another_node(cluster, tmp_path / "second.out"):
-            assert_charged(run, run.finish(process).report, 10)
+            assert_charged(run, run.finish(process).report, faults=3)

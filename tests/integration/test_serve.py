@@ -30,6 +30,8 @@ from tests.integration.processes import (
     end,
     environment,
     free_ports,
+    ray_cluster,
+    short,
     wait_for,
 )
 
@@ -81,6 +83,15 @@ class Served:
 
 
 @pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Of its own: its Serve gives the first proxy three seconds to start, not fifteen, and each one
+    after it three more."""
+    variables = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "1"}
+    with short() as folder, ray_cluster(folder, **variables) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
 def served(
     cluster: Cluster, model_folder: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
@@ -115,6 +126,9 @@ def served(
     )
     try:
         assert process.stdout is not None
+        # It gets no further, so that Ray kills it for its slow start.
+        wait_for(lambda: cluster.workers("ProxyActor"), process)
+        cluster.workers("ProxyActor")[0].suspend()
         line = process.stdout.readline()
         assert line, (folder / "err").read_text()
         yield Served(process, json.loads(line), cluster)
@@ -142,6 +156,12 @@ def test_the_models_are_listed_and_healthy(served: Served) -> None:
     health = served.get("/health", key=None)
     assert (health.status_code, health.json()["status"]) == (200, "ok")
     assert len(health.json()["deployments"]) == 3
+
+
+def test_a_proxy_that_ray_killed_for_a_slow_start_has_a_successor(served: Served) -> None:
+    controllers = [log for log in served.cluster.logs() if log.name.startswith("controller_")]
+    assert any("marking it unhealthy" in log.read_text() for log in controllers)
+    assert len(served.cluster.workers("ProxyActor")) == 1
 
 
 @pytest.mark.parametrize("key", ["wrong", KEY + "x", "", hashed(KEY)])
@@ -363,7 +383,7 @@ def test_it_ends_when_told_to_and_nothing_sent_was_logged(served: Served) -> Non
     out, _ = served.process.communicate(timeout=TIMEOUT)
 
     assert served.process.returncode == 0
-    assert served.cluster.workers("ServeReplica") == []
+    assert served.cluster.workers("ServeReplica") == served.cluster.workers("ProxyActor") == []
     with pytest.raises(httpx.ConnectError):
         served.get("/health")
     logs = served.cluster.logs()

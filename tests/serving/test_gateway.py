@@ -13,6 +13,12 @@ import openai
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatusOverview,
+    ServeStatus,
+)
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from dpray.serving import applications
@@ -77,23 +83,29 @@ def test_health_needs_no_key_and_says_what_is_missing() -> None:
     assert (answer.status_code, answer.json()["status"]) == (503, "not ready")
 
 
-def test_probes_ask_one_at_a_time_and_know_nothing_before_an_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def serves(**replicas: int) -> ServeStatus:
+    """Serve's answer about deployments with so many running replicas."""
+    deployments: Any = {
+        name: DeploymentStatusOverview("HEALTHY", "UNSPECIFIED", {"RUNNING": number}, "")
+        for name, number in replicas.items()
+    }
+    application = ApplicationStatusOverview(ApplicationStatus.RUNNING, "", 0.0, deployments)
+    return ServeStatus(applications={"dpray": application})
+
+
+def test_probes_ask_one_at_a_time_and_know_nothing_before_an_answer() -> None:
     asked: list[bool] = []
 
-    def running() -> Mapping[str, bool]:
+    def status() -> ServeStatus:
         """Slow, and fails the first time."""
         asked.append(True)
         time.sleep(0.1)
         if len(asked) == 1:
             raise ActorDiedError()
-        return {"gateway": True, "embedder": False}
-
-    monkeypatch.setattr(applications, "running", running)
+        return serves(gateway=1, embedder=0)
 
     async def probes() -> list[int]:
-        async with http(gateway(ready=applications.Readiness()), key=None) as client:
+        async with http(gateway(ready=applications.Readiness(status)), key=None) as client:
             first = await client.get("/health")
             rest = await asyncio.gather(*(client.get("/health") for _ in range(3)))
             assert all(answer.json()["deployments"]["embedder"] == "not ready" for answer in rest)
