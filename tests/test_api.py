@@ -82,7 +82,7 @@ def test_from_a_configuration_to_a_release(job: Path, capsys: pytest.CaptureFixt
 
 def test_audit(job: Path) -> None:
     found = dpray.audit(dpray.load(job), trials=500)
-    assert found["holds"] and len(found["mechanisms"]) == 2
+    assert found["holds"] and len(found["mechanisms"]) == 3
 
 
 def test_evaluate(job: Path) -> None:

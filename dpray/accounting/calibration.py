@@ -105,4 +105,4 @@ class _Search:
         while abs(math.log(invalid / valid)) > TOLERANCE:
             middle = math.sqrt(valid) * math.sqrt(invalid)
             valid, invalid = (middle, invalid) if self.gap(middle) <= 0 else (valid, middle)
-        return valid
+        return float(valid)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NEIGHBORING_RELATION = "add_or_remove_one"
 
-PLD_MOST_SHIFTS = 2**16
+PLD_MOST_SHIFTS = 2**14
 """A discrete Laplace mechanism with more shifts gets its privacy loss distribution on a coarser
 grid."""
 
@@ -137,10 +137,10 @@ class DiscreteLaplace(Event):
     """Adds integer noise with mass proportional to exp(-|x| / scale) to integer values that one
     unit changes by at most `sensitivity` in L1.
 
-    The privacy loss distribution is that of one coordinate that changes by all of it. A change of
-    several coordinates is a chain of shifts, one after the other, and never worse than the chain of
-    the same shifts in one coordinate, whose trade-off function is just the chain's bound: discrete
-    Laplace noise is log-concave (group privacy; Dong, Roth and Su 2022, Theorem 2.14).
+    The privacy loss distribution is that of one coordinate that changes by all of it, which is the
+    worst case. Where no coordinate changes by more than m, and all of them by n m at most, the
+    worst are n coordinates that change by m: `SelfComposed(DiscreteLaplace(scale, m), n)`.
+    Proof: docs/privacy.md, section 6.8.
     """
 
     scale: float

@@ -282,12 +282,11 @@ class Ledger:
 
         return self._store.write(work)
 
-    def last_commit(self, keys: Iterable[str]) -> Entry:
-        """Return the last of the entries that closed these runs, after which none of theirs comes.
-        Raises `LedgerConflict` if none is closed."""
-        query = sa.select(entries).where(entries.c.kind == "commit", entries.c.key.in_(list(keys)))
+    def last_commit(self, key: str) -> Entry:
+        """Return the entry that closed a run, after which none of its own comes. Raises
+        `LedgerConflict` if it is not closed."""
         with self._store.read() as connection:
-            entry = queries.first(connection, query.order_by(entries.c.seq.desc()))
+            entry = queries.find(connection, "commit", key)
         if entry is None:
             raise LedgerConflict("the run is not committed")
         return entry

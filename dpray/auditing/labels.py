@@ -26,14 +26,15 @@ def labels_target(histogram: LabelHistogram) -> MonteCarlo:
     return MonteCarlo("label histogram", f"{k} more of one label", histogram.dp_event, draw)
 
 
-def laplace_scores(x_RN: npt.NDArray[Any], shift: float, scale: float) -> Scores:
-    """Return two statistics of R draws from which the other records' part is subtracted, shape
-    (2, R).
+def laplace_scores(x_RN: npt.NDArray[Any], shift: float | npt.NDArray[Any], scale: float) -> Scores:
+    """Return three statistics of R draws from which the other records' part is subtracted, shape
+    (3, R).
 
-    The first is the log-likelihood ratio of Laplace noise around `shift` to the same around 0: for
-    a correct mechanism no test of the same draws is more powerful (Neyman and Pearson 1933). The
-    second is the plain sum, which shows a unit that contributes more than it may.
+    The first is the log-likelihood ratio of Laplace noise around `shift` (one, or one for each of N
+    values) to the same around 0: for a correct mechanism no test of the same draws is more powerful
+    (Neyman and Pearson 1933). The second is that of twice the shift, and the third the plain sum in
+    units of the scale: they show a unit that contributes more than it may.
     """
     x_RN = np.asarray(x_RN, dtype=np.float64)
-    ratio_RN = (np.abs(x_RN) - np.abs(x_RN - shift)) / scale
-    return np.stack([ratio_RN.sum(axis=1), x_RN.sum(axis=1)])
+    ratios = (np.abs(x_RN) - np.abs(x_RN - times * shift) for times in (1, 2))
+    return np.stack([values_RN.sum(axis=1) / scale for values_RN in (*ratios, x_RN)])

@@ -75,7 +75,12 @@ class PrivacyConfig(Section):
         description="the most this run may cost; .inf: no noise and no guarantee, for "
         "measurements, with every output stamped not_private (aug_pe, dp_sgd)",
     )
-    delta: float = Field(gt=0, lt=1, allow_inf_nan=False)
+    delta: float = Field(
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="0: pure differential privacy, by Laplace noise or a few draws",
+    )
     # Not shown by `repr`: the URL may hold a password.
     ledger: str = Field("sqlite:///ledger.db", repr=False, description="where the budgets are kept")
     dataset: str = Field(min_length=1, description="the ledger's name for this data")

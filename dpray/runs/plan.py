@@ -20,7 +20,7 @@ from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.runs.placement import placement
-from dpray.types import Budget, InputError
+from dpray.types import InputError
 
 Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
 """`Losses` evaluate a released model: they take texts and the values of their columns, and return
@@ -40,9 +40,9 @@ class Plan(ABC):
 
     @property
     @abstractmethod
-    def charges(self) -> dict[str, Event]:
-        """Return the events that the ledger is charged before the data is opened, by the charge's
-        name ("" for the only one)."""
+    def dp_event(self) -> Event:
+        """Return the composition of all mechanisms of the run, which the ledger is charged for
+        before the data is opened. A run that is not private has none that anybody asks for."""
 
     @abstractmethod
     def method_summary(self) -> dict[str, Any]:
@@ -75,24 +75,8 @@ class Plan(ABC):
         return None
 
     @cached_property
-    def dp_event(self) -> Event:
-        """Return the composition of all charges of the run, in sequence."""
-        events = tuple(self.charges.values())
-        return events[0] if len(events) == 1 else Composed(events)
-
-    @cached_property
     def cost(self) -> Cost:
         return cost(self.dp_event, self.config.privacy.delta)
-
-    def charge(self, name: str) -> Budget:
-        """Return the cost of the charge of this name: the plan's cost, where it is the only one. A
-        plan with several charges returns the price of each."""
-        return Budget(self.cost.epsilon, self.cost.delta)
-
-    @property
-    def label_charge(self) -> str:
-        """Return the name of the charge that pays for the measured label proportions."""
-        return ""
 
     @property
     def engine_options(self) -> dict[str, Any]:
@@ -136,7 +120,7 @@ class Plan(ABC):
         return privacy_unit(self.config.data.unit)
 
     def with_proportions(self, proportions: Mapping[str, float]) -> Self:
-        """Return the plan with the measured label proportions; its charges stay what they are."""
+        """Return the plan with the measured label proportions; its charge stays what it is."""
         return replace(self, proportions=proportions)
 
     def affordable(self, noise_multiplier: float) -> Self:

@@ -36,7 +36,7 @@ from dpray.runs.engine import BuildEngine
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
-from dpray.runs.session import Release, Session, charge_key
+from dpray.runs.session import Release, Session
 from dpray.types import Budget, DprayError, InputError, OnProgress
 from dpray.version import __version__
 
@@ -70,10 +70,10 @@ class Run:
             "salt": new_salt(),
             "state": "planned",
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "charges": _events(plan),
+            "charges": _charged(plan),
         }
         self.plan = plan.with_salt(self.run["salt"])
-        self.keys = {name: charge_key(self.run["run_id"], name) for name in plan.charges}
+        self.run_id: str = self.run["run_id"]
 
     def execute(self) -> dict[str, Any]:
         """Run the plan, or go on with it, and return the privacy report.
@@ -109,7 +109,7 @@ class Run:
     # Planned: the same run as before, and its charge
 
     def _check_same_plan(self) -> None:
-        """Check that the folder holds this run: its charges may never change, nor, once a mechanism
+        """Check that the folder holds this run: its charge may never change, nor, once a mechanism
         began, anything that shapes the output. `runtime` may change, and how the model is reached.
         """
         path = self.plan.config.output.path
@@ -118,7 +118,7 @@ class Run:
                 f"output.path: {path} holds output of a run whose run.json is gone; choose another "
                 f"folder"
             )
-        if self.run.get("charges") != _events(self.plan):
+        if self.run.get("charges") != _charged(self.plan):
             raise InputError(
                 f"output.path: {path} holds a run of another plan; choose another folder"
             )
@@ -160,7 +160,7 @@ class Run:
         if self.run["state"] == "finished" or self.plan.not_private or self.folder.has_output():
             return True
         with closing(Ledger.open(self.plan.config.privacy.ledger)) as ledger:
-            return any(ledger.counts(key)["started"] for key in self.keys.values())
+            return bool(ledger.counts(self.run_id)["started"])
 
     def _reserve(self) -> None:
         """Charge the whole run once, durably, before a mechanism sees its data; idempotent by its
@@ -176,24 +176,21 @@ class Run:
             return
         plan, planned = self.plan, self.run["state"] == "planned"
         with closing(self._ledger_to_charge(planned)) as ledger:
-            held = [ledger.is_reserved(key) for key in self.keys.values()]
-            if not planned and not all(held):
+            held = ledger.is_reserved(self.run_id)
+            if not planned and not held:
                 raise InputError(
                     f"privacy.ledger: the ledger does not hold this run's charge; a run that began "
                     f"is not charged anew (output.path: {plan.config.output.path})"
                 )
-            if not any(held):
+            if not held:
                 self._check_budget(ledger)
             files = self._check_same_data()
-            charges = {
-                self.keys[name]: (event, plan.charge(name)) for name, event in plan.charges.items()
-            }
+            charge = {self.run_id: (plan.dp_event, Budget(plan.cost.epsilon, plan.cost.delta))}
             stated_for = plan.privacy_unit, NEIGHBORING_RELATION
-            ledger.reserve(plan.config.privacy.dataset, charges, *stated_for, files)
+            ledger.reserve(plan.config.privacy.dataset, charge, *stated_for, files)
 
     def _check_budget(self, ledger: Ledger) -> None:
-        """Check that the budget holds the whole plan: a plan with several charges is refused as a
-        whole, not at the charge that does not fit.
+        """Check that the budget holds the plan.
 
         A data set gets a budget of just the plan's cost in a ledger that this run made; in any
         other, an unknown name is more likely mistyped than new. Raises BudgetRefused, and
@@ -247,7 +244,7 @@ class Run:
                 self.plan,
                 self.folder,
                 ledger,
-                self.run["run_id"],
+                self.run_id,
                 self.run["salt"],
                 self.on_progress,
                 self.build,
@@ -279,20 +276,18 @@ class Run:
     def _committed(self, ledger: Ledger) -> Callable[[str], bool]:
         if self.plan.not_private:
             return lambda sha: True
-        shas = {sha for key in self.keys.values() for _, (_, sha) in ledger.published(key)}
+        shas = {sha for _, (_, sha) in ledger.published(self.run_id)}
         return shas.__contains__
 
     def _ended_for_memory(self, session: Session[Any]) -> DprayError:
         """Record as failed the units that the attempt began and did not publish, after Ray ended
         a process for want of memory; return the error that stops the run."""
         what = "Ray ended a process of the run because its machine was low on memory"
-        failed: list[str] = []
-        for key in self.keys.values():
-            for unit, attempt in list(session.ledger.unfinished(key)):
-                # How much memory it needs depends on the private rows.
-                if attempt == session.attempt_id:
-                    session.ledger.fail(key, unit, attempt, "OutOfMemoryError")
-            failed += [unit for unit, _ in session.ledger.failed(key)]
+        for unit, attempt in list(session.ledger.unfinished(self.run_id)):
+            # How much memory it needs depends on the private rows.
+            if attempt == session.attempt_id:
+                session.ledger.fail(self.run_id, unit, attempt, "OutOfMemoryError")
+        failed = [unit for unit, _ in session.ledger.failed(self.run_id)]
         if not failed:
             return session.unfinished(f"{what}, and nothing was being drawn")
         return DprayError(
@@ -306,8 +301,7 @@ class Run:
         stamp = {"not_private": True} if self.plan.not_private else {}
         records = self.folder.assemble(record | stamp for record in release.records)
         # Before the report, which says where in the ledger the run ends.
-        for key in self.keys.values():
-            session.ledger.commit(key)
+        session.ledger.commit(self.run_id)
         report = self._report(session, release.report, records)
         if release.model is not None:
             self.folder.release_model(release.model, report)
@@ -351,7 +345,7 @@ class Run:
         account = session.ledger.account(privacy.dataset)
         if account is None:
             raise DprayError("the ledger lost the data set's account")
-        last = session.ledger.last_commit(self.keys.values())
+        last = session.ledger.last_commit(self.run_id)
         pair = ("epsilon", "delta")
         budgets = {"budget": account.budget, "spent": account.spent, "left": account.left}
         return {
@@ -386,8 +380,9 @@ class Run:
         self.folder.write_json("run.json", self.run)
 
 
-def _events(plan: Plan) -> dict[str, Any]:
-    return {name: event.to_json() for name, event in plan.charges.items()}
+def _charged(plan: Plan) -> dict[str, Any]:
+    # By name, as in the ledger: charges that a run makes later have one.
+    return {} if plan.not_private else {"": plan.dp_event.to_json()}
 
 
 def without_connection(config: dict[str, Any]) -> dict[str, Any]:

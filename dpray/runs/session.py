@@ -86,14 +86,13 @@ class Session(Generic[P]):
         return not uses_ray(self.config)
 
     def key(self, charge: str = "") -> str:
-        """Return the ledger's key of one of the plan's charges."""
-        return charge_key(self.run_id, charge)
+        """Return the ledger's key of the run's charge, or of a later one with a name."""
+        return f"{self.run_id}/{charge}" if charge else self.run_id
 
     @property
     def has_begun(self) -> bool:
         """Return whether a mechanism of the run has begun, in any attempt."""
-        keys = map(self.key, self.plan.charges)
-        return self.folder.has_output() or any(self.ledger.counts(k)["started"] for k in keys)
+        return self.folder.has_output() or bool(self.ledger.counts(self.key())["started"])
 
     def public_generator(self, name: str) -> np.random.Generator:
         """Return a generator of public randomness, the same in every attempt at the run."""
@@ -125,9 +124,7 @@ class Session(Generic[P]):
         """Return the output of a mechanism of the plan, or None where it is not published yet."""
         return self.folder.published_output(f"{unit}.json")
 
-    def publish_once(
-        self, unit: str, mechanism: Callable[[], dict[str, Any]], charge: str = ""
-    ) -> dict[str, Any]:
+    def publish_once(self, unit: str, mechanism: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the output of one mechanism of the plan, which the ledger begins and which is run
         and published once.
 
@@ -138,7 +135,7 @@ class Session(Generic[P]):
         """
         if (found := self.published(unit)) is not None:
             return found
-        key = self.key(charge)
+        key = self.key()
         self._refuse_lost(key, unit)
         self.ledger.begin(key, self.attempt_id, [unit])
         try:
@@ -147,17 +144,17 @@ class Session(Generic[P]):
             if not may_run_again(error):
                 self.ledger.fail(key, unit, self.attempt_id, type(error).__name__)
             raise
-        self.publish(f"{unit}.json", {unit: output}, charge)
+        self.publish(f"{unit}.json", {unit: output})
         released = self.published(unit)
         assert released is not None
         return released
 
-    def publish(self, file: str, outputs: Mapping[str, dict[str, Any]], charge: str = "") -> None:
+    def publish(self, file: str, outputs: Mapping[str, dict[str, Any]]) -> None:
         """Publish the outputs of units that have begun, given by unit: stage them in one file,
         commit them in the ledger, and publish the file."""
         sha = self.folder.stage(file, outputs.values())
         units = [(unit, sha) for unit in outputs]
-        self.ledger.publish_many(self.key(charge), self.attempt_id, units)
+        self.ledger.publish_many(self.key(), self.attempt_id, units)
         self.folder.publish(file)
 
     def _refuse_lost(self, key: str, unit: str) -> None:
@@ -183,9 +180,7 @@ class Session(Generic[P]):
         output = self.published("labels")
         if output is None:
             with self.shards(LabelCounter) as shards:
-                output = self.publish_once(
-                    "labels", lambda: noisy_labels(shards, histogram), self.plan.label_charge
-                )
+                output = self.publish_once("labels", lambda: noisy_labels(shards, histogram))
         self.plan = self.plan.with_proportions(output["proportions"])
 
     # Private records
@@ -293,8 +288,3 @@ def noisy_labels(shards: Shards, histogram: LabelHistogram) -> dict[str, Any]:
         "noisy_counts": dict(zip(histogram.labels, noisy_N.tolist(), strict=True)),
         "proportions": histogram.proportions(noisy_N),
     }
-
-
-def charge_key(run_id: str, charge: str) -> str:
-    """Return the ledger's key of a run's charge; "" names the only one."""
-    return f"{run_id}/{charge}" if charge else run_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -147,6 +148,52 @@ def test_discrete_laplace_in_two_coordinates_is_no_worse_than_in_one(
         delta = charged.get_delta_for_epsilon(float(epsilon))
         assert hockey_stick(*both, epsilon) <= hockey_stick(law(0), law(total), epsilon) + 1e-12
         assert hockey_stick(*both, epsilon) <= delta + 1e-12
+
+
+def loss_law(shifts: tuple[int, ...], scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """The losses of counts that move by `shifts`, and their law, from the noise's own masses."""
+    r = math.exp(-1 / scale)
+    total = np.ones(1)
+    for shift in shifts:
+        x = np.arange(-400, 401 + shift)
+        one = np.zeros(2 * shift + 1)
+        np.add.at(one, abs(x - shift) - abs(x) + shift, (1 - r) / (1 + r) * r ** abs(x))
+        total = np.convolve(total, one)
+    reach = sum(shifts)
+    return np.arange(-reach, reach + 1) / scale, total
+
+
+def exact_curve(shifts: tuple[int, ...], scale: float, epsilons: np.ndarray) -> np.ndarray:
+    losses, law = loss_law(shifts, scale)
+    found: np.ndarray = np.maximum(0.0, -np.expm1(epsilons[:, None] - losses)) @ law
+    return found
+
+
+def ways(total: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Every way to move counts by `total` in all, none of them by more than `most`."""
+    if total == 0:
+        yield ()
+    for first in range(min(total, most), 0, -1):
+        yield from ((first, *rest) for rest in ways(total - first, first))
+
+
+@pytest.mark.parametrize("scale", [0.4, 2.5, 8.0])
+@pytest.mark.parametrize(("most", "counts"), [(1, 4), (2, 3), (3, 2), (4, 3)])
+def test_counts_that_move_by_all_they_may_are_the_worst(
+    scale: float, most: int, counts: int
+) -> None:
+    """Every other way to move them has a curve that is nowhere above; and the event's own is."""
+    epsilons = np.linspace(-2, most * counts / scale * 1.05, 200)
+    worst = exact_curve((most,) * counts, scale, epsilons)
+    for total in range(1, most * counts + 1):
+        for shifts in ways(total, most):
+            assert (exact_curve(shifts, scale, epsilons) <= worst + 1e-13).all()
+    # One count that moves by all is worse, where there are several.
+    alone = exact_curve((most * counts,), scale, epsilons)
+    assert (alone >= worst - 1e-13).all() and (alone > worst + 1e-3).any()
+    charged = DiscreteLaplace(scale, most).pld(2.0**-12, counts)
+    found = charged.get_delta_for_epsilon(epsilons)
+    assert (worst <= found + 1e-12).all() and (found <= worst + 1e-3).all()
 
 
 @pytest.mark.parametrize("sensitivity", [65_537, 200_001])

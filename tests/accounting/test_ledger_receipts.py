@@ -80,7 +80,7 @@ def test_a_deleted_reservation_is_no_budget_to_look_at(
 
 def report_of(ledger: Ledger, key: str, folder: Path) -> Path:
     """A run's folder, as far as `--contains` reads it."""
-    last = ledger.last_commit([key])
+    last = ledger.last_commit(key)
     folder.mkdir()
     place = {"dataset": last.dataset, "sequence": last.seq, "head": last.hash}
     (folder / "privacy_report.json").write_text(json.dumps({"ledger": place}))
@@ -154,10 +154,9 @@ def test_a_folder_that_is_no_runs_is_named(ledger: Ledger, url: str, tmp_path: P
 
 
 def test_the_last_commit_is_a_runs_last_entry(ledger: Ledger):
-    assert ledger.last_commit(["run-1"]).seq == 2
-    assert ledger.last_commit(["run-1", "run-2"]).seq == 4
+    assert [ledger.last_commit(run).seq for run in ("run-1", "run-2")] == [2, 4]
     with pytest.raises(LedgerConflict, match="not committed"):
-        ledger.last_commit(["run-3"])
+        ledger.last_commit("run-3")
 
 
 AS_0_1_0 = (

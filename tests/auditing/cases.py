@@ -30,7 +30,7 @@ from dpray.mechanisms.randomness import named_key
 from dpray.methods.aug_pe import audit as aug_pe_audit
 from dpray.methods.aug_pe.audit import votes_target
 from dpray.methods.aug_pe.votes import VoteHistogram
-from dpray.methods.dp_kps.audit import densities_target, vocabulary_target
+from dpray.methods.dp_kps.audit import densities_target, joint_target, vocabulary_target
 from dpray.methods.dp_kps.kde import GRID, FeatureSum
 from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
 from dpray.methods.dp_sgd import algorithm as dp_sgd
@@ -95,14 +95,14 @@ def half_noise(cls: type, parameter: str) -> Fault:
     return lambda: patch.object(cls, "noisy", halved)
 
 
-def twice_epsilon(cls: type) -> Fault:
-    """Draw with half of the noise, of a histogram whose noise is 1 / epsilon."""
-    noisy = cls.noisy
+def twice_epsilon() -> AbstractContextManager[Any]:
+    """Draw with half of the noise, which is 1 / epsilon."""
+    noisy = LabelHistogram.noisy
 
     def halved(self: Any, counts: Any) -> Any:
         return noisy(replace(self, epsilon=2 * self.epsilon), counts)
 
-    return lambda: patch.object(cls, "noisy", halved)
+    return patch.object(LabelHistogram, "noisy", halved)
 
 
 # Private prediction.
@@ -241,7 +241,8 @@ class DividesByRows(PrivatePrediction):
 # Aug-PE and DP-KPS.
 
 VOTES = VoteHistogram(math.sqrt(4) * 1.5)
-TERMS = VocabularyHistogram(1000, 10, 1.0)
+TERMS = VocabularyHistogram(1000, 10, 3.0)
+DENSITIES = VocabularyHistogram(1000, 10, 6.0)
 FOURIER = FeatureSum(100, "laplace", 0.5)
 NORMAL = FeatureSum(100, "gaussian", 1.5)
 
@@ -261,6 +262,12 @@ def all_terms() -> AbstractContextManager[Any]:
         return counts
 
     return patch.object(VocabularyHistogram, "count", count)
+
+
+def terms_twice() -> AbstractContextManager[Any]:
+    """Count each of a record's S terms twice."""
+    right = VocabularyHistogram.count
+    return patch.object(VocabularyHistogram, "count", lambda self, found: 2 * right(self, found))
 
 
 def uncut() -> AbstractContextManager[Any]:
@@ -397,7 +404,7 @@ def _cases() -> dict[str, Case]:
         lambda: labels_target(LabelHistogram(("a", "b"), 0.5)),
         4000,
         ("no noise", noiseless(LabelHistogram), True),
-        (halved, twice_epsilon(LabelHistogram), True),
+        (halved, twice_epsilon, True),
     )
     add(
         "Aug-PE, votes of 4 iterations",
@@ -410,10 +417,28 @@ def _cases() -> dict[str, Case]:
     add(
         "DP-KPS, vocabulary, S = 10",
         lambda: vocabulary_target("vocabulary", TERMS),
-        2000,
+        8000,
         ("no noise", noiseless(VocabularyHistogram), True),
         ("every term of a record counts", all_terms, False),
-        (halved, twice_epsilon(VocabularyHistogram), False),
+        ("a term counts twice", terms_twice, True),
+        (halved, half_noise(VocabularyHistogram, "scale"), True),
+    )
+    add(
+        "DP-KPS, vocabulary and densities",
+        lambda: joint_target(
+            vocabulary_target("vocabulary", TERMS), vocabulary_target("densities", DENSITIES)
+        ),
+        8000,
+        ("a term counts twice", terms_twice, True),
+        (halved, half_noise(VocabularyHistogram, "scale"), True),
+    )
+    add(
+        "DP-KPS, vocabulary and Gaussian densities",
+        lambda: joint_target(
+            vocabulary_target("vocabulary", TERMS), densities_target("densities", NORMAL, 1)
+        ),
+        4000,
+        ("no noise in the densities", noiseless(FeatureSum, GRID), True),
     )
     for name, mechanism in (("Laplace", FOURIER), ("Gaussian", NORMAL)):
         add(

@@ -48,9 +48,11 @@ def no_draw(progress: Progress) -> None:
     [
         ({"name": "aug_pe", "records": 4, "iterations": 3},
          ["vote histogram", "vote histogram, 3 iterations"]),
-        (WORDS, ["vocabulary histogram", "densities of a class"]),
+        (WORDS, ["vocabulary histogram", "densities of a class",
+          "vocabulary histogram and densities of a class"]),
         (WORDS | {"estimator": "rff", "features": 4, "bandwidth": 1.0},
-         ["vocabulary histogram", "densities of a class"]),
+         ["vocabulary histogram", "densities of a class",
+          "vocabulary histogram and densities of a class"]),
         (SGD, ["DP-SGD, 6 steps", "DP-SGD, 6 steps"]),
     ],
 )  # fmt: skip

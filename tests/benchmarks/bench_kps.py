@@ -95,7 +95,7 @@ class VocabularyPass:
         words = [f"w{number:x}" for number in range(V * 3 // 4)]
         pairs = [f"{words[i]} {words[j]}" for i, j in rng.integers(0, 2000, (V // 4, 2))]
         self.matcher = TermMatcher(words + pairs)
-        self.histogram = VocabularyHistogram(len(self.matcher), S, epsilon=1.0)
+        self.histogram = VocabularyHistogram(len(self.matcher), S, scale=10.0)
         draws = np.minimum(rng.zipf(1.3, (SHARD, WORDS)), 2 * V) - 1
         self.texts = [" ".join(f"w{number:x}" for number in row) for row in draws]
 

@@ -1,4 +1,4 @@
-"""Fixtures for runs by DP-KPS, which has two charges and needs no model."""
+"""Fixtures for runs by DP-KPS, which runs two mechanisms and needs no model."""
 
 from __future__ import annotations
 

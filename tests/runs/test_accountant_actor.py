@@ -105,7 +105,7 @@ def test_a_run_through_the_actor(accountant: AccountantClient, url: str):
     assert [unit for unit, _ in accountant.failed("run")] == ["a/2"]
     assert list(accountant.unfinished("run")) == []
     assert accountant.commit("run")
-    last = accountant.last_commit(iter(["run"]))
+    last = accountant.last_commit("run")
     assert ledger.holds("notes", last.seq, last.hash)
     assert accountant.counts("run") == ledger.counts("run")
     account = accountant.account("notes")

@@ -1,5 +1,5 @@
 """What a run is charged, and what of it is released once, when ledgers, folders and machines fail
-between two steps. By DP-KPS, which has two charges and needs no model."""
+between two steps. By DP-KPS, which runs two mechanisms and needs no model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_folder_without_its_run_is_charged_nothing_and_released_nothing(
     assert spent(run) == before
 
 
-def test_a_run_that_stopped_after_its_charges_goes_on(
+def test_a_run_that_stopped_after_its_charge_goes_on(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserve = Ledger.reserve
@@ -87,8 +87,8 @@ def test_a_run_that_stopped_after_its_charges_goes_on(
             methods.run(run)
     assert json.loads((Path(run.output.path) / "run.json").read_text())["state"] == "planned"
     before = spent(run)
-    assert methods.run(run)["epsilon"] == before[0] == 8.0
-    assert spent(run) == before == (8.0, 2)
+    assert methods.run(run)["epsilon"] == before[0]
+    assert spent(run) == before == (pytest.approx(8.0, rel=1e-4), 1)
 
 
 def test_output_whose_commit_was_answered_by_nobody_is_kept(

@@ -1,5 +1,5 @@
 """A run and its ledger: the data set's name, its files, and the run's place in the chain. By
-DP-KPS, which has two charges and needs no model."""
+DP-KPS, which runs two mechanisms and needs no model."""
 
 from __future__ import annotations
 
@@ -192,8 +192,8 @@ def test_a_run_cut_off_between_its_last_entry_and_its_report_goes_on(
         patch.setattr(runner.ReleaseFolder, "write_json", crash)
         with pytest.raises(OSError, match="No space"):
             methods.run(run)
-    assert kinds(ledger).count("commit") == 2
+    assert kinds(ledger).count("commit") == 1
     report = methods.run(run)
-    assert kinds(ledger).count("commit") == 2
+    assert kinds(ledger).count("commit") == 1
     assert report == json.loads((Path(run.output.path) / "privacy_report.json").read_text())
     assert ledger.verify() == []

@@ -26,11 +26,9 @@ class AugPePlan(Plan):
     votes: VoteHistogram | None
     prompts: VariationPrompts
 
-    @property
-    def charges(self) -> dict[str, Event]:
-        if self.votes is None:
-            return {}
-        return {"": with_labels(self.config, self.method.dp_event)}
+    @cached_property
+    def dp_event(self) -> Event:
+        return with_labels(self.config, self.method.dp_event)
 
     @cached_property
     def method(self) -> AugPe:

@@ -45,12 +45,16 @@ AT_ONCE = 1024
 class DpKps:
     """Holds the frozen plan of a run; all of it is public.
 
-    Guarantee: add or remove one unit, at most `records_per_unit` records of any classes. The
-    vocabulary costs `epsilon_vocabulary`. A record's phrases go to the estimators of its own class
-    only, so the classes compose in parallel, and an ensemble's estimators one after the other: each
-    gets an equal part of `epsilon_kde` (at `delta`, which Gaussian noise needs and nothing else
-    uses). A unit with records in several classes moves their sums together by no more than it could
-    move one class's. Sequences are post-processing, in any number.
+    `epsilon_vocabulary` and `epsilon_kde` are the shares of the two mechanisms: with a
+    `noise_factor` of 1, each has the noise at which it costs its share by itself (at `delta` for
+    Gaussian noise, else purely). Both together cost less at a delta above 0, so that their noises
+    may be multiplied by a common `noise_factor` below 1.
+
+    Guarantee: add or remove one unit, at most `records_per_unit` records of any classes: the whole
+    costs `dp_event`. A record's phrases go to the estimators of its own class only, so the classes
+    compose in parallel, and an ensemble's estimators one after the other: each gets an equal part
+    of `epsilon_kde`. A unit with records in several classes moves their sums together by no more
+    than it could move one class's. Sequences are post-processing, in any number.
     Proof: docs/privacy.md, sections 4.6 and 4.7.
     """
 
@@ -62,6 +66,7 @@ class DpKps:
     epsilon_kde: float
     delta: float = 0.0
     records_per_unit: int = 1
+    noise_factor: float = 1.0
 
     def __post_init__(self) -> None:
         if self.settings.noise == "gaussian" and not 0 < self.delta < 1:
@@ -69,12 +74,12 @@ class DpKps:
 
     @property
     def vocabulary(self) -> VocabularyHistogram:
-        return VocabularyHistogram(
-            self.public_terms,
-            self.settings.phrases_per_record,
-            self.epsilon_vocabulary,
-            self.records_per_unit,
-        )
+        return self._histogram(self.public_terms, self.epsilon_vocabulary)
+
+    def _histogram(self, size: int, epsilon: float) -> VocabularyHistogram:
+        S, k = self.settings.phrases_per_record, self.records_per_unit
+        scale = laplace_scale(k, epsilon, count=S) * self.noise_factor
+        return VocabularyHistogram(size, S, scale, k)
 
     @property
     def terms(self) -> int:
@@ -120,15 +125,15 @@ class DpKps:
 
         With `exact`, a record gives each of its S terms the weight 1/S, here in units of 1/S.
         """
-        settings, k = self.settings, self.records_per_unit
+        settings = self.settings
         if settings.estimator == "exact":
-            S = settings.phrases_per_record
-            return VocabularyHistogram(self.terms, S, self.epsilon_kde, k)
+            return self._histogram(self.terms, self.epsilon_kde)
         number = len(self.estimators)
         multiplier = laplace_scale(1, self.epsilon_kde, count=number)
         if settings.noise == "gaussian":
             multiplier = noise_multiplier(self.epsilon_kde, self.delta, count=number)
-        return FeatureSum(settings.features, settings.noise, multiplier, k)
+        multiplier *= self.noise_factor
+        return FeatureSum(settings.features, settings.noise, multiplier, self.records_per_unit)
 
     @property
     def kde_event(self) -> Event:
@@ -160,7 +165,7 @@ class DpKps:
     def density_noise(self) -> float:
         """Return the standard deviation of the noise in one term's density."""
         if isinstance(self.kde, VocabularyHistogram):
-            return math.sqrt(2) * self.kde.dp_event.scale
+            return math.sqrt(2) * self.kde.scale
         std_of_unit_scale = math.sqrt(2) if self.settings.noise == "laplace" else 1.0
         return std_of_unit_scale * self.kde.scale / math.sqrt(self.settings.features)
 

@@ -1,4 +1,5 @@
-"""The audit of DP-KPS bounds the epsilon of the vocabulary's counts and of the densities."""
+"""The audit of DP-KPS bounds the epsilon of the vocabulary's counts, of the densities, and of both
+together, which is what a run is charged for."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpray.accounting.events import SelfComposed
+from dpray.accounting.events import Composed, SelfComposed
 from dpray.auditing.labels import OTHERS, laplace_scores
 from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.target import Target
@@ -25,13 +26,30 @@ where all are extreme together, which many hardly ever are."""
 
 
 def targets(method: DpKps) -> Iterator[Target]:
-    """Yield the vocabulary, and the densities of one class: classes are disjoint."""
-    yield vocabulary_target("vocabulary histogram", method.vocabulary)
+    """Yield the vocabulary, the densities of one class (classes are disjoint), and both."""
+    vocabulary = vocabulary_target("vocabulary histogram", method.vocabulary)
     if isinstance(method.kde, VocabularyHistogram):
-        yield vocabulary_target("densities of a class", method.kde)
+        densities = vocabulary_target("densities of a class", method.kde)
     else:
         estimators = max(1, len(method.estimators))
-        yield densities_target("densities of a class", method.kde, estimators)
+        densities = densities_target("densities of a class", method.kde, estimators)
+    yield from (vocabulary, densities, joint_target(vocabulary, densities))
+
+
+def joint_target(first: MonteCarlo, second: MonteCarlo) -> MonteCarlo:
+    """Audit two releases to which the same unit contributes. Their noises are independent, so the
+    log-likelihood ratios add up, and no test of both is more powerful than that of the sum."""
+
+    def draw(with_unit: bool, trials: int) -> Scores:
+        return first.draw(with_unit, trials) + second.draw(with_unit, trials)
+
+    return MonteCarlo(
+        f"{first.name} and {second.name}",
+        f"{first.inputs}; {second.inputs}",
+        Composed((first.event, second.event)),
+        draw,
+        at_once=min(first.at_once, second.at_once),
+    )
 
 
 def vocabulary_target(name: str, histogram: VocabularyHistogram) -> MonteCarlo:
@@ -40,18 +58,19 @@ def vocabulary_target(name: str, histogram: VocabularyHistogram) -> MonteCarlo:
     S, k = histogram.phrases_per_record, histogram.records_per_unit
     histogram = replace(histogram, size=min(histogram.size, 2 * S))
     terms = list(range(histogram.size))  # of which the mechanism counts the first S
-    others_V = OTHERS * (np.arange(histogram.size) < S)
+    held_V = np.arange(histogram.size) < S
 
     def draw(with_unit: bool, trials: int) -> Scores:
+        others_V = histogram.count([terms] * OTHERS)
         counts_V = histogram.count([terms] * (OTHERS + k * with_unit))
         # The scale does not depend on the size, so one long histogram holds all trials.
         long = replace(histogram, size=histogram.size * trials)
         drawn_RV = long.noisy(np.tile(counts_V, trials)).reshape(trials, -1)
-        return laplace_scores(drawn_RV - others_V, k, histogram.dp_event.scale)
+        return laplace_scores(drawn_RV - others_V, k * held_V, histogram.scale)
 
     return MonteCarlo(
         name,
-        f"{k} more record(s) of {S} terms, and {len(terms) - S} beyond them",
+        f"{k} more record(s) of {held_V.sum()} terms, and {(~held_V).sum()} beyond them",
         histogram.dp_event,
         draw,
         at_once=1000,
@@ -60,8 +79,8 @@ def vocabulary_target(name: str, histogram: VocabularyHistogram) -> MonteCarlo:
 
 def densities_target(name: str, kde: FeatureSum, estimators: int) -> MonteCarlo:
     """Audit the sums of features; the unit's records ask for more than they may give in every
-    feature of every estimator of their class, all in one direction. The sensitivity and the noise
-    of fewer features are smaller in the same proportion: the claim stays the same."""
+    feature of every estimator of their class, all in one direction. The noise of fewer features is
+    smaller in the same proportion as their sensitivity, and the claim is that of those drawn."""
     kde = replace(kde, number=min(kde.number, MOST_FEATURES))
     k = kde.records_per_unit
 
@@ -75,8 +94,8 @@ def densities_target(name: str, kde: FeatureSum, estimators: int) -> MonteCarlo:
         long = replace(
             kde, number=kde.number * trials, noise_multiplier=kde.noise_multiplier / larger
         )
-        # The ratio of Gaussian noise grows with the sum: two statistics are one there.
-        scores = np.zeros((2, trials))
+        # The ratio of Gaussian noise grows with the sum: all statistics are one there.
+        scores = np.zeros((3, trials))
         for _ in range(estimators):
             released_RI = long.noisy(np.tile(total_I, trials)).reshape(trials, -1)
             scores += laplace_scores(released_RI, k * LARGEST / GRID, kde.scale)

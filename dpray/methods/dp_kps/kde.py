@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 
-from dpray.accounting.events import DiscreteLaplace, Event, Gaussian
+from dpray.accounting.events import DiscreteLaplace, Event, Gaussian, SelfComposed
 from dpray.mechanisms.discrete_noise import MAX_SCALE, Counts, discrete_gaussian, discrete_laplace
 from dpray.mechanisms.laplace_scale import laplace_scale
 
@@ -102,7 +102,8 @@ class FeatureSum:
     Noise: `noise_multiplier` times the sensitivity, in L1 for Laplace (1 / noise_multiplier is the
     pure epsilon), in L2 for Gaussian. Densities are free.
 
-    Laplace noise is discrete Laplace noise, and so is its event. Gaussian noise is discrete
+    Laplace noise is discrete Laplace noise, and its event is that of I sums that move by
+    `LARGEST k` steps each. Gaussian noise is discrete
     Gaussian noise of variance `s^2 + t^2` (t = `ROUNDING_STD`), s the standard deviation in the
     event `Gaussian`. A sum with continuous noise of standard deviation s, rounded at random to the
     integer n with mass proportional to exp(-(n - x)^2 / (2 t^2)), has just this law, but for a
@@ -110,7 +111,7 @@ class FeatureSum:
     rounding, by Poisson summation; the convolution theorem of Peikert 2010). Rounding is
     post-processing, and the factors add less than 1e-75 I to epsilon, and that share to delta: the
     accountant adds 1e-11 to every epsilon that it takes from Gaussian mechanisms.
-    Proof: docs/privacy.md, sections 4.3, 4.4 and 4.5.
+    Proof: docs/privacy.md, sections 4.3, 4.4, 4.5 and 6.8.
 
     Raises ValueError for a multiplier that is not positive, and for noise that is larger than
     integer noise may be.
@@ -132,19 +133,20 @@ class FeatureSum:
             )
 
     @property
-    def l1_sensitivity(self) -> int:
-        """Return the L1 sensitivity in steps of the grid."""
-        return LARGEST * self.number * self.records_per_unit
+    def feature_sensitivity(self) -> int:
+        """Return the most steps of the grid that a unit moves one sum by."""
+        return LARGEST * self.records_per_unit
 
     @property
     def l2_sensitivity(self) -> float:
         """Return the L2 sensitivity in steps of the grid, rounded up."""
-        return math.nextafter(LARGEST * math.sqrt(self.number) * self.records_per_unit, math.inf)
+        return math.nextafter(self.feature_sensitivity * math.sqrt(self.number), math.inf)
 
     @property
     def dp_event(self) -> Event:
         if self.noise == "laplace":
-            return DiscreteLaplace(self.grid_scale, self.l1_sensitivity)
+            one_sum = DiscreteLaplace(self.grid_scale, self.feature_sensitivity)
+            return SelfComposed(one_sum, self.number)
         return Gaussian(self.noise_multiplier)
 
     @property
@@ -152,7 +154,8 @@ class FeatureSum:
         """Return the scale of the discrete Laplace noise, in steps of the grid; the sigma of the
         discrete Gaussian. It is rounded so that neither costs more than `noise_multiplier` says."""
         if self.noise == "laplace":
-            return laplace_scale(self.l1_sensitivity, 1.0 / self.noise_multiplier)
+            epsilon = 1.0 / self.noise_multiplier
+            return laplace_scale(self.feature_sensitivity, epsilon, count=self.number)
         sigma = math.hypot(self.noise_multiplier * self.l2_sensitivity, ROUNDING_STD)
         return sigma * (1.0 + 2.0**-48)  # more than all that was rounded, and t^2 where it was lost
 

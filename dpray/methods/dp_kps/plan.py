@@ -11,8 +11,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from dpray.accounting.accountant import Cost, cost
-from dpray.accounting.composition import BasicComposition, Charge
+from dpray.accounting.accountant import cost
+from dpray.accounting.calibration import calibrate
 from dpray.accounting.events import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
@@ -20,8 +20,12 @@ from dpray.io.records import list_files, read_rows
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.runs.plan import Plan
-from dpray.types import Budget, InputError
+from dpray.runs.plan import Plan, with_labels
+from dpray.types import InputError
+
+NOISE_FACTORS = (2.0**-20, 4.0)
+"""A common factor on the noises of both mechanisms lies within these. It is over 1 only where the
+accountant's bound on both is worse than the sum of its bounds on each."""
 
 
 @dataclass(frozen=True)
@@ -33,34 +37,11 @@ class DpKpsPlan(Plan):
     method: DpKps
     prompts: KeyphrasePrompts
 
-    @property
-    def charges(self) -> dict[str, Event]:
-        """Return one charge for each pass over the private records."""
-        charges = {"vocabulary": self.method.vocabulary.dp_event, "kde": self.method.kde_event}
-        if (histogram := self.label_histogram) is not None:
-            charges = {"labels": histogram.dp_event} | charges
-        return charges
-
-    @property
-    def label_charge(self) -> str:
-        return "labels"
-
-    def charge(self, name: str) -> Budget:
-        """Return the charge's cost, a pure epsilon wherever the noise is Laplace's."""
-        gaussian = name == "kde" and self.settings.noise == "gaussian"
-        price = cost(self.charges[name], self.config.privacy.delta if gaussian else 0.0)
-        return Budget(price.epsilon, price.delta)
-
     @cached_property
-    def cost(self) -> Cost:
-        """Return the sum of the charges, eps_voc + eps_kde in the paper. It is exact, as in the
-        ledger, and rounded up at the end: a budget of this size holds them."""
-        *others, last = (Charge(event, self.charge(name)) for name, event in self.charges.items())
-        privacy = self.config.privacy
-        total = BasicComposition(Budget(privacy.epsilon, privacy.delta)).spent([*others, last])
-        while BasicComposition(total).would_exceed(others, last):
-            total = replace(total, epsilon=math.nextafter(total.epsilon, math.inf))
-        return Cost(total.epsilon, total.delta, "basic")
+    def dp_event(self) -> Event:
+        """Return the event of both passes over the private records: together they cost less than
+        one by one."""
+        return with_labels(self.config, self.method.dp_event)
 
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.dp_kps.audit import targets
@@ -80,6 +61,7 @@ class DpKpsPlan(Plan):
                 "bandwidth": self.settings.kernel_bandwidth,
                 "epsilon_vocabulary": self.method.epsilon_vocabulary,
                 "epsilon_kde": self.method.epsilon_kde,
+                "noise_factor": self.method.noise_factor,
             },
             "records": settings.records,
             "llm_calls": settings.records if self.makes_texts else 0,
@@ -92,8 +74,11 @@ class DpKpsPlan(Plan):
         calls = f"{settings.records:,}" if self.makes_texts else "none: the sequences themselves"
         return {
             "vocabulary": f"{method.terms:,} of {method.public_terms:,} terms, "
-            f"eps {method.epsilon_vocabulary:g}",
-            "densities": f"{settings.estimator}, {settings.sampling}, eps {method.epsilon_kde:g}",
+            f"noise of scale {method.vocabulary.scale:.3g} on every count",
+            "densities": f"{settings.estimator}, {settings.sampling}, "
+            f"{settings.noise} noise of scale {method.kde.scale:.3g}",
+            "noise": f"{method.noise_factor:.3g} times that of eps {method.epsilon_vocabulary:g} "
+            f"for the vocabulary and {method.epsilon_kde:g} for the densities, one by one",
             "records": f"{settings.records:,}, {settings.sequence_length} terms each",
             "LLM calls": calls,
         }
@@ -103,8 +88,10 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     """Resolve everything that is null; reads the public vocabulary. Raises InputError where the
     keys together cost more than `privacy.epsilon`; the plan never does."""
     privacy = config.privacy
+    if settings.noise == "gaussian" and privacy.delta == 0:
+        raise InputError("privacy.delta: must be above 0 for method.noise gaussian")
     labels = privacy.epsilon_labels if config.data.label_proportions == "measured" else 0.0
-    epsilon_vocabulary, epsilon_kde = settings.epsilons(privacy.epsilon, labels)
+    epsilon_vocabulary, epsilon_kde, whole = settings.epsilons(privacy.epsilon, labels)
     method = DpKps(
         settings=settings,
         labels=tuple(config.data.labels) or ("",),
@@ -116,15 +103,35 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
         records_per_unit=config.data.max_records_per_unit,
     )
     prompts = load_keyphrase_prompts(settings.template, settings.document_type, _examples(settings))
-    plan = DpKpsPlan(config, config.data.proportions, settings, method, prompts)
     try:
         _ = method.kde
     except ValueError as error:
         raise InputError(f"method.features: {error}") from None
-    while plan.cost.epsilon > privacy.epsilon:  # by the last digits of what was rounded
-        method = replace(method, epsilon_kde=math.nextafter(method.epsilon_kde, 0.0))
-        plan = replace(plan, method=method)
-    return plan
+    method = with_joint_noise(config, method, whole)
+    return DpKpsPlan(config, config.data.proportions, settings, method, prompts)
+
+
+def with_joint_noise(config: Config, method: DpKps, epsilon: float) -> DpKps:
+    """Return the method with the least common factor on both noises at which they cost, with the
+    measured label proportions, `epsilon` at `privacy.delta`, the sum of their shares.
+
+    At delta 0 they cost just this sum, and the factor makes up for its last digits alone.
+    """
+    delta = config.privacy.delta
+
+    def event(factor: float) -> Event:
+        return with_labels(config, replace(method, noise_factor=factor).dp_event)
+
+    if delta > 0:
+        try:
+            factor = calibrate(event, epsilon, delta, bracket=NOISE_FACTORS, increasing=False)
+        except ValueError as error:
+            raise InputError(f"privacy.epsilon: {error}") from None
+    else:
+        factor = 1.0
+        while cost(event(factor), delta).epsilon > epsilon:
+            factor = math.nextafter(factor, math.inf)
+    return replace(method, noise_factor=factor)
 
 
 def _examples(settings: DpKpsSettings) -> list[str]:

@@ -1,10 +1,10 @@
 """A release by DP-KPS measures the private vocabulary and the private densities; sequences and
 texts follow from them.
 
-Each of the two passes over the private records is a charge of its own and gives one noisy output
-that is published once. All that follows is post-processing: it is drawn from public randomness and
-may be drawn anew. A shard's answer to a pass is exact and private: the noise is added to the sum
-of all shards. No text is kept after it was counted.
+Each of the two passes over the private records gives one noisy output that is published once; one
+charge, before the first, pays for both. All that follows is post-processing: it is drawn from
+public randomness and may be drawn anew. A shard's answer to a pass is exact and private: the noise
+is added to the sum of all shards. No text is kept after it was counted.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def vocabulary(session: DpKpsSession) -> dict[str, Any]:
             chosen = method.noisy_vocabulary(exact_V, session.public_generator("ties"))
             return {"terms": [terms_V[term_id] for term_id in chosen]}
 
-        return session.publish_once("vocabulary", mechanism, "vocabulary")
+        return session.publish_once("vocabulary", mechanism)
 
 
 def densities(
@@ -97,7 +97,7 @@ def densities(
             noisy = {label: method.noisy_sums(sums) for label, sums in exact.items()}
             return {"sums": {label: sums.tolist() for label, sums in noisy.items()}}
 
-        return session.publish_once("density", mechanism, "kde")
+        return session.publish_once("density", mechanism)
 
 
 class VocabularyShard:

@@ -23,10 +23,14 @@ class DpKpsSettings(Section):
     vocabulary_size: Count = Field(1000, description="N, terms of the private vocabulary")
     sequence_length: Count = Field(10, description="L, terms of a sequence")
     epsilon_vocabulary: Positive | None = Field(
-        None, description="eps_voc; null: what epsilon_kde leaves, or half of privacy.epsilon"
+        None,
+        description="eps_voc, the vocabulary's share; null: what epsilon_kde leaves, or half of "
+        "privacy.epsilon",
     )
     epsilon_kde: Positive | None = Field(
-        None, description="eps_kde; null: what epsilon_vocabulary leaves of privacy.epsilon"
+        None,
+        description="eps_kde, the densities' share; null: what epsilon_vocabulary leaves of "
+        "privacy.epsilon",
     )
     estimator: Literal["rff", "exact"] = Field(
         "exact", description="random Fourier features, as in the paper, or the terms' histogram"
@@ -89,10 +93,10 @@ class DpKpsSettings(Section):
             return self.bandwidth
         return 1.0 if self.estimator == "rff" else 0.0
 
-    def epsilons(self, total: float, labels: float = 0.0) -> tuple[float, float]:
-        """Return eps_voc and eps_kde of a run that may cost `total`, of which measured label
-        proportions take `labels`. They are subtracted, as in the ledger, as the decimals that were
-        written: 0.1 and 0.2 fit 0.3.
+    def epsilons(self, total: float, labels: float = 0.0) -> tuple[float, float, float]:
+        """Return eps_voc, eps_kde and the sum of all shares, in a run that may cost `total`, of
+        which measured label proportions take `labels`. They are added and subtracted, as in the
+        ledger, as the decimals that were written: 0.1 and 0.2 fit 0.3.
 
         Raises InputError, naming the key, where what is given leaves nothing for the other, or both
         together are more than what is left.
@@ -111,7 +115,7 @@ class DpKpsSettings(Section):
                 "method.epsilon_vocabulary and method.epsilon_kde: together more than, or all of, "
                 f"privacy.epsilon {total:g}{less}"
             )
-        return float(vocabulary), float(kde)
+        return float(vocabulary), float(kde), float(vocabulary + kde + _written(labels))
 
 
 def _written(epsilon: float) -> Decimal:

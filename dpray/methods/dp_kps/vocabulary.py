@@ -15,9 +15,8 @@ from itertools import islice
 import ahocorasick
 import numpy as np
 
-from dpray.accounting.events import DiscreteLaplace
+from dpray.accounting.events import DiscreteLaplace, SelfComposed
 from dpray.mechanisms.discrete_noise import Counts, discrete_laplace
-from dpray.mechanisms.laplace_scale import laplace_scale
 
 # A word is letters, digits, underscores, joiners, and marks, which Python's \\w leaves out and many
 # scripts write their vowels with. Any other sign that is no space is a word by itself.
@@ -80,27 +79,24 @@ class VocabularyHistogram:
     """Counts how many records hold each of the V terms of a public list, with noise on every one of
     them.
 
-    Guarantee: add or remove one unit (at most `records_per_unit` k records). A record counts for at
-    most S distinct terms, so a unit changes the counts by at most S * k in L1, and discrete Laplace
-    noise of scale S * k / epsilon on all V counts, hit or not, is epsilon-DP (Nagesh et al., B.1).
-    What `top` makes of the noisy counts is free. `size`, S, k and epsilon are public numbers.
-    Proof: docs/privacy.md, section 4.1.
+    Guarantee: add or remove one unit (at most `records_per_unit` k records). A record moves at most
+    S counts, each by 1, so a unit moves no count by more than k, and all of them by at most S * k
+    in L1. Discrete Laplace noise of `scale` is on all V counts, hit or not. Nothing is worse than S
+    counts that move by k each, and that is S * k / scale-DP (Nagesh et al., B.1). What `top` makes
+    of the noisy counts is free. `size`, S, k and `scale` are public numbers.
+    Proof: docs/privacy.md, sections 4.1 and 6.8.
     """
 
     size: int
     phrases_per_record: int
-    epsilon: float
+    scale: float
     records_per_unit: int = 1
 
     @property
-    def sensitivity(self) -> int:
-        """Return the L1 sensitivity, in counts."""
-        return self.phrases_per_record * self.records_per_unit
-
-    @property
-    def dp_event(self) -> DiscreteLaplace:
-        """Return the cost of one call of `noisy`: never over epsilon, by no rounding either."""
-        return DiscreteLaplace(laplace_scale(self.sensitivity, self.epsilon), self.sensitivity)
+    def dp_event(self) -> SelfComposed:
+        """Return the cost of one call of `noisy`."""
+        one_count = DiscreteLaplace(self.scale, self.records_per_unit)
+        return SelfComposed(one_count, self.phrases_per_record)
 
     def count(self, terms_of_records: Iterable[Sequence[int]]) -> Counts:
         """Return the private counts of a shard of records, shape (V,); shards' counts add up.
@@ -116,7 +112,7 @@ class VocabularyHistogram:
         """Return the counts of all records as they may be released."""
         if counts_V.shape != (self.size,):
             raise ValueError(f"counts have shape {counts_V.shape}, not ({self.size},)")
-        return discrete_laplace(counts_V, self.dp_event.scale)
+        return discrete_laplace(counts_V, self.scale)
 
     def top(self, noisy_V: Counts, number: int, rng: np.random.Generator) -> list[int]:
         """Return the ids of the `number` (N) highest noisy counts, highest first, ties broken at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,9 @@ class DpSgdPlan(Plan):
         model = with_absolute_model(self.config.engine).model
         check_loads(self.config, partial(load_loss, model, self.settings))
 
-    @property
-    def charges(self) -> dict[str, Event]:
-        if self.not_private:
-            return {}
-        return {"": with_labels(self.config, self.method.dp_event)}
+    @cached_property
+    def dp_event(self) -> Event:
+        return with_labels(self.config, self.method.dp_event)
 
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.dp_sgd.audit import targets

@@ -62,15 +62,15 @@ class PrivatePredictionPlan(Plan):
     def disjoint(self) -> bool:
         return self.texts is None
 
-    @property
-    def charges(self) -> dict[str, Event]:
+    @cached_property
+    def dp_event(self) -> Event:
         event = self.method.dp_event
         if isinstance(self.batches, PoissonBatches):
             mechanism = self.method.mechanism
             event = self.batches.dp_event(
                 mechanism.sampler.dp_event, self.private_tokens, mechanism.records_per_unit
             )
-        return {"": with_labels(self.config, event)}
+        return with_labels(self.config, event)
 
     @cached_property
     def batches(self) -> HashPartition | PoissonBatches:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import Composed, DiscreteLaplace, Gaussian, SelfComposed
+from dpray.accounting.events import DiscreteLaplace, Gaussian, SelfComposed
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences
 from dpray.methods.dp_kps.kde import GRID, LARGEST, FeatureSum, density, record_prefixes
 from dpray.methods.dp_kps.settings import DpKpsSettings
@@ -88,9 +88,11 @@ def test_the_vocabulary_is_the_paper_s_b1() -> None:
 
 
 def test_the_two_events_of_the_exact_estimator() -> None:
-    assert EXACT.dp_event == Composed(
-        (DiscreteLaplace(4 / 1.0, 4), SelfComposed(DiscreteLaplace(4 / 5.0, 4), 1))
-    )
+    """A record moves four counts by one each."""
+    assert EXACT.dp_event.terms() == {
+        DiscreteLaplace(4 / 1.0, 1): 4,
+        DiscreteLaplace(4 / 5.0, 1): 4,
+    }
     assert EXACT.dp_event.pure_epsilon() == pytest.approx(6.0)
     assert changed(EXACT, records_per_unit=3).dp_event.pure_epsilon() == pytest.approx(6.0)
 
@@ -99,7 +101,8 @@ def test_the_two_events_of_the_exact_estimator() -> None:
 def test_an_ensemble_s_estimators_share_eps_kde(plan: DpKps, estimators: int) -> None:
     assert plan.dp_event.pure_epsilon() == pytest.approx(6.0)
     assert isinstance(plan.kde, FeatureSum)
-    assert plan.kde.dp_event == DiscreteLaplace(plan.kde.grid_scale, 400 * LARGEST)
+    one_feature = DiscreteLaplace(plan.kde.grid_scale, LARGEST)
+    assert plan.dp_event.terms()[one_feature] == 400 * estimators
     assert plan.kde.scale == pytest.approx(math.sqrt(2) * 400 * estimators / 5.0)
 
 
@@ -150,7 +153,7 @@ def test_one_record_moves_each_estimator_by_at_most_its_sensitivity(plan: DpKps)
     sums = DensityPass(plan, WORDS, VECTORS).sums
     for text in ["goal", "moon star comet common goal team", "nothing", SPORT[0]]:
         moved = np.abs(sums([*MONEY, text]) - sums(MONEY)).sum(axis=1)
-        bound = plan.kde.l1_sensitivity if isinstance(plan.kde, FeatureSum) else 4
+        bound = 400 * LARGEST if isinstance(plan.kde, FeatureSum) else 4
         assert (moved <= bound).all()
 
 
@@ -341,10 +344,10 @@ def test_gaussian_noise_needs_a_delta() -> None:
 
 
 def test_what_is_not_given_of_epsilon() -> None:
-    assert settings().epsilons(6.0) == (3.0, 3.0)
-    assert settings(epsilon_kde=5.0).epsilons(6.0) == (1.0, 5.0)
-    assert settings(epsilon_vocabulary=1.0).epsilons(6.0) == (1.0, 5.0)
-    assert settings(epsilon_vocabulary=1.0, epsilon_kde=2.0).epsilons(6.0) == (1.0, 2.0)
+    assert settings().epsilons(6.0) == (3.0, 3.0, 6.0)
+    assert settings(epsilon_kde=5.0).epsilons(6.0) == (1.0, 5.0, 6.0)
+    assert settings(epsilon_vocabulary=1.0).epsilons(6.0) == (1.0, 5.0, 6.0)
+    assert settings(epsilon_vocabulary=1.0, epsilon_kde=2.0).epsilons(6.0) == (1.0, 2.0, 3.0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpray.accounting.events import DiscreteLaplace, Gaussian
+from dpray.accounting.events import DiscreteLaplace, Gaussian, SelfComposed
 from dpray.methods.dp_kps.kde import (
     GRID,
     LARGEST,
@@ -86,9 +86,9 @@ def moves(
     moved = sums([*records, *new]) - sums(records)
     l1, l2_squared = int(np.abs(moved).sum()), sum(int(step) ** 2 for step in moved)
     return bool(
-        l1 <= mechanism.l1_sensitivity
+        l1 <= I * mechanism.feature_sensitivity
         and l2_squared <= I * (LARGEST * len(new)) ** 2 <= mechanism.l2_sensitivity**2
-        and np.abs(moved).max() <= LARGEST * len(new)
+        and np.abs(moved).max() <= mechanism.feature_sensitivity == LARGEST * len(new)
     )
 
 
@@ -134,7 +134,7 @@ def test_the_sensitivity_is_nearly_reached() -> None:
     x = np.linalg.lstsq(w.T, -b, rcond=None)[0]
     moved = FeatureSum(10, "laplace", 1.0).sum([features(x[None])])
     mechanism = FeatureSum(10, "laplace", 1.0)
-    assert 0.9999 < np.abs(moved).sum() / mechanism.l1_sensitivity <= 1
+    assert 0.9999 < np.abs(moved).min() / mechanism.feature_sensitivity <= 1
     assert 0.9999 < np.linalg.norm(moved) / mechanism.l2_sensitivity <= 1
 
 
@@ -168,7 +168,7 @@ def test_the_sums_of_more_records_than_a_float_can_count() -> None:
 
 def test_events_and_scales() -> None:
     laplace = FeatureSum(1000, "laplace", 0.2, records_per_unit=2)
-    assert laplace.dp_event == DiscreteLaplace(laplace.grid_scale, 2 * 1000 * LARGEST)
+    assert laplace.dp_event == SelfComposed(DiscreteLaplace(laplace.grid_scale, 2 * LARGEST), 1000)
     assert laplace.dp_event.pure_epsilon() == pytest.approx(5.0, rel=1e-15)
     assert laplace.scale == pytest.approx(2 * math.sqrt(2) * 1000 / 5.0)
     gaussian = FeatureSum(1000, "gaussian", 0.9, records_per_unit=2)

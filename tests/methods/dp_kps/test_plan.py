@@ -1,20 +1,28 @@
-"""DP-KPS's plans: never more than `privacy.epsilon`, by the ledger's exact sum."""
+"""DP-KPS's plans: both noises calibrated together, and never more than `privacy.epsilon`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
+from scipy.optimize import brentq
 
-from dpray.accounting.events import NEIGHBORING_RELATION
+from dpray.accounting.accountant import cost
+from dpray.accounting.events import NEIGHBORING_RELATION, DiscreteLaplace, Gaussian
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, parse_config
 from dpray.methods.dp_kps.plan import DpKpsPlan, read_vocabulary
 from dpray.registry import make_plan
-from dpray.types import Budget, InputError
+from dpray.runs.plan import with_labels
+from dpray.types import Budget, BudgetRefused, InputError
 
 DELTA = 1e-5
 LABELS = Decimal("0.1")
@@ -28,15 +36,18 @@ def config(tmp_path: Path) -> Callable[..., Config]:
     words.write_text("fever\ncough\n")
     template.write_text("user: '{{ terms }}'\n")
 
-    def make(epsilon: Decimal, shares: str | None, **method: Any) -> Config:
+    def make(
+        epsilon: Decimal, shares: str | None, delta: float = DELTA, unit: int = 1, **method: Any
+    ) -> Config:
         return parse_config(
             {
                 "data": {
                     "path": "nowhere.jsonl", "label": "label", "labels": ["a", "b"],
                     "public_size": 60, "label_proportions": shares,
+                    "unit": "label" if unit > 1 else None, "max_records_per_unit": unit,
                 },
                 "privacy": {
-                    "epsilon": float(epsilon), "epsilon_labels": float(LABELS), "delta": DELTA,
+                    "epsilon": float(epsilon), "epsilon_labels": float(LABELS), "delta": delta,
                     "dataset": "notes",
                 },
                 "method": {
@@ -58,47 +69,109 @@ def given(epsilon: Decimal, shares: str | None, keys: str) -> dict[str, float]:
     return {f"epsilon_{key}": float(values[f"epsilon_{key}"]) for key in keys.split()}
 
 
-def exact_sum(plan: DpKpsPlan) -> Decimal:
-    """As the ledger adds: on the decimals that are written."""
-    return sum((Decimal(repr(plan.charge(c).epsilon)) for c in plan.charges), Decimal(0))
+def check(plan: DpKpsPlan, epsilon: Decimal, slack: float) -> None:
+    cost = plan.cost
+    assert float(epsilon) * (1 - slack) <= cost.epsilon <= float(epsilon)
+    assert cost.delta == plan.config.privacy.delta
 
 
-def check(plan: DpKpsPlan, epsilon: Decimal, slack: Decimal) -> None:
-    exact = exact_sum(plan)
-    assert epsilon - slack <= exact <= Decimal(repr(plan.cost.epsilon)) <= epsilon
+RFF = {"estimator": "rff", "sampling": "iterative", "ensemble": "linear"}
+GAUSSIAN = {"estimator": "rff", "noise": "gaussian"}
 
 
 @pytest.mark.parametrize("shares", [None, "measured"])
+@pytest.mark.parametrize("method", [{}, RFF], ids=["exact", "linear"])
+@pytest.mark.parametrize("keys", ["", "vocabulary", "kde", "vocabulary kde"])
+def test_at_delta_0_a_plan_costs_the_sum_of_its_shares(
+    config: Callable[..., Config], method: dict[str, Any], keys: str, shares: str | None
+) -> None:
+    """All 197 epsilons from 0.2 to 10 in steps of 0.05."""
+    for epsilon in EPSILONS:
+        plan = make_plan(config(epsilon, shares, 0.0, **method | given(epsilon, shares, keys)))
+        check(plan, epsilon, 1e-13)
+        assert plan.cost.bound == "basic"
+        assert 1.0 <= plan.method.noise_factor < 1 + 1e-12
+
+
+@pytest.mark.parametrize("shares", [None, "measured"])
+@pytest.mark.parametrize("method", [{}, RFF, GAUSSIAN], ids=["exact", "linear", "gaussian"])
+@pytest.mark.parametrize("keys", ["", "vocabulary kde"])
+def test_both_noises_are_calibrated_together(
+    config: Callable[..., Config], method: dict[str, Any], keys: str, shares: str | None
+) -> None:
+    """To a relative 1e-6, on the safe side, with a common factor."""
+    for epsilon in (Decimal("0.45"), Decimal("7.95")):
+        plan = make_plan(config(epsilon, shares, **method | given(epsilon, shares, keys)))
+        check(plan, epsilon, 1e-5)
+        alone = replace(plan.method, noise_factor=1.0)
+        factor = plan.method.noise_factor
+        assert factor < 1
+        assert plan.method.vocabulary.scale == pytest.approx(factor * alone.vocabulary.scale)
+        assert plan.method.kde.scale == pytest.approx(factor * alone.kde.scale)
+        assert cost(with_labels(plan.config, alone.dp_event), DELTA).epsilon < float(epsilon)
+
+
+def test_shares_that_are_less_than_epsilon_are_what_a_plan_costs(
+    config: Callable[..., Config],
+) -> None:
+    plan = make_plan(config(Decimal(5), None, epsilon_vocabulary=0.1, epsilon_kde=0.2))
+    check(plan, Decimal("0.3"), 1e-5)
+
+
+def exact_epsilon(plan: DpKpsPlan) -> float:
+    """The epsilon at delta of a plan's counts and, where there are some, its Gaussian features, on
+    no grid: a record's losses in S counts are sums of whole numbers over the scale."""
+    terms = plan.dp_event.terms()
+    losses, law, mu = np.zeros(1), np.ones(1), None
+    for event, count in terms.items():
+        if isinstance(event, Gaussian):
+            mu = math.sqrt(count) / event.noise_multiplier
+            continue
+        assert isinstance(event, DiscreteLaplace) and event.sensitivity == 1
+        up = 1 / (1 + math.exp(-1 / event.scale))
+        ups = np.arange(count + 1)
+        more = (2 * ups - count) / event.scale
+        losses = np.add.outer(losses, more).ravel()
+        law = np.outer(law, stats.binom.pmf(ups, count, up)).ravel()
+
+    def delta(epsilon: float) -> float:
+        left = epsilon - losses
+        if mu is None:
+            return float(np.maximum(0.0, -np.expm1(left)) @ law)
+        high, low = stats.norm.cdf(mu / 2 - left / mu), stats.norm.cdf(-mu / 2 - left / mu)
+        return float((high - np.exp(left) * low) @ law)
+
+    return float(brentq(lambda epsilon: delta(epsilon) - 1e-6, 0, 50, xtol=1e-12))
+
+
 @pytest.mark.parametrize(
-    ("ensemble", "keys"),
+    ("epsilon", "method", "golden"),
     [
-        (None, ""),
-        (None, "vocabulary"),
-        (None, "kde"),
-        (None, "vocabulary kde"),
-        ("linear", ""),
-        ("linear", "vocabulary kde"),
+        (2, {}, 1.79),
+        (4, {}, 3.83),
+        (2, GAUSSIAN, 1.63),
+        (4, GAUSSIAN, 3.36),
+        (8, GAUSSIAN, 7.00),
     ],
 )
-def test_no_laplace_plan_is_over_epsilon(
-    config: Callable[..., Config], ensemble: str | None, keys: str, shares: str | None
+def test_golden_both_together_cost_less_than_their_sum(
+    config: Callable[..., Config], epsilon: int, method: dict[str, Any], golden: float
 ) -> None:
-    """All 197 epsilons from 0.2 to 10 in steps of 0.05; exact, or the ensemble's estimators."""
-    rff = {"estimator": "rff", "sampling": "iterative", "ensemble": ensemble}
-    for epsilon in EPSILONS:
-        method = (rff if ensemble else {}) | given(epsilon, shares, keys)
-        check(make_plan(config(epsilon, shares, **method)), epsilon, Decimal("1e-13"))
+    """The noise of eps/2 for the vocabulary and eps/2 for the densities, S = 10, delta 1e-6."""
+    plan = make_plan(config(Decimal(epsilon), None, 1e-6, **method))
+    alone = replace(plan, method=replace(plan.method, noise_factor=1.0))
+    assert alone.cost.epsilon == pytest.approx(golden, rel=0.01)
+    for each in (alone, plan):
+        exact = exact_epsilon(each)
+        assert exact <= each.cost.epsilon <= exact * 1.001
 
 
-@pytest.mark.parametrize("shares", [None, "measured"])
-@pytest.mark.parametrize("keys", ["", "vocabulary kde"])
-def test_no_gaussian_plan_is_over_epsilon(
-    config: Callable[..., Config], keys: str, shares: str | None
-) -> None:
-    """Calibrated to a relative 1e-6, on the safe side."""
-    for epsilon in EPSILONS[3::48]:
-        method = {"estimator": "rff", "noise": "gaussian"} | given(epsilon, shares, keys)
-        check(make_plan(config(epsilon, shares, **method)), epsilon, epsilon / 10**5)
+def test_a_unit_of_several_records_pays_for_all_of_them(config: Callable[..., Config]) -> None:
+    """Counts move by k each: k times the noise, but for the grid of whole numbers."""
+    for method in ({}, RFF, GAUSSIAN):
+        one, three = (make_plan(config(Decimal(2), None, unit=k, **method)).method for k in (1, 3))
+        assert three.vocabulary.scale == pytest.approx(3 * one.vocabulary.scale, rel=0.02)
+        assert three.kde.scale == pytest.approx(3 * one.kde.scale, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -107,41 +180,45 @@ def test_no_gaussian_plan_is_over_epsilon(
         ("3.65", None, {}),
         ("4.2", "measured", {}),
         ("3.75", "measured", {"estimator": "rff", "sampling": "iterative"}),
-        ("2.1", None, {"estimator": "rff", "noise": "gaussian"}),
-        ("1.5", "measured", {"estimator": "rff", "noise": "gaussian"}),
+        ("2.1", None, GAUSSIAN),
+        ("1.5", "measured", GAUSSIAN),
     ],
 )
-def test_a_budget_of_its_size_pays_for_a_plan(
+@pytest.mark.parametrize("composition", ["basic", "renyi"])
+def test_a_budget_pays_for_a_plan_in_one_charge(
     config: Callable[..., Config],
     tmp_path: Path,
     epsilon: str,
     shares: str | None,
     method: dict[str, Any],
+    composition: str,
 ) -> None:
-    """A budget of privacy.epsilon, and one of what the plan says that it costs: a ledger that does
-    not know the data set gets the latter."""
+    """A budget of what the plan costs holds it once, and one of the Rényi kind, whose divergences
+    convert to a little more, holds it in one and a half times its epsilon."""
     plan = make_plan(config(Decimal(epsilon), shares, **method))
-    ledger = Ledger.create_or_open(f"sqlite:///{tmp_path}/ledger.db")
-    budgets = {
-        "asked": Budget(float(epsilon), DELTA),
-        "planned": Budget(plan.cost.epsilon, plan.cost.delta),
-    }
-    for dataset, budget in budgets.items():
-        ledger.create_dataset(dataset, budget, "record", NEIGHBORING_RELATION)
-        for name, event in plan.charges.items():
-            key, asked = f"{dataset}/{name}", plan.charge(name)
-            ledger.reserve(dataset, {key: (event, asked)}, "record", NEIGHBORING_RELATION)
-        account = ledger.account(dataset)
-        assert account is not None and len(account.charges) == len(plan.charges)
-        assert account.left.epsilon <= 1e-5 * float(epsilon)
-    ledger.close()
+    whole = Budget(plan.cost.epsilon, plan.cost.delta)
+    budget = whole if composition == "basic" else replace(whole, epsilon=1.5 * whole.epsilon)
+    with closing(Ledger.create_or_open(f"sqlite:///{tmp_path}/ledger.db")) as ledger:
+        stated_for = "record", NEIGHBORING_RELATION
+        ledger.create_dataset("notes", budget, *stated_for, composition=composition)
+        ledger.reserve("notes", {"run": (plan.dp_event, whole)}, *stated_for)
+        with pytest.raises(BudgetRefused):
+            ledger.reserve("notes", {"more": (plan.dp_event, whole)}, *stated_for)
+        account = ledger.account("notes")
+        assert account is not None and len(account.charges) == 1
+        assert ledger.verify() == []
+
+
+def test_gaussian_noise_needs_a_delta(config: Callable[..., Config]) -> None:
+    with pytest.raises(InputError, match=r"^privacy\.delta: must be above 0"):
+        make_plan(config(Decimal(2), None, 0.0, **GAUSSIAN))
 
 
 def test_measured_labels_are_taken_off_before_the_rest_is_shared(
     config: Callable[..., Config],
 ) -> None:
     method = make_plan(config(Decimal("4.2"), "measured")).method
-    assert (method.epsilon_vocabulary, method.epsilon_kde) == (2.05, pytest.approx(2.05, rel=1e-14))
+    assert (method.epsilon_vocabulary, method.epsilon_kde) == (2.05, 2.05)
     too_much = config(Decimal(2), "measured", epsilon_vocabulary=1.0, epsilon_kde=1.0)
     with pytest.raises(InputError, match=r"privacy\.epsilon 2 less privacy\.epsilon_labels 0\.1"):
         make_plan(too_much)

@@ -14,12 +14,13 @@ def settings(vocabulary: float | None, kde: float | None) -> DpKpsSettings:
 @pytest.mark.parametrize(
     ("vocabulary", "kde", "total", "labels", "expected"),
     [
-        (None, None, 4.2, 0.1, (2.05, 2.05)),
-        (0.1, None, 0.3, 0.0, (0.1, 0.2)),
-        (None, 0.1, 0.3, 0.0, (0.2, 0.1)),
-        (0.1, 0.2, 0.3, 0.0, (0.1, 0.2)),
-        (0.1, None, 0.4, 0.1, (0.1, 0.2)),
-        (None, 0.7, 1.1, 0.3, (0.1, 0.7)),
+        (None, None, 4.2, 0.1, (2.05, 2.05, 4.2)),
+        (0.1, None, 0.3, 0.0, (0.1, 0.2, 0.3)),
+        (None, 0.1, 0.3, 0.0, (0.2, 0.1, 0.3)),
+        (0.1, 0.2, 0.3, 0.0, (0.1, 0.2, 0.3)),
+        (0.1, 0.2, 5.0, 0.3, (0.1, 0.2, 0.6)),
+        (0.1, None, 0.4, 0.1, (0.1, 0.2, 0.4)),
+        (None, 0.7, 1.1, 0.3, (0.1, 0.7, 1.1)),
     ],
 )
 def test_epsilon_is_shared_out_in_decimals(
@@ -27,7 +28,7 @@ def test_epsilon_is_shared_out_in_decimals(
     kde: float | None,
     total: float,
     labels: float,
-    expected: tuple[float, float],
+    expected: tuple[float, float, float],
 ) -> None:
     assert settings(vocabulary, kde).epsilons(total, labels) == expected
 
