@@ -19,11 +19,20 @@ hypothesis_settings.load_profile("repeatable")
 pytest_plugins = ["tests.databases"]
 
 
+LONGEST = ("integration", "auditing")
+"""The folders whose files take longest, and go first."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with slow tests first, those on a real cluster before the others: what two
-    processes take last from one queue of files is short."""
+    """Put the longest files first, then the others with slow tests: what two processes take last
+    from one queue of files is short."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: ("integration" not in item.path.parts, item.path not in slow))
+
+    def place(item: pytest.Item) -> tuple[bool, ...]:
+        is_slow = item.path in slow
+        return (*(not (is_slow and name in item.path.parts) for name in LONGEST), not is_slow)
+
+    items.sort(key=place)
 
 
 ROOT = Path(__file__).resolve().parent.parent

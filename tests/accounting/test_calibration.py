@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 import pytest
@@ -83,11 +82,9 @@ def test_user_level_votes_need_noise_in_proportion() -> None:
 
 @pytest.mark.slow
 def test_dp_sgd_noise() -> None:
-    start = time.perf_counter()
     noise = least_noise(
         lambda z: SelfComposed(PoissonSubsampledGaussian(0.01, z), 1000), 3.71, 1e-6
     )
-    assert time.perf_counter() - start < 30
     assert noise == pytest.approx(0.8, abs=1e-3)
     step = PoissonSubsampledGaussian(0.01, noise)
     assert 3.70 < cost(SelfComposed(step, 1000), 1e-6).epsilon <= 3.71

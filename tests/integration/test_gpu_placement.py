@@ -66,6 +66,7 @@ def test_texts_are_written_by_actors_and_one_is_killed(
     run.marker.touch()
     report = run.finish(process).report
     assert report["calls"]["calls"] == 60
+    assert report["epsilon"] == pytest.approx(8.0) and report["delta"] == 0.0
     # The random model writes no text now and then.
     assert 40 < report["records"] <= 60 and len(run.synthetic()) == report["records"]
     with closing(Ledger.open(run.url)) as ledger:

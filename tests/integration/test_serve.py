@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
@@ -18,6 +19,7 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 import yaml
 
@@ -126,10 +128,12 @@ def served(
     )
     try:
         assert process.stdout is not None
-        # It gets no further, so that Ray kills it for its slow start.
         wait_for(lambda: cluster.workers("ProxyActor"), process)
-        cluster.workers("ProxyActor")[0].suspend()
+        [first] = cluster.workers("ProxyActor")
+        first.suspend()  # it gets no further, so that Ray gives it up for its slow start
         line = process.stdout.readline()
+        with suppress(psutil.NoSuchProcess):
+            first.kill()
         assert line, (folder / "err").read_text()
         yield Served(process, json.loads(line), cluster)
     finally:
@@ -161,7 +165,7 @@ def test_the_models_are_listed_and_healthy(served: Served) -> None:
 def test_a_proxy_that_ray_killed_for_a_slow_start_has_a_successor(served: Served) -> None:
     controllers = [log for log in served.cluster.logs() if log.name.startswith("controller_")]
     assert any("marking it unhealthy" in log.read_text() for log in controllers)
-    assert len(served.cluster.workers("ProxyActor")) == 1
+    wait_for(lambda: len(served.cluster.workers("ProxyActor")) == 1, served.process)
 
 
 @pytest.mark.parametrize("key", ["wrong", KEY + "x", "", hashed(KEY)])
