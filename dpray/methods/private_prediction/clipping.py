@@ -30,11 +30,13 @@ GRID = 2.0**24
 EXP_GRID = 2.0**34
 """A row's highest weight has so many steps; 2^19 tokens sum to at most 2^53 of them."""
 
-TILE = {"cpu": 2**16}
-"""So many logits fit a core's cache, with what is made of them."""
+CPU_TILE = 2**17
+"""So many logits fit a core's cache."""
 
-DEVICE_TILE = 2**24
-"""So many logits are a small part of a GPU's memory, and enough to occupy it."""
+GPU_TILE = 2**24
+"""So many logits occupy a GPU, and are a small part of its memory."""
+
+TILE_ROWS = 64
 
 
 def recentred_mean(
@@ -102,13 +104,11 @@ def row_steps(logits: torch.Tensor, top_S1: torch.Tensor) -> torch.Tensor:
 
 
 def tiles(matrix: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Cut a matrix into parts that fit a cache, or a small part of a GPU's memory; yield their rows
-    and columns."""
+    """Yield the rows and columns of the parts in which a matrix is worked on."""
     rows, columns = matrix.shape
-    size = TILE.get(matrix.device.type, DEVICE_TILE)
-    height = min(rows, 64)
-    width = max(1, size // max(height, 1))
-    for row in range(0, rows, 64):
+    height = max(1, min(rows, TILE_ROWS))
+    width = (CPU_TILE if matrix.is_cpu else GPU_TILE) // height
+    for row in range(0, rows, height):
         for column in range(0, columns, width):
             yield slice(row, row + height), slice(column, column + width)
 
