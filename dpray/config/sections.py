@@ -164,7 +164,11 @@ class RuntimeConfig(Section):
         description="null: engine.tensor_parallel_size for vllm and transformers where the Ray "
         "cluster has GPUs, else 0; 0: on the CPU, though the machine may have GPUs",
     )
-    batches_per_task: Count = Field(8, description="batches an actor is handed at once")
+    batches_per_task: Count | None = Field(
+        None,
+        description="batches an actor is handed at once; null: 8 disjoint or 64 Poisson ones, "
+        "which are short, but some for every actor",
+    )
     max_attempts: Count = Field(3, description="resubmissions after lost actors in one command")
 
     @property

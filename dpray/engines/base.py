@@ -11,10 +11,10 @@ Legend of shape suffixes: S private rows of a group, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from dpray.types import Prompt as Prompt
 
@@ -63,10 +63,18 @@ OnCompletion = Callable[[int, Completion], None]
 the others are done: in any order, one at a time, perhaps in another thread."""
 
 
+T = TypeVar("T")
+Waiting: TypeAlias = "Generator[torch.Tensor, torch.Tensor, T]"
+"""It yields tensors that it has to see, and is sent each as float64 on the host (`select_tokens`);
+it returns a T."""
+
+
 class TokenSelector(Protocol):
     """Chooses the next token of a group."""
 
-    def select(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> int | None:
+    def select(
+        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+    ) -> Waiting[int | None]:
         """Return the token that continues every row; None ends the text, which stays unfinished.
 
         `logits_private_SV` may have no rows. It is called exactly once for every position.
@@ -76,6 +84,49 @@ class TokenSelector(Protocol):
     def state(self) -> dict[str, Any]:
         """Return what the batch's next text continues from, as plain JSON values."""
         ...
+
+
+def select_tokens(selections: Sequence[Waiting[int | None]]) -> list[int | Exception | None]:
+    """Run the groups' selections of one step side by side; return the tokens that they choose, or
+    the errors that they raise.
+
+    They wait for the device together: what they yield is copied to the host at once. What they
+    compute on it stays apart, so a group's token is a function of its own rows and key.
+    """
+    chosen: dict[int, int | Exception | None] = {}
+    seen: dict[int, Any] = dict.fromkeys(range(len(selections)))
+    while seen:
+        asked: dict[int, torch.Tensor] = {}
+        for i, value in seen.items():
+            try:
+                asked[i] = selections[i].send(value).double()
+            except StopIteration as end:
+                chosen[i] = end.value
+            except Exception as error:
+                chosen[i] = error
+        seen = _on_host(asked)
+    return [chosen[i] for i in range(len(selections))]
+
+
+def select_token(
+    selector: TokenSelector, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+) -> int | None:
+    """Return the token that the selector chooses for a group by itself; raise what it raises."""
+    [token] = select_tokens([selector.select(logits_private_SV, logits_public_V)])
+    if isinstance(token, Exception):
+        raise token
+    return token
+
+
+def _on_host(tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Copy the tensors to the host, flattened and in one piece."""
+    import torch
+
+    if not tensors:
+        return {}
+    flat = torch.cat([tensor.flatten() for tensor in tensors.values()]).cpu()
+    sizes = [tensor.numel() for tensor in tensors.values()]
+    return dict(zip(tensors, flat.split(sizes), strict=True))
 
 
 @dataclass(frozen=True)

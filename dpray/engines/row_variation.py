@@ -20,6 +20,7 @@ from dpray.engines.base import (
     LockstepResult,
     Prompt,
     SelectorSpec,
+    Waiting,
 )
 
 POSITIONS = 3
@@ -34,9 +35,11 @@ class RowProbe:
         self.token = token
         self.logits: list[list[float]] = []
 
-    def select(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> int:
+    def select(
+        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+    ) -> Waiting[int]:
         row_V = logits_private_SV[0].float()
-        self.logits.append(row_V[:: max(1, len(row_V) // TOKENS)].tolist())
+        self.logits.append((yield row_V[:: max(1, len(row_V) // TOKENS)]).tolist())
         return self.token
 
     def state(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from dpray.engines.base import (
     Samplings,
     engine_error,
     failure_name,
+    select_token,
     selector_error,
 )
 from dpray.engines.model_path import check_model_path
@@ -159,7 +160,7 @@ class TransformersEngine(TextCodec):
             if tokens:
                 logits = torch.cat([advance(self._model, part, tokens) for part in rows])
             with _selecting():
-                token = selector.select(logits[:-1], logits[-1])
+                token = select_token(selector, logits[:-1], logits[-1])
             if token is None:
                 reason = "exhausted"
                 break

@@ -1,10 +1,11 @@
 """This module lets vLLM's workers decode in lockstep.
 
 `LockstepProcessor` sees the logits of the whole batch at every step. It gathers each group's rows,
-lets the group's selector draw one token, and forces it on all of them. A group that is not whole
-(a row missing, preempted, prefilled in part, or with another history than the others) is never
-sampled: its rows are ended, and `LockstepWorker.lockstep_finish` reports it to the engine. With
-tensor parallelism every rank does all of this with the same numbers.
+lets the selectors of all groups draw a token each, on the logits' device, and forces it on the
+group's rows. A group that is not whole (a row missing, preempted, prefilled in part, or with
+another history than the others) is never sampled: its rows are ended, and
+`LockstepWorker.lockstep_finish` reports it to the engine. With tensor parallelism every rank does
+all of this with the same numbers.
 
 Where the candidates are cut out by public logits, the selector gets the public row's logits from a
 pass of their own (`PublicPass`), unless the kernels are invariant to the batch.
@@ -16,6 +17,7 @@ of the group, the public one included, which is the last) and `eos`; the public 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,7 +26,13 @@ import torch
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from dpray.engines.base import SelectorSpec, TokenSelector, failure_name
+from dpray.engines.base import (
+    SelectorSpec,
+    TokenSelector,
+    Waiting,
+    failure_name,
+    select_tokens,
+)
 from dpray.engines.rows import PublicPass, Rows, load_model
 
 Fate = Literal["running", "exhausted", "broken", "failed"]
@@ -117,29 +125,33 @@ class LockstepProcessor(LogitsProcessor):
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         if not self._present:
             return logits
-        forced: list[int] = []
         for group in self._present:
-            token = self._next_token(group, logits)
-            forced.extend([token] * len(group.indices))
+            if group.fate == "running" and not self._is_whole(group):
+                group.fate = "broken"
+        self._draw_tokens([each for each in self._present if each.fate == "running"], logits)
+        forced = [
+            group.tokens[-1] if group.fate == "running" else group.eos
+            for group in self._present
+            for _ in group.indices
+        ]
         # The rows are decoded greedily: one infinite logit forces the token.
         logits[self._rows, torch.tensor(forced, device=self.device)] = torch.inf
         return logits
 
-    def _next_token(self, group: _Group, logits: torch.Tensor) -> int:
-        if group.fate == "running" and not self._is_whole(group):
-            group.fate = "broken"
-        if group.fate != "running":
-            return group.eos
+    def _draw_tokens(self, groups: list[_Group], logits: torch.Tensor) -> None:
+        drawn: Sequence[int | Exception | None]
         try:
-            token = self._draw(group, logits)
-        except Exception as error:  # would leave vLLM's scheduler in pieces; the engine raises it
-            group.fate, group.error = "failed", failure_name(error)
-            return group.eos
-        if token is None:
-            group.fate = "exhausted"
-            return group.eos
-        group.tokens.append(token)
-        return token
+            drawn = select_tokens([self._draw(group, logits) for group in groups])
+        except Exception as error:  # the device's, which does not say whose
+            drawn = [error] * len(groups)
+        for group, token in zip(groups, drawn, strict=True):
+            if isinstance(token, Exception):
+                # Raised here, it would leave vLLM's scheduler in pieces; the engine raises it.
+                group.fate, group.error = "failed", failure_name(token)
+            elif token is None:
+                group.fate = "exhausted"
+            else:
+                group.tokens.append(token)
 
     def _is_whole(self, group: _Group) -> bool:
         return (
@@ -149,7 +161,7 @@ class LockstepProcessor(LogitsProcessor):
             and group.same_history()
         )
 
-    def _draw(self, group: _Group, logits: torch.Tensor) -> int | None:
+    def _draw(self, group: _Group, logits: torch.Tensor) -> Waiting[int | None]:
         if group.selector is None:
             assert group.spec is not None
             group.selector = group.spec.build()
@@ -159,7 +171,7 @@ class LockstepProcessor(LogitsProcessor):
             public_V = logits[group.indices[-1]]
         else:
             public_V = self.public_pass.logits(group.public_row, group.tokens)
-        return group.selector.select(logits[group.private], public_V)
+        return (yield from group.selector.select(logits[group.private], public_V))
 
 
 class LockstepWorker:

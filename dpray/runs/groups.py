@@ -50,19 +50,27 @@ class Groups:
     place: Row
 
     def work(
-        self, config: Config, wanted: Sequence[str], make_worker: Callable[[], GroupWorker]
+        self,
+        config: Config,
+        wanted: Sequence[str],
+        make_worker: Callable[[], GroupWorker],
+        task_size: int,
     ) -> Generator[list[Outcome]]:
-        """Yield the outcomes of the wanted groups, `runtime.batches_per_task` groups at a time.
+        """Yield the outcomes of the wanted groups, `task_size` groups at a time.
 
         On Ray the driver holds one task's outcomes and the groups' names; in one process, all rows.
         Raises the error that ended the execution: a DprayError of a task as itself, InputError or
         EngineError for a worker that an actor cannot make, anything else as Ray's error.
         """
         works = self._work_on_ray if uses_ray(config) else self._work_here
-        return works(config, wanted, make_worker)
+        return works(config, wanted, make_worker, task_size)
 
     def _work_here(
-        self, config: Config, wanted: Sequence[str], make_worker: Callable[[], GroupWorker]
+        self,
+        config: Config,
+        wanted: Sequence[str],
+        make_worker: Callable[[], GroupWorker],
+        task_size: int,
     ) -> Generator[list[Outcome]]:
         members: dict[str, list[Row]] = {group: [self.place] for group in wanted}
         for row in local_rows(config.data, self.rows_of):
@@ -72,7 +80,7 @@ class Groups:
         worker = make_worker()
         try:
             waiting = iter(wanted)
-            while task := list(islice(waiting, config.runtime.batches_per_task)):
+            while task := list(islice(waiting, task_size)):
                 yield list(
                     worker.work(
                         row | {self.key: group} for group in task for row in members.pop(group)
@@ -82,10 +90,14 @@ class Groups:
             worker.close()
 
     def _work_on_ray(
-        self, config: Config, wanted: Sequence[str], make_worker: Callable[[], GroupWorker]
+        self,
+        config: Config,
+        wanted: Sequence[str],
+        make_worker: Callable[[], GroupWorker],
+        task_size: int,
     ) -> Generator[list[Outcome]]:
         runtime = config.runtime
-        outcomes = self.gathered(config, wanted).map_batches(
+        outcomes = self.gathered(config, wanted, task_size).map_batches(
             GroupActor,
             batch_size=None,
             batch_format="pyarrow",
@@ -113,8 +125,9 @@ class Groups:
                 raise ours from None
             raise
 
-    def gathered(self, config: Config, wanted: Sequence[str]) -> ray.data.Dataset:
-        """Return the rows in blocks that hold every wanted group whole, including its `place`."""
+    def gathered(self, config: Config, wanted: Sequence[str], task_size: int) -> ray.data.Dataset:
+        """Return the rows in blocks that hold every wanted group whole, including its `place`, and
+        `task_size` groups on average."""
         reference = ray.put(frozenset(wanted))
         rows = ray_rows(config, self.rows_of, self.schema).map_batches(
             lambda table: self._members(table, ray.get(reference)),
@@ -122,7 +135,7 @@ class Groups:
             batch_size=None,
         )
         places = self._table([self.place | {self.key: group} for group in wanted])
-        tasks = -(-len(wanted) // config.runtime.batches_per_task)
+        tasks = -(-len(wanted) // task_size)
         return rows.union(ray.data.from_arrow(places)).repartition(tasks, keys=[self.key])
 
     def _members(self, table: pa.Table, wanted: frozenset[str]) -> Iterator[pa.Table]:

@@ -32,6 +32,7 @@ from dpray.engines.base import (
     LockstepResult,
     Prompt,
     SelectorSpec,
+    Waiting,
 )
 from dpray.io.records import read_rows
 from dpray.runs.engine import build_engine
@@ -49,11 +50,13 @@ class Orders:
         self.script = script
         self.orders: dict[str, list[list[int]]] = {"shared": [], "alone": []}
 
-    def select(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> int:
+    def select(
+        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+    ) -> Waiting[int]:
         rows = {"shared": logits_private_SV[-1], "alone": logits_public_V}
         for name, row_V in rows.items():
             order = torch.argsort(row_V.float(), descending=True, stable=True)
-            self.orders[name].append(order[:EDGES].tolist())
+            self.orders[name].append((yield order[:EDGES]).long().tolist())
         return self.script[len(self.orders["alone"]) - 1]
 
     def state(self) -> dict[str, Any]:

@@ -1,26 +1,29 @@
-"""Private decoding against plain sampling: tokens per second on the same requests.
+"""Private lockstep decoding against plain sampling: tokens per second on the same requests.
 
-    python tests/benchmarks/bench_lockstep.py [--json] [--groups 4] [--rows 32] [--tokens 64]
+    python tests/benchmarks/bench_lockstep.py [--json] [--rows 32] [--tokens 16] [--rounds 3]
 
-A random model of about 60 M parameters (Llama shape). A token is one row's: G groups of R rows
-(R - 1 private prompts and the public one) and T positions are G * R * T tokens, whoever samples
-them. The ways take turns, so that a busy machine slows all of them; the median of the rounds is
-shown, the ratio is the median of the rounds' ratios. The prefix cache is emptied before every
-measurement.
+Small random models (Llama shape) with large vocabularies, so that what chooses tokens weighs as
+much as it can. A token is one row's: G groups of R rows (R - 1 private prompts and the public one)
+and T positions are G * R * T tokens, whoever samples them; nobody makes text of them. On a CPU the
+seconds are those of the process's CPU time, which other work on the machine hardly changes. The
+ways take turns; a ratio is the median of the rounds' ratios. The prefix cache is emptied before
+every measurement. `selector` is the time in which tokens are chosen, for each group and step, and
+its share of the whole time: on a GPU the host's, its waiting included.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -29,140 +32,156 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, LockstepResult, Prompt, SelectorSpec
-from dpray.engines.transformers import TransformersEngine
 from dpray.engines.vllm import VllmEngine
 from dpray.mechanisms.randomness import new_key
+from dpray.methods.private_prediction.algorithm import SELECTOR
 from dpray.methods.private_prediction.token import PrivateToken, selector_arguments
 from tests.engines.tiny_model import make_model, sentence
 
-PLAIN = "vLLM, plain sampling"
-TARGET = 0.9
-SHAPE = {"vocabulary": 16384, "hidden": 512, "intermediate": 1408, "layers": 14, "heads": 8}
+CLOCK = time.perf_counter if torch.cuda.is_available() else time.process_time
+SHAPE = {"hidden": 256, "intermediate": 704, "layers": 4, "heads": 4}
+RECENTRED = {"clip": "recentred", "clip_bound": 10.0, "temperature": 2.0}
+DCLIP = {"clip": "dclip", "clip_bound": 2.0, "temperature": 1.0}
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "plain, greedy": {},
+    "recentred": RECENTRED,
+    "dclip": DCLIP,
+    "dclip, top_k_plus": DCLIP | {"candidates": "top_k_plus", "k": 1024},
+    "sparse vector": RECENTRED | {"threshold": 0.3, "noise": 0.1},
+    "public gate": RECENTRED | {"sure_probability": 0.9},
+}
 
 
-def make_groups(
-    engine: Any, groups: int, rows: int, tokens: int, **mechanism: Any
-) -> list[LockstepGroup]:
-    rng = random.Random(1)
-    token = PrivateToken(
-        batch_size=rows - 1,
-        private_tokens=10**9,
-        clip="recentred",
-        clip_bound=10.0,
-        temperature=2.0,
-        public_temperature=1.5,
-        **mechanism,
-    )
-    made = []
-    for number in range(groups):
-        private = tuple(
-            engine.encode(Prompt(sentence(rng, rng.randint(10, 30)), "Text:"))
-            for _ in range(rows - 1)
+@dataclass
+class Measured:
+    tokens_per_second: float
+    selector_ms: float
+    share: float
+
+
+class Bench:
+    """Times the ways on one model; `selecting` counts the seconds in the selectors."""
+
+    def __init__(self, folder: Path, rows: int, tokens: int) -> None:
+        self.engine: Any = VllmEngine(EngineConfig(model=str(folder), kv_cache_gib=1.0))
+        self.rows, self.tokens, self.selecting = rows, tokens, 0.0
+        worker = self.engine.llm.llm_engine.model_executor.driver_worker.worker
+        processor = worker._lockstep_processor()
+        apply = processor.apply
+
+        def timed(logits: torch.Tensor) -> torch.Tensor:
+            _wait()  # for the model: its time is not the selectors'
+            began = CLOCK()
+            logits = apply(logits)
+            _wait()
+            self.selecting += CLOCK() - began
+            return logits
+
+        processor.apply = timed
+
+    def measure(self, way: str, groups: int) -> Measured:
+        requests = self._requests(groups, **WAYS[way])
+        self.engine.llm.reset_prefix_cache()
+        self.selecting = 0.0
+        began = CLOCK()
+        if way.startswith("plain"):
+            tokens = self._plain(requests, temperature=0.0 if "greedy" in way else 1.0)
+        else:
+            tokens = self._private(requests)
+        seconds = CLOCK() - began
+        group_steps = tokens / self.rows
+        return Measured(
+            tokens / seconds, 1e3 * self.selecting / group_steps, self.selecting / seconds
         )
-        public = engine.encode(Prompt("a text about anything", "Text:"))
-        spec = SelectorSpec(
-            "dpray.methods.private_prediction.token:PrivateTokenSelector",
-            selector_arguments(token, new_key()),
+
+    def _requests(self, groups: int, **mechanism: Any) -> list[LockstepGroup]:
+        rng, encode = random.Random(1), self.engine.encode
+        token = PrivateToken(
+            batch_size=self.rows - 1,
+            private_tokens=10**9,
+            public_temperature=1.5,
+            **(RECENTRED | mechanism),
         )
-        made.append(LockstepGroup(str(number), private, public, spec, tokens))
-    return made
+        private = [
+            encode(Prompt(sentence(rng, rng.randint(10, 30)), "Text:"))
+            for _ in range(groups * (self.rows - 1))
+        ]
+        return [
+            LockstepGroup(
+                str(number),
+                tuple(private[number::groups]),
+                encode(Prompt("a text about anything", "Text:")),
+                SelectorSpec(SELECTOR, selector_arguments(token, new_key())),
+                self.tokens,
+            )
+            for number in range(groups)
+        ]
+
+    def _private(self, groups: list[LockstepGroup]) -> int:
+        results: list[LockstepResult] = []
+        self.engine.decode_lockstep(groups, results.append)
+        return self.rows * sum(len(result.token_ids) for result in results)
+
+    def _plain(self, groups: list[LockstepGroup], temperature: float) -> int:
+        params = self.engine.sampling_params(
+            temperature=temperature, max_tokens=self.tokens, ignore_eos=True, detokenize=False
+        )
+        prompts = [{"prompt_token_ids": list(ids)} for group in groups for ids in group.prompts]
+        outputs = self.engine.llm.generate(prompts, params, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
 
 
-def private_tokens(engine: Any, groups: list[LockstepGroup]) -> int:
-    """Decodes the groups; how many row tokens that were."""
-    rows = {group.group_id: len(group.private_prompts) + 1 for group in groups}
-    done = 0
-
-    def count(result: LockstepResult) -> None:
-        nonlocal done
-        done += rows[result.group_id] * len(result.token_ids)
-
-    engine.decode_lockstep(groups, count)
-    return done
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
-def plain_tokens(engine: Any, groups: list[LockstepGroup], **options: Any) -> int:
-    """The same requests, each sampled by itself."""
-    import vllm
-
-    params = vllm.SamplingParams(
-        temperature=1.0, max_tokens=groups[0].max_tokens, ignore_eos=True, **options
-    )
-    prompts = [
-        {"prompt_token_ids": list(prompt)}
-        for group in groups
-        for prompt in (*group.private_prompts, group.public_prompt)
-    ]
-    outputs = engine.llm.generate(prompts, params, use_tqdm=False)
-    return sum(len(output.outputs[0].token_ids) for output in outputs)
-
-
-def rate(work: Callable[[], int]) -> float:
-    began = time.perf_counter()
-    tokens = work()
-    return tokens / (time.perf_counter() - began)
-
-
-def measure(
-    folder: str, groups: int, rows: int, tokens: int, rounds: int
-) -> dict[str, list[float]]:
-    engine: Any = VllmEngine(EngineConfig(model=folder, kv_cache_gib=3.0))
-    small = make_groups(engine, 1, rows, 4)
-
-    def requests(**mechanism: Any) -> list[LockstepGroup]:
-        return make_groups(engine, groups, rows, tokens, **mechanism)
-
-    sparse_vector = {"threshold": 0.3, "noise": 0.1}
-    ways: dict[str, Callable[[], int]] = {
-        PLAIN: lambda: plain_tokens(engine, requests()),
-        "vLLM, plain, ids only": lambda: plain_tokens(engine, requests(), detokenize=False),
-        "vLLM, private": lambda: private_tokens(engine, requests()),
-        "vLLM, private, sparse vector": lambda: private_tokens(engine, requests(**sparse_vector)),
-    }
-    plain_tokens(engine, small)  # the first run pays for lazy set-up
-    private_tokens(engine, small)
-    rates: dict[str, list[float]] = {name: [] for name in ways}
+def rounds_of(bench: Bench, groups: int, rounds: int, ways: list[str]) -> dict[str, dict[str, Any]]:
+    for way in ways:
+        bench.measure(way, 1)  # the first one pays for lazy set-up
+    found: dict[str, list[Measured]] = {way: [] for way in ways}
     for _ in range(rounds):
-        for name, way in ways.items():
-            engine.llm.reset_prefix_cache()
-            rates[name].append(rate(way))
-    private = requests()
-    engine.close()
-    engine = TransformersEngine(EngineConfig(model=folder))
-    private_tokens(engine, small)
-    rates["transformers, private"] = [rate(lambda: private_tokens(engine, private))] * rounds
-    return rates
+        for way in ways:
+            found[way].append(bench.measure(way, groups))
+    plain = [one.tokens_per_second for one in found["plain"]]
+    return {
+        way: {name: median(asdict(one)[name] for one in each) for name in asdict(each[0])}
+        | {"ratio": median(one.tokens_per_second / p for one, p in zip(each, plain, strict=True))}
+        for way, each in found.items()
+    }
 
 
 def main(
-    groups: int = 4,
+    vocabulary: list[int] = [49_152, 128_256],  # noqa: B006
+    groups: list[int] = [4, 16],  # noqa: B006
+    way: list[str] = list(WAYS),  # noqa: B006
     rows: int = 32,
-    tokens: int = 64,
+    tokens: int = 16,
     rounds: int = 3,
     as_json: bool = typer.Option(False, "--json"),
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder), context=512, **SHAPE)
-        rates = measure(str(model), groups, rows, tokens, rounds)
-    result: dict[str, dict[str, Any]] = {
-        name: {
-            "rounds": found,
-            "tokens_per_second": statistics.median(found),
-            "ratio": statistics.median(a / b for a, b in zip(found, rates[PLAIN], strict=True)),
-        }
-        for name, found in rates.items()
-    }
-    if as_json:
-        print(json.dumps({"groups": groups, "rows": rows, "tokens": tokens, "ways": result}))
-        return
-    table = Table(
-        title=f"{groups} groups of {rows} rows, {tokens} tokens, target {TARGET} of plain"
-    )
-    for column in ("", "tokens per second", "of plain"):
-        table.add_column(column, justify="right" if column else "left")
-    for name, row in result.items():
-        table.add_row(name, f"{row['tokens_per_second']:,.0f}", f"{row['ratio']:.2f}")
-    Console().print(table)
+    table = Table(title=f"groups of {rows} rows, {tokens} tokens")
+    for column in ("vocabulary", "groups", "way", "tokens/s", "of plain", "selector, ms", "share"):
+        table.add_column(column, justify="left" if column == "way" else "right")
+    for size in vocabulary:
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(
+                make_model(Path(folder), vocabulary=size, context=512, **SHAPE), rows, tokens
+            )
+            for number in groups:
+                result = rounds_of(bench, number, rounds, way)
+                if as_json:
+                    print(json.dumps({"vocabulary": size, "groups": number, "ways": result}))
+                for name, one in result.items():
+                    table.add_row(
+                        *(f"{size:,}", str(number), name, f"{one['tokens_per_second']:,.0f}"),
+                        *(f"{one['ratio']:.2f}", f"{one['selector_ms']:.1f}"),
+                        f"{one['share']:.0%}",
+                    )
+            bench.engine.close()
+    if not as_json:
+        Console().print(table)
 
 
 if __name__ == "__main__":

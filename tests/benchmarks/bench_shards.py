@@ -56,7 +56,6 @@ def plan_of(folder: Path, rows: int) -> Plan:
                 "privacy": {"epsilon": 4.0, "delta": 1e-9, "dataset": "notes"},
                 "method": {"name": "private_prediction", "batches": "disjoint"},
                 "engine": {"model": "none"},
-                "runtime": {"batches_per_task": 64},
             }
         )
     ).with_salt(new_salt())
@@ -70,7 +69,7 @@ def count(table: pa.Table) -> dict[str, list[int]]:
 def gather(plan: Plan) -> dict[str, int]:
     """Pass every batch through the decoder's own check that it is whole."""
     counting: Any = count
-    gathered = batches_of(plan, "").gathered(plan.config, list(plan.batches.batch_ids()))
+    gathered = batches_of(plan, "").gathered(plan.config, list(plan.batches.batch_ids()), 64)
     counts = gathered.map_batches(counting, batch_size=None, batch_format="pyarrow")
     total = {"batches": 0, "rows": 0}
     for block in counts.iter_batches(batch_size=None, prefetch_batches=0):

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from dpray.engines.base import Engine, EngineError, LockstepGroup, LockstepResult
+from dpray.engines.base import (
+    Engine,
+    EngineError,
+    LockstepGroup,
+    LockstepResult,
+    select_token,
+)
 from dpray.engines.row_variation import row_variation
 
 
@@ -36,7 +42,7 @@ class Rounding:
             for _ in range(group.max_tokens):
                 logits = torch.full((rows, 5000), first) + self.step * (rows - 1)
                 logits[:, 0] += self.first_token
-                selector.select(logits, logits[0])
+                select_token(selector, logits, logits[0])
             next_group(LockstepResult(group.group_id, "", (), "length", selector.state()))
 
 

@@ -38,7 +38,7 @@ def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     original = LockstepProcessor._draw
 
-    def counted(self: LockstepProcessor, group: Any, logits: Any) -> int | None:
+    def counted(self: LockstepProcessor, group: Any, logits: Any) -> Any:
         seen.append(len(group.indices) - 1)
         return original(self, group, logits)
 

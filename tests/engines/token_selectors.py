@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from dpray.engines.base import Waiting
+
 
 class PublicKeeper:
     """Keeps the bits of the public row's logits, and says `script`'s tokens."""
@@ -16,11 +18,13 @@ class PublicKeeper:
         self.digests: list[str] = []
         self.orders: list[list[int]] = []
 
-    def select(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> int:
+    def select(
+        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+    ) -> Waiting[int]:
         bits = logits_public_V.float().cpu().numpy().tobytes()
         self.digests.append(hashlib.sha256(bits).hexdigest())
         order = torch.argsort(logits_public_V.float(), descending=True, stable=True)
-        self.orders.append(order.tolist())
+        self.orders.append((yield order).long().tolist())
         return self.script[len(self.digests) - 1]
 
     def state(self) -> dict[str, Any]:
@@ -51,7 +55,9 @@ class MeanSampler:
         self.dtypes: set[str] = set()
         self.first_row: list[float] = []
 
-    def select(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> int | None:
+    def select(
+        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+    ) -> Waiting[int | None]:
         if self.limit is not None and self.calls >= self.limit:
             return None
         self.calls += 1
@@ -64,7 +70,7 @@ class MeanSampler:
         mean = torch.log_softmax(all_rows, dim=-1).mean(0)
         mean[self.forbidden] = -torch.inf
         probabilities = torch.softmax(mean / self.temperature, dim=-1).cpu()
-        token = int(torch.multinomial(probabilities, 1, generator=self.generator))
+        token = int((yield torch.multinomial(probabilities, 1, generator=self.generator)))
         return self.script[self.calls - 1] if self.calls <= len(self.script) else token
 
     def state(self) -> dict[str, Any]:

@@ -31,9 +31,10 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def token_counts(temperature: float) -> tuple[np.ndarray, list[int]]:
     utilities = np.array([0.0, 0.5, 1.0, 2.0, -1.0, 3.0])
+    logits = torch.from_numpy(utilities)
     sampler = SoftmaxSampler(sensitivity=0.1, temperature=temperature)
     rng = generator(new_key())
-    draws = [sampler.sample(utilities, rng) for _ in range(TOKENS)]
+    draws = [int(sampler.sample(logits, rng)) for _ in range(TOKENS)]
     return utilities, np.bincount(draws, minlength=len(utilities)).tolist()
 
 
@@ -53,7 +54,7 @@ def private_counts(mechanism: PrivateToken, claimed: PrivateToken) -> bool:
     rows = torch.tensor([[2.0, 0.0, -1.0, 1.0, 0.5], [0.0, 3.0, -2.0, 1.0, 0.5]])
     public = torch.tensor([0.0, 1.0, 1.0, -1.0, 2.0])
     rng = generator(new_key())
-    draws = [mechanism.draw_private(rows, public, rng) for _ in range(TOKENS)]
+    draws = [int(mechanism.draw_private(rows, public, rng)) for _ in range(TOKENS)]
     z = rows.double().numpy()
     c, s = claimed.clip_bound, claimed.batch_size
     if claimed.clip == "recentred":

@@ -24,7 +24,7 @@ from dpray.accounting.events import SelfComposed
 from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.target import Target
 from dpray.config.config import DataConfig
-from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult
+from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, select_token
 from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
@@ -210,7 +210,7 @@ def sparse_vector_target(mechanism: PrivateToken) -> MonteCarlo:
 def _drawn(mechanism: dict[str, Any], logits: Logits) -> list[int]:
     selector = PrivateTokenSelector(mechanism, new_key())
     tokens: list[int] = []
-    while (token := selector.select(*logits)) is not None:
+    while (token := select_token(selector, *logits)) is not None:
         tokens.append(token)
     return tokens
 
@@ -235,7 +235,7 @@ def _decoded(method: PrivatePrediction, logits: Logits) -> list[int]:
 def _in_lockstep(group: LockstepGroup, logits: Logits) -> LockstepResult:
     selector = group.selector.build()
     tokens: list[int] = []
-    while len(tokens) < group.max_tokens and (token := selector.select(*logits)) is not None:
+    while len(tokens) < group.max_tokens and (token := select_token(selector, *logits)) is not None:
         tokens.append(token)
     reason: FinishReason = "length" if len(tokens) == group.max_tokens else "exhausted"
     return LockstepResult(group.group_id, "", tuple(tokens), reason, selector.state())
@@ -245,7 +245,7 @@ def _nears(mechanism: dict[str, Any], queries: list[Logits]) -> int:
     """Count the answers before the first "far", or all where there is none."""
     selector = PrivateTokenSelector(mechanism, new_key())
     for logits in queries:
-        selector.select(*logits)
+        select_token(selector, *logits)
         if selector.t:
             break
     return selector.public_tokens

@@ -6,9 +6,11 @@ the infinity norm, whatever the number of rows that are there. `s` is the public
 size, never the number of rows.
 
 This holds to the last bit of the sum. A clipped row is rounded towards zero to a multiple of 2^-24,
-at most c, by a rule on that row alone: rows are reduced in blocks of one shape, because the order
-of a reduction goes with the shape. Integers below 2^53 are then added up in float64, which is exact
-and the same in every order of the rows.
+at most c, by a rule on that row alone: its maximum, differences, products with powers of two, and a
+sum of whole numbers for its softmax (`row_steps`). Nothing in it depends on the order of a
+reduction. Whole numbers below 2^53 are then added up in float64, which is exact and the same in
+every order of the rows. So the computation may be cut into tiles, and none of it waits for the
+device.
 
 Shapes: S private rows, V vocabulary, K candidates (a subset of the vocabulary chosen from public
 logits only). Rows are clipped in float32 whatever the model's dtype; averages are float64.
@@ -17,7 +19,7 @@ logits only). Rows are clipped in float32 whatever the model's dtype; averages a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -25,8 +27,16 @@ import torch
 GRID = 2.0**24
 """One nat of a clipped logit has so many steps."""
 
-BLOCK = 16
-"""So many rows are clipped together, whatever the number of rows."""
+EXP_GRID = 2.0**34
+"""A row's highest weight has so many steps; 2^19 tokens sum to at most 2^53 of them."""
+
+CPU_TILE = 2**17
+"""So many logits fit a core's cache."""
+
+GPU_TILE = 2**24
+"""So many logits occupy a GPU, and are a small part of its memory."""
+
+TILE_ROWS = 64
 
 
 def recentred_mean(
@@ -36,12 +46,10 @@ def recentred_mean(
 
     Proof: docs/privacy.md, sections 2.1 and 2.2.
     """
-
-    def clipped(rows_SV: torch.Tensor) -> torch.Tensor:
-        top_S1 = rows_SV.amax(dim=-1, keepdim=True)
-        return _chosen(rows_SV, candidates_K) - top_S1 + clip_bound
-
-    return _grid_sum(logits_SV, candidates_K, clip_bound, clipped) / batch_size
+    top_S1 = logits_SV.amax(dim=-1, keepdim=True).float()
+    chosen_SK = _chosen(logits_SV, candidates_K)
+    lowest_K = top_S1.new_full((1,), -clip_bound).expand(chosen_SK.shape[-1])
+    return _clipped_sum(chosen_SK, top_S1, lowest_K, clip_bound) / batch_size
 
 
 def dclip_mean(
@@ -58,39 +66,51 @@ def dclip_mean(
     Proof: docs/privacy.md, sections 2.1 and 2.2.
     """
     public_K = _chosen(torch.log_softmax(logits_public_V.float(), dim=-1), candidates_K)
-
-    def difference(rows_SV: torch.Tensor) -> torch.Tensor:
-        norm_S1 = torch.logsumexp(rows_SV, dim=-1, keepdim=True)
-        return _chosen(rows_SV, candidates_K) - norm_S1 - public_K
-
-    total_K = _grid_sum(logits_SV, candidates_K, clip_bound, difference)
+    top_S1, total_S1 = row_totals(logits_SV)
+    norm_S1 = (top_S1 + (total_S1 / EXP_GRID).log()).float()
+    total_K = _clipped_sum(_chosen(logits_SV, candidates_K), norm_S1, public_K, clip_bound)
     return public_K.double() + total_K / batch_size
 
 
-def row_blocks(logits_SV: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yield the rows in float32 in blocks of shape (BLOCK, V), the last filled up with zeros, each
-    with the number of its true rows; nothing where there are no rows."""
-    for start in range(0, len(logits_SV), BLOCK):
-        rows_SV = logits_SV[start : start + BLOCK].float()
-        count = len(rows_SV)
-        yield torch.nn.functional.pad(rows_SV, (0, 0, 0, BLOCK - count)), count
-
-
-def _grid_sum(
-    logits_SV: torch.Tensor,
-    candidates_K: torch.Tensor | None,
-    clip_bound: float,
-    value: Callable[[torch.Tensor], torch.Tensor],
+def _clipped_sum(
+    logits_SK: torch.Tensor, shift_S1: torch.Tensor, base_K: torch.Tensor, clip_bound: float
 ) -> torch.Tensor:
-    """Compute the sum over rows of `value` clamped to [-c, c] on the grid, float64, shape (K,)."""
-    total_K = _chosen(logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64), candidates_K)
+    """Compute `sum_i clamp(z_i - shift_i - base, -c, c)` on the grid, float64, shape (K,)."""
+    total_K = base_K.new_zeros(base_K.shape, dtype=torch.float64)
     most = _grid_bound(clip_bound)
-    for rows_SV, count in row_blocks(logits_SV):
-        steps_SK = torch.trunc(value(rows_SV)[:count] * GRID).clamp_(-most, most)
+    for rows, columns in tiles(logits_SK):
+        steps = logits_SK[rows, columns].float() - shift_S1[rows]
+        steps.sub_(base_K[columns]).mul_(GRID).trunc_().clamp_(-most, most)
         # A row may overflow in 16 bits; not a number, it would take the others' sum with it.
-        steps_SK.nan_to_num_(nan=0.0)
-        total_K += steps_SK.sum(dim=0, dtype=torch.float64)
+        total_K[columns] += steps.nan_to_num_(nan=0.0).sum(dim=0, dtype=torch.float64)
     return total_K / GRID
+
+
+def row_totals(logits_SV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's highest logit, float32, and the sum of its `row_steps`, float64, both of
+    shape (S, 1): the sum is exact, so whatever shares the computation moves no bit of it."""
+    top_S1 = logits_SV.amax(dim=-1, keepdim=True).float()
+    total_S1 = top_S1.new_zeros(top_S1.shape, dtype=torch.float64)
+    for rows, columns in tiles(logits_SV):
+        steps = row_steps(logits_SV[rows, columns], top_S1[rows])
+        total_S1[rows] += steps.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    return top_S1, total_S1
+
+
+def row_steps(logits: torch.Tensor, top_S1: torch.Tensor) -> torch.Tensor:
+    """Return `exp(z - top)` in whole steps of `EXP_GRID`, as float32: rows' softmaxes, but for
+    their totals."""
+    return (logits.float() - top_S1).exp_().mul_(EXP_GRID).trunc_()
+
+
+def tiles(matrix: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """Yield the rows and columns of the parts in which a matrix is worked on."""
+    rows, columns = matrix.shape
+    height = max(1, min(rows, TILE_ROWS))
+    width = (CPU_TILE if matrix.is_cpu else GPU_TILE) // height
+    for row in range(0, rows, height):
+        for column in range(0, columns, width):
+            yield slice(row, row + height), slice(column, column + width)
 
 
 def _grid_bound(clip_bound: float) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from dpray.accounting.events import ExponentialMechanism
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 
 @dataclass(frozen=True)
@@ -29,23 +31,31 @@ class SoftmaxSampler:
         """Return the cost of one draw."""
         return ExponentialMechanism(range=2.0 * self.sensitivity / self.temperature)
 
-    def sample(self, utilities: npt.NDArray[np.floating], rng: np.random.Generator) -> int:
-        """Return the index of one draw, by inversion in float64 with one uniform of 53 bits."""
+    def sample(self, utilities: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        """Return the index of one draw, as `sample_softmax` does."""
         return sample_softmax(utilities, self.temperature, rng)
 
 
 def sample_softmax(
-    logits: npt.NDArray[np.floating], temperature: float, rng: np.random.Generator
-) -> int:
+    logits: torch.Tensor, temperature: float, rng: np.random.Generator
+) -> torch.Tensor:
     """Draw once from `softmax(logits / temperature)`; carries no guarantee by itself.
 
-    -inf entries are never drawn. Raises ValueError where no entry is finite.
+    The draw is by inversion in float64 with one uniform of 53 bits. -inf entries are never drawn.
+    Returns the index, a tensor without dimensions on the logits' device, and does not wait for it;
+    it is -1 where no entry is finite. The weights are cut to whole numbers that add up to less than
+    2^62, exactly and in any order, so that all ranks and devices agree. Takes at most 2^19 logits.
     """
-    scaled = np.asarray(logits, dtype=np.float64) / temperature
-    top = scaled.max()
-    if not np.isfinite(top):
-        raise ValueError("no finite logit to draw from")
-    cumulative = np.cumsum(np.exp(scaled - top))
-    index = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
-    # The product may round up to the total, where searchsorted steps past the last weight.
-    return min(index, int(np.searchsorted(cumulative, cumulative[-1], side="left")))
+    # Imported late: a plan holds a sampler and needs no torch.
+    import torch
+
+    scaled = logits.double() / temperature
+    weights = (scaled - scaled.max()).exp_()
+    # The sum of whole numbers is m 2^e with m < 1, and `scale` is 2^(62 + 33 - e).
+    total = (weights * 2.0**33).ceil_().sum()
+    scale = total.frexp().mantissa / total * 2.0**95
+    cumulative = (weights * scale).nan_to_num_(nan=0.0).long().cumsum(0)
+    last = cumulative[-1]
+    # The product may round up to the total, which is beyond the last weight.
+    mark = (last.double() * rng.random()).long().minimum(last - 1)
+    return torch.searchsorted(cumulative, mark, right=True).where(last > 0, -1)

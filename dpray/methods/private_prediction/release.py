@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from dpray.accounting.report import NOT_COVERED
+from dpray.config.sections import RuntimeConfig
 from dpray.engines.base import EngineError
 from dpray.io.files import write_durably
 from dpray.mechanisms.partition import HashPartition
@@ -95,7 +96,20 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
     make = partial(
         BatchDecoder, session.plan, session.ledger, session.key(), session.attempt_id, load, key
     )
-    return batches_of(session.plan, key).work(session.config, batches, make)
+    size = task_size(session.config.runtime, session.plan.disjoint, len(batches))
+    return batches_of(session.plan, key).work(session.config, batches, make, size)
+
+
+def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
+    """Return how many batches an actor is handed at once.
+
+    The engine runs empty at a task's end, which costs the more the shorter the batches are; what a
+    lost actor leaves is a task that is decoded again.
+    """
+    if runtime.batches_per_task is not None:
+        return runtime.batches_per_task
+    share = -(-batches // max(runtime.actors, runtime.min_actors))
+    return min(share, 8 if disjoint else 64)
 
 
 def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:

@@ -47,8 +47,9 @@ class SparseVector:
 
 def distribution_distance(
     logits_SV: torch.Tensor, logits_public_V: torch.Tensor, batch_size: int
-) -> float:
-    """Return `|| (1/s) * sum_i softmax(z_i) - softmax(z_pub) ||_1` (Eq. 2).
+) -> torch.Tensor:
+    """Return `|| (1/s) * sum_i softmax(z_i) - softmax(z_pub) ||_1` (Eq. 2), a tensor without
+    dimensions on the logits' device.
 
     The mean of the softmaxes, of sensitivity 1/s; the softmax of the mean logits has no such bound.
     A row's probabilities are rounded down to multiples of 2^-40 and added up in float64: their sum
@@ -57,12 +58,14 @@ def distribution_distance(
     # Imported late: a plan holds a `SparseVector` and needs no torch.
     import torch
 
-    from dpray.methods.private_prediction.clipping import row_blocks
+    from dpray.methods.private_prediction.clipping import row_steps, row_totals, tiles
 
-    total_V = logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64)
-    for rows_SV, count in row_blocks(logits_SV):
-        steps_SV = torch.softmax(rows_SV.double(), dim=-1).mul_(PROBABILITY_GRID).floor_()
-        total_V += steps_SV[:count].nan_to_num_(nan=0.0).sum(dim=0)
-    mean_V = total_V / (PROBABILITY_GRID * batch_size)
+    top_S1, total_S1 = row_totals(logits_SV)
+    sum_V = logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64)
+    for rows, columns in tiles(logits_SV):
+        steps = row_steps(logits_SV[rows, columns], top_S1[rows])
+        steps = (steps * (PROBABILITY_GRID / total_S1[rows])).floor_()
+        sum_V[columns] += steps.nan_to_num_(nan=0.0).sum(dim=0)
+    mean_V = sum_V / (PROBABILITY_GRID * batch_size)
     public_V = torch.softmax(logits_public_V.double(), dim=-1)
-    return float((mean_V - public_V).abs().sum())
+    return (mean_V - public_V).abs().sum()

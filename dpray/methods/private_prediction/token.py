@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from dpray.accounting.events import Composed, Event, SelfComposed
+from dpray.engines.base import Waiting
 from dpray.mechanisms.randomness import generator
 from dpray.methods.private_prediction.exponential import SoftmaxSampler, sample_softmax
 from dpray.methods.private_prediction.public_gate import is_sure
@@ -22,6 +21,7 @@ from dpray.methods.private_prediction.sparse_vector import SparseVector, distrib
 
 # A plan holds a `PrivateToken` and needs no torch: what draws imports it.
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from dpray.methods.private_prediction.candidates import Candidates
@@ -102,20 +102,21 @@ class PrivateToken:
 
     def draw_private(
         self, logits_SV: torch.Tensor, logits_public_V: torch.Tensor, rng: np.random.Generator
-    ) -> int:
-        """Draw by lines 14 and 15: average, then the exponential mechanism."""
+    ) -> torch.Tensor:
+        """Draw by lines 14 and 15: average, then the exponential mechanism.
+
+        Returns the token as `sample_softmax` does; so does `draw_public`."""
         from dpray.methods.private_prediction.candidates import candidate_set
 
         margin = 2.0 * self.clip_bound / self.batch_size
         candidates_K = candidate_set(logits_public_V, self.candidates, self.k, margin)
         mean_K = self.average(logits_SV, logits_public_V, candidates_K)
-        index = self.sampler.sample(mean_K.cpu().numpy(), rng)
-        return index if candidates_K is None else int(candidates_K[index])
+        index = self.sampler.sample(mean_K, rng)
+        return index if candidates_K is None else candidates_K[index].where(index >= 0, -1)
 
-    def draw_public(self, logits_public_V: torch.Tensor, rng: np.random.Generator) -> int:
+    def draw_public(self, logits_public_V: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         """Draw by line 19, from the public logits alone: free."""
-        logits = logits_public_V.float().cpu().numpy()
-        return sample_softmax(logits, self.public_temperature, rng)
+        return sample_softmax(logits_public_V, self.public_temperature, rng)
 
 
 class PrivateTokenSelector:
@@ -141,32 +142,43 @@ class PrivateTokenSelector:
         if self.mechanism.sparse_vector is not None and noisy_threshold is None:
             self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)
 
-    def select(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> int | None:
+    def select(
+        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+    ) -> Waiting[int | None]:
         """Return None once the batch's r private tokens are drawn: the bound holds inside a
         text."""
         if self.t >= self.mechanism.private_tokens:
             return None
-        if self._is_sure(logits_public_V) or not self._is_far(logits_private_SV, logits_public_V):
+        is_free = (yield from self._is_sure(logits_public_V)) or not (
+            yield from self._is_far(logits_private_SV, logits_public_V)
+        )
+        if is_free:
             self.public_tokens += 1
-            return self.mechanism.draw_public(logits_public_V, self.rng)
-        self.t += 1
-        token = self.mechanism.draw_private(logits_private_SV, logits_public_V, self.rng)
-        if self.mechanism.sparse_vector is not None:
-            self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)
-        return token
+            token = self.mechanism.draw_public(logits_public_V, self.rng)
+        else:
+            self.t += 1
+            token = self.mechanism.draw_private(logits_private_SV, logits_public_V, self.rng)
+            if self.mechanism.sparse_vector is not None:
+                self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)
+        drawn = int((yield token))
+        if drawn < 0:
+            raise ValueError("no finite logit to draw from")
+        return drawn
 
-    def _is_sure(self, logits_public_V: torch.Tensor) -> bool:
+    def _is_sure(self, logits_public_V: torch.Tensor) -> Waiting[bool]:
         marks = self.mechanism.sure_probability, self.mechanism.sure_entropy
-        return marks != (None, None) and is_sure(logits_public_V, *marks)
+        return marks != (None, None) and bool((yield is_sure(logits_public_V, *marks)))
 
-    def _is_far(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> bool:
+    def _is_far(
+        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+    ) -> Waiting[bool]:
         sparse_vector = self.mechanism.sparse_vector
         if sparse_vector is None or self.noisy_threshold is None:
             return True
         distance = distribution_distance(
             logits_private_SV, logits_public_V, self.mechanism.batch_size
         )
-        return sparse_vector.is_far(distance, self.noisy_threshold, self.rng)
+        return sparse_vector.is_far(float((yield distance)), self.noisy_threshold, self.rng)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -14,7 +14,8 @@ import pytest
 
 from dpray.accounting.run_ledger import NullLedger
 from dpray.config.config import parse_config
-from dpray.methods.private_prediction.release import records
+from dpray.config.sections import RuntimeConfig
+from dpray.methods.private_prediction.release import records, task_size
 from dpray.registry import make_plan
 from dpray.runs.engine import build_engine
 from dpray.runs.folder import ReleaseFolder
@@ -79,3 +80,19 @@ def test_an_empty_text_takes_no_place(release: Release) -> None:
     assert [record["text"] for record in records] == [
         "text 1 of 0/0", *(f"text 0 of {batch}" for batch in in_turn()[2:]), "text 1 of 0/1",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("runtime", "disjoint", "batches", "size"),
+    [
+        ({}, True, 1000, 8),
+        ({}, False, 1000, 64),
+        ({"actors": 4}, False, 90, 23),
+        ({"actors": 4, "min_actors": 9}, False, 8, 1),
+        ({"batches_per_task": 3, "actors": 4}, False, 4, 3),
+    ],
+)
+def test_short_batches_come_in_large_tasks_and_every_actor_gets_some(
+    runtime: dict[str, int], disjoint: bool, batches: int, size: int
+) -> None:
+    assert task_size(RuntimeConfig(**runtime), disjoint, batches) == size  # type: ignore[arg-type]

@@ -1,0 +1,166 @@
+"""A token is a function of its own group's logits and key: the same whichever groups are drawn
+beside it, in whichever order, and on every device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpray.engines.base import select_token, select_tokens
+from dpray.mechanisms.randomness import generator, named_key
+from dpray.methods.private_prediction.exponential import sample_softmax
+from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+
+V, TEXTS, POSITIONS = 3001, 9, 12
+SIZES = [5, 0, 31, 1, 17, 64, 70, 2, 16]
+
+DCLIP: dict[str, Any] = {"clip": "dclip", "clip_bound": 2.0, "temperature": 0.8}
+KINDS: dict[str, dict[str, Any]] = {
+    "recentred": {},
+    "dclip": DCLIP,
+    "top_k": DCLIP | {"candidates": "top_k", "k": 40},
+    "top_k_plus": DCLIP | {"candidates": "top_k_plus", "k": 40},
+    "sparse vector": {"threshold": 1.1, "noise": 0.2},
+    "gate": {"sure_probability": 0.12},
+    "gate and sparse vector": {"sure_entropy": 4.3, "threshold": 1.1, "noise": 0.2},
+}
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return name
+
+
+def selector(text: int, **changes: Any) -> PrivateTokenSelector:
+    mechanism: dict[str, Any] = {
+        "batch_size": 16, "private_tokens": 10, "clip": "recentred", "clip_bound": 10.0,
+        "temperature": 0.5, "public_temperature": 1.0,
+    }  # fmt: skip
+    key = named_key("ab" * 32, str(text))
+    return PrivateTokenSelector(asdict(PrivateToken(**(mechanism | changes))), key)
+
+
+def logits(text: int, position: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    fixed = torch.Generator().manual_seed(100 * text + position)
+    rows = torch.randn(SIZES[text] + 1, V, generator=fixed) * 3
+    return rows[:-1].to(device), rows[-1].to(device)
+
+
+def alone(text: int, device: str = "cpu", **changes: Any) -> list[int | None]:
+    one = selector(text, **changes)
+    return [select_token(one, *logits(text, n, device)) for n in range(POSITIONS)]
+
+
+def side_by_side(order: Iterable[int], device: str, **changes: Any) -> dict[int, list[Any]]:
+    """Draw the texts' tokens, `order` beside each other; the second half begins a step later."""
+    texts = {text: selector(text, **changes) for text in order}
+    found: dict[int, list[Any]] = {text: [] for text in texts}
+    for step in range(POSITIONS + 1):
+        late = {text: place >= len(texts) // 2 for place, text in enumerate(texts)}
+        now = [text for text in texts if 0 <= step - late[text] < POSITIONS]
+        rows = {text: logits(text, step - late[text], device) for text in now}
+        tokens = select_tokens([texts[text].select(*rows[text]) for text in now])
+        for text, token in zip(now, tokens, strict=True):
+            found[text].append(token)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_beside_each_other_get_the_tokens_that_they_get_alone(
+    kind: str, device: str
+) -> None:
+    expected = {text: alone(text, device, **KINDS[kind]) for text in range(TEXTS)}
+    for order in (range(TEXTS), reversed(range(TEXTS)), [4, 0, 7], [6], [8, 1]):
+        texts = list(order)
+        found = side_by_side(texts, device, **KINDS[kind])
+        assert found == {text: expected[text] for text in texts}
+    assert len({token for tokens in expected.values() for token in tokens}) > TEXTS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kinds_draw_what_they_are_here_for(kind: str) -> None:
+    states = []
+    for text in range(TEXTS):
+        one = selector(text, **KINDS[kind])
+        for position in range(POSITIONS):
+            select_token(one, *logits(text, position))
+        states.append(one.state())
+    assert any(state["t"] for state in states)
+    has_free_tokens = KINDS[kind].keys() & {"threshold", "sure_probability", "sure_entropy"}
+    assert any(state["public_tokens"] for state in states) == bool(has_free_tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_device_draws_the_same_tokens(kind: str, device: str) -> None:
+    for text in range(TEXTS):
+        assert alone(text, device, **KINDS[kind]) == alone(text, **KINDS[kind])
+
+
+def inverse_cdf(utilities: np.ndarray, temperature: float, uniform: float) -> int:
+    """The draw as the textbook has it, added up from left to right in float64."""
+    weights = np.exp((utilities - utilities.max()) / temperature)
+    cumulative = np.cumsum(weights)
+    return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.7, 5.0])
+def test_a_draw_inverts_the_cumulative_distribution_at_the_keys_uniform(
+    temperature: float, device: str
+) -> None:
+    rng, twin = (generator(named_key("cd" * 32, str(temperature))) for _ in range(2))
+    fixed = torch.Generator().manual_seed(2)
+    for _ in range(300):
+        utilities = torch.randn(2000, generator=fixed, dtype=torch.float64) * 2
+        expected = inverse_cdf(utilities.numpy(), temperature, twin.random())
+        assert int(sample_softmax(utilities.to(device), temperature, rng)) == expected
+
+
+def test_a_draw_does_not_depend_on_the_order_of_its_sum(device: str) -> None:
+    """Entries that cannot be drawn may stand anywhere: each draw names the same token."""
+    fixed = torch.Generator().manual_seed(3)
+    utilities = torch.randn(999, generator=fixed, dtype=torch.float64, device="cpu") * 3
+    spread = torch.full((4 * 999,), -math.inf, dtype=torch.float64)
+    spread[::4] = utilities
+    rng, twin = (generator("ef" * 32) for _ in range(2))
+    for _ in range(300):
+        index = sample_softmax(utilities.to(device), 1.0, rng)
+        assert int(sample_softmax(spread.to(device), 1.0, twin)) == 4 * int(index)
+
+
+class Uniform:
+    """A generator whose next uniform is known."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def random(self) -> float:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("uniform", "token"), [(0.0, 1), (0.5, 2), (0.5 - 2**-53, 1), (1 - 2**-53, 2)]
+)
+def test_the_ends_of_the_uniform_stay_inside(uniform: float, token: int, device: str) -> None:
+    forbidden = -math.inf
+    utilities = torch.tensor([forbidden, 7.0, 7.0, forbidden], device=device)
+    rng: Any = Uniform(uniform)
+    assert int(sample_softmax(utilities, 1.0, rng)) == token
+
+
+@pytest.mark.parametrize("candidates", ["all", "top_k"])
+def test_public_logits_without_a_number_end_their_own_group_alone(candidates: str) -> None:
+    changes = DCLIP | {"candidates": candidates, "k": 40}
+    rows, public = logits(0, 0)
+    broken = selector(0, **changes).select(rows, torch.full_like(public, -math.inf))
+    error, token = select_tokens([broken, selector(2, **changes).select(*logits(2, 0))])
+    assert isinstance(error, ValueError)
+    assert token == alone(2, **changes)[0]
