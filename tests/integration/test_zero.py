@@ -5,6 +5,7 @@ False-alarm rate of what is random here: below 1e-5 in all.
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -62,7 +63,11 @@ class Saved:
 @pytest.fixture(scope="module", params=(1, 4))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder, ranks = tmp_path_factory.mktemp("zero"), request.param
-    torch.multiprocessing.spawn(rank_main, (ranks, free_ports(1)[0], folder), nprocs=ranks)
+    # One process loads the libraries, and each rank is a fork of it.
+    multiprocessing.set_forkserver_preload([rank_main.__module__, "dpray.training.zero"])
+    torch.multiprocessing.start_processes(
+        rank_main, (ranks, free_ports(1)[0], folder), nprocs=ranks, start_method="forkserver"
+    )
     return Saved(ranks, folder)
 
 
