@@ -18,6 +18,17 @@ from tests.integration.processes import MARKER, Cluster, Runs, environment
 pytestmark = pytest.mark.slow
 
 
+def test_measured_labels_choose_secret_batches_on_the_cluster(runs: Callable[..., Runs]):
+    run = runs(
+        method__batches="poisson", method__texts=12, data__label_proportions="measured",
+        privacy__epsilon=80.0, privacy__epsilon_labels=20.0, runtime__actors=2,
+    )  # fmt: skip
+    report = run.run().report
+    assert report["sampling"]["label_mix_source"].startswith("measured")
+    assert 2 <= report["batches"]["published"] <= 12 and report["records"] > 0
+    assert 20 < report["epsilon"] <= 80
+
+
 def test_a_run_without_an_address_starts_ray_here(
     runs: Callable[..., Runs], cluster: Cluster, short_folder: Path
 ):

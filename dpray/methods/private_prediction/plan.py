@@ -16,14 +16,16 @@ from dpray.config.config import Config
 from dpray.engines.model_path import check_model_path, is_at_hand
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import DEFAULT_CONTEXT
+from dpray.mechanisms.batch_allowances import BatchAllowances
 from dpray.mechanisms.partition import HashPartition
 from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.methods.private_prediction.algorithm import PrivatePrediction
+from dpray.methods.private_prediction.allowances import calibrated_allowances
 from dpray.methods.private_prediction.prompts import PromptTemplate, load_template
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.runs.plan import Plan, with_labels
-from dpray.types import InputError
+from dpray.types import Budget, InputError
 
 MOST_PRIVATE_TOKENS = MOST_TEXTS = 10_000_000
 
@@ -47,14 +49,17 @@ class PrivatePredictionPlan(Plan):
     `config.engine.dtype` is what the model computes in.
 
     `private_tokens` is a batch's, and `texts` the number of texts from Poisson batches, None with
-    disjoint ones. `salt` is the partition's, "" in a plan that is not run. `texts_affordable` is
-    the number of texts that the epsilon pays for with each kind of batches that was considered.
+    disjoint ones. Where label proportions are measured, `texts` is the most, and `allowances` say
+    what each label may get; until they are measured, all labels are equally common. `salt` is the
+    partition's, "" in a plan that is not run. `texts_affordable` is the number of texts that the
+    epsilon pays for with each kind of batches that was considered.
     """
 
     settings: PrivatePredictionSettings
     private_tokens: int
     template: PromptTemplate
     texts: int | None = None
+    allowances: BatchAllowances | None = None
     texts_affordable: Mapping[str, int] = field(default_factory=dict)
     salt: str = ""
 
@@ -64,9 +69,10 @@ class PrivatePredictionPlan(Plan):
 
     @cached_property
     def dp_event(self) -> Event:
-        event = self.method.dp_event
-        if isinstance(self.batches, PoissonBatches):
-            mechanism = self.method.mechanism
+        event, mechanism = self.method.dp_event, self.method.mechanism
+        if self.allowances is not None:
+            event = self.allowances.dp_event(mechanism.sampler.dp_event, self.private_tokens)
+        elif isinstance(self.batches, PoissonBatches):
             event = self.batches.dp_event(
                 mechanism.sampler.dp_event, self.private_tokens, mechanism.records_per_unit
             )
@@ -78,6 +84,8 @@ class PrivatePredictionPlan(Plan):
         if self.texts is None:
             return HashPartition.expected(size, self.proportions, s, self.salt)
         number = math.ceil(self.texts / self.settings.texts_per_batch)
+        if self.allowances is not None:
+            return self.allowances.batches(self.proportions, number)
         return PoissonBatches.expected(size, self.proportions, s, number)
 
     @cached_property
@@ -160,11 +168,20 @@ class PrivatePredictionPlan(Plan):
         mean, log = max(self.settings.batch_size, *means), -math.log(TOO_LARGE)
         if not self.disjoint:
             mean = MORE_THAN_PUBLIC * self.settings.batch_size
-            log = math.log(self.batches.num_batches) - math.log(CUT)
+            log = math.log(self.most_batches) - math.log(CUT)
         elif data.unit is None:
             most = self.settings.max_copies
         jump = log * most
         return math.ceil(mean + jump / 3 + math.sqrt((jump / 3) ** 2 + 2 * mean * jump))
+
+    @property
+    def most_batches(self) -> int:
+        """Return the most batches that there are, whatever the measured proportions: a label that
+        is not rarer than the others has at least its part of them."""
+        if self.allowances is None:
+            return self.batches.num_batches
+        of_a_label = max(allowance.batches for allowance in self.allowances.allowances)
+        return (of_a_label + 2) * len(self.proportions)
 
     @property
     def public_decides(self) -> bool:
@@ -213,6 +230,8 @@ class PrivatePredictionPlan(Plan):
     def lines(self) -> dict[str, str]:
         batches, r, decoded = self.batches.num_batches, self.private_tokens, self.batches_decoded
         part = "" if decoded == batches else f"{decoded} of them decoded (more if some give none); "
+        if self.allowances is not None:
+            part = "if the labels are equally common, else as many as the rarest allows; "
         kinds = [f"{number} from {kind} batches" for kind, number in self.texts_affordable.items()]
         affordable = {"affordable texts": ", ".join(kinds)} if kinds else {}
         return {
@@ -233,6 +252,13 @@ class PrivatePredictionPlan(Plan):
         return more if most is None else f"{more}; at most {most}"
 
     def _warnings(self) -> list[str]:
+        if self.allowances is not None:
+            rarest = self.allowances.allowances[-1].share
+            return [
+                *self.rounding,
+                f"labels that are rarer than {rarest:.1%} of the records get batches of fewer than "
+                "method.batch_size records; a larger privacy.epsilon_labels, or epsilon, helps",
+            ]
         if self.private_tokens >= self.settings.max_tokens or not self.disjoint:
             return self.rounding
         return [
@@ -307,14 +333,13 @@ def _poisson(
 ) -> PrivatePredictionPlan:
     if settings.sparse_vector is not None:
         raise InputError("method.sparse_vector: its answers cost too much in Poisson batches")
-    if config.data.label_proportions == "measured":
-        raise InputError(
-            "method.batches: poisson needs data.label_proportions in the configuration: its cost "
-            "depends on them"
-        )
     a_batch = settings.texts_per_batch
     tokens = settings.private_tokens or a_batch * settings.max_tokens
     one = PrivatePredictionPlan(config, config.data.proportions, settings, tokens, template, 1)
+    if one.label_histogram is not None:
+        most = settings.texts or settings.max_records or MOST_TEXTS
+        allowances = _allowances(one).at_most(math.ceil(most / a_batch))
+        return replace(one, texts=most, allowances=allowances)
     if settings.texts is not None:
         return replace(one, texts=settings.texts)
     if settings.max_records is not None:
@@ -322,6 +347,32 @@ def _poisson(
         if as_many.cost.epsilon <= config.privacy.epsilon:
             return as_many
     return replace(one, texts=a_batch * _affordable_batches(one))
+
+
+def _allowances(one: PrivatePredictionPlan) -> BatchAllowances:
+    """Return what labels of any share may get.
+
+    The noise of the histogram may make a label look rarer than it is, by `tail` records but for a
+    probability of `CUT`. Shares that this would be more than half of have no allowance of their
+    own, so that `MORE_THAN_PUBLIC` covers it.
+    """
+    data, privacy, histogram = one.config.data, one.config.privacy, one.label_histogram
+    assert histogram is not None
+    if data.max_records_per_unit > 1:
+        raise InputError(
+            "method.batches: poisson with data.label_proportions measured is for one record a "
+            "unit; give the proportions, or take disjoint batches"
+        )
+    tail = -histogram.scale * math.log(CUT)
+    return calibrated_allowances(
+        (data.public_size, one.settings.batch_size),
+        len(histogram.labels),
+        min(1.0, max(one.settings.batch_size, tail / (MORE_THAN_PUBLIC - 1)) / data.public_size),
+        histogram.dp_event,
+        one.method.mechanism.sampler.dp_event,
+        one.private_tokens,
+        Budget(privacy.epsilon, privacy.delta),
+    )
 
 
 def _affordable_batches(one: PrivatePredictionPlan) -> int:

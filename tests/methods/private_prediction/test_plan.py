@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,11 +183,47 @@ def test_auto_takes_what_affords_more_texts_and_says_both_numbers(
     assert many.summary()["affordable_texts"] == dict(many.texts_affordable)
 
 
+MEASURED = {"data__label_proportions": "measured", "privacy__epsilon_labels": 0.5}
+
+
+def test_measured_labels_afford_nearly_as_many_texts_as_known_ones(
+    settings: Callable[..., dict[str, Any]],
+) -> None:
+    """What is charged does not depend on what is measured, and the number of texts does."""
+    common = {"method__max_records": None, "privacy__epsilon": 3.0, "method__clip_bound": 5.0}
+    less = common | {"privacy__epsilon": 2.5}
+    known, with_less = poisson(settings, **common), poisson(settings, **less)
+    made = poisson(settings, method__batches="auto", **common, **MEASURED)
+    assert made.settings.batches == "poisson" and made.texts_affordable["disjoint"] > 0
+    assert 0.97 * 3.0 < made.cost.epsilon <= 3.0
+    assert 0.8 * with_less.expected_texts < made.expected_texts < known.expected_texts
+    rare = made.with_proportions({"a": 0.2, "b": 0.8})
+    assert rare.dp_event == made.dp_event and rare.cost == made.cost
+    assert rare.batches.num_batches < made.batches.num_batches <= made.most_batches
+    assert rare.most_rows == made.most_rows
+    rarest = made.allowances.allowances[-1]  # type: ignore[union-attr]
+    # Noise of scale 2 takes 138 records off a count with probability 1e-30: half of 276.
+    assert rarest.share == pytest.approx(2 * 2 * math.log(1e30) / 4000)
+    assert any("rarer than 6.9%" in warning for warning in made.summary()["warnings"])
+
+
+def test_few_texts_of_measured_labels_cost_less(settings: Callable[..., dict[str, Any]]) -> None:
+    few = poisson(settings, method__texts=3, privacy__epsilon=5.0, **MEASURED)
+    assert few.expected_texts == 3 and few.cost.epsilon < 4.0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"method__sparse_vector": {"threshold": 0.5, "noise": 0.2}}, r"^method\.sparse_vector: "),
-        ({"data__label_proportions": "measured"}, r"^method\.batches: poisson needs "),
+        (
+            {
+                "data__label_proportions": "measured",
+                "data__unit": "who",
+                "data__max_records_per_unit": 2,
+            },
+            r"^method\.batches: poisson with data\.label_proportions measured is for one record",
+        ),
         ({"privacy__epsilon": 1e-4}, r"^privacy\.epsilon: 0\.0001 does not pay for one text"),
         ({"method__batches": "disjoint", "method__texts": 5}, r"^method\.texts: for Poisson"),
     ],

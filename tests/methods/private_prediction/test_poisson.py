@@ -3,9 +3,11 @@ and is the same in every attempt; and batches that are cut."""
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.base import Engine
 from dpray.engines.transformers import TransformersEngine
@@ -170,6 +173,50 @@ def test_a_run_that_lost_its_key_is_refused(config: Config, engine: Engine) -> N
     assert second.sizes == {} and not first.path.exists()
     first.path.write_text(kept)
     assert second.run(config)["batches"]["published"] == 24
+
+
+MEASURED = {
+    "method__batches": "poisson", "method__texts": 16, "data__label_proportions": "measured",
+    "privacy__epsilon": 80.0, "privacy__epsilon_labels": 20.0,
+}  # fmt: skip
+
+
+def test_measured_labels_choose_the_batches_and_a_resumed_run_has_the_same(
+    settings: Callable[..., dict[str, Any]], engine: Engine, tmp_path: Path
+) -> None:
+    """40 of the 60 records are of label a. What is charged is the same before and after."""
+    rows = [{"text": f"Marlowe {n} has a fever", "label": "aab"[n % 3]} for n in range(60)]
+    data = tmp_path / "mostly_a.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = parse_config(settings(**MEASURED, data__path=str(data)))
+    planned = make_plan(made)
+    first = Watched(engine, made, stop_after=5)
+    with pytest.raises(Resumable):
+        first.run(made)
+    (key,) = first.keys
+    second = Watched(engine, made)
+    report = second.run(made)
+    assert second.keys == {key}
+    assert report["epsilon"] == planned.cost.epsilon <= 80
+    labels = json.loads(Path(made.output.path, "private/parts/labels.json").read_text())
+    proportions = labels["proportions"]
+    assert report["sampling"]["label_mix"] == proportions
+    assert proportions["a"] == pytest.approx(2 / 3, abs=0.1)
+    plan = planned.with_proportions(proportions)
+    assert plan.cost == planned.cost and plan.dp_event == planned.dp_event
+    counts = plan.batches.batches_per_label
+    assert counts["a"] > counts["b"] and report["batches"]["published"] == sum(counts.values())
+    joined = Counter(
+        batch
+        for number, row in enumerate(rows)
+        for batch in plan.batches.joined(key, row["label"], f"{number} {data}")
+    )
+    sizes = first.sizes | second.sizes
+    assert sizes == {batch: joined[batch] for batch in plan.batches.batch_ids()}
+    with closing(Ledger.open(made.privacy.ledger)) as ledger:
+        account = ledger.account("notes")
+        assert account is not None and len(account.charges) == 1
+        assert account.spent.epsilon == report["epsilon"] and ledger.verify() == []
 
 
 MEMBERS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 3)))
