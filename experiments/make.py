@@ -23,6 +23,7 @@ import dp_sgd_table
 import kps_table
 import numpy as np
 import reproduction
+import secret_batches
 import typer
 from joblib import Memory
 from runs import DATA, HERE, RUNS, as_embedded
@@ -184,6 +185,7 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
         *reproduction.READING.splitlines(),
     ],
     **{f"Attacks: {name}": partial(attack_table.table, name, embed) for name in ("agnews", "yelp")},
+    "Secret batches: agnews": partial(secret_batches.table, embedded),
     "Private prediction: AG News": news,
     "Private prediction: film records": films,
     **{f"Aug-PE: {name}": partial(aug_pe, name) for name in ("yelp", "pubmed")},
