@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -21,10 +21,10 @@ from dpray.methods.private_prediction.plan import (
     check_rows,
     choose_batches,
     make_plan,
+    private_token,
 )
 from dpray.methods.private_prediction.prompts import PromptTemplate, load_template
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
-from dpray.methods.private_prediction.token import PrivateToken
 from dpray.runs.rows import read_records
 from dpray.types import InputError, OnProgress, Progress
 
@@ -168,28 +168,20 @@ def _measure(
     on_progress(Progress("public texts", 0, total))
     dtype = "float32" if config.engine.dtype == "auto" else config.engine.dtype
     engine = TransformersEngine(config.engine.model_copy(update={"dtype": dtype}))
+    measured = settings.model_copy(update={"batch_size": rows})
     clips = sorted({*CLIP_BOUNDS, settings.clip_bound})
     taus = sorted({*TEMPERATURES, settings.temperature})
-    gains, tokens = measure(
-        engine,
-        PrivateToken(
-            batch_size=rows,
-            private_tokens=settings.max_tokens,
-            clip=settings.clip,
-            clip_bound=settings.clip_bound,
-            temperature=settings.temperature,
-            public_temperature=settings.public_temperature,
-            candidates=settings.candidates,
-            k=settings.k,
-        ),
-        template,
-        sampled(texts, rows, held_out),
-        settings.max_tokens,
-        clips,
-        taus,
-        lambda done: on_progress(Progress("public texts", done, total)),
-    )
-    engine.close()
+    with closing(engine):
+        gains, tokens = measure(
+            engine,
+            private_token(config, measured, settings.max_tokens),
+            template,
+            sampled(texts, rows, held_out),
+            settings.max_tokens,
+            clips,
+            taus,
+            lambda done: on_progress(Progress("public texts", done, total)),
+        )
     pairs = zip(product(clips, taus), gains.flat, strict=True)
     grid = [Setting(settings.clip, c, tau, float(gain)) for (c, tau), gain in pairs]
     grid.sort(key=lambda setting: -setting.gain)

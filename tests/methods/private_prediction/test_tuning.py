@@ -76,7 +76,7 @@ def test_an_unclipped_gain_is_that_of_the_mean_of_log_probabilities(
     wanted = [
         float(((mean / tau).log_softmax(-1)[chosen] - public[chosen]).mean()) for tau in (1.0, 2.0)
     ]
-    assert tokens == len(ids) > 3
+    assert tokens == len(ids) == 3
     assert gains[0] == pytest.approx(wanted, abs=1e-5)
     assert abs(wanted[0]) > 1e-2
 
@@ -134,7 +134,7 @@ def test_held_out_texts_are_in_no_row() -> None:
     assert sampled({"a": list("abcdefgh")}, 5, 3)["a"] == (rows, held_out)
 
 
-GRID = [Setting("dclip", 10.0, 0.5, 0.4), Setting("dclip", 1.0, 1.0, 0.2),
+GRID = [Setting("dclip", 1000.0, 0.5, 0.4), Setting("dclip", 1.0, 1.0, 0.2),
         Setting("dclip", 0.1, 2.0, 0.1), Setting("dclip", 0.1, 3.0, -0.1)]  # fmt: skip
 
 
@@ -144,6 +144,7 @@ def proposal(config: Config, wanted: int) -> tuple[list[Setting], Setting | None
     return propose(config, config.method, template, GRID, options, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", ["auto", "disjoint", "poisson"])
 def test_a_proposal_affords_the_wanted_texts_within_epsilon(
     config: Callable[..., Config], batches: str
@@ -154,13 +155,14 @@ def test_a_proposal_affords_the_wanted_texts_within_epsilon(
     )  # fmt: skip
     found, best = proposal(made, 60)
     assert best is not None and best.texts is not None and best.texts >= 60
-    assert best.gain == 0.2 or batches == "disjoint", "the first is too dear"
-    assert found[0].texts is not None and found[0].texts < 60 and found[3].texts is None
+    assert found[0].texts is not None and found[0].texts < 60, "it is too dear"
+    assert best is found[1] and found[2].texts is found[3].texts is None
     changes = {key.removeprefix("method."): value for key, value in best.keys.items()}
     plan = make_plan(made, made.method.model_copy(update=changes))
     assert plan.cost.epsilon <= 2.0 and plan.expected_records == 60
 
 
+@pytest.mark.slow
 def test_the_nearest_is_named_where_nothing_affords_the_texts(
     config: Callable[..., Config],
 ) -> None:
@@ -185,7 +187,7 @@ def test_the_whole_proposal(
     assert tuned["wanted_texts"] == 24 and tuned["wanted_from_plan"] is False
     assert (tuned["rows"], tuned["texts"], tuned["tokens"]) == (5, 8, 32)
     gains = [each["gain"] for each in tuned["gains"]]
-    assert len(gains) == 35 and gains == sorted(gains, reverse=True)
+    assert len(gains) == 30 and gains == sorted(gains, reverse=True)
     assert {each["clip"] for each in tuned["gains"]} == {"dclip"}
     assert run_command(command) == 0
     shown = capsys.readouterr().out
@@ -195,6 +197,7 @@ def test_the_whole_proposal(
     assert not (public_file.parent / "ledger.db").exists()
 
 
+@pytest.mark.slow
 def test_without_a_number_of_texts_the_plans_own_is_wanted(
     config: Callable[..., Config], public_file: Path
 ) -> None:
