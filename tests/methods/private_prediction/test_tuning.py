@@ -17,10 +17,12 @@ from dpray.cli import run_command
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods.private_prediction.gains import GainMeter, continuation, measure, sampled
-from dpray.methods.private_prediction.plan import make_plan
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import load_template
+from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.methods.private_prediction.tuning import Setting, batch_options, propose, tune_clip
+from dpray.registry import make_plan
 from dpray.types import InputError
 from tests.engines.tiny_model import sentence
 
@@ -139,6 +141,7 @@ GRID = [Setting("dclip", 1000.0, 0.5, 0.4), Setting("dclip", 1.0, 1.0, 0.2),
 
 
 def proposal(config: Config, wanted: int) -> tuple[list[Setting], Setting | None]:
+    assert isinstance(config.method, PrivatePredictionSettings)
     template = load_template(config.method.template)
     options = batch_options(config, config.method, template, wanted)
     return propose(config, config.method, template, GRID, options, wanted)
@@ -158,7 +161,8 @@ def test_a_proposal_affords_the_wanted_texts_within_epsilon(
     assert found[0].texts is not None and found[0].texts < 60, "it is too dear"
     assert best is found[1] and found[2].texts is found[3].texts is None
     changes = {key.removeprefix("method."): value for key, value in best.keys.items()}
-    plan = make_plan(made, made.method.model_copy(update=changes))
+    plan = make_plan(made.model_copy(update={"method": made.method.model_copy(update=changes)}))
+    assert isinstance(plan, PrivatePredictionPlan)
     assert plan.cost.epsilon <= 2.0 and plan.expected_records == 60
 
 
@@ -204,7 +208,9 @@ def test_without_a_number_of_texts_the_plans_own_is_wanted(
     made = config(method__max_records=None, method__max_tokens=2)
     tuned = tune_clip(made, str(public_file))
     assert tuned["wanted_from_plan"] is True
-    assert tuned["wanted_texts"] == make_plan(made, made.method).whole_texts
+    plan = make_plan(made)
+    assert isinstance(plan, PrivatePredictionPlan)
+    assert tuned["wanted_texts"] == plan.whole_texts
 
 
 def test_bad_input_is_refused_by_the_options_name(
