@@ -9,8 +9,9 @@ import typer
 from rich.table import Table
 
 from dpray import api
-from dpray.config.config import load_config
-from dpray.terminal import Terminal
+from dpray.config.config import Config, load_config
+from dpray.progress import progress_bar
+from dpray.terminal import Terminal, titled_table
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file.", metavar="CONFIG")]
 Overrides = Annotated[
@@ -19,12 +20,28 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
 
 
-def plan(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def plan(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    tune_clip: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead, propose clip bound, temperature and batch size for private prediction "
+            "by what they gain on this file of PUBLIC texts of the same kind.",
+            metavar="PUBLIC",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
+    loaded = load_config(config, overrides or [])
+    if tune_clip is not None:
+        _tune(loaded, tune_clip, as_json)
+        return
     # Imported late: a mistyped key should not have to wait for torch.
     from dpray.runs.placement import in_words
 
-    made = api.plan(load_config(config, overrides or []))
+    made = api.plan(loaded)
     summary = made.summary()
     if as_json:
         typer.echo(json.dumps(summary))
@@ -51,3 +68,39 @@ def _guarantee(summary: dict[str, Any]) -> str:
         f"({summary['epsilon']:.4f}, {summary['delta']:g})-DP by the "
         f"{summary['accountant']['bound']} bound, add or remove one {summary['privacy_unit']}"
     )
+
+
+def _tune(config: Config, file: str, as_json: bool) -> None:
+    from dpray.methods.private_prediction.tuning import tune_clip
+
+    with progress_bar() as on_progress:
+        tuned = tune_clip(config, file, on_progress)
+    if as_json:
+        typer.echo(json.dumps(tuned))
+        return
+    console = Terminal()
+    title = (
+        f"{tuned['texts']} public texts ({tuned['tokens']} tokens) after {tuned['rows']} others "
+        "(no private data was opened)"
+    )
+    columns = ("clip", "c", "tau", "nats gained a token", "batches", "s", "texts afforded")
+    names = ("clip_bound", "temperature", "gain", "batches", "batch_size", "texts")
+    rows = [(g["clip"], *(_cell(g[name]) for name in names)) for g in tuned["gains"]]
+    console.print(titled_table(title, columns, rows))
+    wanted = f"{tuned['wanted_texts']} texts"
+    if tuned["wanted_from_plan"]:
+        wanted += ", as many as the plan has now (neither method.texts nor max_records is set)"
+    if tuned["settings"] is None:
+        console.note("note", "yellow", "no setting gains anything: the private prompts do not help")
+        return
+    if not tuned["affords"]:
+        console.note("note", "yellow", f"nothing that gains affords {wanted}; the nearest:")
+    else:
+        console.print(f"Take, for {wanted}:", soft_wrap=True)
+    console.print(" ".join(f"{k}={v}" for k, v in tuned["settings"].items()), soft_wrap=True)
+
+
+def _cell(value: float | str | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -233,10 +233,10 @@ def test_a_run_that_keeps_losing_can_be_resumed_with_the_same_records(
 def test_a_batch_whose_code_raised_is_never_repeated(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Any, text: str, label: str) -> Any:
+    def broken(engine: Any, template: Any, text: str, *_: Any) -> Any:
         raise RuntimeError(f"cannot encode: {text}")
 
-    monkeypatch.setattr(decoder.BatchDecoder, "_encode_private", broken)
+    monkeypatch.setattr(decoder, "encode_private", broken)
     with pytest.raises(DprayError, match="failed with RuntimeError") as stopped:
         release(config())
     assert "Marlowe" not in str(stopped.value) and stopped.value.exit_code == 1

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 
 from dpray.accounting.ledger import Ledger
-from dpray.engines.base import Engine, Prompt, failure_name, may_be_repeated
+from dpray.engines.base import Engine, failure_name, may_be_repeated
 from dpray.engines.row_variation import row_variation
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchOutput
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
+from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.runs.groups import Outcome
 from dpray.runs.rows import Row
 from dpray.types import DprayError, InputError
@@ -113,28 +114,31 @@ class BatchDecoder:
             label = self.plan.batches.label_of(batch_id)
             yield Batch(
                 batch_id,
-                tuple(self._encode_private(text, label) for text in private),
+                tuple(
+                    encode_private(self.engine, template, text, label, self._room)
+                    for text in private
+                ),
                 self.engine.encode(template.public_prompt(label)),
             )
 
-    def _encode_private(self, text: str, label: str) -> tuple[int, ...]:
-        """Return a private prompt's tokens, its text cut so that prompt and answer fit the model: a
-        rule on this text alone."""
-        frame = len(self.engine.encode(self.plan.template.private_prompt("", label)))
-        most = max(self._room - frame, 0)
-        while True:
-            prompt: Prompt = self.plan.template.private_prompt(
-                self.engine.truncate(text, most), label
+
+def encode_private(
+    engine: Engine, template: PromptTemplate, text: str, label: str, room: int
+) -> tuple[int, ...]:
+    """Return a private prompt's tokens, its text cut so that they are at most `room`: a rule on
+    this text alone."""
+    frame = len(engine.encode(template.private_prompt("", label)))
+    most = max(room - frame, 0)
+    while True:
+        tokens = engine.encode(template.private_prompt(engine.truncate(text, most), label))
+        if len(tokens) <= room:
+            return tokens
+        if most == 0:
+            raise InputError(
+                "method.template: the prompt leaves no room in the model's context for a text "
+                "of method.max_tokens"
             )
-            tokens = self.engine.encode(prompt)
-            if len(tokens) <= self._room:
-                return tokens
-            if most == 0:
-                raise InputError(
-                    "method.template: the prompt leaves no room in the model's context for a text "
-                    "of method.max_tokens"
-                )
-            most -= min(most, max(len(tokens) - self._room, 8))
+        most -= min(most, max(len(tokens) - room, 8))
 
 
 def bound_copies(rows: Iterable[Row], most: int) -> Iterator[Row]:

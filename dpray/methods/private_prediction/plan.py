@@ -90,7 +90,7 @@ class PrivatePredictionPlan(Plan):
 
     @cached_property
     def method(self) -> PrivatePrediction:
-        mechanism = _mechanism(self.config, self.settings, self.private_tokens)
+        mechanism = private_token(self.config, self.settings, self.private_tokens)
         texts = self.settings.texts_per_batch
         if self.disjoint:
             texts = _texts(self.settings, self.private_tokens, self.batches.num_batches)
@@ -459,9 +459,10 @@ def _texts(settings: PrivatePredictionSettings, private_tokens: int, batches: in
     return math.ceil(10 * private_tokens / settings.max_tokens)
 
 
-def _mechanism(
+def private_token(
     config: Config, settings: PrivatePredictionSettings, private_tokens: int
 ) -> PrivateToken:
+    """Return the mechanism of a batch of so many private tokens."""
     sparse_vector, gate = settings.sparse_vector, settings.public_gate
     return PrivateToken(
         batch_size=settings.batch_size,
@@ -485,7 +486,7 @@ def _affordable_tokens(config: Config, settings: PrivatePredictionSettings, most
     try:
         return int(
             calibrate(
-                lambda r: with_labels(config, _mechanism(config, settings, int(r)).dp_event),
+                lambda r: with_labels(config, private_token(config, settings, int(r)).dp_event),
                 config.privacy.epsilon,
                 config.privacy.delta,
                 bracket=(1, max(most, 2)),
@@ -495,7 +496,7 @@ def _affordable_tokens(config: Config, settings: PrivatePredictionSettings, most
         )
     except ValueError:
         one = cost(
-            with_labels(config, _mechanism(config, settings, 1).dp_event), config.privacy.delta
+            with_labels(config, private_token(config, settings, 1).dp_event), config.privacy.delta
         ).epsilon
         raise InputError(
             f"privacy.epsilon: {config.privacy.epsilon:g} does not pay for one private token, "

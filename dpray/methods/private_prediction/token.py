@@ -86,6 +86,13 @@ class PrivateToken:
             token = Composed((token, self.sparse_vector.dp_event))
         return SelfComposed(token, self.private_tokens)
 
+    def candidate_set(self, logits_public_V: torch.Tensor) -> torch.Tensor | None:
+        """Return the tokens that may be drawn, by their public logits; None means all."""
+        from dpray.methods.private_prediction.candidates import candidate_set
+
+        margin = 2.0 * self.clip_bound / self.batch_size
+        return candidate_set(logits_public_V, self.candidates, self.k, margin)
+
     def average(
         self,
         logits_SV: torch.Tensor,
@@ -106,10 +113,7 @@ class PrivateToken:
         """Draw by lines 14 and 15: average, then the exponential mechanism.
 
         Returns the token as `sample_softmax` does; so does `draw_public`."""
-        from dpray.methods.private_prediction.candidates import candidate_set
-
-        margin = 2.0 * self.clip_bound / self.batch_size
-        candidates_K = candidate_set(logits_public_V, self.candidates, self.k, margin)
+        candidates_K = self.candidate_set(logits_public_V)
         mean_K = self.average(logits_SV, logits_public_V, candidates_K)
         index = self.sampler.sample(mean_K, rng)
         return index if candidates_K is None else candidates_K[index].where(index >= 0, -1)

@@ -1,0 +1,133 @@
+"""This module measures what a clip leaves of the private prompts' help, on public texts alone.
+
+A held-out text's tokens are what a `GainMeter` "draws": the engine continues every row with them,
+as it does with a run's, and the meter reads off how likely they were.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpray.engines.base import LockstepGroup, LockstepResult, SelectorSpec, Waiting
+from dpray.methods.private_prediction.decoder import encode_private
+from dpray.methods.private_prediction.prompts import PromptTemplate
+from dpray.methods.private_prediction.token import PrivateToken
+
+if TYPE_CHECKING:
+    import torch
+
+    from dpray.engines.transformers import TransformersEngine
+
+METER = "dpray.methods.private_prediction.gains:GainMeter"
+
+
+class GainMeter:
+    """Sums, over a given text's tokens, the gain `log softmax(a_c / tau)[x] - log softmax(p)[x]`
+    for each clip bound c and temperature tau: a_c is the clipped average of the private logits and
+    p the public ones, both over the candidates. A token x that is no candidate adds 0.
+
+    It is a `dpray.engines.base.TokenSelector` that returns the text's own tokens.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mapping[str, Any],
+        tokens: Sequence[int],
+        clip_bounds: Sequence[float],
+        temperatures: Sequence[float],
+    ) -> None:
+        base = PrivateToken(**mechanism)
+        self._mechanisms = [replace(base, clip_bound=c) for c in clip_bounds]
+        self._temperatures, self._tokens, self._read = temperatures, tokens, 0
+        self._sums = np.zeros(len(clip_bounds) * len(temperatures))
+
+    def select(
+        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+    ) -> Waiting[int | None]:
+        import torch
+
+        token = self._tokens[self._read]
+        found = []
+        for mechanism in self._mechanisms:
+            candidates_K = mechanism.candidate_set(logits_public_V)
+            mean_K = mechanism.average(logits_private_SV, logits_public_V, candidates_K)
+            if candidates_K is None:
+                candidates_K = torch.arange(len(logits_public_V), device=logits_public_V.device)
+            public_K = logits_public_V[candidates_K].double().log_softmax(-1)
+            is_it_K = candidates_K == token
+            for tau in self._temperatures:
+                gain_K = (mean_K / tau).log_softmax(-1) - public_K
+                found.append(gain_K.where(is_it_K, 0.0).sum())
+        self._sums += np.asarray((yield torch.stack(found)))
+        self._read += 1
+        return token
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": self._sums.tolist()}
+
+
+def measure(
+    engine: TransformersEngine,
+    mechanism: PrivateToken,
+    template: PromptTemplate,
+    texts: Mapping[str, tuple[Sequence[str], Sequence[str]]],
+    max_tokens: int,
+    clip_bounds: Sequence[float],
+    temperatures: Sequence[float],
+    on_text: Callable[[int], None] = lambda done: None,
+) -> tuple[np.ndarray, int]:
+    """Return the mean gain in nats a token, shape (clip bounds, temperatures), and the number of
+    tokens. `texts` holds each label's rows, `mechanism.batch_size` of them, and held-out texts,
+    whose first `max_tokens` tokens count. Raises EngineError where the model fails."""
+    room = engine.context_length - max_tokens
+    lengths: list[int] = []
+    sums = np.zeros(len(clip_bounds) * len(temperatures))
+
+    def groups() -> Iterator[LockstepGroup]:
+        for label, (rows, held_out) in texts.items():
+            public = template.public_prompt(label)
+            private = [encode_private(engine, template, row, label, room) for row in rows]
+            for text in held_out:
+                ids = engine.ids(continuation(public.prefix, text))[:max_tokens]
+                grid = {"clip_bounds": list(clip_bounds), "temperatures": list(temperatures)}
+                arguments = {"mechanism": asdict(mechanism), "tokens": ids, **grid}
+                lengths.append(len(ids))
+                yield LockstepGroup(
+                    group_id=str(len(lengths)),
+                    private_prompts=tuple(private),
+                    public_prompt=engine.encode(public),
+                    selector=SelectorSpec(METER, arguments),
+                    max_tokens=len(ids),
+                )
+
+    def add(result: LockstepResult) -> None:
+        sums[:] += result.state["sums"]
+        on_text(int(result.group_id))
+
+    engine.decode_lockstep(groups(), add)
+    total = sum(lengths)
+    return sums.reshape(len(clip_bounds), len(temperatures)) / total, total
+
+
+def continuation(prefix: str, text: str) -> str:
+    """Return what the model would write after an answer's `prefix` to give this text: a prefix may
+    open the text itself, as "{" does a JSON record, or a quotation."""
+    opening = prefix.rsplit("\n", 1)[-1]
+    if text.startswith(opening):
+        return text.removeprefix(opening)
+    return text if opening[-1] in "\"'([{ " else f" {text}"
+
+
+def sampled(
+    texts: Mapping[str, Sequence[str]], rows: int, held_out: int
+) -> dict[str, tuple[list[str], list[str]]]:
+    """Draw each label's rows and held-out texts, all of them different texts. The draw is seeded:
+    the texts are public, and the same question gets the same answer."""
+    rng = random.Random(0)
+    drawn = {label: rng.sample(found, rows + held_out) for label, found in texts.items()}
+    return {label: (found[:rows], found[rows:]) for label, found in drawn.items()}

@@ -1,0 +1,295 @@
+"""`tune_clip` proposes a clip bound, a temperature and a batch size from public texts of the same
+kind as the private ones. It opens no private data and costs no epsilon."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, Literal
+
+from dpray.config.config import Config
+from dpray.io.records import list_files
+from dpray.methods.private_prediction.gains import measure, sampled
+from dpray.methods.private_prediction.plan import (
+    PrivatePredictionPlan,
+    check_lengths,
+    check_rows,
+    choose_batches,
+    make_plan,
+    private_token,
+)
+from dpray.methods.private_prediction.prompts import PromptTemplate, load_template
+from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+from dpray.runs.rows import read_records
+from dpray.types import InputError, OnProgress, Progress
+
+OPTION = "--tune-clip"
+
+CLIP_BOUNDS = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
+TEMPERATURES = (0.5, 0.7, 1.0, 1.5, 2.0)
+BATCH_SIZES = (16, 32, 64, 128, 256, 512)
+
+MOST_ROWS = 32
+"""The rows of the measurement; more of them raise the gain only slowly."""
+
+HELD_OUT = 8
+"""So many public texts are measured in all, at least one of each label."""
+
+
+BatchKind = Literal["poisson", "disjoint"]
+Option = tuple[BatchKind, list[int]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Holds one clip bound and temperature with its `gain` in nats a token. `texts` is the number
+    that epsilon affords with this `batches` and `batch_size`; all three are None where a better or
+    a cheaper setting made the question idle."""
+
+    clip: str
+    clip_bound: float
+    temperature: float
+    gain: float
+    batches: BatchKind | None = None
+    batch_size: int | None = None
+    texts: int | None = None
+
+    @property
+    def price(self) -> float:
+        """Return c / tau: what a token costs goes with it, at every batch size."""
+        return self.clip_bound / self.temperature
+
+    @property
+    def affordable(self) -> int:
+        return self.texts or 0
+
+    @property
+    def keys(self) -> dict[str, str | float | int]:
+        values = asdict(self)
+        names = ("batches", "batch_size", "clip", "clip_bound", "temperature")
+        return {f"method.{name}": values[name] for name in names}
+
+
+def tune_clip(
+    config: Config, file: str, on_progress: OnProgress = lambda progress: None
+) -> dict[str, Any]:
+    """Return the gains of the grid of clip bounds and temperatures, best first, and the settings to
+    take: those of the largest gain that afford the wanted number of texts, else those that come
+    nearest, else (where no setting gains anything) none.
+
+    The gain is the mean log-probability, in nats a token, of public texts that the private prompts
+    do not hold, less that under the public prompt alone; the private prompts hold other public
+    texts of the same label. `file` has the columns of the configuration. The model runs by
+    transformers, whatever `engine.kind`. The public gate and the sparse vector are left aside.
+
+    Raises InputError for another method, for the private data's own file, and for a file that
+    lacks texts of a label.
+    """
+    settings = config.method
+    if not isinstance(settings, PrivatePredictionSettings):
+        raise InputError(f"{OPTION}: for method.name private_prediction, not {settings.name}")
+    template = load_template(settings.template)
+    texts = public_texts(config, template, file)
+    check_lengths(config, settings, template)
+    wanted = settings.texts or settings.max_records
+    asked = wanted is not None
+    if wanted is None:
+        wanted = make_plan(config, settings).whole_texts
+    options = batch_options(config, settings, template, wanted)
+    grid, counts = _measure(config, settings, template, texts, on_progress)
+    found, proposal = propose(config, settings, template, grid, options, wanted, on_progress)
+    return {
+        "file": file,
+        **counts,
+        "wanted_texts": wanted,
+        "wanted_from_plan": not asked,
+        "affords": proposal is not None and proposal.affordable >= wanted,
+        "settings": None if proposal is None else proposal.keys,
+        "gains": [asdict(setting) for setting in found],
+    }
+
+
+def public_texts(config: Config, template: PromptTemplate, file: str) -> dict[str, list[str]]:
+    """Return the different public texts of each label that has a share."""
+    data = config.data.model_copy(update={"unit": None})
+    files = list_files(file, OPTION)
+    private: list[str] = []
+    with suppress(InputError):  # the private data may be elsewhere: a plan does not need it
+        private = list_files(data.path)
+    if {*map(_identity, files)} & {*map(_identity, private)}:
+        raise InputError(f"{OPTION}: {file} is data.path itself; give public texts")
+    text_of = None if template.private is None else template.text_of
+    found: dict[str, dict[str, None]] = {
+        label: {} for label, share in data.proportions.items() if share > 0
+    }
+    try:
+        for each in files:
+            for record in read_records(each, data, text_of):
+                if record.text.strip():
+                    found.get(record.label or "", {})[record.text.strip()] = None
+    except InputError as error:
+        raise InputError(f"{OPTION}: {error}") from None
+    for label, texts in found.items():
+        if len(texts) < 2:
+            of = f" of the label {label}" if label else ""
+            raise InputError(f"{OPTION}: {file} has {len(texts)} texts{of}; 2 or more are needed")
+    return {label: list(texts) for label, texts in found.items()}
+
+
+def _identity(file: str) -> tuple[int, int] | str:
+    """Return what two names of one file have in common."""
+    try:
+        status = os.stat(file)
+    except OSError:  # in a cloud, or on a hub
+        return file
+    return status.st_dev, status.st_ino
+
+
+def _measure(
+    config: Config,
+    settings: PrivatePredictionSettings,
+    template: PromptTemplate,
+    texts: dict[str, list[str]],
+    on_progress: OnProgress,
+) -> tuple[list[Setting], dict[str, int]]:
+    """Return the settings, best first, and the numbers of rows, texts and tokens."""
+    # Imported late: a wrong file should not have to wait for torch.
+    from dpray.engines.transformers import TransformersEngine
+
+    fewest = min(map(len, texts.values()))
+    held_out = min(max(1, HELD_OUT // len(texts)), fewest - 1)
+    rows = min(MOST_ROWS, settings.batch_size, fewest - held_out)
+    total = held_out * len(texts)
+    on_progress(Progress("public texts", 0, total))
+    dtype = "float32" if config.engine.dtype == "auto" else config.engine.dtype
+    engine = TransformersEngine(config.engine.model_copy(update={"dtype": dtype}))
+    measured = settings.model_copy(update={"batch_size": rows})
+    clips = sorted({*CLIP_BOUNDS, settings.clip_bound})
+    taus = sorted({*TEMPERATURES, settings.temperature})
+    with closing(engine):
+        gains, tokens = measure(
+            engine,
+            private_token(config, measured, settings.max_tokens),
+            template,
+            sampled(texts, rows, held_out),
+            settings.max_tokens,
+            clips,
+            taus,
+            lambda done: on_progress(Progress("public texts", done, total)),
+        )
+    pairs = zip(product(clips, taus), gains.flat, strict=True)
+    grid = [Setting(settings.clip, c, tau, float(gain)) for (c, tau), gain in pairs]
+    grid.sort(key=lambda setting: -setting.gain)
+    return grid, {"rows": rows, "texts": total, "tokens": tokens}
+
+
+def batch_options(
+    config: Config, settings: PrivatePredictionSettings, template: PromptTemplate, wanted: int
+) -> list[Option]:
+    """Return each kind of batches that may be chosen, with the sizes, ascending, that the engine
+    holds and every label has records for. Sizes below the measured number of rows are left out:
+    their gain would be smaller. Raises InputError where there are none."""
+    data = config.data
+    smallest = data.public_size * min(share for share in data.proportions.values() if share > 0)
+    least = min(MOST_ROWS, settings.batch_size)
+    sizes = sorted(
+        s for s in {*BATCH_SIZES, settings.batch_size} if least <= s <= max(least, smallest)
+    )
+    kinds: tuple[BatchKind, ...] = ("poisson", "disjoint")
+    options: list[Option] = []
+    for kind in kinds:
+        if settings.batches not in (kind, "auto"):
+            continue
+        if kind == "disjoint" and settings.texts is not None:
+            continue
+        fitting = []
+        for s in sizes:
+            chosen = settings.model_copy(update={"batches": kind, "batch_size": s})
+            texts = wanted if kind == "poisson" else None
+            with suppress(InputError):
+                check_rows(
+                    PrivatePredictionPlan(config, data.proportions, chosen, 1, template, texts)
+                )
+                fitting.append(s)
+        if fitting:
+            options.append((kind, fitting))
+    if not options:
+        raise InputError(f"method.batch_size: no batches of {least} records or more fit the engine")
+    return options
+
+
+def propose(
+    config: Config,
+    settings: PrivatePredictionSettings,
+    template: PromptTemplate,
+    grid: Sequence[Setting],
+    options: Sequence[Option],
+    wanted: int,
+    on_progress: OnProgress = lambda progress: None,
+) -> tuple[list[Setting], Setting | None]:
+    """Return the grid with the texts that were counted, and the best setting that affords the
+    wanted number, with the smallest batches that do: they cost the fewest prompts.
+
+    `grid` is sorted, best first. A setting that is as dear as one that failed is not counted, so
+    few are; larger batches afford more, so the largest decide.
+    """
+    found, dearest = list(grid), math.inf
+    for place, setting in enumerate(grid):
+        if setting.gain <= 0:
+            break
+        if setting.price >= dearest:
+            continue
+        pair = f"c {setting.clip_bound:g}, tau {setting.temperature:g}"
+        on_progress(Progress("counting texts", place, len(grid), pair))
+        count = partial(_counted, config, settings, template, setting)
+        found[place] = _smallest(count, options, wanted)
+        if found[place].affordable >= wanted:
+            return found, found[place]
+        dearest = setting.price
+    counted = [setting for setting in found if setting.texts is not None]
+    return found, max(counted, key=lambda setting: setting.affordable, default=None)
+
+
+def _smallest(
+    count: Callable[[BatchKind, int], Setting], options: Sequence[Option], wanted: int
+) -> Setting:
+    """Return the setting with the smallest batches that afford the wanted number of texts, or,
+    where the largest of no kind do, with those that afford the most."""
+    largest = []
+    for kind, sizes in options:
+        largest.append(count(kind, sizes[-1]))
+        if largest[-1].affordable >= wanted:
+            smaller = (count(kind, s) for s in sizes[:-1])
+            return next((each for each in smaller if each.affordable >= wanted), largest[-1])
+    return max(largest, key=lambda setting: setting.affordable)
+
+
+def _counted(
+    config: Config,
+    settings: PrivatePredictionSettings,
+    template: PromptTemplate,
+    setting: Setting,
+    batches: BatchKind,
+    batch_size: int,
+) -> Setting:
+    """Return the setting with these batches and the number of texts that epsilon affords."""
+    setting = replace(setting, batches=batches, batch_size=batch_size)
+    changes = {
+        "batches": batches,
+        "batch_size": batch_size,
+        "clip_bound": setting.clip_bound,
+        "temperature": setting.temperature,
+        "texts": None,
+        "max_records": None,
+    }
+    try:
+        plan = choose_batches(config, settings.model_copy(update=changes), template)
+    except InputError:  # not one text
+        return replace(setting, texts=0)
+    within = plan.cost.epsilon <= config.privacy.epsilon
+    return replace(setting, texts=plan.whole_texts if within else 0)
