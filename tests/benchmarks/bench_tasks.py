@@ -1,4 +1,5 @@
-"""What it costs that an engine runs empty at the end of every task (`runtime.batches_per_task`).
+"""An engine runs empty at the end of every task: this measures what it costs, by their size
+(`runtime.batches_per_task`).
 
     python tests/benchmarks/bench_tasks.py [--batches 192] [--at-once 8] [--rows 17] [--tokens 64]
 

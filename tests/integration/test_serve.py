@@ -86,8 +86,8 @@ class Served:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Of its own: its Serve gives the first proxy three seconds to start, not fifteen, and each one
-    after it three more."""
+    """This file has a cluster to itself, whose Serve gives the first proxy three seconds to start,
+    not fifteen, and each one after it three more."""
     variables = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "1"}
     with short() as folder, ray_cluster(folder, **variables) as cluster:
         yield cluster

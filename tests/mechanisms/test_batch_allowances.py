@@ -1,5 +1,5 @@
-"""What Poisson batches a label may get once the labels' proportions are measured: never more than
-what was charged before."""
+"""Once the labels' proportions are measured, a label gets no more Poisson batches than were charged
+before."""
 
 from __future__ import annotations
 

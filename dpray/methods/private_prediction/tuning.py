@@ -192,8 +192,8 @@ def batch_options(
     config: Config, settings: PrivatePredictionSettings, template: PromptTemplate, wanted: int
 ) -> list[Option]:
     """Return each kind of batches that may be chosen, with the sizes, ascending, that the engine
-    holds and every label has records for. Sizes below the measured number of rows are left out:
-    their gain would be smaller. Raises InputError where there are none."""
+    holds and every label has records for. Sizes below the measured number of rows, which
+    gain less than was measured, are left out. Raises InputError where no size is left."""
     data = config.data
     smallest = data.public_size * min(share for share in data.proportions.values() if share > 0)
     least = min(MOST_ROWS, settings.batch_size)

@@ -189,7 +189,7 @@ MEASURED = {"data__label_proportions": "measured", "privacy__epsilon_labels": 0.
 def test_measured_labels_afford_nearly_as_many_texts_as_known_ones(
     settings: Callable[..., dict[str, Any]],
 ) -> None:
-    """What is charged does not depend on what is measured, and the number of texts does."""
+    """The measured shares decide the number of texts, but not the charge."""
     common = {"method__max_records": None, "privacy__epsilon": 3.0, "method__clip_bound": 5.0}
     less = common | {"privacy__epsilon": 2.5}
     known, with_less = poisson(settings, **common), poisson(settings, **less)
