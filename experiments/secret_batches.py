@@ -23,7 +23,7 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0)
 KINDS = ("disjoint", "poisson")
 RUNS_OF_EACH = 3
 MOST = 200
-FILE = "agnews_smollm2"
+FILE = "agnews_secret"
 
 
 def folder(kind: str, epsilon: float, number: int) -> Path:
@@ -61,7 +61,7 @@ def table(embedded: Callable[[Path], Embedded]) -> list[str]:
         return []
     private, test = (embedded(DATA / "agnews" / f"{part}.jsonl") for part in ("private", "test"))
     lines = [
-        f"## Secret batches: agnews, {len(private.labels):,} private records, smollm2",
+        f"## Secret batches: agnews, {len(private.labels):,} private records",
         "",
         f"Texts: what epsilon pays for (`dpray plan`). Of these a run made {MOST} at most, which "
         "accuracy and distance look at (mean and deviation over runs, their number in brackets), "

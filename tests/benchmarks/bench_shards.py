@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from dpray.config.config import parse_config
 from dpray.mechanisms.partition import new_salt
 from dpray.methods.private_prediction.decoder import group_rows
-from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
 from dpray.methods.private_prediction.release import batches_of
+from dpray.methods.private_prediction.resolved import PrivatePredictionPlan as Plan
 from dpray.methods.private_prediction.rows import private_rows
 from dpray.registry import make_plan
 from dpray.runs.cluster import start_ray

@@ -144,9 +144,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_disk_full(runs: MakeRuns, small_disk: Path, capfd: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("batches", ["disjoint", "poisson"])
+def test_disk_full(
+    runs: MakeRuns, small_disk: Path, batches: str, capfd: pytest.CaptureFixture[str]
+):
     # The driver writes, on Ray and here.
-    run = runs(output__path=str(small_disk / "out"))
+    run = runs(output__path=str(small_disk / "out"), method__batches=batches)
     # Room for run.json and some parts, and not for all of them.
     (small_disk / "filler").write_bytes(bytes(40 * 1024))
     ended = run.here(capfd)

@@ -33,7 +33,7 @@ from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSel
 from dpray.runs.rows import Row, RowsOf, local_rows
 
 if TYPE_CHECKING:
-    from dpray.methods.private_prediction.plan import PrivatePredictionPlan
+    from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 
 TARGET, OTHER = 0, 1
 

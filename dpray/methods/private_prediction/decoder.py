@@ -12,8 +12,8 @@ from dpray.engines.base import Engine, failure_name, may_be_repeated
 from dpray.engines.row_variation import row_variation
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchOutput
-from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import PromptTemplate
+from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.runs.groups import Outcome
 from dpray.runs.rows import Row
 from dpray.types import DprayError, InputError

@@ -20,7 +20,7 @@ from dpray.mechanisms.partition import HashPartition
 from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey, new_key
 from dpray.methods.private_prediction.decoder import BatchDecoder
-from dpray.methods.private_prediction.plan import PrivatePredictionPlan
+from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.rows import ROWS, placeholder, private_rows
 from dpray.runs.folder import BATCHES_KEY
 from dpray.runs.groups import Groups, Outcome

@@ -16,14 +16,13 @@ from dpray.config.config import Config
 from dpray.io.records import list_files
 from dpray.methods.private_prediction.gains import measure, sampled
 from dpray.methods.private_prediction.plan import (
-    PrivatePredictionPlan,
     check_lengths,
     check_rows,
     choose_batches,
     make_plan,
-    private_token,
 )
 from dpray.methods.private_prediction.prompts import PromptTemplate, load_template
+from dpray.methods.private_prediction.resolved import PrivatePredictionPlan, private_token
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.rows import read_records
 from dpray.types import InputError, OnProgress, Progress

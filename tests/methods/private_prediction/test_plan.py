@@ -13,10 +13,8 @@ import yaml
 from dpray.config.config import Config, load_config, parse_config
 from dpray.engines.text import TextCodec
 from dpray.methods.private_prediction import plan as plan_module
-from dpray.methods.private_prediction.plan import (
-    PrivatePredictionPlan,
-)
 from dpray.methods.private_prediction.prompts import load_template
+from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.registry import make_plan
 from dpray.types import InputError
 

@@ -17,8 +17,8 @@ from dpray.cli import run_command
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods.private_prediction.gains import GainMeter, continuation, measure, sampled
-from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import load_template
+from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.methods.private_prediction.tuning import Setting, batch_options, propose, tune_clip

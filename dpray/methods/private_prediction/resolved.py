@@ -1,0 +1,291 @@
+"""`PrivatePredictionPlan` holds all that a run of private prediction does, resolved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self
+
+from dpray.accounting.events import Event
+from dpray.auditing.target import Target
+from dpray.config.config import Config
+from dpray.mechanisms.batch_allowances import BatchAllowances
+from dpray.mechanisms.partition import HashPartition
+from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.methods.private_prediction.algorithm import PrivatePrediction
+from dpray.methods.private_prediction.prompts import PromptTemplate
+from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+from dpray.methods.private_prediction.token import PrivateToken
+from dpray.runs.plan import Plan, with_labels
+
+RESTATED = ("threshold", "noise", "sure_probability", "sure_entropy")
+"""These fields of a mechanism are in a plan's summary as the sections they come from."""
+
+TOO_LARGE = 1e-9
+"""A disjoint batch has more rows than `engine.max_num_seqs` allows for with at most this
+probability."""
+
+CUT = 1e-30
+"""Any Poisson batch of a run is cut with at most this probability, while a label has at most
+`MORE_THAN_PUBLIC` times as many units as `data.public_size` says."""
+
+MORE_THAN_PUBLIC = 1.5
+
+
+@dataclass(frozen=True)
+class PrivatePredictionPlan(Plan):
+    """Holds the plan of private prediction. `settings.batches` is never "auto", and
+    `config.engine.dtype` is what the model computes in.
+
+    `private_tokens` is a batch's, and `texts` the number of texts from Poisson batches, None with
+    disjoint ones. Where label proportions are measured, `texts` is the most, and `allowances` say
+    what each label may get; until they are measured, all labels are equally common. `salt` is the
+    partition's, "" in a plan that is not run. `texts_affordable` is the number of texts that the
+    epsilon pays for with each kind of batches that was considered.
+    """
+
+    settings: PrivatePredictionSettings
+    private_tokens: int
+    template: PromptTemplate
+    texts: int | None = None
+    allowances: BatchAllowances | None = None
+    texts_affordable: Mapping[str, int] = field(default_factory=dict)
+    salt: str = ""
+
+    @property
+    def disjoint(self) -> bool:
+        return self.texts is None
+
+    @cached_property
+    def dp_event(self) -> Event:
+        event, mechanism = self.method.dp_event, self.method.mechanism
+        if self.allowances is not None:
+            event = self.allowances.dp_event(mechanism.sampler.dp_event, self.private_tokens)
+        elif isinstance(self.batches, PoissonBatches):
+            event = self.batches.dp_event(
+                mechanism.sampler.dp_event, self.private_tokens, mechanism.records_per_unit
+            )
+        return with_labels(self.config, event)
+
+    @cached_property
+    def batches(self) -> HashPartition | PoissonBatches:
+        size, s = self.config.data.public_size, self.settings.batch_size
+        if self.texts is None:
+            return HashPartition.expected(size, self.proportions, s, self.salt)
+        number = math.ceil(self.texts / self.settings.texts_per_batch)
+        if self.allowances is not None:
+            return self.allowances.batches(self.proportions, number)
+        return PoissonBatches.expected(size, self.proportions, s, number)
+
+    @cached_property
+    def method(self) -> PrivatePrediction:
+        mechanism = private_token(self.config, self.settings, self.private_tokens)
+        texts = self.settings.texts_per_batch
+        if self.disjoint:
+            texts = texts_of_a_batch(self.settings, self.private_tokens, self.batches.num_batches)
+        return PrivatePrediction(mechanism, self.settings.max_tokens, texts, self.template.stop)
+
+    def audit_targets(self) -> Iterator[Target]:
+        from dpray.methods.private_prediction.audit import runs_targets, targets
+
+        yield from targets(self.method.mechanism)
+        if not self.disjoint:
+            yield from runs_targets(self)
+
+    @property
+    def texts_from_columns(self) -> bool:
+        return self.template.private is not None
+
+    def with_salt(self, salt: str) -> Self:
+        return replace(self, salt=salt)
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        return {"public_alone": self.public_decides}
+
+    def how_far(self, published: int) -> str:
+        done = self.published_batches(published)
+        return f": {done} of {max(done, self.batches_decoded)} batches are published"
+
+    def published_batches(self, published: int) -> int:
+        """Return how many of the published units are batches: the measured labels are one more."""
+        return max(published - (self.label_histogram is not None), 0)
+
+    @property
+    def batches_decoded(self) -> int:
+        """Return the fewest batches that are decoded: all, or, for fewer records than batches, one
+        for each record. A batch that gives no record takes one more."""
+        most, batches = self.settings.max_records, self.batches.num_batches
+        return batches if most is None or not self.disjoint else min(most, batches)
+
+    @property
+    def whole_texts(self) -> int:
+        """Return the number of texts that the charge pays for, however long they are."""
+        texts = self.settings.texts_per_batch
+        if self.disjoint:
+            texts = self.private_tokens // self.settings.max_tokens
+        return self.batches.num_batches * texts
+
+    @property
+    def expected_texts(self) -> int:
+        """Return the number of texts that are decoded if each is as long as it may be: usually
+        there are more."""
+        if self.texts is not None:
+            return self.batches.num_batches * self.settings.texts_per_batch
+        a_batch = self.private_tokens // self.settings.max_tokens
+        texts = self.method.examples_per_batch
+        return self.batches_decoded * min(texts, max(1, a_batch))
+
+    @property
+    def expected_records(self) -> int:
+        """Return how many of these texts `method.max_records` lets be released."""
+        return min(self.expected_texts, self.settings.max_records or self.expected_texts)
+
+    @property
+    def most_rows(self) -> int:
+        """Return the most private rows of a batch, but for a probability of `TOO_LARGE` a disjoint
+        batch, and of `CUT` all Poisson ones.
+
+        A batch's size is a sum over units, each of which is in it or not, with at most w rows: its
+        number of records, or of copies of one record. By Bernstein's inequality such a sum of mean
+        m is above m + wL/3 + sqrt((wL/3)^2 + 2mwL) with a probability below e^-L.
+        """
+        data, counts = self.config.data, self.batches.batches_per_label
+        most = data.max_records_per_unit
+        # A whole number of disjoint batches makes them larger than s where they are few.
+        means = [data.public_size * self.proportions[label] / n for label, n in counts.items()]
+        mean, log = max(self.settings.batch_size, *means), -math.log(TOO_LARGE)
+        if not self.disjoint:
+            mean = MORE_THAN_PUBLIC * self.settings.batch_size
+            log = math.log(self.most_batches) - math.log(CUT)
+        elif data.unit is None:
+            most = self.settings.max_copies
+        jump = log * most
+        return math.ceil(mean + jump / 3 + math.sqrt((jump / 3) ** 2 + 2 * mean * jump))
+
+    @property
+    def most_batches(self) -> int:
+        """Return the most batches that there are, whatever the measured proportions: a label that
+        is not rarer than the others has at least its part of them."""
+        if self.allowances is None:
+            return self.batches.num_batches
+        of_a_label = max(allowance.batches for allowance in self.allowances.allowances)
+        return (of_a_label + 2) * len(self.proportions)
+
+    @property
+    def public_decides(self) -> bool:
+        """Return whether public logits decide which tokens can be drawn, or whether from private
+        ones at all."""
+        return self.settings.candidates != "all" or self.settings.public_gate is not None
+
+    @property
+    def rounding(self) -> list[str]:
+        """Return a warning where the model computes in 16 bits, whose effect a run measures;
+        nothing in float32."""
+        dtype = self.config.engine.dtype
+        if dtype == "float32":
+            return []
+        return [
+            f"engine.dtype {dtype}: a model that computes in 16 bits lets a row's logits depend, "
+            "in their last bits, on the other rows of its forward pass; the sensitivity c / s "
+            "holds only up to that"
+        ]
+
+    def method_summary(self) -> dict[str, Any]:
+        mechanism, settings = self.method.mechanism, self.settings
+        prompts = mechanism.batch_size + 1
+        return {
+            "method": {"name": settings.name, "template": settings.template}
+            | {k: v for k, v in asdict(mechanism).items() if k not in RESTATED}
+            | {
+                "batches": settings.batches,
+                "public_gate": settings.public_gate and settings.public_gate.model_dump(),
+                "sparse_vector": settings.sparse_vector and settings.sparse_vector.model_dump(),
+                "max_tokens": settings.max_tokens,
+                "max_records_per_batch": self.method.examples_per_batch,
+                "max_copies": settings.max_copies,
+                "model_dtype": self.config.engine.dtype,
+            },
+            "records": self.expected_records,
+            "affordable_texts": dict(self.texts_affordable),
+            "batches": self.batches.num_batches,
+            "batches_decoded": self.batches_decoded,
+            "batches_per_label": dict(self.batches.batches_per_label),
+            "private_tokens": self.batches_decoded * mechanism.private_tokens,
+            "llm_calls": self.expected_texts * prompts,
+            "warnings": self._warnings(),
+        }
+
+    def lines(self) -> dict[str, str]:
+        batches, r, decoded = self.batches.num_batches, self.private_tokens, self.batches_decoded
+        part = "" if decoded == batches else f"{decoded} of them decoded (more if some give none); "
+        if self.allowances is not None:
+            part = "if the labels are equally common, else as many as the rarest allows; "
+        kinds = [f"{number} from {kind} batches" for kind, number in self.texts_affordable.items()]
+        affordable = {"affordable texts": ", ".join(kinds)} if kinds else {}
+        return {
+            "batches": f"{batches}, {self.settings.batches}; {part}{self.settings.batch_size} "
+            "records expected in each",
+            **affordable,
+            "private tokens": f"{r} a batch, {decoded * r} in all",
+            "records": self._records(),
+            "prompts decoded": f"about {self.expected_texts * (self.settings.batch_size + 1)}",
+            "model": f"{self.config.engine.model}, in {self.config.engine.dtype}",
+        }
+
+    def _records(self) -> str:
+        expected, most = self.expected_records, self.settings.max_records
+        if expected == most:
+            return f"at most {most}"
+        more = f"about {expected}, more if they are shorter than {self.settings.max_tokens} tokens"
+        return more if most is None else f"{more}; at most {most}"
+
+    def _warnings(self) -> list[str]:
+        if self.allowances is not None:
+            rarest = self.allowances.allowances[-1].share
+            return [
+                *self.rounding,
+                f"labels that are rarer than {rarest:.1%} of the records get batches of fewer than "
+                "method.batch_size records; a larger privacy.epsilon_labels, or epsilon, helps",
+            ]
+        if self.private_tokens >= self.settings.max_tokens or not self.disjoint:
+            return self.rounding
+        return [
+            *self.rounding,
+            "method.private_tokens is below method.max_tokens: a batch may end before its "
+            "first text does; a larger batch_size or epsilon, or a shorter text, helps",
+        ]
+
+
+def texts_of_a_batch(settings: PrivatePredictionSettings, private_tokens: int, batches: int) -> int:
+    """Return the largest number of texts of a batch."""
+    if settings.max_records is not None:
+        return math.ceil(settings.max_records / batches)
+    # Without public tokens a text has at least one private one; public ones have to end, too.
+    if settings.sparse_vector is None and settings.public_gate is None:
+        return private_tokens
+    return math.ceil(10 * private_tokens / settings.max_tokens)
+
+
+def private_token(
+    config: Config, settings: PrivatePredictionSettings, private_tokens: int
+) -> PrivateToken:
+    """Return the mechanism of a batch of so many private tokens."""
+    sparse_vector, gate = settings.sparse_vector, settings.public_gate
+    return PrivateToken(
+        batch_size=settings.batch_size,
+        private_tokens=private_tokens,
+        clip=settings.clip,
+        clip_bound=settings.clip_bound,
+        temperature=settings.temperature,
+        public_temperature=settings.public_temperature,
+        candidates=settings.candidates,
+        k=settings.k,
+        threshold=None if sparse_vector is None else sparse_vector.threshold,
+        noise=None if sparse_vector is None else sparse_vector.noise,
+        sure_probability=None if gate is None else gate.probability,
+        sure_entropy=None if gate is None else gate.entropy,
+        records_per_unit=config.data.max_records_per_unit,
+    )
