@@ -54,6 +54,15 @@ def test_distance_moves_by_at_most_one_over_s(rows, new, public, s) -> None:  # 
     assert abs(distribution_distance(matrix([*rows, new]), z, s) - without) <= 1 / s + 1e-12
 
 
+def test_no_row_has_more_than_the_whole_of_a_probability() -> None:
+    """Equal shares are all rounded in one direction, for some numbers of tokens upwards."""
+    for tokens in range(2, 100):
+        z, elsewhere = torch.zeros(tokens + 1), torch.full((tokens + 1,), -torch.inf)
+        z[0], elsewhere[0] = -torch.inf, 0.0
+        share = float(distribution_distance(z[None], elsewhere, 1)) - 1.0
+        assert 1 - 1e-6 < share <= 1, tokens
+
+
 @settings(deadline=None)
 @given(data=st.data(), count=st.integers(2, 70), c=bound)
 def test_the_order_of_rows_changes_no_bit(data, count, c) -> None:  # type: ignore[no-untyped-def]

@@ -97,6 +97,20 @@ def row_totals(logits_SV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return top_S1, total_S1
 
 
+def row_blocks(logits_SV: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield, for `TILE_ROWS` rows at a time, their `row_steps` and the exact sums of these, of
+    shapes (R, V) and (R, 1): an exponential is taken once, and what is kept of it is little."""
+    for block_RV in logits_SV.split(TILE_ROWS):
+        top_R1 = block_RV.amax(dim=-1, keepdim=True).float()
+        steps_RV = torch.empty_like(block_RV, dtype=torch.float32)
+        total_R1 = top_R1.new_zeros(top_R1.shape, dtype=torch.float64)
+        for _, columns in tiles(block_RV):
+            steps = row_steps(block_RV[:, columns], top_R1)
+            total_R1 += steps.sum(dim=-1, keepdim=True, dtype=torch.float64)
+            steps_RV[:, columns] = steps
+        yield steps_RV, total_R1
+
+
 def row_steps(logits: torch.Tensor, top_S1: torch.Tensor) -> torch.Tensor:
     """Return `exp(z - top)` in whole steps of `EXP_GRID`, as float32: rows' softmaxes, but for
     their totals."""

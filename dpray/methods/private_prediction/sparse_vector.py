@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 PROBABILITY_GRID = 2.0**40
 """A probability has so many steps; a batch of 8,000 rows sums to less than 2^53 of them."""
 
+ROUNDING_ROOM = 1 - 2.0**-22
+"""More than two roundings to float32 can add, so that no row's probabilities sum to more than 1."""
+
 
 @dataclass(frozen=True)
 class SparseVector:
@@ -52,20 +55,21 @@ def distribution_distance(
     dimensions on the logits' device.
 
     The mean of the softmaxes, of sensitivity 1/s; the softmax of the mean logits has no such bound.
-    A row's probabilities are rounded down to multiples of 2^-40 and added up in float64: their sum
-    is exact, whatever the order of the rows. A row whose logits are no distribution adds nothing.
+    A row's probabilities are rounded down to multiples of 2^-40, whose sum is 1 at most, and added
+    up in float64: that is exact, whatever the order of the rows. A row whose logits are no
+    distribution adds nothing.
     """
     # Imported late: a plan holds a `SparseVector` and needs no torch.
     import torch
 
-    from dpray.methods.private_prediction.clipping import row_steps, row_totals, tiles
+    from dpray.methods.private_prediction.clipping import row_blocks, tiles
 
-    top_S1, total_S1 = row_totals(logits_SV)
     sum_V = logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64)
-    for rows, columns in tiles(logits_SV):
-        steps = row_steps(logits_SV[rows, columns], top_S1[rows])
-        steps = (steps * (PROBABILITY_GRID / total_S1[rows])).floor_()
-        sum_V[columns] += steps.nan_to_num_(nan=0.0).sum(dim=0)
+    for steps_RV, total_R1 in row_blocks(logits_SV):
+        scale_R1 = (PROBABILITY_GRID * ROUNDING_ROOM / total_R1).float()
+        for _, columns in tiles(steps_RV):
+            probabilities = steps_RV[:, columns].mul_(scale_R1).trunc_().nan_to_num_(nan=0.0)
+            sum_V[columns] += probabilities.sum(dim=0, dtype=torch.float64)
     mean_V = sum_V / (PROBABILITY_GRID * batch_size)
     public_V = torch.softmax(logits_public_V.double(), dim=-1)
     return (mean_V - public_V).abs().sum()
