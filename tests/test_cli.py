@@ -21,7 +21,7 @@ COMMANDS = {
     "dpray": "--version",
     "dpray audit": "--canaries --candidates --confidence --json --members --non-members --out "
     "--trials config overrides",
-    "dpray demo": "--json --out",
+    "dpray demo": "--json --model --out",
     "dpray evaluate": "--actors --embedder --encoder --extraction --floor --gpus-per-actor --json "
     "--label --lm --networks --out --ray-address --real --schema --seeds --synthetic "
     "--text --topics --train",

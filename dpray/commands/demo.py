@@ -1,14 +1,16 @@
-"""`dpray demo` runs private prediction on packaged notes and evaluates the result."""
+"""`dpray demo` runs private prediction on packaged texts and evaluates the result."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections import defaultdict
 from contextlib import closing
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.text import Text
@@ -21,32 +23,62 @@ from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.report.figures import plus_minus
 from dpray.terminal import Terminal, printable, titled_table
 
-# Texts per label that are made from the public prompt alone: as many in all as the run makes.
-FLOOR_RECORDS = 75
-
-# Private and test notes that the evaluation reads, so that a laptop embeds them in seconds.
+# Private and test texts that the evaluation reads, so that a laptop embeds them in seconds.
 EVALUATED = 600
 
 Labelled = list[tuple[str, str]]
 
 
+@dataclass(frozen=True)
+class Show:
+    """Names what a demo shows: its texts' folder, and its model, where that is packaged, too."""
+
+    config: str
+    texts: str
+    model: str | None
+    what: str
+
+
+SHOWS = {
+    "packaged": Show(
+        "demo.yaml", "data", "model", "fictional clinic notes, a small packaged model"
+    ),
+    "smollm2": Show(
+        "messages.yaml",
+        "messages",
+        None,
+        "real messages of a bank's customers (BANKING77, CC BY 4.0), SmolLM2-135M-Instruct, "
+        "MINUTES on two cores",
+    ),
+}
+
+
 def demo(
-    out: Annotated[Path, typer.Option(help="The demo's folder.")] = Path("out/demo"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The demo's folder; out/demo or out/demo-smollm2 where none is named."),
+    ] = None,
+    model: Annotated[
+        Literal["packaged", "smollm2"],
+        typer.Option(help="smollm2 writes real English, and takes longer."),
+    ] = "packaged",
     as_json: AsJson = False,
 ) -> None:
     """Run private prediction on packaged, fictional clinic notes: a few minutes on a laptop."""
+    show = SHOWS[model]
+    out = out or Path("out/demo" if show.model else f"out/demo-{model}")
     refuse_cloud(out, "--out")
     folder = Path(str(resources.files("dpray.demo")))
-    config = demo_config(folder, out)
+    config = demo_config(folder, out, show)
     console = Terminal(stderr=as_json)
     console.note(
         "dpray demo",
         "bold",
-        f"{config.data.public_size} fictional clinic notes, a small packaged model, engine "
-        f"{config.engine.kind}. The notes play the private data.",
+        f"{config.data.public_size} {show.what}, engine {config.engine.kind}. "
+        "The texts play the private data.",
     )
     report = run_with_progress(config)
-    evaluation = _evaluation(config, folder, out)
+    evaluation = _evaluation(config, folder / show.texts, out)
     from dpray.report.write import write_report
 
     _, private_page = write_report(out, public=False)
@@ -63,21 +95,22 @@ def demo(
     )
 
 
-def demo_config(folder: Path, out: Path) -> Config:
+def demo_config(folder: Path, out: Path, show: Show = SHOWS["packaged"]) -> Config:
     """Return the packaged configuration with this machine's engine and paths."""
     kind = "vllm" if importlib.util.find_spec("vllm") else "transformers"
     places = {
-        "data.path": folder / "data" / "private.jsonl",
-        "engine.model": folder / "model",
+        "data.path": folder / show.texts / "private.jsonl",
         "engine.kind": kind,
         "privacy.ledger": f"sqlite:///{out.absolute()}/private/ledger.db",
         "output.path": out,
     }
-    return load_config(folder / "demo.yaml", [f"{key}={value}" for key, value in places.items()])
+    if show.model is not None:
+        places["engine.model"] = folder / show.model
+    return load_config(folder / show.config, [f"{key}={value}" for key, value in places.items()])
 
 
-def _evaluation(config: Config, folder: Path, out: Path) -> dict[str, Any]:
-    """Evaluate the synthetic notes beside real ones and the model's without private notes."""
+def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, Any]:
+    """Evaluate the synthetic texts beside real ones and the model's without private texts."""
     path = out / "private" / "evaluation.json"
     if path.exists():
         return read_json(path)
@@ -85,10 +118,10 @@ def _evaluation(config: Config, folder: Path, out: Path) -> dict[str, Any]:
     from dpray.evaluation.evaluate import evaluate
 
     result = evaluate(
-        _labelled(folder / "data" / "test.jsonl")[:EVALUATED],
+        _labelled(texts / "test.jsonl")[:EVALUATED],
         _labelled(out / "synthetic.jsonl"),
         SentenceTransformerEmbedder(config.embedder.model),
-        train=_labelled(folder / "data" / "private.jsonl")[:EVALUATED],
+        train=_labelled(texts / "private.jsonl")[:EVALUATED],
         floor=_floor(config),
     )
     write_durably(path, json.dumps(result, indent=2) + "\n", private=True)
@@ -96,13 +129,15 @@ def _evaluation(config: Config, folder: Path, out: Path) -> dict[str, Any]:
 
 
 def _floor(config: Config) -> Labelled:
+    """Make from the public prompts alone as many texts as the run makes at most."""
     from dpray.engines.base import Sampling
     from dpray.engines.transformers import TransformersEngine
     from dpray.methods.private_prediction.prompts import load_template
 
     assert isinstance(config.method, PrivatePredictionSettings)
     template = load_template(config.method.template)
-    labels = [label for label in config.data.labels for _ in range(FLOOR_RECORDS)]
+    a_label = math.ceil((config.method.max_records or 0) / len(config.data.labels))
+    labels = [label for label in config.data.labels for _ in range(a_label)]
     prompts = [template.public_prompt(label) for label in labels]
     sampling = Sampling(max_tokens=config.method.max_tokens)
     with closing(TransformersEngine(config.engine)) as engine:
@@ -130,11 +165,11 @@ def _show_records(out: Path, console: Terminal) -> None:
 
 def _show_use(evaluation: dict[str, Any], console: Terminal) -> None:
     names = {
-        "ceiling": "the private notes themselves",
-        "synthetic": "the synthetic notes",
-        "floor": "what the model writes without private notes",
+        "ceiling": "the private texts themselves",
+        "synthetic": "the synthetic texts",
+        "floor": "what the model writes without private texts",
     }
     accuracies = {key: evaluation["downstream"][key]["accuracy"] for key in names}
     rows = [(names[key], plus_minus(found, 3)) for key, found in accuracies.items()]
-    title = "A classifier of real test notes, by what trained it"
+    title = "A classifier of real test texts, by what trained it"
     console.print(titled_table(title, ("trained on", "accuracy"), rows))
