@@ -142,11 +142,13 @@ def public_texts(config: Config, template: PromptTemplate, file: str) -> dict[st
 
 
 def _identity(file: str) -> tuple[int, int] | str:
-    """Return what two names of one file have in common."""
-    try:
-        status = os.stat(file)
-    except OSError:  # in a cloud, or on a hub
-        return file
+    """Return what two names of one file have in common, by any of its links and schemes."""
+    scheme, _, name = file.rpartition("://")
+    if scheme == "hf":
+        return name if "#" in name else f"{name}#train"  # as `read_rows` has it
+    if scheme not in ("", "file"):
+        return name  # in a cloud
+    status = os.stat(name)
     return status.st_dev, status.st_ino
 
 

@@ -216,7 +216,7 @@ def test_without_a_number_of_texts_the_plans_own_is_wanted(
 def test_bad_input_is_refused_by_the_options_name(
     config: Callable[..., Config], public_file: Path, records_file: Path
 ) -> None:
-    def refused(match: str, file: Path, **changes: Any) -> None:
+    def refused(match: str, file: Path | str, **changes: Any) -> None:
         with pytest.raises(InputError, match=match) as error:
             tune_clip(config(**changes), str(file))
         assert "Marlowe" not in str(error.value)
@@ -225,8 +225,16 @@ def test_bad_input_is_refused_by_the_options_name(
     link = records_file.with_name("link.jsonl")
     os.link(records_file, link)
     refused("--tune-clip: .* is data.path itself", link)
+    refused("--tune-clip: .* is data.path itself", f"file://{records_file}")
+    refused("--tune-clip: .* is data.path itself", records_file, data__path=f"file://{link}")
+    hub = {"data__path": "hf://someone/notes"}
+    refused("--tune-clip: .* is data.path itself", "hf://someone/notes#train", **hub)
     refused("--tune-clip: no such file", records_file.with_name("none.jsonl"))
     refused("--tune-clip: .*not one of data.labels", public_file, data__labels=["a", "c"])
+    refused("--tune-clip: .*row 1: no column 'note'", public_file, data__text="note")
+    empty = public_file.with_name("empty.jsonl")
+    empty.touch()
+    refused("--tune-clip: empty.jsonl holds no rows", empty)
     one = public_file.read_text().splitlines()[0]
     public_file.write_text(f"{one}\n{one}\n")
     refused("--tune-clip: .* has 1 texts of the label a; 2 or more", public_file)
