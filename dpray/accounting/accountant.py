@@ -71,12 +71,14 @@ def cost(event: Event, delta: float) -> Cost:
 def bounds(event: Event, delta: float) -> dict[str, float]:
     """Return the epsilon of every bound at `delta`, by name; `inf` if a bound does not apply."""
     check_delta(delta)
-    return {
+    table = {
         "pld": _pld_epsilon(event, delta),
         "rdp": _rdp_epsilon(event, delta),
         "zcdp": zcdp_epsilon(event.zcdp_rho(), delta),
         "basic": event.pure_epsilon(),
     }
+    # What is not a number bounds nothing: it would be the smallest, and within every budget.
+    return {name: math.inf if math.isnan(epsilon) else epsilon for name, epsilon in table.items()}
 
 
 def rdp_to_epsilon(rdp: float, order: float, delta: float) -> float:
