@@ -71,12 +71,14 @@ def cost(event: Event, delta: float) -> Cost:
 def bounds(event: Event, delta: float) -> dict[str, float]:
     """Return the epsilon of every bound at `delta`, by name; `inf` if a bound does not apply."""
     check_delta(delta)
-    return {
+    table = {
         "pld": _pld_epsilon(event, delta),
         "rdp": _rdp_epsilon(event, delta),
         "zcdp": zcdp_epsilon(event.zcdp_rho(), delta),
         "basic": event.pure_epsilon(),
     }
+    # What is not a number bounds nothing: it would be the smallest, and within every budget.
+    return {name: math.inf if math.isnan(epsilon) else epsilon for name, epsilon in table.items()}
 
 
 def rdp_to_epsilon(rdp: float, order: float, delta: float) -> float:
@@ -87,10 +89,10 @@ def rdp_to_epsilon(rdp: float, order: float, delta: float) -> float:
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
     """Return epsilon at `delta` of rho-zCDP: Theorem 1 of Amin et al. (2024), with its infimum."""
-    if rho == 0:
-        return 0.0
     if delta == 0 or rho == math.inf:
         return math.inf
+    if rho == 0:
+        return 0.0
 
     def epsilon(log_excess: float) -> float:
         """Return the bound at alpha = 1 + exp(log_excess)."""
@@ -108,6 +110,8 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 
 def _rdp_epsilon(event: Event, delta: float) -> float:
+    if delta == 0:
+        return math.inf  # to the library 0, where the divergences are too small for a float
     # To the library a divergence that is not a number costs nothing; here it bounds nothing.
     rdp = np.nan_to_num(event.rdp(RDP_ORDERS), nan=math.inf, posinf=math.inf)
     return float(compute_epsilon(RDP_ORDERS, rdp, delta)[0])

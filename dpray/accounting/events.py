@@ -432,11 +432,12 @@ class Parallel(Event):
         losses = np.arange(-PARALLEL_LOSSES, PARALLEL_LOSSES + 1, PARALLEL_STEP)
         curves = []
         for event in self.events:
-            parts = [part.pld(interval, count * n) for part, n in event.terms().items()]
+            parts = [part.pld(interval, n) for part, n in event.terms().items()]
             total = functools.reduce(lambda a, b: a.compose(b), parts)
             curves.append(total.get_delta_for_epsilon(losses * interval))
         pmf = connected(interval, losses, np.max(curves, axis=0))
-        return _losses().PrivacyLossDistribution(pmf)
+        # The worst of all, and then again: a unit may meet another event each time.
+        return _losses().PrivacyLossDistribution(pmf).self_compose(count)
 
 
 _TYPES: dict[str, type[Event]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -83,21 +84,40 @@ def _tune(config: Config, file: str, as_json: bool) -> None:
         f"{tuned['texts']} public texts ({tuned['tokens']} tokens) after {tuned['rows']} others "
         "(no private data was opened)"
     )
-    columns = ("clip", "c", "tau", "nats gained a token", "batches", "s", "texts afforded")
-    names = ("clip_bound", "temperature", "gain", "batches", "batch_size", "texts")
-    rows = [(g["clip"], *(_cell(g[name]) for name in names)) for g in tuned["gains"]]
-    console.print(titled_table(title, columns, rows))
+    columns = ("clip", "c", "tau", "nats gained a token", "below the best", "batches", "s", "texts")
+    console.print(titled_table(title, columns, _gains(tuned["gains"])))
+    console.print("+-: one standard error, over the public texts. texts: as many as are afforded.")
     wanted = f"{tuned['wanted_texts']} texts"
     if tuned["wanted_from_plan"]:
         wanted += ", as many as the plan has now (neither method.texts nor max_records is set)"
     if tuned["settings"] is None:
         console.note("note", "yellow", "no setting gains anything: the private prompts do not help")
         return
+    if not tuned["above_noise"]:
+        console.note(
+            "note", "yellow", "this gain is within two standard errors of 0; more public texts help"
+        )
     if not tuned["affords"]:
         console.note("note", "yellow", f"nothing that gains affords {wanted}; the nearest:")
     else:
         console.print(f"Take, for {wanted}:", soft_wrap=True)
     console.print(" ".join(f"{k}={v}" for k, v in tuned["settings"].items()), soft_wrap=True)
+
+
+def _gains(found: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield the rows of the table of gains."""
+    best = found[0]["gain"]
+    for gain in found:
+        yield [
+            *(_cell(gain[name]) for name in ("clip", "clip_bound", "temperature")),
+            _with_error(gain["gain"], gain["standard_error"]),
+            _with_error(best - gain["gain"], gain["standard_error_below_best"]),
+            *(_cell(gain[name]) for name in ("batches", "batch_size", "texts")),
+        ]
+
+
+def _with_error(value: float, error: float | None) -> str:
+    return _cell(value) if error is None else f"{value:.3f} +- {error:.3f}"
 
 
 def _cell(value: float | str | None) -> str:

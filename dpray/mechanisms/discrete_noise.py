@@ -38,7 +38,7 @@ def discrete_laplace(counts_N: npt.NDArray[np.integer], scale: float) -> Counts:
     over 0 and at most `MAX_SCALE` and for a shape other than (N,); TypeError for counts that are
     not integers.
     """
-    scale, dp = _checked(scale, "scale"), _opendp()
+    scale, dp = checked_scale(scale), _opendp()
     space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l1_distance(T=dp.i64)
     return _release(dp.m.make_laplace(*space, scale=scale), counts_N)
 
@@ -50,7 +50,7 @@ def discrete_gaussian(counts_N: npt.NDArray[np.integer], sigma: float) -> Counts
     Carries no guarantee by itself: with an L2 sensitivity of k it is (k/sigma)^2/2-zCDP, see
     `dpray.accounting.events.DiscreteGaussian`. Errors are those of `discrete_laplace`.
     """
-    sigma, dp = _checked(sigma, "sigma"), _opendp()
+    sigma, dp = checked_scale(sigma, "sigma"), _opendp()
     space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l2_distance(T=dp.f64)
     return _release(dp.m.make_gaussian(*space, scale=sigma), counts_N)
 
@@ -65,7 +65,9 @@ def _opendp() -> Any:
     return dp
 
 
-def _checked(scale: float, name: str) -> float:
+def checked_scale(scale: float, name: str = "scale") -> float:
+    """Return a scale that can be drawn with. Raises ValueError for any other: a mechanism that is
+    made with it costs nothing, and one that draws with it is charged already."""
     real = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
     if not real or not math.isfinite(scale) or not 0 < scale <= MAX_SCALE:
         raise ValueError(f"{name} must be a number over 0 and at most 2^52, got {scale!r}")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.accounting.events import DiscreteLaplace
-from dpray.mechanisms.discrete_noise import Counts, discrete_laplace
+from dpray.mechanisms.discrete_noise import Counts, checked_scale, discrete_laplace
 from dpray.mechanisms.laplace_scale import laplace_scale
 
 
@@ -39,7 +39,7 @@ class LabelHistogram:
             raise ValueError(f"epsilon must be a positive finite number, got {self.epsilon!r}")
         if self.records_per_unit < 1:
             raise ValueError(f"a unit has at least one record, got {self.records_per_unit!r}")
-        _ = self.dp_event
+        checked_scale(self.scale)
 
     @property
     def scale(self) -> float:

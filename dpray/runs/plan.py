@@ -158,11 +158,16 @@ def privacy_unit(column: str | None) -> str:
 
 
 def label_histogram(config: Config) -> LabelHistogram | None:
-    """Return the mechanism that measures the label proportions, or None without one."""
+    """Return the mechanism that measures the label proportions, or None without one. Raises
+    InputError where its noise is too large to be drawn."""
     if config.data.label_proportions != "measured":
         return None
     data = config.data
-    return LabelHistogram(data.labels, config.privacy.epsilon_labels, data.max_records_per_unit)
+    epsilon, unit = config.privacy.epsilon_labels, data.max_records_per_unit
+    try:
+        return LabelHistogram(data.labels, epsilon, unit)
+    except ValueError as error:
+        raise InputError(f"privacy.epsilon_labels: {error}") from None
 
 
 def with_labels(config: Config, event: Event) -> Event:

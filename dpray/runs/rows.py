@@ -48,7 +48,7 @@ def _filled(file: str) -> Iterator[tuple[Where, dict[str, Any]]]:
         empty = False
         yield where, row
     if empty:
-        raise InputError(f"data.path: {file.rsplit('/', 1)[-1]} holds no rows")
+        raise InputError(f"{file.rsplit('/', 1)[-1]} holds no rows")
 
 
 def record_rows(

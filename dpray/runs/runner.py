@@ -82,6 +82,7 @@ class Run:
         """
         self._check_same_plan()
         if self.run["state"] == "finished":
+            self.folder.remove_work()  # it may have been cut off just before
             report: dict[str, Any] = self.folder.read_json("privacy_report.json")
             return report
         self._write_run(self.run["state"])

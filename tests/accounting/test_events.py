@@ -20,6 +20,7 @@ from dpray.accounting.events import (
     ExponentialMechanism,
     Gaussian,
     Laplace,
+    Parallel,
     PoissonSubsampledDraws,
     PoissonSubsampledGaussian,
     SelfComposed,
@@ -219,6 +220,17 @@ def test_discrete_laplace_on_a_grid_of_billions_of_steps_costs_what_laplace_does
     for delta in (1e-6, 1e-2):
         epsilon, real = cost(event, delta).epsilon, cost(Laplace(0.7), delta).epsilon
         assert real <= epsilon <= min(real * 1.00001, event.pure_epsilon())
+
+
+def test_a_unit_may_meet_another_event_each_time() -> None:
+    """Twice in parallel is not twice the worst of them: one that is rarely bad, after one that is
+    always a little bad, is worse than either of them twice."""
+    rarely, always = PoissonSubsampledDraws(1e-3, 14.0, 1), DiscreteLaplace(1.0, 1)
+    mixed = Composed((rarely, always))
+    for delta in (1e-4, 1e-6):
+        alone = max(cost(SelfComposed(event, 2), delta).epsilon for event in (rarely, always))
+        twice = bounds(SelfComposed(Parallel((rarely, always)), 2), delta)
+        assert alone + 0.5 < bounds(mixed, delta)["pld"] <= twice["pld"]
 
 
 def test_equal_values_are_equal_events_whatever_their_type() -> None:

@@ -109,8 +109,8 @@ class FeatureSum:
     integer n with mass proportional to exp(-(n - x)^2 / (2 t^2)), has just this law, but for a
     factor of every probability within 1 +- 5 exp(-2 pi^2 t^2) a coordinate (the normaliser of the
     rounding, by Poisson summation; the convolution theorem of Peikert 2010). Rounding is
-    post-processing, and the factors add less than 1e-75 I to epsilon, and that share to delta: the
-    accountant adds 1e-11 to every epsilon that it takes from Gaussian mechanisms.
+    post-processing, and the factors add less than 1e-75 I to epsilon, and that share to delta: far
+    less than the last digit of either.
     Proof: docs/privacy.md, sections 4.3, 4.4, 4.5 and 6.8.
 
     Raises ValueError for a multiplier that is not positive, and for noise that is larger than

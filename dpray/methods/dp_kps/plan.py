@@ -104,9 +104,9 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     )
     prompts = load_keyphrase_prompts(settings.template, settings.document_type, _examples(settings))
     try:
-        _ = method.kde
+        _ = method.vocabulary, method.kde
     except ValueError as error:
-        raise InputError(f"method.features: {error}") from None
+        raise InputError(f"privacy.epsilon: {error}") from None
     method = with_joint_noise(config, method, whole)
     return DpKpsPlan(config, config.data.proportions, settings, method, prompts)
 
@@ -128,9 +128,9 @@ def with_joint_noise(config: Config, method: DpKps, epsilon: float) -> DpKps:
         except ValueError as error:
             raise InputError(f"privacy.epsilon: {error}") from None
     else:
-        factor = 1.0
+        factor, step = 1.0, math.ulp(1.0)
         while cost(event(factor), delta).epsilon > epsilon:
-            factor = math.nextafter(factor, math.inf)
+            factor, step = 1.0 + step, 2.0 * step
     return replace(method, noise_factor=factor)
 
 

@@ -39,7 +39,8 @@ def release(session: DpKpsSession) -> Release:
     embed = embedder(session)
     terms: list[str] = vocabulary(session)["terms"]
     vectors_ND = embed(terms)
-    method = replace(plan.method, dimension=vectors_ND.shape[1])
+    # The file may have lost terms since they were published.
+    method = replace(plan.method, public_terms=len(terms), dimension=vectors_ND.shape[1])
     noisy = densities(session, method, terms, vectors_ND)["sums"]
     dtype = np.int64 if plan.settings.estimator == "exact" else np.float64
     sums: dict[str, Sums] = {label: np.array(v, dtype=dtype) for label, v in noisy.items()}

@@ -16,7 +16,7 @@ import ahocorasick
 import numpy as np
 
 from dpray.accounting.events import DiscreteLaplace, SelfComposed
-from dpray.mechanisms.discrete_noise import Counts, discrete_laplace
+from dpray.mechanisms.discrete_noise import Counts, checked_scale, discrete_laplace
 
 # A word is letters, digits, underscores, joiners, and marks, which Python's \\w leaves out and many
 # scripts write their vowels with. Any other sign that is no space is a word by itself.
@@ -85,12 +85,17 @@ class VocabularyHistogram:
     counts that move by k each, and that is S * k / scale-DP (Nagesh et al., B.1). What `top` makes
     of the noisy counts is free. `size`, S, k and `scale` are public numbers.
     Proof: docs/privacy.md, sections 4.1 and 6.8.
+
+    Raises ValueError for a scale that integer noise cannot have.
     """
 
     size: int
     phrases_per_record: int
     scale: float
     records_per_unit: int = 1
+
+    def __post_init__(self) -> None:
+        checked_scale(self.scale)
 
     @property
     def dp_event(self) -> SelfComposed:

@@ -6,14 +6,15 @@ as it does with a run's, and the meter reads off how likely they were.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpray.engines.base import LockstepGroup, LockstepResult, SelectorSpec, Waiting
+from dpray.engines.base import EngineError, LockstepGroup, LockstepResult, SelectorSpec, Waiting
 from dpray.methods.private_prediction.decoder import encode_private
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.token import PrivateToken
@@ -68,7 +69,42 @@ class GainMeter:
         return token
 
     def state(self) -> dict[str, Any]:
-        return {"sums": self._sums.tolist()}
+        return {"sums": self._sums.tolist(), "tokens": self._read}
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Holds `sums`, the gains of T texts at each of G settings, summed over a text's tokens, shape
+    (T, G), and `lengths`, the texts' numbers of tokens, shape (T,)."""
+
+    sums: np.ndarray
+    lengths: np.ndarray
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def means_G(self) -> np.ndarray:
+        """Return the gain at each setting in nats a token."""
+        means_G: np.ndarray = self.sums.sum(axis=0) / self.tokens
+        return means_G
+
+    def error(self, setting: int, other: int | None = None) -> float | None:
+        """Return the standard error of a setting's mean, or of what it is above another one's; None
+        where there is one text.
+
+        A text's tokens are not independent of each other, and texts are: it is that of a ratio of
+        sums over texts (Cochran 1977, section 6.4). All texts of a label have the same private
+        prompts, whose choice it leaves out.
+        """
+        if (texts := len(self.lengths)) < 2:
+            return None
+        sums_T = self.sums[:, setting]
+        if other is not None:
+            sums_T = sums_T - self.sums[:, other]
+        left_T = sums_T - sums_T.sum() / self.tokens * self.lengths
+        return math.sqrt(texts / (texts - 1) * float(left_T @ left_T)) / self.tokens
 
 
 def measure(
@@ -80,25 +116,26 @@ def measure(
     clip_bounds: Sequence[float],
     temperatures: Sequence[float],
     on_text: Callable[[int], None] = lambda done: None,
-) -> tuple[np.ndarray, int]:
-    """Return the mean gain in nats a token, shape (clip bounds, temperatures), and the number of
-    tokens. `texts` holds each label's rows, `mechanism.batch_size` of them, and held-out texts,
-    whose first `max_tokens` tokens count. Raises EngineError where the model fails."""
+) -> Gains:
+    """Return the gains at each clip bound and, within it, each temperature. `texts` holds each
+    label's rows, `mechanism.batch_size` of them, and held-out texts, whose first `max_tokens`
+    tokens count, up to one that ends a text; a text that has none is left out. Raises EngineError
+    where the model fails or its logits are no numbers."""
     room = engine.context_length - max_tokens
-    lengths: list[int] = []
-    sums = np.zeros(len(clip_bounds) * len(temperatures))
+    done: list[Mapping[str, Any]] = []
 
     def groups() -> Iterator[LockstepGroup]:
         for label, (rows, held_out) in texts.items():
             public = template.public_prompt(label)
             private = [encode_private(engine, template, row, label, room) for row in rows]
-            for text in held_out:
+            for number, text in enumerate(held_out):
                 ids = engine.ids(continuation(public.prefix, text))[:max_tokens]
+                if not ids:
+                    continue
                 grid = {"clip_bounds": list(clip_bounds), "temperatures": list(temperatures)}
                 arguments = {"mechanism": asdict(mechanism), "tokens": ids, **grid}
-                lengths.append(len(ids))
                 yield LockstepGroup(
-                    group_id=str(len(lengths)),
+                    group_id=f"{label}/{number}",
                     private_prompts=tuple(private),
                     public_prompt=engine.encode(public),
                     selector=SelectorSpec(METER, arguments),
@@ -106,12 +143,14 @@ def measure(
                 )
 
     def add(result: LockstepResult) -> None:
-        sums[:] += result.state["sums"]
-        on_text(int(result.group_id))
+        done.append(result.state)
+        on_text(len(done))
 
     engine.decode_lockstep(groups(), add)
-    total = sum(lengths)
-    return sums.reshape(len(clip_bounds), len(temperatures)) / total, total
+    sums_TG = np.array([state["sums"] for state in done])
+    if not np.isfinite(sums_TG).all():
+        raise EngineError("the model's logits are no numbers; engine.dtype may be too narrow")
+    return Gains(sums_TG, np.array([state["tokens"] for state in done]))
 
 
 def continuation(prefix: str, text: str) -> str:

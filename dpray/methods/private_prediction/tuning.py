@@ -12,9 +12,12 @@ from functools import partial
 from itertools import product
 from typing import Any, Literal
 
+import numpy as np
+
 from dpray.config.config import Config
+from dpray.engines.base import EngineError
 from dpray.io.records import list_files
-from dpray.methods.private_prediction.gains import measure, sampled
+from dpray.methods.private_prediction.gains import Gains, measure, sampled
 from dpray.methods.private_prediction.plan import (
     check_lengths,
     check_rows,
@@ -25,7 +28,7 @@ from dpray.methods.private_prediction.prompts import PromptTemplate, load_templa
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan, private_token
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.rows import read_records
-from dpray.types import InputError, OnProgress, Progress
+from dpray.types import DprayError, InputError, OnProgress, Progress
 
 OPTION = "--tune-clip"
 
@@ -36,9 +39,9 @@ BATCH_SIZES = (16, 32, 64, 128, 256, 512)
 MOST_ROWS = 32
 """The rows of the measurement; more of them raise the gain only slowly."""
 
-HELD_OUT = 8
-"""So many public texts are measured in all, at least one of each label."""
-
+MOST_HELD_OUT = 32
+"""So many public texts are measured in all, or one of each label, if that is more: each takes as
+long as a text of a run."""
 
 BatchKind = Literal["poisson", "disjoint"]
 Option = tuple[BatchKind, list[int]]
@@ -46,14 +49,17 @@ Option = tuple[BatchKind, list[int]]
 
 @dataclass(frozen=True)
 class Setting:
-    """Holds one clip bound and temperature with its `gain` in nats a token. `texts` is the number
-    that epsilon affords with this `batches` and `batch_size`; all three are None where a better or
-    a cheaper setting made the question idle."""
+    """Holds one clip bound and temperature with its `gain` in nats a token. `standard_error` is
+    that of the gain, and `standard_error_below_best` that of what it is below the best one; None
+    where one text was measured. `texts` is the number that epsilon affords with this `batches` and
+    `batch_size`; all three are None where a better or a cheaper setting made the question idle."""
 
     clip: str
     clip_bound: float
     temperature: float
     gain: float
+    standard_error: float | None = None
+    standard_error_below_best: float | None = None
     batches: BatchKind | None = None
     batch_size: int | None = None
     texts: int | None = None
@@ -62,6 +68,11 @@ class Setting:
     def price(self) -> float:
         """Return c / tau: what a token costs goes with it, at every batch size."""
         return self.clip_bound / self.temperature
+
+    @property
+    def above_noise(self) -> bool:
+        """Return whether the gain is more than two standard errors above 0."""
+        return self.standard_error is not None and self.gain > 2 * self.standard_error
 
     @property
     def affordable(self) -> int:
@@ -79,7 +90,8 @@ def tune_clip(
 ) -> dict[str, Any]:
     """Return the gains of the grid of clip bounds and temperatures, best first, and the settings to
     take: those of the largest gain that afford the wanted number of texts, else those that come
-    nearest, else (where no setting gains anything) none.
+    nearest, else (where no setting gains anything) none. `above_noise` is whether their gain is
+    more than two standard errors above 0.
 
     The gain is the mean log-probability, in nats a token, of public texts that the private prompts
     do not hold, less that under the public prompt alone; the private prompts hold other public
@@ -87,7 +99,7 @@ def tune_clip(
     transformers, whatever `engine.kind`. The public gate and the sparse vector are left aside.
 
     Raises InputError for another method, for the private data's own file, and for a file that
-    lacks texts of a label.
+    lacks texts of a label; DprayError where the model fails.
     """
     settings = config.method
     if not isinstance(settings, PrivatePredictionSettings):
@@ -100,7 +112,10 @@ def tune_clip(
     if wanted is None:
         wanted = make_plan(config, settings).whole_texts
     options = batch_options(config, settings, template, wanted)
-    grid, counts = _measure(config, settings, template, texts, on_progress)
+    try:
+        grid, counts = _measure(config, settings, template, texts, on_progress)
+    except EngineError as error:
+        raise DprayError(f"{OPTION}: {error}") from None
     found, proposal = propose(config, settings, template, grid, options, wanted, on_progress)
     return {
         "file": file,
@@ -108,6 +123,7 @@ def tune_clip(
         "wanted_texts": wanted,
         "wanted_from_plan": not asked,
         "affords": proposal is not None and proposal.affordable >= wanted,
+        "above_noise": proposal is not None and proposal.above_noise,
         "settings": None if proposal is None else proposal.keys,
         "gains": [asdict(setting) for setting in found],
     }
@@ -141,11 +157,13 @@ def public_texts(config: Config, template: PromptTemplate, file: str) -> dict[st
 
 
 def _identity(file: str) -> tuple[int, int] | str:
-    """Return what two names of one file have in common."""
-    try:
-        status = os.stat(file)
-    except OSError:  # in a cloud, or on a hub
-        return file
+    """Return what two names of one file have in common, by any of its links and schemes."""
+    scheme, _, name = file.rpartition("://")
+    if scheme == "hf":
+        return name if "#" in name else f"{name}#train"  # as `read_rows` has it
+    if scheme not in ("", "file"):
+        return name  # in a cloud
+    status = os.stat(name)
     return status.st_dev, status.st_ino
 
 
@@ -160,9 +178,7 @@ def _measure(
     # Imported late: a wrong file should not have to wait for torch.
     from dpray.engines.transformers import TransformersEngine
 
-    fewest = min(map(len, texts.values()))
-    held_out = min(max(1, HELD_OUT // len(texts)), fewest - 1)
-    rows = min(MOST_ROWS, settings.batch_size, fewest - held_out)
+    rows, held_out = divided(min(map(len, texts.values())), len(texts), settings.batch_size)
     total = held_out * len(texts)
     on_progress(Progress("public texts", 0, total))
     dtype = "float32" if config.engine.dtype == "auto" else config.engine.dtype
@@ -171,7 +187,7 @@ def _measure(
     clips = sorted({*CLIP_BOUNDS, settings.clip_bound})
     taus = sorted({*TEMPERATURES, settings.temperature})
     with closing(engine):
-        gains, tokens = measure(
+        gains = measure(
             engine,
             private_token(config, measured, settings.max_tokens),
             template,
@@ -181,10 +197,27 @@ def _measure(
             taus,
             lambda done: on_progress(Progress("public texts", done, total)),
         )
-    pairs = zip(product(clips, taus), gains.flat, strict=True)
-    grid = [Setting(settings.clip, c, tau, float(gain)) for (c, tau), gain in pairs]
-    grid.sort(key=lambda setting: -setting.gain)
-    return grid, {"rows": rows, "texts": total, "tokens": tokens}
+    if not gains.lengths.size:
+        raise InputError(f"{OPTION}: no held-out text has a token")
+    grid = best_first(gains, settings.clip, list(product(clips, taus)))
+    return grid, {"rows": rows, "texts": len(gains.lengths), "tokens": gains.tokens}
+
+
+def divided(fewest: int, labels: int, batch_size: int) -> tuple[int, int]:
+    """Return how many of a label's texts are rows, and how many are held out, where the rarest of
+    the labels has `fewest`: half of them, at most, are rows, and as many as may be are measured."""
+    rows = min(MOST_ROWS, batch_size, fewest // 2)
+    return rows, min(fewest - rows, max(1, MOST_HELD_OUT // labels))
+
+
+def best_first(gains: Gains, clip: str, settings: Sequence[tuple[float, float]]) -> list[Setting]:
+    """Return the settings (clip bound and temperature) with their gains, the largest first."""
+    means_G = gains.means_G
+    order = [int(place) for place in np.argsort(-means_G, kind="stable")]
+    return [
+        Setting(clip, *settings[i], float(means_G[i]), gains.error(i), gains.error(i, order[0]))
+        for i in order
+    ]
 
 
 def batch_options(

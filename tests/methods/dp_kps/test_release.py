@@ -18,7 +18,7 @@ from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.methods.dp_kps import release as dp_kps_run
 from dpray.methods.dp_kps.kde import GRID
 from dpray.runs.shards import CHUNK
-from dpray.types import Budget, BudgetRefused, InputError, Resumable
+from dpray.types import Budget, BudgetRefused, InputError, Progress, Resumable
 from tests.runs.outcomes import lines
 
 WORDS = ["fever", "cough", "rash", "itch", "sleep", "chest pain", "pain"]
@@ -182,6 +182,23 @@ def test_an_interrupted_run_draws_no_noise_twice(
     account = ledger.account("notes")
     assert account is not None and account.spent.epsilon == pytest.approx(report["epsilon"])
     ledger.close()
+
+
+def test_a_public_vocabulary_that_shrank_meanwhile_does_not_end_a_run(
+    config: Callable[..., Config], tmp_path: Path
+) -> None:
+    """The terms of the densities are those that were published, whatever the file holds by now:
+    records with a term beyond it would stop the run."""
+
+    def stop(progress: Progress) -> None:
+        if progress.stage == "densities":
+            raise RuntimeError
+
+    with pytest.raises(Resumable):
+        methods.run(config(), stop)
+    (tmp_path / "words.txt").write_text("fever\n")
+    assert methods.run(config())["records"] == 40
+    assert len({term for record in lines(config()) for term in record["terms"]}) > 1
 
 
 @pytest.mark.parametrize("changes", [{}, {"data__label_proportions": "measured"}])

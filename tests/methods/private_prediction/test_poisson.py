@@ -142,6 +142,20 @@ def test_a_resumed_run_has_the_same_batches(config: Config, engine: Engine) -> N
     assert len(set(sizes.values())) > 1
 
 
+def test_a_run_that_was_cut_off_when_it_was_finished_leaves_no_key_behind(
+    config: Config, engine: Engine
+) -> None:
+    """It is finished once run.json says so, and its work is removed after."""
+    first = Watched(engine, config)
+    report = first.run(config)
+    (key,) = first.keys
+    part = Path(config.output.path) / "private/parts/0.jsonl"
+    for path in (first.path, part):
+        path.write_text(key)
+    assert Watched(engine, config).run(config) == report
+    assert not first.path.exists() and not part.exists()
+
+
 def test_every_run_has_a_key_of_its_own(
     settings: Callable[..., dict[str, Any]], engine: Engine, tmp_path: Path
 ) -> None:

@@ -4,8 +4,10 @@ beside it, in whichever order, and on every device."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,6 +107,10 @@ def test_every_device_draws_the_same_tokens(kind: str, device: str) -> None:
         assert alone(text, device, **KINDS[kind]) == alone(text, **KINDS[kind])
 
 
+def uniform(rng: Any) -> float:
+    return float(rng.integers(2**62) / 2**62)
+
+
 def inverse_cdf(utilities: np.ndarray, temperature: float, uniform: float) -> int:
     """The draw as the textbook has it, added up from left to right in float64."""
     weights = np.exp((utilities - utilities.max()) / temperature)
@@ -120,7 +126,7 @@ def test_a_draw_inverts_the_cumulative_distribution_at_the_keys_uniform(
     fixed = torch.Generator().manual_seed(2)
     for _ in range(300):
         utilities = torch.randn(2000, generator=fixed, dtype=torch.float64) * 2
-        expected = inverse_cdf(utilities.numpy(), temperature, twin.random())
+        expected = inverse_cdf(utilities.numpy(), temperature, uniform(twin))
         assert int(sample_softmax(utilities.to(device), temperature, rng)) == expected
 
 
@@ -137,23 +143,40 @@ def test_a_draw_does_not_depend_on_the_order_of_its_sum(device: str) -> None:
 
 
 class Uniform:
-    """A generator whose next uniform is known."""
+    """A generator whose next uniform, of 62 bits, is known."""
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, value: int) -> None:
         self.value = value
 
-    def random(self) -> float:
+    def integers(self, high: int) -> int:
+        assert 0 <= self.value < high == 2**62
         return self.value
 
+    def random(self) -> float:
+        return (self.value >> 9) * 2.0**-53
 
-@pytest.mark.parametrize(
-    ("uniform", "token"), [(0.0, 1), (0.5, 2), (0.5 - 2**-53, 1), (1 - 2**-53, 2)]
-)
-def test_the_ends_of_the_uniform_stay_inside(uniform: float, token: int, device: str) -> None:
+
+@pytest.mark.parametrize(("value", "token"), [(0, 1), (2**61, 2), (2**61 - 1, 1), (2**62 - 1, 2)])
+def test_the_ends_of_the_uniform_stay_inside(value: int, token: int, device: str) -> None:
     forbidden = -math.inf
     utilities = torch.tensor([forbidden, 7.0, 7.0, forbidden], device=device)
-    rng: Any = Uniform(uniform)
+    rng: Any = Uniform(value)
     assert int(sample_softmax(utilities, 1.0, rng)) == token
+
+
+def test_unlikely_tokens_have_their_probabilities_to_60_bits(device: str) -> None:
+    """The least uniform that draws a token or a later one: rounded to 53 bits, those of clipped
+    rows' tokens are off by parts of a thousandth, and by as much from one world to the other."""
+    utilities = torch.tensor([0.0, -41.0, -27.3, 1.7, -36.2, -12.0], dtype=torch.float64)
+
+    def reaches(token: int, value: int) -> bool:
+        rng: Any = Uniform(value)
+        return int(sample_softmax(utilities.to(device), 1.0, rng)) > token
+
+    least = [bisect_left(range(2**62), True, key=partial(reaches, token)) for token in range(5)]
+    found = np.diff([0, *least]) / 2**62
+    wanted = torch.softmax(utilities, 0)[:5].numpy()
+    assert (np.abs(found - wanted) < 2.0**-60 + 1e-14 * wanted).all()
 
 
 @pytest.mark.parametrize("candidates", ["all", "top_k"])

@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,26 @@ import torch
 
 from dpray.cli import run_command
 from dpray.config.config import Config, EngineConfig, parse_config
+from dpray.engines.base import EngineError
 from dpray.engines.transformers import TransformersEngine
-from dpray.methods.private_prediction.gains import GainMeter, continuation, measure, sampled
+from dpray.methods.private_prediction.gains import (
+    GainMeter,
+    Gains,
+    continuation,
+    measure,
+    sampled,
+)
 from dpray.methods.private_prediction.prompts import load_template
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
-from dpray.methods.private_prediction.tuning import Setting, batch_options, propose, tune_clip
+from dpray.methods.private_prediction.tuning import (
+    Setting,
+    batch_options,
+    divided,
+    propose,
+    tune_clip,
+)
 from dpray.registry import make_plan
 from dpray.types import InputError
 from tests.engines.tiny_model import sentence
@@ -64,7 +78,7 @@ def test_an_unclipped_gain_is_that_of_the_mean_of_log_probabilities(
     rows, text, template = ["the old bridge near", "market shares fell"], "cough and fever", "texts"
     made = load_template(template)
     texts = {"": (rows, [text])}
-    gains, tokens = measure(engine, mechanism(2), made, texts, 9, [1000.0], [1.0, 2.0])
+    gains = measure(engine, mechanism(2), made, texts, 9, [1000.0], [1.0, 2.0])
     ids = engine.ids(f" {text}")
     prompts = [made.private_prompt(row, "") for row in rows]
     logs = []
@@ -78,9 +92,73 @@ def test_an_unclipped_gain_is_that_of_the_mean_of_log_probabilities(
     wanted = [
         float(((mean / tau).log_softmax(-1)[chosen] - public[chosen]).mean()) for tau in (1.0, 2.0)
     ]
-    assert tokens == len(ids) == 3
-    assert gains[0] == pytest.approx(wanted, abs=1e-5)
+    assert gains.tokens == len(ids) == 3 and gains.error(0) is None
+    assert gains.means_G == pytest.approx(wanted, abs=1e-5)
     assert abs(wanted[0]) > 1e-2
+
+
+def test_tokens_after_the_end_of_a_text_do_not_count_and_a_text_without_any_is_left_out(
+    engine: TransformersEngine,
+) -> None:
+    """A public text may hold the word that ends one; the model's would be cut there, too."""
+    end = engine.tokenizer.convert_ids_to_tokens(engine.eos_ids[0])
+    held_out = ["cough", f"cough {end} and fever and cough", "{"]
+    made = replace(load_template("texts"), prefix="{")
+    gains = measure(engine, mechanism(1), made, {"": (["fever"], held_out)}, 9, [1.0], [1.0])
+    one, two = (len(engine.ids(text)) for text in ("cough", f"cough {end}"))
+    assert gains.lengths.tolist() == [one, two]
+
+
+def test_logits_that_are_no_numbers_are_an_error(engine: TransformersEngine) -> None:
+    bias = engine._model.get_output_embeddings().weight
+    kept = bias.detach().clone()
+    try:
+        with torch.no_grad():
+            bias.fill_(float("nan"))
+        with pytest.raises(EngineError, match="no numbers"):
+            measure(
+                engine, mechanism(1), load_template("texts"), {"": (["a"], ["b"])}, 9, [1.0], [1.0]
+            )
+    finally:
+        with torch.no_grad():
+            bias.copy_(kept)
+
+
+def test_standard_errors_are_those_of_other_samples_of_texts() -> None:
+    """Texts of very different lengths, and two settings that rise and fall together."""
+    rng = np.random.default_rng(0)
+
+    def drawn() -> Gains:
+        tokens_T = rng.integers(1, 40, 60)
+        shared_T, own_TG = rng.normal(0, 2, 60), rng.normal(0, 0.3, (60, 2))
+        return Gains(0.1 * tokens_T[:, None] + shared_T[:, None] + own_TG, tokens_T)
+
+    samples = [drawn() for _ in range(2000)]
+    means = np.array([sample.means_G for sample in samples])
+    means_of = [(None, means[:, 0]), (1, means[:, 0] - means[:, 1])]
+    for other, found in means_of:
+        errors = [sample.error(0, other) or 0.0 for sample in samples]
+        assert np.mean(errors) == pytest.approx(found.std(), rel=0.05)
+    assert means_of[1][1].std() < 0.3 * means_of[0][1].std()
+    assert samples[0].error(0, 0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fewest", "labels", "size", "wanted"),
+    [
+        (2, 1, 127, (1, 1)),
+        (3, 1, 127, (1, 2)),
+        (40, 1, 127, (20, 20)),
+        (500, 1, 127, (32, 32)),
+        (500, 4, 127, (32, 8)),
+        (500, 100, 127, (32, 1)),
+        (20, 2, 5, (5, 15)),
+    ],
+)
+def test_as_many_texts_are_held_out_as_the_file_has(
+    fewest: int, labels: int, size: int, wanted: tuple[int, int]
+) -> None:
+    assert divided(fewest, labels, size) == wanted
 
 
 def read(meter: GainMeter, private: torch.Tensor, public: torch.Tensor) -> np.ndarray:
@@ -189,13 +267,19 @@ def test_the_whole_proposal(
     assert run_command([*command, "--json"]) == 0
     tuned = json.loads(capsys.readouterr().out)
     assert tuned["wanted_texts"] == 24 and tuned["wanted_from_plan"] is False
-    assert (tuned["rows"], tuned["texts"], tuned["tokens"]) == (5, 8, 32)
+    assert (tuned["rows"], tuned["texts"], tuned["tokens"]) == (5, 30, 120)
     gains = [each["gain"] for each in tuned["gains"]]
+    best, *others = tuned["gains"]
+    assert best["standard_error"] > 0 and best["standard_error_below_best"] == 0.0
+    assert all(each["standard_error_below_best"] > 0 for each in others)
     assert len(gains) == 30 and gains == sorted(gains, reverse=True)
     assert {each["clip"] for each in tuned["gains"]} == {"dclip"}
     assert run_command(command) == 0
     shown = capsys.readouterr().out
     assert "no private data was opened" in shown
+    assert f"{best['gain']:.3f} +- {best['standard_error']:.3f}" in shown
+    if tuned["settings"] is not None:
+        assert ("within two standard errors of 0" in shown) != tuned["above_noise"]
     if tuned["settings"] is not None:
         assert " ".join(f"{k}={v}" for k, v in tuned["settings"].items()) in shown
     assert not (public_file.parent / "ledger.db").exists()
@@ -216,7 +300,7 @@ def test_without_a_number_of_texts_the_plans_own_is_wanted(
 def test_bad_input_is_refused_by_the_options_name(
     config: Callable[..., Config], public_file: Path, records_file: Path
 ) -> None:
-    def refused(match: str, file: Path, **changes: Any) -> None:
+    def refused(match: str, file: Path | str, **changes: Any) -> None:
         with pytest.raises(InputError, match=match) as error:
             tune_clip(config(**changes), str(file))
         assert "Marlowe" not in str(error.value)
@@ -225,8 +309,16 @@ def test_bad_input_is_refused_by_the_options_name(
     link = records_file.with_name("link.jsonl")
     os.link(records_file, link)
     refused("--tune-clip: .* is data.path itself", link)
+    refused("--tune-clip: .* is data.path itself", f"file://{records_file}")
+    refused("--tune-clip: .* is data.path itself", records_file, data__path=f"file://{link}")
+    hub = {"data__path": "hf://someone/notes"}
+    refused("--tune-clip: .* is data.path itself", "hf://someone/notes#train", **hub)
     refused("--tune-clip: no such file", records_file.with_name("none.jsonl"))
     refused("--tune-clip: .*not one of data.labels", public_file, data__labels=["a", "c"])
+    refused("--tune-clip: .*row 1: no column 'note'", public_file, data__text="note")
+    empty = public_file.with_name("empty.jsonl")
+    empty.touch()
+    refused("--tune-clip: empty.jsonl holds no rows", empty)
     one = public_file.read_text().splitlines()[0]
     public_file.write_text(f"{one}\n{one}\n")
     refused("--tune-clip: .* has 1 texts of the label a; 2 or more", public_file)
