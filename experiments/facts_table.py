@@ -136,21 +136,21 @@ def table() -> list[str]:
         f"After ContinuousBench (arXiv 2606.01849): {RECORDS_OF_A_FACT} records a fact "
         "(`python experiments/facts.py`), runs by `python experiments/facts_table.py "
         f"{' '.join(METHODS)}`. The cells are stated / answered, one run each. Stated: facts whose "
-        "company and right answer stand together in more released records than the company and any "
-        "one of the other companies' answers. Answered: questions for which SmolLM2-135M prefers "
+        "company and right answer stand together in more released records than the company and the "
+        "answer of any one other company. Answered: questions for which SmolLM2-135M prefers "
         f"the right one of {WRONG_ANSWERS + 1} answers after it has read {SHOWN} released records "
         "on that attribute of the company. Delta is 1e-6, and 0 for DP-KPS; DP-KPS and private "
         "prediction do not run without noise.",
         "",
-        "Public are the schema, the number of companies, and the syllables of names: the "
-        "vocabulary of DP-KPS lists every name that these can make. With the attributes as labels "
-        "a release holds names and answers, but not which belong together. Chained methods spend "
-        "half of epsilon on DP-KPS to find the names, label every private record by company and "
-        "attribute, and spend the other half on a run with these labels. Rare words: DP-KPS counts "
-        f"only words that at most {RARE:.0%} of public records hold, and two of a record, so that "
-        f"its noise is smaller. At eps {', '.join(found)} of both halves the first run found "
-        f"{', '.join(found.values())} of {ENTITIES} names; with rare words "
-        f"{', '.join(found_rare.values())}.",
+        "Public are the schema with lists of possible answers, the number of companies, and the "
+        "syllables of names: the vocabulary of DP-KPS lists every name that these can make. With "
+        "the attributes as labels a release holds names and answers, but not which belong "
+        "together. Chained methods spend half of epsilon on DP-KPS to find the names, label every "
+        "private record by company and attribute, and spend the other half, which adds to the "
+        "first, on a run with these labels. Rare words: DP-KPS counts only words that at most "
+        f"{RARE:.0%} of public records hold, and two of a record, so that its noise is smaller. At "
+        f"eps {', '.join(found)} of both halves the first run found {', '.join(found.values())} of "
+        f"{ENTITIES} names; with rare words {', '.join(found_rare.values())}.",
         "",
         "| | " + " | ".join(f"eps {epsilon:g}" for epsilon in EPSILONS) + " |",
         "|---|" + "---|" * len(EPSILONS),
