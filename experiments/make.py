@@ -20,6 +20,7 @@ from typing import Any
 import attack_table
 import aug_pe_table
 import dp_sgd_table
+import facts_table
 import kps_table
 import numpy as np
 import reproduction
@@ -186,6 +187,7 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
     ],
     **{f"Attacks: {name}": partial(attack_table.table, name, embed) for name in ("agnews", "yelp")},
     "Secret batches: agnews": partial(secret_batches.table, embedded),
+    "New facts": facts_table.table,
     "Private prediction: AG News": news,
     "Private prediction: film records": films,
     **{f"Aug-PE: {name}": partial(aug_pe, name) for name in ("yelp", "pubmed")},

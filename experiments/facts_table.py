@@ -1,0 +1,185 @@
+"""New facts for docs/results.md: how many a release states, and how many a reader of it knows.
+
+`python experiments/facts_table.py METHOD...` makes the runs that are not there yet, METHOD a key of
+METHODS, or with one epsilon, as in `kps@4`; `python experiments/facts.py` makes the data before.
+Aug-PE wants the endpoint of `dpray serve experiments/serve.yaml`.
+
+A chained method spends half of epsilon on DP-KPS, whose sequences hold the names of the companies.
+With these, every record is labelled by the fact that it is about; the other half of epsilon goes to
+a method with these labels.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from facts import (
+    ENTITIES,
+    FOLDER,
+    RARE,
+    RECORDS_OF_A_FACT,
+    SCHEMA,
+    WRONG_ANSWERS,
+    by_fact,
+    fact_label,
+    found_names,
+    read,
+    read_questions,
+    stated,
+    write,
+)
+from facts_reader import SHOWN, answered
+from runs import RUNS, finished, make
+
+from dpray.io.records import read_rows
+
+EPSILONS = (1.0, 4.0, 8.0, inf)
+
+
+class Method(NamedTuple):
+    name: str
+    file: str
+    chained: bool = False
+    without_noise: bool = True
+    """Whether the method takes an infinite epsilon."""
+
+    rare: bool = False
+    """DP-KPS counts only words that few public records hold, and at most two of a record."""
+
+
+METHODS = {
+    "kps": Method("DP-KPS, the sequences alone", "facts_kps", without_noise=False),
+    "secret": Method(
+        "private prediction, secret batches, SmolLM2", "facts_secret", without_noise=False
+    ),
+    "aug_pe": Method("Aug-PE", "facts_aug_pe"),
+    "sgd": Method("DP-SGD, LoRA", "facts_sgd"),
+    "kps_kps": Method("DP-KPS, then DP-KPS by fact", "facts_kps", True, False),
+    "kps_kps_rare": Method(
+        "DP-KPS, then DP-KPS by fact; rare words, S = 2", "facts_kps", True, False, True
+    ),
+    "kps_secret": Method("DP-KPS, then secret batches by fact", "facts_secret", True, False),
+    "kps_sgd": Method("DP-KPS, then DP-SGD by fact", "facts_sgd", True),
+}
+ALMOST_NONE = 100.0
+CLIPS = {1.0: 1.0, 4.0: 2.0, 8.0: 3.0}
+"""c: half of epsilon pays for a text of each fact."""
+
+RARE_WORDS = [f"method.vocabulary={FOLDER}/rare.txt", "method.phrases_per_record=2"]
+
+
+def folder(method: str, epsilon: float) -> Path:
+    return RUNS / "facts" / f"{method}-{epsilon:g}"
+
+
+def run(method: str, epsilon: float) -> None:
+    about = METHODS[method]
+    if finished(out := folder(method, epsilon)) or (epsilon == inf and not about.without_noise):
+        return
+    changes = list(RARE_WORDS) if about.rare else []
+    if about.file == "facts_secret":
+        changes.append(f"method.clip_bound={CLIPS[epsilon]}")
+    if about.chained:
+        changes += by_fact_changes(about, epsilon)
+    make(about.file, out, epsilon / (1 + about.chained), changes)
+
+
+def first_run(epsilon: float, rare: bool = False) -> Path:
+    return folder("names_rare" if rare else "names", epsilon)
+
+
+def by_fact_changes(about: Method, epsilon: float) -> list[str]:
+    """Have the records labelled by what a first run found. DP-KPS always has noise, but little
+    before a run without."""
+    epsilon = min(epsilon, ALMOST_NONE)
+    if not finished(first := first_run(epsilon, about.rare)):
+        make("facts_kps", first, epsilon / 2, RARE_WORDS if about.rare else [])
+    entities = names_of(first)
+    path = FOLDER / f"by_fact-{first.name}.jsonl"
+    write(path, by_fact(read("private.jsonl"), entities))
+    labels = [fact_label(entity, attribute) for entity in entities for attribute in SCHEMA]
+    contrast = ["method.contrast=1.0"] if about.file == "facts_kps" else []
+    return [f"data.path={path}", f"data.labels=[{', '.join(labels)}]", *contrast]
+
+
+def names_of(first: Path) -> list[str]:
+    """Return the names in a release; that there are ENTITIES companies is public."""
+    return found_names((row["text"] for row in released(first)), ENTITIES)
+
+
+def released(out: Path) -> list[dict[str, Any]]:
+    return [row for _, row in read_rows(str(out / "synthetic.jsonl"))]
+
+
+def table() -> list[str]:
+    """The section of the page; empty where no run is at hand."""
+    if not any(finished(folder(method, eps)) for method in METHODS for eps in EPSILONS):
+        return []
+    questions, private = read_questions(), read("private.jsonl")
+    known = {question.entity for question in questions}
+    found, found_rare = (
+        {
+            f"{eps:g}": f"{len(known & set(names_of(first)))}"
+            for eps in EPSILONS
+            if finished(first := first_run(eps, rare))
+        }
+        for rare in (False, True)
+    )
+    lines = [
+        f"## New facts: {len(questions)} facts of {ENTITIES} companies that do not exist, "
+        f"{len(private):,} private records",
+        "",
+        f"After ContinuousBench (arXiv 2606.01849): {RECORDS_OF_A_FACT} records a fact "
+        "(`python experiments/facts.py`), runs by `python experiments/facts_table.py "
+        f"{' '.join(METHODS)}`. The cells are stated / answered, one run each. Stated: facts whose "
+        "company and right answer stand together in more released records than the company and the "
+        "answer of any one other company. Answered: questions for which SmolLM2-135M prefers "
+        f"the right one of {WRONG_ANSWERS + 1} answers after it has read {SHOWN} released records "
+        "on that attribute of the company. Delta is 1e-6, and 0 for DP-KPS; DP-KPS and private "
+        "prediction do not run without noise.",
+        "",
+        "Public are the schema with lists of possible answers, the number of companies, and the "
+        "syllables of names: the vocabulary of DP-KPS lists every name that these can make. With "
+        "the attributes as labels a release holds names and answers, but not which belong "
+        "together. Chained methods spend half of epsilon on DP-KPS to find the names, label every "
+        "private record by company and attribute, and spend the other half, which adds to the "
+        "first, on a run with these labels. Rare words: DP-KPS counts only words that at most "
+        f"{RARE:.0%} of public records hold, and two of a record, so that its noise is smaller. At "
+        f"eps {', '.join(found)} of both halves the first run found {', '.join(found.values())} of "
+        f"{ENTITIES} names; with rare words {', '.join(found_rare.values())}.",
+        "",
+        "| | " + " | ".join(f"eps {epsilon:g}" for epsilon in EPSILONS) + " |",
+        "|---|" + "---|" * len(EPSILONS),
+    ]
+    for method, about in METHODS.items():
+        cells = []
+        for epsilon in EPSILONS:
+            out = folder(method, epsilon)
+            missing = "not run" if epsilon < inf or about.without_noise else ""
+            cells.append(shares(released(out), questions) if finished(out) else missing)
+        lines.append(f"| {about.name} | " + " | ".join(cells) + " |")
+    empty = " |" * (len(EPSILONS) - 1)
+    lines += [
+        f"| the real private records (ceiling) | {shares(private, questions)} |{empty}",
+        f"| no record (floor) | {shares([], questions)} |{empty}",
+        f"| chance | {1 / ENTITIES:.0%} / {1 / (1 + WRONG_ANSWERS):.0%} |{empty}",
+    ]
+    return lines
+
+
+def shares(records: Sequence[dict[str, Any]], questions: Sequence[Any]) -> str:
+    """Return the shares of facts stated and of questions answered."""
+    states = stated(records, questions)
+    answers = answered(records, questions)
+    return f"{sum(states) / len(questions):.0%} / {sum(answers) / len(questions):.0%}"
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:]:
+        wanted_method, _, only = wanted.partition("@")
+        for eps in [float(only)] if only else EPSILONS:
+            run(wanted_method, eps)

@@ -1,0 +1,137 @@
+"""The track of new facts: reproducible data that alone tells the facts, and an honest count."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from facts import (
+    SCHEMA,
+    Fact,
+    Question,
+    ask,
+    by_fact,
+    draw_facts,
+    found_names,
+    make_data,
+    names,
+    stated,
+    vocabulary,
+    words_of,
+    write_records,
+)
+from facts_reader import SHOWN, prompt, shown
+
+ENTITIES, RECORDS = 6, 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("facts")
+    make_data(out, ENTITIES, RECORDS, public_records=180)
+    return out
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def questions(folder: Path) -> list[Question]:
+    return [Question(**row) for row in rows(folder / "questions.jsonl")]
+
+
+def test_the_files_are_the_same_every_time(folder: Path, tmp_path: Path) -> None:
+    make_data(tmp_path, ENTITIES, RECORDS, public_records=180)
+    for file in folder.iterdir():
+        assert file.read_bytes() == (tmp_path / file.name).read_bytes(), file.name
+
+
+def test_every_fact_has_its_records_and_no_text_comes_twice(folder: Path) -> None:
+    private, asked = rows(folder / "private.jsonl"), questions(folder)
+    assert len(asked) == ENTITIES * len(SCHEMA)
+    assert len({row["text"] for row in private}) == len(private) == len(asked) * RECORDS
+    for question in asked:
+        holding = [
+            row["label"]
+            for row in private
+            if {question.entity.casefold(), question.answer.casefold()} <= words_of(row["text"])
+        ]
+        assert holding == [question.attribute] * RECORDS
+
+
+def test_public_records_name_no_private_company(folder: Path) -> None:
+    private = {question.entity.casefold() for question in questions(folder)}
+    public = rows(folder / "public.jsonl")
+    assert not any(private & words_of(row["text"]) for row in public)
+    assert found_names((row["text"] for row in public), ENTITIES)
+
+
+def test_a_question_has_one_right_answer_among_those_of_the_others(folder: Path) -> None:
+    for question in questions(folder):
+        assert question.choices.count(question.answer) == 1
+        assert set(question.choices) - {question.answer} <= set(question.others)
+        assert question.answer not in question.others
+        assert len(question.others) == ENTITIES - 1
+        assert question.answer not in question.question
+
+
+def test_the_vocabularies_tell_nothing_of_the_private_companies(folder: Path) -> None:
+    terms = (folder / "vocabulary.txt").read_text().splitlines()
+    rare = (folder / "rare.txt").read_text().splitlines()
+    possible = {name.casefold() for name in names()}
+    values = {value.casefold() for about in SCHEMA.values() for value in about.values}
+    assert len(set(terms)) == len(terms)
+    assert possible | values <= set(rare) < set(terms)
+    assert {"bulletin", "founder"} <= set(terms) - set(rare)
+    assert vocabulary([]) == sorted(possible | values)
+
+
+def test_real_records_state_all_facts_and_public_ones_none(folder: Path) -> None:
+    asked = questions(folder)
+    assert all(stated(rows(folder / "private.jsonl"), asked))
+    assert not any(stated(rows(folder / "public.jsonl"), asked))
+
+
+def test_a_fact_is_stated_by_more_records_than_any_other_answer() -> None:
+    question = Question("Bolunex", "seat", "Where?", "Lyon", ["Lyon", "Oslo"], ["Oslo", "Turin"])
+    right, wrong, other = (
+        {"label": "seat", "text": text}
+        for text in ("bolunex lyon", "Bolunex: Oslo.", "Bolunex, Turin")
+    )
+    labelled = {"label": "seat of Bolunex", "text": "is in Lyon"}
+    assert stated([right], [question]) == stated([labelled], [question]) == [True]
+    assert stated([right, right, wrong, other], [question]) == [True]
+    assert stated([right, wrong], [question]) == [False]
+    assert stated([], [question]) == [False]
+    apart = [{"label": "seat", "text": text} for text in ("lyon", "bolunex", "Bolunexes in Lyon")]
+    assert stated(apart, [question]) == [False]
+
+
+def test_names_are_found_and_records_labelled_by_fact() -> None:
+    rng = random.Random(3)
+    facts = draw_facts(["Bolunex", "Tamador", "Virulum"], rng)
+    records = write_records(facts, 10, rng)
+    found = found_names((row["text"] for row in [*records, {"text": "zuzurik"}]), 3)
+    assert sorted(found) == ["Bolunex", "Tamador", "Virulum"]
+    labelled = by_fact(records, ["Tamador"])
+    assert Counter(row["label"] for row in labelled) == {
+        f"{attribute} of Tamador": 10 for attribute in SCHEMA
+    }
+    assert all("Tamador" in row["text"] for row in labelled)
+    assert by_fact(records, []) == []
+
+
+def test_the_reader_is_shown_a_few_records_on_the_question_alone() -> None:
+    facts = [Fact("Bolunex", "seat", "Lyon"), Fact("Tamador", "seat", "Oslo")]
+    facts.append(Fact("Bolunex", "trade", "baker"))
+    rng = random.Random(5)
+    records = by_fact(write_records(facts, 30, rng), ["Bolunex", "Tamador"])
+    fact = [facts[0], *(Fact(f"Other{i}", "seat", city) for i, city in enumerate("ABC"))]
+    question = ask(fact, rng)[0]
+    texts = shown(records, question)
+    assert len(texts) == SHOWN
+    assert all("Bolunex" in text and "Lyon" in text for text in texts)
+    assert prompt(texts, question).startswith(texts[0])
+    assert prompt(texts, question).endswith("Question: In which city is Bolunex based?\nAnswer:")
+    assert shown(records[:0], question) == []
