@@ -48,7 +48,7 @@ SHOWS = {
         "messages",
         None,
         "real messages of a bank's customers (BANKING77, CC BY 4.0), SmolLM2-135M-Instruct, "
-        "MINUTES on two cores",
+        "about ten minutes on two cores",
     ),
 }
 
