@@ -50,7 +50,8 @@ class PrivatePredictionSettings(Section):
     )
     texts_per_batch: Count = Field(1, description="poisson: texts that are decoded from one batch")
     clip: Literal["recentred", "dclip"] = Field("recentred", description="Eq. 1, or differences")
-    clip_bound: Positive = Field(10.0, description="c")
+    # Beyond it the sum of half a million rows would not be exact (docs/privacy.md, section 2.2).
+    clip_bound: Positive = Field(10.0, le=1000.0, description="c")
     temperature: Positive = Field(2.0, description="tau")
     candidates: Literal["all", "top_k", "top_k_plus"] = Field(
         "all", description="which tokens may be drawn, by their public logits"

@@ -51,6 +51,14 @@ def test_sixteen_bits_are_warned_of(plan: Callable[..., PrivatePredictionPlan], 
     assert warning.startswith(f"engine.dtype {dtype}: ")
 
 
+def test_a_clip_bound_that_exact_sums_have_no_room_for_is_refused(
+    config: Callable[..., Config],
+) -> None:
+    assert config(method__clip_bound=1000.0).method.clip_bound == 1000.0
+    with pytest.raises(InputError, match=r"^method\.clip_bound"):
+        config(method__clip_bound=1001.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "needed"),
     [
