@@ -9,7 +9,8 @@ what `dpray plan` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from reproduction import Sets, bootstraps, distance, draw, spread
@@ -35,15 +36,16 @@ def run() -> None:
         for epsilon in EPSILONS:
             for kind in KINDS:
                 if not finished(out := folder(kind, epsilon, number)):
-                    limit = f"method.max_records={MOST}"
-                    make(FILE, out, epsilon, [f"method.batches={kind}", limit])
+                    changes = [f"method.batches={kind}", f"method.max_records={MOST}"]
+                    make(FILE, out, epsilon, changes)
 
 
-def affordable(kind: str, epsilon: float) -> int:
-    """The whole texts that epsilon pays for."""
-    chosen = ["method.batches=auto", f"privacy.epsilon={epsilon:g}"]
-    config = load_config(HERE / f"{FILE}.yaml", [*chosen, "method.max_records=null"])
-    return int(plan(config).summary()["affordable_texts"][kind])
+@cache
+def affordable(epsilon: float) -> Mapping[str, int]:
+    """The whole texts that epsilon pays for, by the kind of batches."""
+    changes = ["method.batches=auto", f"privacy.epsilon={epsilon:g}", "method.max_records=null"]
+    summary = plan(load_config(HERE / f"{FILE}.yaml", changes)).summary()
+    return dict(summary["affordable_texts"])
 
 
 def table(embedded: Callable[[Path], Embedded]) -> list[str]:
@@ -73,7 +75,7 @@ def table(embedded: Callable[[Path], Embedded]) -> list[str]:
     ]
     for (kind, epsilon), sets in found.items():
         made = " to ".join(f"{size}" for size in sizes(sets)) or "not run"
-        figures = [f"{affordable(kind, epsilon):,}", made, *measured(sets, test)]
+        figures = [f"{affordable(epsilon)[kind]:,}", made, *measured(sets, test)]
         lines.append(f"| {kind} | {epsilon:g} | " + " | ".join(figures) + " |")
     few = [draw(private, MOST, seed) for seed in range(RUNS_OF_EACH)]
     for name, sets in ((f"{MOST} real records", few), ("all real records", bootstraps(private))):

@@ -31,7 +31,8 @@ Labelled = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Show:
-    """Names what a demo shows: its texts' folder, and its model, where that is packaged, too."""
+    """Names what a demo shows: the file of its configuration, the folder of its texts, that of its
+    model (None where the configuration names the model), and `what` the texts are."""
 
     config: str
     texts: str
@@ -64,7 +65,10 @@ def demo(
     ] = "packaged",
     as_json: AsJson = False,
 ) -> None:
-    """Run private prediction on packaged, fictional clinic notes: a few minutes on a laptop."""
+    """Run private prediction on packaged, fictional clinic notes: a few minutes on a laptop.
+
+    With `--model smollm2` a larger model writes messages of a bank's customers, from real ones.
+    """
     show = SHOWS[model]
     out = out or Path("out/demo" if show.model else f"out/demo-{model}")
     refuse_cloud(out, "--out")
@@ -95,7 +99,7 @@ def demo(
     )
 
 
-def demo_config(folder: Path, out: Path, show: Show = SHOWS["packaged"]) -> Config:
+def demo_config(folder: Path, out: Path, show: Show) -> Config:
     """Return the packaged configuration with this machine's engine and paths."""
     kind = "vllm" if importlib.util.find_spec("vllm") else "transformers"
     places = {

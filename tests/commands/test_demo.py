@@ -1,4 +1,4 @@
-"""What `dpray demo` shows, without running it: `make demo` does."""
+"""The packaged texts of `dpray demo` fit their configurations. `make demo` runs it."""
 
 from __future__ import annotations
 
