@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import ray
 import ray.data
 from ray.data._internal.stats import _StatsManager
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from dpray.config.config import Config
 from dpray.engines.base import may_be_repeated
 from dpray.types import DprayError, InputError
 
 E = TypeVar("E", bound=BaseException)
+
+PATIENCE = 30
+"""Seconds in which a cluster has to answer: the head may be starting anew."""
 
 COUNTED_BY = (
     "register_dataset_to_stats_actor",
@@ -31,14 +37,15 @@ def start_ray(address: str | None) -> None:
     """Connect to the cluster at `address` or at RAY_ADDRESS, or start Ray on this machine; do
     nothing where this process is connected already. Raises InputError where no cluster answers."""
     if not ray.is_initialized():
+        where = address or os.environ.get("RAY_ADDRESS", "")
         # Workers' output is not copied here, because it could quote the text that a task failed on.
         try:
+            _wait_for_listener(where)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ray.exceptions.AuthenticationError):
+        except (OSError, ValueError, ray.exceptions.AuthenticationError):
             raise InputError(
-                f"runtime.ray_address: no connection to Ray at "
-                f"{address or os.environ.get('RAY_ADDRESS')}; a cluster that asks for a token "
-                f"needs RAY_AUTH_MODE=token and its token here too"
+                f"runtime.ray_address: no connection to Ray at {where}; a cluster that asks for a "
+                f"token needs RAY_AUTH_MODE=token and its token here too"
             ) from None
     # Ray 2.60 deprecates the options of `map_batches` below, and offers no other place for
     # max_restarts and max_task_retries.
@@ -52,6 +59,20 @@ def start_ray(address: str | None) -> None:
     # Ray Data's log repeats what a task raised; the error itself reaches the runner.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     keep_counts_here()
+
+
+@retry(
+    retry=retry_if_exception_type(OSError),
+    stop=stop_after_delay(PATIENCE),
+    wait=wait_fixed(1),
+    reraise=True,
+)
+def _wait_for_listener(address: str) -> None:
+    """Return when something listens at `address`, at once where it names no port ("auto", "").
+    Raises OSError after PATIENCE: Ray itself would go on trying for thirteen minutes."""
+    place = urlsplit(address if "://" in address else f"//{address}")
+    if place.port is not None:
+        socket.create_connection((place.hostname or "", place.port), timeout=5).close()
 
 
 def keep_counts_here() -> None:

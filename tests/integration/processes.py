@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,19 @@ def workers_of(node: subprocess.Popen[bytes], name: str) -> list[psutil.Process]
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    """Ports that nobody listens at, on any address, and that no connection is given by chance: Ray
+    takes some of them many seconds later, and a head whose port is gone by then ends."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 20_000 + worker % 3 * 4_000  # up to 31,999: Linux gives connections the ports beyond
+    ports: list[int] = []
+    with ExitStack() as held:
+        for port in random.sample(range(first, first + 4_000), 4_000):
+            if len(ports) == count:
+                break
+            listener = held.enter_context(socket.socket())
+            with suppress(OSError):
+                listener.bind(("", port))
+                ports.append(port)
     return ports
 
 

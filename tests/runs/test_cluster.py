@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.data._internal import stats
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
+from tenacity import stop_after_attempt, wait_fixed
 
+from dpray.runs import cluster
 from dpray.runs.cluster import (
     COUNTED_BY,
     ended_for_memory,
@@ -64,6 +68,37 @@ def test_what_is_lost_is_told_from_what_raised_and_from_want_of_memory(
         each_way.append(wrapped(error))  # Ray cannot send the others, with their context, at all
     for each in each_way:
         assert was_lost(each) is lost and ended_for_memory(each) is for_memory
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+@pytest.mark.parametrize("named_by", ["the configuration", "RAY_ADDRESS"])
+def test_an_address_where_nothing_listens_is_refused_before_ray_tries_for_minutes(
+    scheme: str, named_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # not listening: the connection is refused
+        address = f"{scheme}127.0.0.1:{held.getsockname()[1]}"
+        monkeypatch.setattr(cluster._wait_for_listener.retry, "stop", stop_after_attempt(2))
+        monkeypatch.setattr(cluster._wait_for_listener.retry, "wait", wait_fixed(0))
+        monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray was asked"))
+        if named_by == "RAY_ADDRESS":
+            monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(InputError, match=f"no connection to Ray at {address};"):
+            start_ray(None if named_by == "RAY_ADDRESS" else address)
+
+
+def test_an_address_that_is_none_is_refused_in_words() -> None:
+    with pytest.raises(InputError, match="no connection to Ray at host:here;"):
+        start_ray("host:here")
+
+
+def test_an_address_without_a_port_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("ray.init", lambda **named: asked.append(named["address"]))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for address in ("auto", "local", None):
+        start_ray(address)
+    assert asked == ["auto", "local", None]
 
 
 def test_exact_numbers_of_rows_stay_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
