@@ -189,7 +189,9 @@ class _Grid:
         shifted = np.lib.stride_tricks.sliding_window_view(wide, len(V))
         # Row j: V at e - t_j, and at e - t_j + eta.
         near, far = shifted[self.steps :: -1], shifted[: self.steps - 1 : -1]
-        u, width = self.u, self.u[:-1] - self.u[1:]
+        u = self.u
+        # Steps of a range near 1e-16 fall together: there is nothing between them.
+        width = np.where(u[:-1] > u[1:], u[:-1] - u[1:], 1.0)
         b, b_far = (near[:-1] - near[1:]) / width, (far[:-1] - far[1:]) / width
         B = b - self.q * b_far
         C = self.q * (far[:-1] - near[:-1] - (b_far - b) * u[:-1])

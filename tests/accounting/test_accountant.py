@@ -89,8 +89,7 @@ def test_zcdp_conversion_is_the_infimum_of_theorem_1() -> None:
         loose = rho + math.sqrt(4 * rho * math.log(1e6))
         assert zcdp_epsilon(rho, 1e-6) < loose
     assert zcdp_epsilon(0, 1e-6) == 0 and zcdp_epsilon(1, 0) == math.inf
-    found = cost(PoissonSubsampledDraws(0.5, 1e-300, 1), 1e-6)
-    assert found.epsilon == 0.0 and found.bound == "zcdp", "the other bounds are no numbers"
+    assert cost(PoissonSubsampledDraws(0.5, 1e-300, 1), 1e-6).epsilon == 0.0
     # The square of so small an epsilon is no float; it is the cost all the same.
     assert cost(ExponentialMechanism(1e-200), 0) == Cost(1e-200, 0, "basic")
 
