@@ -207,6 +207,7 @@ def sparse_vector_target(mechanism: PrivateToken) -> MonteCarlo:
     )
 
 
+@torch.inference_mode()
 def _drawn(mechanism: dict[str, Any], logits: Logits) -> list[int]:
     selector = PrivateTokenSelector(mechanism, new_key())
     tokens: list[int] = []
@@ -215,6 +216,7 @@ def _drawn(mechanism: dict[str, Any], logits: Logits) -> list[int]:
     return tokens
 
 
+@torch.inference_mode()
 def _decoded(method: PrivatePrediction, logits: Logits) -> list[int]:
     """Return all tokens of a batch, also those of a text that is not finished; every step's logits
     are the same."""
@@ -241,6 +243,7 @@ def _in_lockstep(group: LockstepGroup, logits: Logits) -> LockstepResult:
     return LockstepResult(group.group_id, "", tuple(tokens), reason, selector.state())
 
 
+@torch.inference_mode()
 def _nears(mechanism: dict[str, Any], queries: list[Logits]) -> int:
     """Count the answers before the first "far", or all where there is none."""
     selector = PrivateTokenSelector(mechanism, new_key())
