@@ -23,7 +23,8 @@ from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.rows import ROWS, placeholder, private_rows
 from dpray.runs.folder import BATCHES_KEY
-from dpray.runs.groups import Groups, Outcome
+from dpray.runs.group_pool import Outcome
+from dpray.runs.groups import Groups
 from dpray.runs.rows import Row
 from dpray.runs.session import Release, Session
 from dpray.types import DprayError, InputError
@@ -50,7 +51,7 @@ def release(session: BatchSession) -> Release:
         session.show("batches", before, total, done.in_words())
         # Closed at once where a batch was lost: the engine has to go before the next one comes.
         with closing(decode(session, batches)) as tasks:
-            for outcomes in tasks:
+            for outcomes in filter(None, tasks):
                 for outcome in publish(session, next(parts), outcomes):
                     done.add(session.plan, outcome)
                 speed = (done.tokens - tokens) / max(monotonic() - began, 1e-9)
@@ -117,7 +118,8 @@ def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:
     rows = partial(
         private_rows, data=plan.config.data, template=plan.template, by_place=not plan.disjoint
     )
-    return Groups(rows, ROWS, "batch", partial(joined, plan.batches, key), placeholder())
+    s = plan.settings.batch_size
+    return Groups(rows, ROWS, "batch", partial(joined, plan.batches, key), placeholder(), s)
 
 
 def joined(batches: HashPartition | PoissonBatches, key: str, row: Row) -> Iterator[str]:
