@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -121,3 +122,19 @@ def test_a_fingerprint_is_of_all_contents_in_order(tmp_path: Path) -> None:
     [copy] = file_digests(str(tmp_path / "copy.jsonl"))
     assert [copy] == file_digests(str(tmp_path / "1-2"))
     assert file_digests("hf://owner/name") == [b"hf://owner/name"]
+
+
+def test_files_are_hashed_with_a_report_that_may_end_it(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_bytes(name.encode() * 30_000_000)
+    shares: list[float] = []
+    digests = file_digests(str(tmp_path), shares.append, every=0.001)
+    assert digests == [hashlib.sha256(name.encode() * 30_000_000).digest() for name in "ab"]
+    assert shares == sorted(shares) and all(0 <= share <= 1 for share in shares)
+    assert len(set(shares)) > 1
+
+    def stop(share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        file_digests(str(tmp_path), stop, every=0.001)
