@@ -24,6 +24,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.config.config import parse_config
+from dpray.io.records import Piece
 from dpray.mechanisms.partition import new_salt
 from dpray.methods.private_prediction.decoder import group_rows
 from dpray.methods.private_prediction.release import batches_of
@@ -83,7 +84,7 @@ def growth_by_reading(plan: Plan, folder: Path) -> float:
     process, growth, read = psutil.Process(), 0, 0
     before = process.memory_info().rss
     for path in sorted(folder.glob("*.jsonl")):
-        for _ in private_rows(str(path), plan.config.data, plan.template, by_place=False):
+        for _ in private_rows(Piece(str(path)), plan.config.data, plan.template, by_place=False):
             read += 1
             if read % 10_000 == 0:
                 growth = max(growth, process.memory_info().rss - before)

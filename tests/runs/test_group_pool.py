@@ -17,9 +17,11 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 
 from dpray.config.config import Config, parse_config
 from dpray.engines.base import EngineError
+from dpray.io.records import Piece
 from dpray.runs.cluster import ended_for_memory, was_lost
 from dpray.runs.group_pool import GroupPool, tasks
 from dpray.runs.groups import MOST_BLOCKS, block_count
+from dpray.runs.rows import pieces_on_ray
 
 GROUPS = 12
 
@@ -150,3 +152,17 @@ class TestOnRay:
         found, error = work(config, tmp_path, "dies when made")
         assert found == [] and isinstance(error, RayActorError)
         assert len(list(tmp_path.glob("made-*"))) <= 2 * config.runtime.max_attempts
+
+    def test_lines_of_a_cut_file_are_counted_in_tasks(self, tmp_path: Path) -> None:
+        files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "c.csv"]
+        files[0].write_text('{"n": 1}\n\n{"n": 2}\n{"n": 3}\n')
+        files[1].write_text('{"n": 4}\n')
+        files[2].write_text("n\n" + "5\n" * 20)
+        pieces = pieces_on_ray(list(map(str, files)), 10)
+        assert pieces == [
+            Piece(str(files[0]), 0, 10, 0, 0),
+            Piece(str(files[0]), 10, 20, 2, 1),
+            Piece(str(files[0]), 20, 28, 4, 3),
+            Piece(str(files[1])),
+            Piece(str(files[2])),
+        ]
