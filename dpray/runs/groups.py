@@ -19,7 +19,7 @@ from dpray.runs.cluster import own_errors, uses_ray
 from dpray.runs.group_pool import GroupPool, GroupWorker, Outcome
 from dpray.runs.rows import CHUNK, Row, RowsOf, local_rows, ray_rows
 
-MOST_BLOCKS = 4096
+MOST_BLOCKS = 2048
 BLOCKS_PER_ACTOR = 8
 ROWS_PER_BLOCK = 32_768
 
@@ -137,8 +137,8 @@ class Groups:
 def block_count(tasks: int, actors: int, rows: int) -> int:
     """Return the number of blocks that `rows` are gathered in.
 
-    The driver keeps a record of every pair of a block that was read and one that is gathered, so
-    there are a few thousand at most; enough that the actors finish at about the same time, and that
-    a block is no burden to one; and never more than tasks.
+    The driver's memory grows with every pair of a block that was read and one that is gathered
+    (docs/benchmarks.md), so there are two thousand at most; enough that the actors finish at about
+    the same time, and that a block is no burden to one; and never more than tasks.
     """
     return max(1, min(tasks, MOST_BLOCKS, max(BLOCKS_PER_ACTOR * actors, rows // ROWS_PER_BLOCK)))
