@@ -16,7 +16,7 @@ import yaml
 
 from dpray.cli import run_command
 from dpray.config.config import load_config, parse_config
-from dpray.io.records import list_files, read_rows
+from dpray.io.records import Piece, list_files, read_rows
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.rows import read_records
 from dpray.types import InputError
@@ -195,7 +195,7 @@ def test_a_unit_is_a_value(settings: Settings, tmp_path: Path, unit: Any) -> Non
     path.write_text(json.dumps({"text": "x", "label": "a", "who": unit}) + "\n")
     data = parse_config(settings(data__unit="who")).data
     with pytest.raises(InputError, match=r"^rows\.jsonl, row 1: column 'who' "):
-        list(read_records(str(path), data))
+        list(read_records(Piece(str(path)), data))
 
 
 def test_one_number_is_one_unit(settings: Settings, tmp_path: Path) -> None:
@@ -203,7 +203,12 @@ def test_one_number_is_one_unit(settings: Settings, tmp_path: Path) -> None:
     written = [f'"who": {who}' for who in ("1", "1.0", "1e0", "-0.0")]
     path.write_text("".join(f'{{"text": "x", "label": "a", {who}}}\n' for who in written))
     data = parse_config(settings(data__unit="who")).data
-    assert [record.unit_id for record in read_records(str(path), data)] == ["1", "1", "1", "0"]
+    assert [record.unit_id for record in read_records(Piece(str(path)), data)] == [
+        "1",
+        "1",
+        "1",
+        "0",
+    ]
 
 
 def test_odd_csv_and_parquet(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,26 @@ from dpray.types import InputError, first_line, valid_unicode
 PASSWORD = re.compile(r"\w[\w+.-]*://[^@/]*:(?!\d+/)[^@]*@")
 """It matches the beginning of a URI with a password, which may hold a slash and is not a port."""
 
+READERS = 8
+"""So many files are hashed at once: a core hashes about as fast as a disk reads, or faster."""
+
+READ_BYTES = 1 << 20
+
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A `Piece` is a part of a file: of JSONL the lines that begin from byte `begin` on and before
+    byte `end`, of Parquet the row groups from `begin` on and before `end`; without `end`, the whole
+    file. `lines` and `rows` come before it in the file, so that its rows have the numbers that they
+    have in the whole file. A blank line is no row."""
+
+    file: str
+    begin: int = 0
+    end: int | None = None
+    lines: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,19 +109,96 @@ def read_rows(path: str) -> Iterator[tuple[Where, dict[str, Any]]]:
     Raises InputError that names the row for bytes that are not UTF-8, invalid JSON or a short CSV
     line.
     """
+    return read_piece(Piece(path))
+
+
+def read_piece(piece: Piece) -> Iterator[tuple[Where, dict[str, Any]]]:
+    """Stream the rows of a piece as `read_rows` does those of a file."""
+    path = piece.file
     if path.startswith("hf://"):
         yield from _read_hub(path)
         return
     filesystem, name = _filesystem(path)
     try:
         if name.endswith(".parquet"):
-            yield from _read_parquet(filesystem, name)
-            return
-        with filesystem.open_input_stream(name) as stream:
-            lines = io.BufferedReader(stream)
-            yield from _read_csv(name, lines) if name.endswith(".csv") else _read_jsonl(name, lines)
+            yield from _read_parquet(filesystem, name, piece)
+        elif name.endswith(".csv"):
+            yield from _read_csv(name, _lines(filesystem, name, piece))
+        else:
+            yield from _read_jsonl(name, _lines(filesystem, name, piece), piece.lines)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({type(error).__name__})") from None
+
+
+def cut(file: str, size: int) -> list[Piece]:
+    """Cut a large file into pieces of about `size` bytes: JSONL at the ends of lines, Parquet
+    between its row groups; other files are one piece. Of JSONL, `lines` and `rows` have to be
+    counted (`count_rows`, `numbered`)."""
+    if file.startswith("hf://") or file.endswith(".csv"):
+        return [Piece(file)]
+    filesystem, name = _filesystem(file)
+    try:
+        length = filesystem.get_file_info(name).size or 0
+        if length <= size:
+            return [Piece(file)]
+        if name.endswith(".parquet"):
+            return list(_cut_parquet(filesystem, name, file, size))
+    except (OSError, pyarrow.ArrowException):
+        return [Piece(file)]  # whoever reads it says what is wrong with it
+    return [Piece(file, begin, min(begin + size, length)) for begin in range(0, length, size)]
+
+
+def _cut_parquet(
+    filesystem: pyarrow.fs.FileSystem, name: str, file: str, size: int
+) -> Iterator[Piece]:
+    with pyarrow.parquet.ParquetFile(name, filesystem=filesystem) as parquet:
+        metadata = parquet.metadata
+    begin, taken, rows, before = 0, 0, 0, 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        taken += group.total_byte_size
+        rows += group.num_rows
+        if taken >= size or number == metadata.num_row_groups - 1:
+            yield Piece(file, begin, number + 1, rows=before)
+            begin, taken, before = number + 1, 0, rows
+
+
+def count_rows(piece: Piece) -> tuple[int, int]:
+    """Return the lines and the rows of a piece of JSONL."""
+    filesystem, name = _filesystem(piece.file)
+    lines = rows = 0
+    try:
+        for line in _lines(filesystem, name, piece):
+            # The rule of `_read_jsonl`; most lines need not be decoded for it.
+            rows += line.startswith(b"{") or bool(line.decode("utf-8-sig", "replace").strip())
+            lines += 1
+    except OSError as error:
+        raise InputError(f"{piece.file}: cannot be read ({type(error).__name__})") from None
+    return lines, rows
+
+
+def numbered(pieces: Iterable[Piece], counts: Iterable[tuple[int, int]]) -> Iterator[Piece]:
+    """Yield the pieces of one file, which come in order, with what comes before each."""
+    lines = rows = 0
+    for piece, (more_lines, more_rows) in zip(pieces, counts, strict=True):
+        yield replace(piece, lines=lines, rows=rows)
+        lines, rows = lines + more_lines, rows + more_rows
+
+
+def _lines(filesystem: pyarrow.fs.FileSystem, name: str, piece: Piece) -> Iterator[bytes]:
+    if piece.end is None:
+        with filesystem.open_input_stream(name) as stream:
+            yield from io.BufferedReader(stream)
+        return
+    with filesystem.open_input_file(name) as stream:
+        at = max(0, piece.begin - 1)
+        stream.seek(at)
+        lines = io.BufferedReader(stream, READ_BYTES)
+        if piece.begin:
+            at += len(lines.readline())  # the end of a line that began before, or just its "\n"
+        while at < piece.end and (line := lines.readline()):
+            at += len(line)
+            yield line
 
 
 def text_of(row: dict[str, Any], column: str, where: Where) -> str:
@@ -113,21 +210,55 @@ def text_of(row: dict[str, Any], column: str, where: Where) -> str:
     return valid_unicode(value)
 
 
-def file_digests(path: str) -> list[bytes]:
+def file_digests(
+    path: str, on_share: Callable[[float], None] = lambda share: None, every: float = 1.0
+) -> list[bytes]:
     """Return the SHA-256 of each file that `path` names, in order, or an `hf://` name itself. They
-    are as private as the files: whoever can guess all records could confirm the guess."""
-    return [_file_digest(file) for file in list_files(path)]
+    are as private as the files: whoever can guess all records could confirm the guess.
 
-
-def _file_digest(file: str) -> bytes:
-    if file.startswith("hf://"):
-        return file.encode()
-    filesystem, name = _filesystem(file)
+    Several files are read at once, each from its beginning to its end; `on_share` is called `every`
+    so many seconds with the share of the files that is read. Nothing that an earlier call found is
+    used: a file may change and keep its size and its time of change, and both promises that a
+    digest keeps are about privacy (docs/privacy.md, section 6.2).
+    """
+    files = [_HashedFile(file) for file in list_files(path)]
+    pool = ThreadPoolExecutor(READERS)
     try:
-        with filesystem.open_input_stream(name) as stream:
-            return hashlib.file_digest(stream, "sha256").digest()
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({type(error).__name__})") from None
+        digests = [pool.submit(file.digest) for file in files]
+        while wait(digests, timeout=every).not_done:
+            on_share(sum(file.share for file in files) / len(files))
+        return [digest.result() for digest in digests]
+    finally:
+        for file in files:
+            file.stopped = True
+        pool.shutdown(cancel_futures=True)
+
+
+class _HashedFile:
+    """A `_HashedFile` is hashed in one thread, and looked at and stopped in another."""
+
+    def __init__(self, file: str) -> None:
+        self.file, self.stopped = file, False
+        self._size, self._read = 1, 0
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self._read / self._size)
+
+    def digest(self) -> bytes:
+        if self.file.startswith("hf://"):
+            return self.file.encode()
+        filesystem, name = _filesystem(self.file)
+        sha256, buffer = hashlib.sha256(), memoryview(bytearray(READ_BYTES))
+        try:
+            self._size = filesystem.get_file_info(name).size or 1
+            with filesystem.open_input_stream(name) as stream:
+                while not self.stopped and (found := stream.readinto(buffer)):
+                    sha256.update(buffer[:found])
+                    self._read += found
+        except OSError as error:
+            raise InputError(f"{self.file}: cannot be read ({type(error).__name__})") from None
+        return sha256.digest()
 
 
 def fingerprint(digests: Iterable[bytes]) -> str:
@@ -135,16 +266,18 @@ def fingerprint(digests: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def _decoded(name: str, lines: io.BufferedReader) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(lines, start=1):
+def _decoded(name: str, lines: Iterable[bytes], before: int = 0) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(lines, start=before + 1):
         try:
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
             raise InputError(f"{Where(name, number)}: the bytes are not valid UTF-8") from None
 
 
-def _read_jsonl(name: str, lines: io.BufferedReader) -> Iterator[tuple[Where, dict[str, Any]]]:
-    for number, line in _decoded(name, lines):
+def _read_jsonl(
+    name: str, lines: Iterable[bytes], before: int
+) -> Iterator[tuple[Where, dict[str, Any]]]:
+    for number, line in _decoded(name, lines, before):
         if not line.strip():
             continue
         where = Where(name, number)
@@ -157,7 +290,7 @@ def _read_jsonl(name: str, lines: io.BufferedReader) -> Iterator[tuple[Where, di
         yield where, row
 
 
-def _read_csv(name: str, lines: io.BufferedReader) -> Iterator[tuple[Where, dict[str, Any]]]:
+def _read_csv(name: str, lines: Iterable[bytes]) -> Iterator[tuple[Where, dict[str, Any]]]:
     csv.field_size_limit(2**31 - 1)
     reader = csv.DictReader((line for _, line in _decoded(name, lines)), strict=True)
     number = 0
@@ -173,12 +306,13 @@ def _read_csv(name: str, lines: io.BufferedReader) -> Iterator[tuple[Where, dict
 
 
 def _read_parquet(
-    filesystem: pyarrow.fs.FileSystem, name: str
+    filesystem: pyarrow.fs.FileSystem, name: str, piece: Piece
 ) -> Iterator[tuple[Where, dict[str, Any]]]:
-    number = 0
+    number = piece.rows
     try:
         with pyarrow.parquet.ParquetFile(name, filesystem=filesystem) as file:
-            for batch in file.iter_batches(batch_size=1024):
+            groups = None if piece.end is None else list(range(piece.begin, piece.end))
+            for batch in file.iter_batches(batch_size=1024, row_groups=groups):
                 for row in batch.to_pylist():
                     number += 1
                     yield Where(name, number), row

@@ -1,53 +1,42 @@
 """Private rows are gathered by group, each group whole in one worker: in this process or on Ray.
 
-Ray may repeat the reading as often as it likes: it draws nothing at random. The workers' actors
-have `max_restarts=0` and `max_task_retries=0`: a lost one ends the execution, and the runner
-decides what is run again.
+Ray may repeat the reading as often as it likes: it draws nothing at random. It repeats nothing of
+what the workers do (`dpray.runs.group_pool`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
 
 import pyarrow as pa
 import ray
 import ray.data
 
 from dpray.config.config import Config
-from dpray.runs.cluster import find_error, uses_ray
-from dpray.runs.engine import LoadError, try_to_load
-from dpray.runs.placement import hide_other_gpus
+from dpray.runs.cluster import own_errors, uses_ray
+from dpray.runs.group_pool import GroupPool, GroupWorker, Outcome
 from dpray.runs.rows import CHUNK, Row, RowsOf, local_rows, ray_rows
-from dpray.types import DprayError
 
-Outcome = dict[str, Any]
-"""An `Outcome` holds plain JSON values; its reader knows which."""
-
-
-class GroupWorker(Protocol):
-    def work(self, rows: Iterable[Row]) -> Iterator[Outcome]:
-        """Yield an outcome for each group. If `rows` hold any row of a group, they hold all of
-        them."""
-        ...
-
-    def close(self) -> None: ...
+MOST_BLOCKS = 2048
+BLOCKS_PER_ACTOR = 8
+ROWS_PER_BLOCK = 32_768
 
 
 @dataclass(frozen=True)
 class Groups:
     """`Groups` describe the groups of a run's rows: `joined` names those that a row of `schema` is
     in, and `place` is a row that every group has whatever the data holds, so that an empty group
-    exists too. A worker finds the name of a row's group in the row's column `key`."""
+    exists too. A worker finds the name of a row's group in the row's column `key`. `expected_rows`
+    is a public number of rows a group."""
 
     rows_of: RowsOf
     schema: pa.Schema
     key: str
     joined: Callable[[Row], Iterable[str]]
     place: Row
+    expected_rows: int
 
     def work(
         self,
@@ -56,11 +45,13 @@ class Groups:
         make_worker: Callable[[], GroupWorker],
         task_size: int,
     ) -> Generator[list[Outcome]]:
-        """Yield the outcomes of the wanted groups, `task_size` groups at a time.
+        """Yield the outcomes of the wanted groups, `task_size` groups at a time at most; on Ray
+        also an empty list, where nothing has come for a second.
 
         On Ray the driver holds one task's outcomes and the groups' names; in one process, all rows.
         Raises the error that ended the execution: a DprayError of a task as itself, InputError or
-        EngineError for a worker that an actor cannot make, anything else as Ray's error.
+        EngineError for a worker that an actor cannot make, anything else as Ray's error; where an
+        actor was lost, when all that was not lost with it is done.
         """
         works = self._work_on_ray if uses_ray(config) else self._work_here
         return works(config, wanted, make_worker, task_size)
@@ -96,47 +87,35 @@ class Groups:
         make_worker: Callable[[], GroupWorker],
         task_size: int,
     ) -> Generator[list[Outcome]]:
-        runtime = config.runtime
-        outcomes = self.gathered(config, wanted, task_size).map_batches(
-            GroupActor,
-            batch_size=None,
-            batch_format="pyarrow",
-            fn_constructor_kwargs={"make_worker": make_worker},
-            compute=ray.data.ActorPoolStrategy(
-                min_size=runtime.min_actors, max_size=max(runtime.actors, runtime.min_actors)
-            ),
-            num_cpus=runtime.cpus_per_actor,
-            num_gpus=runtime.gpus_per_actor or None,
-            max_restarts=0,
-            max_task_retries=0,
-        )
-        try:
-            tables: Iterable[Any] = outcomes.iter_batches(
-                batch_size=None, batch_format="pyarrow", prefetch_batches=0
-            )
-            for table in tables:
-                found = [json.loads(outcome) for outcome in table.column("outcome").to_pylist()]
-                yield [outcome for outcome in found if "unloaded" not in outcome]
-                for outcome in found:
-                    if "unloaded" in outcome:
-                        raise LoadError(**outcome["unloaded"]).error()
-        except Exception as error:
-            if (ours := find_error(error, DprayError)) is not None:
-                raise ours from None
-            raise
+        with own_errors():
+            # Before the actors start, which may take every CPU there is.
+            blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
+            yield from GroupPool(config, make_worker, self.key, task_size).work(blocks)
 
     def gathered(self, config: Config, wanted: Sequence[str], task_size: int) -> ray.data.Dataset:
-        """Return the rows in blocks that hold every wanted group whole, including its `place`, and
-        `task_size` groups on average."""
+        """Return the rows in `block_count` blocks that hold every wanted group whole, including its
+        `place`."""
         reference = ray.put(frozenset(wanted))
         rows = ray_rows(config, self.rows_of, self.schema).map_batches(
             lambda table: self._members(table, ray.get(reference)),
             batch_format="pyarrow",
             batch_size=None,
         )
-        places = self._table([self.place | {self.key: group} for group in wanted])
-        tasks = -(-len(wanted) // task_size)
-        return rows.union(ray.data.from_arrow(places)).repartition(tasks, keys=[self.key])
+        runtime = config.runtime
+        number = block_count(
+            tasks=-(-len(wanted) // task_size),
+            actors=max(runtime.actors, runtime.min_actors),
+            rows=len(wanted) * self.expected_rows,
+        )
+        places = ray.data.from_arrow(self._places(wanted))
+        return rows.union(places).repartition(number, keys=[self.key])
+
+    def _places(self, wanted: Sequence[str]) -> pa.Table:
+        columns = {
+            field.name: pa.array([self.place[field.name]] * len(wanted), field.type)
+            for field in self.schema
+        }
+        return pa.table(columns | {self.key: pa.array(wanted, pa.string())})
 
     def _members(self, table: pa.Table, wanted: frozenset[str]) -> Iterator[pa.Table]:
         """Yield the rows of the wanted groups, a row as often as it is in one."""
@@ -155,17 +134,11 @@ class Groups:
         return pa.Table.from_pylist(rows, schema=schema)
 
 
-class GroupActor:
-    """A `GroupActor` is an actor of the pool and delegates to its worker. Where the worker cannot
-    be made, the actor answers with the reason, and begins no group."""
+def block_count(tasks: int, actors: int, rows: int) -> int:
+    """Return the number of blocks that `rows` are gathered in.
 
-    def __init__(self, make_worker: Callable[[], GroupWorker]) -> None:
-        hide_other_gpus()
-        self.worker = try_to_load(make_worker)
-
-    def __call__(self, table: pa.Table) -> Iterator[pa.Table]:
-        if isinstance(self.worker, LoadError):
-            yield pa.table({"outcome": [json.dumps({"unloaded": asdict(self.worker)})]})
-            return
-        for outcome in self.worker.work(table.to_pylist()):
-            yield pa.table({"outcome": [json.dumps(outcome)]})
+    The driver's memory grows with every pair of a block that was read and one that is gathered
+    (docs/benchmarks.md), so there are two thousand at most; enough that the actors finish at about
+    the same time, and that a block is no burden to one; and never more than tasks.
+    """
+    return max(1, min(tasks, MOST_BLOCKS, max(BLOCKS_PER_ACTOR * actors, rows // ROWS_PER_BLOCK)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
-from dpray.io.records import Where, list_files, read_rows
+from dpray.io.records import Piece, Where, count_rows, cut, list_files, numbered, read_piece
 from dpray.mechanisms.partition import content_id, content_rank
 from dpray.types import InputError, Record, valid_unicode
 
@@ -21,47 +21,50 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """A `Row` has at least the keys text, unit and rank; `rank` decides which of a unit's rows stay."""
 
-RowsOf = Callable[[str], Iterator[Row]]
-"""A `RowsOf` reads the rows of one file, and can be sent to another process."""
+RowsOf = Callable[[Piece], Iterator[Row]]
+"""A `RowsOf` reads the rows of a file or a piece of one, and can be sent to another process."""
 
 CHUNK = 1024
 """A block has at most this many rows."""
+
+PIECE_BYTES = 128 << 20
+"""A larger file is read by several tasks on Ray."""
 
 TextOf = Callable[[dict[str, Any]], str]
 """A `TextOf` makes the text from a row's columns; it raises KeyError where one is missing, and
 whatever else a template raises."""
 
 
-def read_records(file: str, data: DataConfig, text_of: TextOf | None = None) -> Iterator[Record]:
-    """Yield the records of one file, in its order.
+def read_records(piece: Piece, data: DataConfig, text_of: TextOf | None = None) -> Iterator[Record]:
+    """Yield the records of a file or a piece of one, in its order.
 
     Raises InputError naming the row for a missing column, a label outside the label set, a value
     that is no text or a text that is too long, and for a file without rows.
     """
-    for where, row in _filled(file):
+    for where, row in _filled(piece):
         yield to_record(where, row, data, text_of)
 
 
-def _filled(file: str) -> Iterator[tuple[Where, dict[str, Any]]]:
-    empty = True
-    for where, row in read_rows(file):
+def _filled(piece: Piece) -> Iterator[tuple[Where, dict[str, Any]]]:
+    empty = piece.end is None  # a piece may lie in the midst of a line
+    for where, row in read_piece(piece):
         empty = False
         yield where, row
     if empty:
-        raise InputError(f"{file.rsplit('/', 1)[-1]} holds no rows")
+        raise InputError(f"{piece.file.rsplit('/', 1)[-1]} holds no rows")
 
 
 def record_rows(
-    file: str,
+    piece: Piece,
     data: DataConfig,
     column_values: Mapping[str, Collection[str]] | None = None,
 ) -> Iterator[Row]:
-    """Yield the records of one file as rows; errors as in `read_records`.
+    """Yield the records of a file or a piece as rows; errors as in `read_records`.
 
     With `column_values`, the public values of other columns, a row has those columns too, as texts
     in `columns`; raises InputError naming the row for any other value.
     """
-    for where, row in _filled(file):
+    for where, row in _filled(piece):
         record = to_record(where, row, data)
         rank = content_rank(record.text, record.label)
         found: Row = {
@@ -77,20 +80,20 @@ def record_rows(
 
 def local_rows(data: DataConfig, rows_of: RowsOf) -> list[Row]:
     """Read the rows of all files into this process, at most as many of each unit as its bound."""
-    rows = (row for file in list_files(data.path) for row in rows_of(file))
+    rows = (row for file in list_files(data.path) for row in rows_of(Piece(file)))
     return list(rows) if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
 
 
 def ray_rows(config: Config, rows_of: RowsOf, schema: pa.Schema) -> ray.data.Dataset:
-    """Stream the rows of all files, at most as many of each unit as its bound; each file is one
-    read task."""
+    """Stream the rows of all files, at most as many of each unit as its bound; each piece of a file
+    is one read task. Raises Ray's error for a file that cannot be read."""
     import ray.data
 
     data = config.data
-    files = list_files(data.path)
-    read: Any = partial(_read, rows_of=rows_of, schema=schema)
+    pieces = pieces_on_ray(list_files(data.path), PIECE_BYTES)
+    read: Any = partial(_read, pieces=pieces, rows_of=rows_of, schema=schema)
     rows = ray.data.from_items(
-        [{"file": file} for file in files], override_num_blocks=len(files)
+        [{"piece": number} for number in range(len(pieces))], override_num_blocks=len(pieces)
     ).map_batches(read, batch_size=1)
     if data.unit is None:
         return rows
@@ -101,9 +104,31 @@ def ray_rows(config: Config, rows_of: RowsOf, schema: pa.Schema) -> ray.data.Dat
     )
 
 
-def _read(files: dict[str, Any], rows_of: RowsOf, schema: pa.Schema) -> Iterator[pa.Table]:
-    for file in files["file"]:
-        rows = rows_of(str(file))
+def pieces_on_ray(files: Sequence[str], size: int) -> list[Piece]:
+    """Return the files in pieces of about `size` bytes. The lines of JSONL that is cut are counted
+    first, in tasks: a row has the same number however its file is cut."""
+    import ray
+
+    count: Any = ray.remote(count_rows)
+    cuts = [cut(file, size) for file in files]
+    counts = [
+        [count.remote(piece) for piece in pieces]
+        if len(pieces) > 1 and not pieces[0].file.endswith(".parquet")
+        else []
+        for pieces in cuts
+    ]
+    return [
+        piece
+        for pieces, counted in zip(cuts, counts, strict=True)
+        for piece in (numbered(pieces, ray.get(counted)) if counted else pieces)
+    ]
+
+
+def _read(
+    numbers: dict[str, Any], pieces: Sequence[Piece], rows_of: RowsOf, schema: pa.Schema
+) -> Iterator[pa.Table]:
+    for number in numbers["piece"]:
+        rows = rows_of(pieces[number])
         while chunk := list(islice(rows, CHUNK)):
             yield pa.Table.from_pylist(chunk, schema=schema)
 

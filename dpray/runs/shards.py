@@ -111,10 +111,10 @@ class ShardActor:
 def _blocks_on_ray(config: Config) -> list[Any]:
     """Return references to blocks of rows. All of them are read before the actors start, which may
     take every CPU there is."""
-    rows = ray_rows(config, partial(record_rows, data=config.data), ROWS)
-    if config.runtime.actors > 1:
-        rows = rows.repartition(target_num_rows_per_block=CHUNK)
     with own_errors():
+        rows = ray_rows(config, partial(record_rows, data=config.data), ROWS)
+        if config.runtime.actors > 1:
+            rows = rows.repartition(target_num_rows_per_block=CHUNK)
         return rows.to_arrow_refs()
 
 

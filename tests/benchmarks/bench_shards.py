@@ -1,10 +1,15 @@
 """Rows sharded and gathered on Ray by a driver without an engine: its time, and its memory.
 
     python tests/benchmarks/bench_shards.py [--json] [1000 100000 1000000]
+    python tests/benchmarks/bench_shards.py --run [--batch-size 10] 1000000
 
 Every batch arrives whole on a worker, which checks it as the decoder does. "memory" is the driver's
 peak so far, which grows by the batches' names and by Ray's bookkeeping, not by the rows. "read" is
 the time of one process that reads the same files row by row, and by how much its memory grows.
+
+`--run` is a whole run instead, from the charge to the release, with an engine that answers at once:
+what is left is the work of Ray and of the driver, whose memory and CPU time, of all its threads,
+are measured. A size is run in a process of its own: a peak is a process's.
 """
 
 from __future__ import annotations
@@ -23,16 +28,21 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpray.config.config import parse_config
+from dpray.config.config import Config, parse_config
+from dpray.engines.base import LockstepGroup, LockstepResult
+from dpray.io.records import Piece
 from dpray.mechanisms.partition import new_salt
 from dpray.methods.private_prediction.decoder import group_rows
 from dpray.methods.private_prediction.release import batches_of
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan as Plan
 from dpray.methods.private_prediction.rows import private_rows
-from dpray.registry import make_plan
+from dpray.registry import make_plan, run
 from dpray.runs.cluster import start_ray
 
 FILES = 8
+TEXT = "a synthetic note of a cough that came in the night and went by itself. " * 3
+PRIVATE_TOKENS, MAX_TOKENS = 8, 4
+"""Every batch gives two texts."""
 
 
 def write_rows(folder: Path, rows: int) -> None:
@@ -43,22 +53,91 @@ def write_rows(folder: Path, rows: int) -> None:
                 file.write(f'{{"text": "note {number} of a cough", "label": "{label}"}}\n')
 
 
-def plan_of(folder: Path, rows: int) -> Plan:
-    return make_plan(
-        parse_config(
-            {
-                "data": {
-                    "path": str(folder),
-                    "label": "label",
-                    "labels": ["a", "b"],
-                    "public_size": rows,
-                },
-                "privacy": {"epsilon": 4.0, "delta": 1e-9, "dataset": "notes"},
-                "method": {"name": "private_prediction", "batches": "disjoint"},
-                "engine": {"model": "none"},
-            }
-        )
-    ).with_salt(new_salt())
+def config_of(folder: Path, rows: int, batch_size: int, **method: int) -> Config:
+    return parse_config(
+        {
+            "data": {
+                "path": str(folder),
+                "label": "label",
+                "labels": ["a", "b"],
+                "public_size": rows,
+            },
+            "privacy": {
+                "epsilon": 4.0 if not method else 1000.0,
+                "delta": 1e-9,
+                "dataset": "notes",
+                "ledger": f"sqlite:///{folder}/ledger.db",
+            },
+            "method": {
+                "name": "private_prediction",
+                "batches": "disjoint",
+                "batch_size": batch_size,
+                **method,
+            },
+            "engine": {"model": "nobody/nothing", "dtype": "float32"},
+            "runtime": {"gpus_per_actor": 0},
+            "output": {"path": str(folder / "out")},
+        }
+    )
+
+
+def plan_of(folder: Path, rows: int, batch_size: int) -> Plan:
+    return make_plan(config_of(folder, rows, batch_size)).with_salt(new_salt())
+
+
+class Stub:
+    """An engine that answers at once, always the same."""
+
+    context_length = 512
+    most_rows = None
+
+    def encode(self, prompt: Any) -> tuple[int, ...]:
+        return (1, 2)
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        return text[:max_tokens]
+
+    def decode_lockstep(self, groups: Any, next_group: Any) -> None:
+        for group in groups:
+            following = group
+            while following is not None:
+                following = next_group(self.answer(following))
+
+    def answer(self, group: LockstepGroup) -> LockstepResult:
+        t = group.selector.arguments.get("t", 0) + MAX_TOKENS
+        state = {"t": t, "noisy_threshold": None, "logits": [[0.0]]}
+        return LockstepResult(group.group_id, TEXT, (1,) * MAX_TOKENS, "length", state)
+
+    def close(self) -> None: ...
+
+
+def build(*_: Any, **__: Any) -> Any:
+    return Stub()
+
+
+def measure_run(rows: int, batch_size: int) -> dict[str, Any]:
+    """Run from the charge to the release."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_rows(folder, rows)
+        method = {"private_tokens": PRIVATE_TOKENS, "max_tokens": MAX_TOKENS}
+        config = config_of(folder, rows, batch_size, **method)
+        before, start = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+        report = run(config, build=build)
+        seconds, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF)
+        size = (folder / "out" / "synthetic.jsonl").stat().st_size
+    if report["records"] != 2 * report["batches"]["total"]:
+        raise RuntimeError(f"{report['records']} records")
+    return {
+        "rows": rows,
+        "batches": report["batches"]["published"],
+        "records": report["records"],
+        "release_mb": size / 1e6,
+        "seconds": seconds,
+        "cpu_seconds": sum(after[:2]) - sum(before[:2]),
+        "began_mb": before.ru_maxrss / 1024,
+        "peak_mb": after.ru_maxrss / 1024,
+    }
 
 
 def count(table: pa.Table) -> dict[str, list[int]]:
@@ -83,7 +162,7 @@ def growth_by_reading(plan: Plan, folder: Path) -> float:
     process, growth, read = psutil.Process(), 0, 0
     before = process.memory_info().rss
     for path in sorted(folder.glob("*.jsonl")):
-        for _ in private_rows(str(path), plan.config.data, plan.template, by_place=False):
+        for _ in private_rows(Piece(str(path)), plan.config.data, plan.template, by_place=False):
             read += 1
             if read % 10_000 == 0:
                 growth = max(growth, process.memory_info().rss - before)
@@ -92,11 +171,11 @@ def growth_by_reading(plan: Plan, folder: Path) -> float:
     return growth / 1e6
 
 
-def measure(rows: int) -> dict[str, Any]:
+def measure(rows: int, batch_size: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_rows(folder, rows)
-        plan = plan_of(folder, rows)
+        plan = plan_of(folder, rows, batch_size)
         start = time.monotonic()
         total = gather(plan)
         seconds = time.monotonic() - start
@@ -114,22 +193,33 @@ def measure(rows: int) -> dict[str, Any]:
     }
 
 
+HEADS = {
+    "seconds": "seconds",
+    "cpu_seconds": "driver's CPU, seconds",
+    "began_mb": "driver's memory before, MB",
+    "peak_mb": "driver's memory, MB",
+    "read_seconds": "read, seconds",
+    "read_growth_mb": "read, MB more",
+}
+
+
 def main(
     sizes: list[int] = typer.Argument(default=[1_000, 100_000, 1_000_000]),
     as_json: bool = typer.Option(False, "--json"),
+    whole: bool = typer.Option(False, "--run"),
+    batch_size: int = typer.Option(127),
 ) -> None:
     start_ray(None)
-    found = [measure(rows) for rows in sizes]
+    found = [(measure_run if whole else measure)(rows, batch_size) for rows in sizes]
     if as_json:
         print(json.dumps(found))
         return
-    print("| rows | batches | seconds | driver's memory, MB | read, seconds | read, MB more |")
-    print("|---:|---:|---:|---:|---:|---:|")
+    heads = {key: head for key, head in HEADS.items() if key in found[0]}
+    print("| rows | batches |", " | ".join(heads.values()), "|")
+    print("|---:" * (2 + len(heads)) + "|")
     for row in found:
-        print(
-            f"| {row['rows']:,} | {row['batches']:,} | {row['seconds']:.1f} | {row['peak_mb']:.0f} "
-            f"| {row['read_seconds']:.1f} | {row['read_growth_mb']:.0f} |"
-        )
+        cells = " | ".join(f"{row[key]:.1f}" for key in heads)
+        print(f"| {row['rows']:,} | {row['batches']:,} | {cells} |")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import yaml
 
 from dpray.cli import run_command
 from dpray.config.config import parse_config
+from dpray.io.records import Piece
 from dpray.io.sandbox import SecurityError, TooMuch, rendered
 from dpray.io.template_file import TemplateFile, faults_named
 from dpray.methods.aug_pe.prompts import load_variation_prompts
@@ -169,7 +170,7 @@ def test_a_private_row_is_in_no_error(tmp_path: Path, settings: Callable[..., An
         rows = tmp_path / "rows.jsonl"
         rows.write_text('{"text": "__class__", "n": 1000000000, "label": "a"}\n')
         with pytest.raises(InputError, match=r"^rows\.jsonl, row 1: ") as refused:
-            list(read_records(str(rows), data, template.text_of))
+            list(read_records(Piece(str(rows)), data, template.text_of))
         assert "__class__" not in str(refused.value)
 
 

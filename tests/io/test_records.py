@@ -1,18 +1,27 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpray.io.records import (
     PASSWORD,
+    Piece,
     Where,
+    count_rows,
+    cut,
     file_digests,
     fingerprint,
     list_files,
+    numbered,
+    read_piece,
     read_rows,
     text_of,
 )
@@ -121,3 +130,70 @@ def test_a_fingerprint_is_of_all_contents_in_order(tmp_path: Path) -> None:
     [copy] = file_digests(str(tmp_path / "copy.jsonl"))
     assert [copy] == file_digests(str(tmp_path / "1-2"))
     assert file_digests("hf://owner/name") == [b"hf://owner/name"]
+
+
+def test_files_are_hashed_with_a_report_that_may_end_it(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_bytes(name.encode() * 30_000_000)
+    shares: list[float] = []
+    digests = file_digests(str(tmp_path), shares.append, every=0.001)
+    assert digests == [hashlib.sha256(name.encode() * 30_000_000).digest() for name in "ab"]
+    assert shares == sorted(shares) and all(0 <= share <= 1 for share in shares)
+    assert len(set(shares)) > 1
+
+    def stop(share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        file_digests(str(tmp_path), stop, every=0.001)
+
+
+LINES = st.lists(st.sampled_from(['{"n": 1}', '{"text": "é"}', "", "  ", "\u00a0", " {}"]))
+
+
+@given(LINES, st.sampled_from(["", "\n"]), st.integers(1, 40))
+def test_a_row_of_jsonl_has_its_number_however_the_file_is_cut(
+    lines: list[str], end: str, size: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "a.jsonl"
+        path.write_text("\ufeff" * (size % 2) + "\n".join(lines) + end, encoding="utf-8")
+        pieces = cut(str(path), size)
+        if len(pieces) > 1:
+            pieces = list(numbered(pieces, map(count_rows, pieces)))
+        rows = list(read_rows(str(path)))
+        places = [
+            (piece.rows + number, row)
+            for piece in pieces
+            for number, row in enumerate(read_piece(piece))
+        ]
+        assert places == list(enumerate(rows))
+        assert len(pieces) == max(1, -(-path.stat().st_size // size))
+
+
+def test_parquet_is_cut_between_its_row_groups(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"n": range(100), "text": ["text"] * 100})
+    pyarrow.parquet.write_table(table, path, row_group_size=7)
+    pieces = cut(str(path), 300)
+    assert 3 < len(pieces) <= 15 and pieces[0].end == pieces[1].begin
+    rows = list(read_rows(str(path)))
+    assert [row for piece in pieces for row in read_piece(piece)] == rows
+    assert [piece.rows for piece in pieces] == [7 * piece.begin for piece in pieces]
+    assert cut(str(path), 10**6) == [Piece(str(path))]
+
+
+def test_an_error_in_a_piece_names_the_row_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"n": 1}\n' * 9 + "\nbroken\n")
+    pieces = cut(str(path), 20)
+    *_, last = numbered(pieces, map(count_rows, pieces))
+    with pytest.raises(InputError, match=r"^a.jsonl, row 11: not valid JSON"):
+        list(read_piece(last))
+
+
+def test_what_cannot_be_cut_is_one_piece(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text\n"a\nb"\n')
+    (tmp_path / "broken.parquet").write_text("PAR1 is not what it is")
+    for file in (*map(str, tmp_path.iterdir()), "hf://owner/name"):
+        assert cut(file, 3) == [Piece(file)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from dpray.engines.base import EngineError
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.registry import make_plan
 from dpray.runs.engine import LoadError
-from dpray.runs.groups import GroupActor
+from dpray.runs.group_pool import GroupActor
 from dpray.runs.shards import ShardActor
 from dpray.types import InputError
 
@@ -59,11 +59,10 @@ def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_n
 ) -> None:
     plan = make_plan(config).with_salt("0" * 32)
     ledger: Any = None  # whose absence would show
-    actor = GroupActor(lambda: BatchDecoder(plan, ledger, "run", "attempt", raising(error)))
-    [table] = actor(pa.table({"batch": ["0/0"], "text": ["Marlowe"]}))
-    [outcome] = map(json.loads, table["outcome"].to_pylist())
-    assert type(LoadError(**outcome["unloaded"]).error()) is kind
-    assert outcome["unloaded"]["reason"] == reason
+    decoder = partial(BatchDecoder, plan, ledger, "run", "attempt", raising(error))
+    actor = GroupActor(decoder, key="batch", task_size=8)
+    [answer] = actor.load()
+    assert type(answer.error()) is kind and answer.reason == reason
 
 
 @pytest.mark.parametrize(("error", "reason", "kind"), CASES)

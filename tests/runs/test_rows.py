@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.config.config import DataConfig
+from dpray.io.records import Piece, count_rows, cut, numbered
 from dpray.mechanisms.partition import HashPartition
 from dpray.methods.private_prediction.decoder import group_rows
 from dpray.methods.private_prediction.prompts import load_template
@@ -22,7 +23,7 @@ PARTITION = HashPartition({"a": 4, "b": 4}, "0" * 32)
 
 def rows(path: Path, lines: list[Any], data: DataConfig = DATA) -> list[dict[str, Any]]:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = private_rows(str(path), data, load_template("texts"), by_place=False)
+    found = private_rows(Piece(str(path)), data, load_template("texts"), by_place=False)
     return [
         row | {"batch": batch}
         for row in found
@@ -63,6 +64,23 @@ def test_a_records_batch_does_not_depend_on_order_or_on_other_records(tmp_path: 
     backwards = {r["text"]: r["batch"] for r in rows(tmp_path / "y.jsonl", lines[:0:-1])}
     assert backwards == {text: forwards[text] for text in backwards}
     assert {batch[0] for batch in forwards.values()} == {"0", "1"}
+
+
+@pytest.mark.parametrize("size", [1, 30, 100, 10_000])
+def test_a_records_place_does_not_depend_on_how_its_file_is_cut(tmp_path: Path, size: int) -> None:
+    """By its place go the coins of Poisson batches, in every attempt and on any cluster."""
+    path = tmp_path / "x.jsonl"
+    lines = [json.dumps({"text": "the same", "label": "ab"[n % 2]}) for n in range(20)]
+    path.write_text("\n\n".join(lines))
+
+    def units(pieces: list[Piece]) -> list[str]:
+        made = (private_rows(piece, DATA, load_template("texts"), True) for piece in pieces)
+        return [row["unit"] for rows in made for row in rows]
+
+    pieces = cut(str(path), size)
+    if len(pieces) > 1:
+        pieces = list(numbered(pieces, map(count_rows, pieces)))
+    assert units(pieces) == units([Piece(str(path))]) == [f"{n} {path}" for n in range(20)]
 
 
 def test_lone_surrogates_become_text_a_tokenizer_takes(tmp_path: Path) -> None:

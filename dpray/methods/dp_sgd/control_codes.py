@@ -15,7 +15,7 @@ import numpy as np
 from dpray.config.config import DataConfig, EngineConfig
 from dpray.engines.model_path import check_model_path
 from dpray.engines.text import TextCodec
-from dpray.io.records import list_files
+from dpray.io.records import Piece, list_files
 from dpray.mechanisms.shares import largest_remainder
 from dpray.methods.dp_sgd.algorithm import TextEncoder, Units
 from dpray.methods.dp_sgd.settings import DpSgdSettings
@@ -82,7 +82,7 @@ def text_encoder(engine: EngineConfig, settings: DpSgdSettings) -> TextEncoder:
 def check_rows(data: DataConfig, codes: ControlCodes) -> None:
     """Read every record once, and keep none. Raises InputError that names the row."""
     for file in list_files(data.path):
-        for _ in record_rows(file, data, codes.values):
+        for _ in record_rows(Piece(file), data, codes.values):
             pass
 
 

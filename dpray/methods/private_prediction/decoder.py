@@ -14,7 +14,7 @@ from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchOutput
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
-from dpray.runs.groups import Outcome
+from dpray.runs.group_pool import Outcome
 from dpray.runs.rows import Row
 from dpray.types import DprayError, InputError
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice, zip_longest
+from itertools import count, groupby, islice
+from operator import itemgetter
 from time import monotonic
 from typing import Any
 
@@ -23,7 +23,9 @@ from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.rows import ROWS, placeholder, private_rows
 from dpray.runs.folder import BATCHES_KEY
-from dpray.runs.groups import Groups, Outcome
+from dpray.runs.group_pool import Outcome
+from dpray.runs.groups import Groups
+from dpray.runs.in_order import in_order
 from dpray.runs.rows import Row
 from dpray.runs.session import Release, Session
 from dpray.types import DprayError, InputError
@@ -39,37 +41,52 @@ CANDIDATES = (
 
 BatchSession = Session[PrivatePredictionPlan]
 
+MOST_TOGETHER = 512
+"""At most about this many batches are published in one part."""
+
+SECONDS = 2.0
+"""Finished batches are published this often on Ray: a part, its entries in the ledger and their way
+to the disk take the driver some ten milliseconds, however many batches they hold."""
+
+SORTED = "sorted.db"
+"""The file in `staging` in which the release is sorted."""
+
 
 def release(session: BatchSession) -> Release:
     """Decode the missing batches, until there are none, and release their texts."""
     done = Decoded.by_now(session)
+    waiting = missing(session)
     parts = (f"{session.attempt_id}-{number:08d}.jsonl" for number in count())
-    while batches := missing(session):
+    while batches := wave(session.plan, waiting, done):
         before, tokens, began = done.batches, done.tokens, monotonic()
         total = before + len(batches)
         session.show("batches", before, total, done.in_words())
         # Closed at once where a batch was lost: the engine has to go before the next one comes.
         with closing(decode(session, batches)) as tasks:
-            for outcomes in tasks:
+            for outcomes in together(tasks, 0.0 if session.in_process else SECONDS):
                 for outcome in publish(session, next(parts), outcomes):
                     done.add(session.plan, outcome)
                 speed = (done.tokens - tokens) / max(monotonic() - began, 1e-9)
                 session.show("batches", done.batches, total, done.in_words(speed))
-        if done.batches == before:
+        if done.batches < total:
             raise DprayError("some batches were not decoded; the same command goes on")
+        waiting = waiting[len(batches) :]
     return Release(records(session), report(session, done))
 
 
 def missing(session: BatchSession) -> list[str]:
-    """Return the batches to decode now, in their public order: all that are not decoded, or, for
-    fewer records than batches, as many as are expected to give the missing records.
-
-    A batch may give none, because its text was empty or not finished. What it gave is released, so
-    what is decoded next is a public choice, and the batches still compose in parallel.
-    """
+    """Return all batches that are not decoded, in their public order."""
     plan, ledger, key = session.plan, session.ledger, session.key()
+    refuse_failed(session)
     done = {batch for batch, _ in ledger.published(key)}
-    failed = dict(ledger.failed(key))
+    if session.config.privacy.lost_batches == "drop":
+        done |= {batch for batch, _ in ledger.unfinished(key)}
+    return [batch for batch in plan.batches.batch_ids() if batch not in done]
+
+
+def refuse_failed(session: BatchSession) -> None:
+    """Raise DprayError where a batch has failed."""
+    failed = dict(session.ledger.failed(session.key()))
     if failed:
         batch, (_, reason) = next(iter(failed.items()))
         raise DprayError(
@@ -77,16 +94,21 @@ def missing(session: BatchSession) -> list[str]:
             f"that raised itself, or for which the memory did not suffice, is never repeated, "
             f"so this run cannot be finished; its charge stays spent"
         )
-    if session.config.privacy.lost_batches == "drop":
-        done |= {batch for batch, _ in ledger.unfinished(key)}
-    batches = [batch for batch in plan.batches.batch_ids() if batch not in done]
+
+
+def wave(plan: PrivatePredictionPlan, waiting: list[str], done: Decoded) -> list[str]:
+    """Return the batches to decode now: all that wait, or, for fewer records than batches, as many
+    as are expected to give the missing records.
+
+    A batch may give none, because its text was empty or not finished. What it gave is released, so
+    what is decoded next is a public choice, and the batches still compose in parallel.
+    """
     most = plan.settings.max_records
     if most is None or plan.batches_decoded == plan.batches.num_batches:
-        return batches
-    given = Decoded.by_now(session)
+        return waiting
     # One batch that gave a record is assumed beside those that are known.
-    share = (given.records + 1) / (given.batches + 1)
-    return batches[: max(0, math.ceil((most - given.records) / share))]
+    share = (done.records + 1) / (done.batches + 1)
+    return waiting[: max(0, math.ceil((most - done.records) / share))]
 
 
 def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]]:
@@ -117,7 +139,8 @@ def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:
     rows = partial(
         private_rows, data=plan.config.data, template=plan.template, by_place=not plan.disjoint
     )
-    return Groups(rows, ROWS, "batch", partial(joined, plan.batches, key), placeholder())
+    s = plan.settings.batch_size
+    return Groups(rows, ROWS, "batch", partial(joined, plan.batches, key), placeholder(), s)
 
 
 def joined(batches: HashPartition | PoissonBatches, key: str, row: Row) -> Iterator[str]:
@@ -142,14 +165,42 @@ def batches_key(session: BatchSession) -> SecretKey:
     return SecretKey(path.read_text(encoding="ascii"))
 
 
+def together(
+    tasks: Iterable[list[Outcome]],
+    seconds: float,
+    most: int = MOST_TOGETHER,
+    clock: Callable[[], float] = monotonic,
+) -> Iterator[list[Outcome]]:
+    """Yield the outcomes of many tasks at once, as soon as there are `most`, or any that came
+    `seconds` after the last ones; a list may be empty where nothing came, and is asked for in time.
+
+    Where the tasks end with an error, or a person interrupts them, what came before is yielded, to
+    be published, and then the error raised.
+    """
+    waiting: list[Outcome] = []
+    last = -math.inf
+    try:
+        for outcomes in tasks:
+            waiting += outcomes
+            if waiting and (len(waiting) >= most or clock() - last >= seconds):
+                finished, waiting, last = waiting, [], clock()
+                yield finished
+    except (Exception, KeyboardInterrupt):
+        if waiting:
+            yield waiting
+        raise
+    if waiting:
+        yield waiting
+
+
 def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[Outcome]:
-    """Publish a task's whole batches, and return them. Raises DprayError for a failed one, which
-    ends the run, and EngineError for one that was lost with its engine."""
+    """Publish the whole batches, in one part, and return them. Raises DprayError for a failed one,
+    which ends the run, and EngineError for one that was lost with its engine."""
     whole = {outcome["batch"]: outcome for outcome in outcomes if "examples" in outcome}
     if whole:
         session.publish(part, whole)
     if any("failed" in outcome for outcome in outcomes):
-        missing(session)
+        refuse_failed(session)
     for outcome in outcomes:
         if "lost" in outcome:
             raise EngineError(outcome["lost"])
@@ -161,14 +212,16 @@ def records(session: BatchSession) -> Iterator[dict[str, Any]]:
     every batch in their public order, then the second of every batch, and so on.
 
     When a batch was done depends on how many private rows it and its neighbours have, and no
-    epsilon covers that: the order is made here, from what is public. Holds all outcomes.
+    epsilon covers that: the order is made here, from what is public. Holds one part's outcomes.
     """
     plan = session.plan
     place = {batch: n for n, batch in enumerate(plan.batches.batch_ids())}
-    outcomes = sorted(session.folder.published_records(), key=lambda o: place[o["batch"]])
-    rounds: Iterable[tuple[Any, ...]] = zip_longest(*(records_of(plan, o) for o in outcomes))
-    found = (record for one_each in rounds for record in one_each if record is not None)
-    return islice(found, plan.settings.max_records)
+    placed = (
+        (turn * len(place) + place[outcome["batch"]], record)
+        for outcome in session.folder.published_records()
+        for turn, record in enumerate(records_of(plan, outcome))
+    )
+    return islice(in_order(session.folder.staging / SORTED, placed), plan.settings.max_records)
 
 
 def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[str, Any]]:
@@ -264,13 +317,20 @@ def rounding(plan: PrivatePredictionPlan, variation: float | None) -> list[str]:
 
 def batch_counts(session: BatchSession) -> dict[str, int]:
     plan, ledger, key = session.plan, session.ledger, session.key()
-    starts = Counter(batch for batch, _ in ledger.started(key))
-    starts.pop("labels", None)
     counts = ledger.counts(key)
     return {
         "total": plan.batches.num_batches,
         "published": plan.published_batches(counts["published"]),
-        "repeated": sum(1 for number in starts.values() if number > 1),
-        "dropped": len({batch for batch, _ in ledger.unfinished(key)}),
+        "repeated": sum(
+            number > 1 for unit, number in starts(ledger.started(key)) if unit != "labels"
+        ),
+        "dropped": sum(1 for _ in starts(ledger.unfinished(key))),
         "failed": counts["failed"],
     }
+
+
+def starts(places: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int]]:
+    """Yield each unit with the number of its attempts; they come sorted by unit, and are not
+    held."""
+    for unit, attempts in groupby(places, key=itemgetter(0)):
+        yield unit, sum(1 for _ in attempts)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from dpray.config.config import DataConfig
+from dpray.io.records import Piece
 from dpray.mechanisms.partition import content_rank
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.runs.rows import Row, read_records
@@ -23,14 +24,14 @@ def placeholder() -> Row:
 
 
 def private_rows(
-    file: str, data: DataConfig, template: PromptTemplate, by_place: bool
+    piece: Piece, data: DataConfig, template: PromptTemplate, by_place: bool
 ) -> Iterator[Row]:
-    """Yield the rows of one file; errors as in `read_records`. With `by_place`, a record that is
-    its own unit is named by its place, and not by its content."""
+    """Yield the rows of a file or a piece of one; errors as in `read_records`. With `by_place`, a
+    record that is its own unit is named by its place in the whole file, and not by its content."""
     text_of = None if template.private is None else template.text_of
-    for number, record in enumerate(read_records(file, data, text_of)):
+    for number, record in enumerate(read_records(piece, data, text_of), start=piece.rows):
         unit = record.unit_id
         if by_place and data.unit is None:
-            unit = f"{number} {file}"
+            unit = f"{number} {piece.file}"
         rank = content_rank(record.text, record.label)
         yield {"label": record.label or "", "text": record.text, "unit": unit, "rank": rank}

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpray.config.config import Config
 from dpray.engines.base import EngineError
-from dpray.io.records import list_files
+from dpray.io.records import Piece, list_files
 from dpray.methods.private_prediction.gains import Gains, measure, sampled
 from dpray.methods.private_prediction.plan import (
     check_lengths,
@@ -144,7 +144,7 @@ def public_texts(config: Config, template: PromptTemplate, file: str) -> dict[st
     }
     try:
         for each in files:
-            for record in read_records(each, data, text_of):
+            for record in read_records(Piece(each), data, text_of):
                 if record.text.strip():
                     found.get(record.label or "", {})[record.text.strip()] = None
     except InputError as error:
