@@ -2,7 +2,7 @@
 
 A write is one transaction that is on disk before it returns, and no two writes to one data set run
 side by side: in SQLite `BEGIN IMMEDIATE` lets one writer in, in PostgreSQL the data set's row is
-locked (`Store.chain`).
+locked (`Store.chains`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ datasets = sa.Table(
     # Length and last hash of the chain: entries cut off its end leave no other trace.
     sa.Column("length", sa.BigInteger, nullable=False),
     sa.Column("head", sa.Text, nullable=False),
-    # An admission reads the reservations alone: without their number it would not miss one.
+    # An admission reads the entries of the account alone: without the number of those that follow
+    # the first one (reservations and tenants) it would not miss one.
     sa.Column("reservations", sa.BigInteger, nullable=False),
 )
 
@@ -84,6 +85,10 @@ _LOCK = 0x6470726179
 
 class LedgerError(DprayError):
     """The ledger cannot be read or written now; whatever may have been charged stays charged."""
+
+
+class LedgerConflict(LedgerError):
+    """The ledger has the key already, for something else."""
 
 
 class MissingLedger(InputError):
@@ -133,11 +138,19 @@ class Store:
                 with self._writer.begin() as connection:
                     return work(connection)
 
-    def chain(self, connection: sa.Connection, dataset: str) -> Chain:
-        """Lock a data set until the transaction ends and return the end of its chain. Raises
-        `LedgerError` if that end is not what was written."""
-        query = sa.select(datasets).where(datasets.c.name == dataset)
-        row = connection.execute(query.with_for_update()).first()
+    def chains(self, connection: sa.Connection, names: Iterable[str]) -> dict[str, Chain]:
+        """Lock these data sets until the transaction ends and return the ends of their chains.
+        Raises `LedgerError` if an end is not what was written.
+
+        One statement locks them in the order of their names, which is the same in every
+        transaction: no two can wait for each other.
+        """
+        names = sorted(names)
+        query = sa.select(datasets).where(datasets.c.name.in_(names)).order_by(datasets.c.name)
+        rows = {row.name: row for row in connection.execute(query.with_for_update())}
+        return {name: self._end(connection, name, rows.get(name)) for name in names}
+
+    def _end(self, connection: sa.Connection, dataset: str, row: sa.Row[Any] | None) -> Chain:
         own = sa.select(entries).where(entries.c.dataset == dataset)
         last = connection.execute(own.order_by(entries.c.seq.desc()).limit(1)).first()
         entry = None if last is None else Entry(**last._mapping)
