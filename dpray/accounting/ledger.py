@@ -22,8 +22,7 @@ charged to it is drawn on its parent, and on the parent's parent, in the same tr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import sqlalchemy as sa
 
@@ -31,13 +30,7 @@ from dpray.accounting import composition as rules
 from dpray.accounting import ledger_queries as queries
 from dpray.accounting.events import Event
 from dpray.accounting.hash_chain import Chain, Entry, now
-from dpray.accounting.ledger_account import (
-    Account,
-    admit,
-    check_price,
-    read_account,
-    read_lineage,
-)
+from dpray.accounting.ledger_account import Account, admit, check_price, read_lineage
 from dpray.accounting.ledger_names import (
     CLASS_NAME,
     KEY,
@@ -47,8 +40,10 @@ from dpray.accounting.ledger_names import (
     check_public,
     plain,
 )
-from dpray.accounting.ledger_store import LedgerConflict, broken_chain, datasets, entries, lock
+from dpray.accounting.ledger_store import LedgerConflict, Store, entries, lock
+from dpray.accounting.ledger_transaction import Transaction
 from dpray.accounting.ledger_view import LedgerView
+from dpray.accounting.ledger_writer import Writer
 from dpray.types import Budget, InputError
 
 CHUNK = 500
@@ -63,8 +58,15 @@ class Ledger(LedgerView):
     """Keeps the budgets at a URL, `sqlite:///path` or `postgresql://...`.
 
     Every method raises `LedgerError` if the database fails (full disk, lost connection, locked for
-    too long): the operation may or may not have happened, and repeating it is safe.
+    too long): the operation may or may not have happened, and repeating it is safe. An operation
+    whose connection was lost is repeated by itself; then `publish_many`, `fail` and `commit` may
+    answer as they do the second time. Threads may share a ledger: those that write at the same time
+    share a transaction.
     """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._writer = Writer(store)
 
     def create_dataset(
         self,
@@ -93,22 +95,24 @@ class Ledger(LedgerView):
         check_public("privacy unit", [privacy_unit])
         account = Account(name, rule, privacy_unit, neighboring_relation)
 
-        def work(connection: sa.Connection) -> None:
-            lock(connection)
+        def needs(transaction: Transaction) -> list[str]:
+            lock(transaction.connection)
+            known = queries.stored_name(transaction.connection, name)
+            return [] if known is None else [known]
+
+        def work(transaction: Transaction) -> None:
+            connection = transaction.connection
             known = queries.stored_name(connection, name)
             above = None if parent is None else read_lineage(connection, parent)[0]
             terms = plain(account.below(above).terms())
             if known is None:
-                self._new_dataset(connection, name, terms)
-                return
-            self._store.chains(connection, [known])
-            found = queries.find(connection, "create", known)
-            if found is None:
-                raise broken_chain(known)
-            if found.values() != terms:
+                chain = Chain(check_name("data set", name))
+                chain.append("create", chain.dataset, terms, at=now())
+                transaction.add_dataset(chain)
+            elif plain(transaction.account(known).terms()) != terms:
                 raise InputError(f"data set '{known}' has another budget in the ledger already")
 
-        self._store.write(work)
+        self._writer.write(needs, work)
 
     def create_tenant(self, dataset: str, tenant: str, budget: Budget) -> None:
         """Give a tenant its cap on a data set, once and for all: its runs' costs add up to no more,
@@ -120,21 +124,18 @@ class Ledger(LedgerView):
         """
         name = check_name("tenant", tenant)
 
-        def work(connection: sa.Connection) -> None:
-            [chain, *_] = self._lineage(connection, dataset)
-            account = read_account(connection, chain.dataset)
-            if account is None:
-                raise broken_chain(chain.dataset)
+        def work(transaction: Transaction) -> None:
+            [own, *_] = transaction.lineage(dataset)
+            account = transaction.account(own)
             if name not in account.tenants:
                 terms = plain(account.cap(name, budget))
-                chain.append("create", chain.dataset, terms, unit=name, at=now())
-                self._store.append(connection, chain)
+                chain = transaction.chain(own)
+                chain.append("create", own, terms, unit=name, at=now())
+                transaction.add(chain)
             elif account.tenants[name].budget != budget:
-                raise InputError(
-                    f"the tenant '{name}' has another budget on '{chain.dataset}' already"
-                )
+                raise InputError(f"the tenant '{name}' has another budget on '{own}' already")
 
-        self._store.write(work)
+        self._writer.write(lambda transaction: transaction.lineage(dataset), work)
 
     def reserve(
         self,
@@ -172,28 +173,34 @@ class Ledger(LedgerView):
                 | ({} if tenant is None else {"tenant": tenant})
             )
 
-        def work(connection: sa.Connection) -> list[Entry]:
-            own, *ancestors = chains = self._lineage(connection, dataset)
-            accounts = read_lineage(connection, own.dataset)
-            made = []
+        def work(transaction: Transaction) -> list[Entry]:
+            names = transaction.lineage(dataset)
+            accounts = [transaction.account(name) for name in names]
+            own, *ancestors = chains = [transaction.chain(name) for name in names]
+            made = {}
             for key, request in requests.items():
-                if (entry := queries.find(connection, "reserve", key)) is None:
+                if (entry := queries.find(transaction.connection, "reserve", key)) is None:
                     charge = rules.Charge(*charges[key], tenant)
                     accounts = admit(accounts, charge, privacy_unit, neighboring_relation)
-                    at = now()
-                    entry = own.append("reserve", key, request, at=at)
-                    for chain in ancestors:
-                        chain.append("reserve", key, request, unit=chain.dataset, at=at)
                 elif entry.dataset != own.dataset or entry.values() != request:
                     raise LedgerConflict(f"the key '{key}' was reserved for another charge")
-                made.append(entry)
-            for chunk in _chunks(self._store.digests(connection, files)):
-                _bind(connection, own, chunk)
-            for chain in chains:
-                self._store.append(connection, chain)
-            return made
+                else:
+                    made[key] = entry
+            digests = self._store.digests(transaction.connection, files) if files else []
+            unbound = _unbound(transaction.connection, own.dataset, digests)
+            # From here on nothing refuses the run.
+            at = now()
+            for key, request in requests.items():
+                if key not in made:
+                    made[key] = own.append("reserve", key, request, at=at)
+                    for chain in ancestors:
+                        chain.append("reserve", key, request, unit=chain.dataset, at=at)
+            for digest in unbound:
+                own.append("data", digest, {}, at=at)
+            transaction.add(*chains, accounts=accounts)
+            return [made[key] for key in requests]
 
-        return self._store.write(work)
+        return self._writer.write(lambda transaction: transaction.lineage(dataset), work)
 
     def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None:
         """Note, durably and before their data is touched, that an attempt starts these batches.
@@ -205,18 +212,19 @@ class Ledger(LedgerView):
         check("an attempt's id", attempt_id, KEY)
         check_public("batch", units)
 
-        def work(connection: sa.Connection) -> None:
-            chain = self._open_run(connection, key)
+        def work(transaction: Transaction) -> None:
+            chain, connection = _open_run(transaction, key), transaction.connection
+            new: list[str] = []
             for chunk in _chunks(units):
                 _refuse_published(connection, key, chunk)
                 _refuse_failed(connection, key, chunk)
                 known = queries.find_units(connection, "begin", key, chunk, attempt_id)
-                for unit in chunk:
-                    if unit not in known:
-                        chain.append("begin", key, {}, unit=unit, attempt=attempt_id)
-                self._store.append(connection, chain)
+                new += [unit for unit in chunk if unit not in known]
+            for unit in new:
+                chain.append("begin", key, {}, unit=unit, attempt=attempt_id)
+            transaction.add(chain)
 
-        self._store.write(work)
+        self._writer.write(_of_run(key), work)
 
     def publish_many(self, key: str, attempt_id: str, releases: Iterable[tuple[str, str]]) -> int:
         """Note the one release of each batch, by (unit, SHA-256 of its file), all or none: the
@@ -235,24 +243,26 @@ class Ledger(LedgerView):
         for sha256 in files.values():
             check("a file's SHA-256", sha256, SHA256)
 
-        def work(connection: sa.Connection) -> int:
-            chain = self._open_run(connection, key)
-            length = chain.length
+        def work(transaction: Transaction) -> int:
+            chain, connection = _open_run(transaction, key), transaction.connection
+            new: dict[str, dict[str, str]] = {}
             for chunk in _chunks(files):
                 known = queries.find_units(connection, "publish", key, chunk)
                 _refuse_failed(connection, key, chunk)
                 for unit in chunk:
                     release = {"attempt": attempt_id, "sha256": files[unit]}
                     if unit not in known:
-                        chain.append("publish", key, release, unit=unit)
+                        new[unit] = release
                     elif known[unit]["attempt"] != attempt_id:
                         raise AlreadyPublished(f"batch '{unit}' was published by another attempt")
                     elif known[unit] != release:
                         raise LedgerConflict(f"batch '{unit}' was published with another content")
-                self._store.append(connection, chain)
-            return chain.length - length
+            for unit, release in new.items():
+                chain.append("publish", key, release, unit=unit)
+            transaction.add(chain)
+            return len(new)
 
-        return self._store.write(work)
+        return self._writer.write(_of_run(key), work)
 
     def fail(self, key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool:
         """Note that a batch failed: it is never repeated. Of the error, only its class's name is
@@ -265,74 +275,60 @@ class Ledger(LedgerView):
         check("the name of an error's class", reason_class_name, CLASS_NAME)
         check_public("batch", [unit])
 
-        def work(connection: sa.Connection) -> bool:
-            chain = self._open_run(connection, key)
-            if queries.find_units(connection, "fail", key, [unit]):
+        def work(transaction: Transaction) -> bool:
+            chain = _open_run(transaction, key)
+            if queries.find_units(transaction.connection, "fail", key, [unit]):
                 return False
-            _refuse_published(connection, key, [unit])
+            _refuse_published(transaction.connection, key, [unit])
             failure = {"attempt": attempt_id, "reason": reason_class_name}
             chain.append("fail", key, failure, unit=unit)
-            self._store.append(connection, chain)
+            transaction.add(chain)
             return True
 
-        return self._store.write(work)
+        return self._writer.write(_of_run(key), work)
 
     def commit(self, key: str) -> bool:
         """Close a run, under which nothing begins or is published from now on. Returns True the
         first time."""
 
-        def work(connection: sa.Connection) -> bool:
-            chain = self._run(connection, key)
-            if queries.find(connection, "commit", key):
+        def work(transaction: Transaction) -> bool:
+            chain = transaction.chain(transaction.reservation(key).dataset)
+            if queries.find(transaction.connection, "commit", key):
                 return False
             chain.append("commit", key, {}, at=now())
-            self._store.append(connection, chain)
+            transaction.add(chain)
             return True
 
-        return self._store.write(work)
-
-    def _lineage(self, connection: sa.Connection, dataset: str) -> list[Chain]:
-        """Lock a data set and its ancestors, itself first."""
-        names = queries.lineage(connection, dataset)
-        chains = self._store.chains(connection, names)
-        return [chains[name] for name in names]
-
-    def _new_dataset(self, connection: sa.Connection, name: str, terms: dict[str, Any]) -> None:
-        chain = Chain(check_name("data set", name))
-        chain.append("create", chain.dataset, terms, at=now())
-        connection.execute(sa.insert(datasets).values(name=chain.dataset, **chain.end))
-        self._store.append(connection, chain)
-
-    def _run(self, connection: sa.Connection, key: str) -> Chain:
-        """Lock the data set that a reservation was made on."""
-        reservation = queries.find(connection, "reserve", key)
-        if reservation is None:
-            raise LedgerConflict(f"the ledger has no reservation '{key}'")
-        return self._store.chains(connection, [reservation.dataset])[reservation.dataset]
-
-    def _open_run(self, connection: sa.Connection, key: str) -> Chain:
-        chain = self._run(connection, key)
-        if queries.find(connection, "commit", key):
-            raise LedgerConflict(f"the run '{key}' is committed: nothing more happens under it")
-        return chain
+        return self._writer.write(_of_run(key), work)
 
 
-def _bind(connection: sa.Connection, chain: Chain, digests: list[str]) -> None:
-    """Note that the files with these digests, some hundreds at most, belong to the chain's data
-    set. Raises `InputError` for a file of another data set: no second budget pays for its
-    records."""
-    query = sa.select(entries.c.key, entries.c.dataset).where(
-        entries.c.kind == "data", entries.c.key.in_(digests)
-    )
-    owners = {row.key: row.dataset for row in connection.execute(query)}
-    for digest in digests:
-        if digest not in owners:
-            chain.append("data", digest, {}, at=now())
-        elif owners[digest] != chain.dataset:
+def _of_run(key: str) -> Callable[[Transaction], list[str]]:
+    return lambda transaction: [transaction.reservation(key).dataset]
+
+
+def _open_run(transaction: Transaction, key: str) -> Chain:
+    chain = transaction.chain(transaction.reservation(key).dataset)
+    if queries.find(transaction.connection, "commit", key):
+        raise LedgerConflict(f"the run '{key}' is committed: nothing more happens under it")
+    return chain
+
+
+def _unbound(connection: sa.Connection, dataset: str, digests: list[str]) -> list[str]:
+    """Return those of the digests that belong to no data set yet. Raises `InputError` for a file of
+    another data set: no second budget pays for its records."""
+    owners: dict[str, str] = {}
+    for chunk in _chunks(digests):
+        query = sa.select(entries.c.key, entries.c.dataset).where(
+            entries.c.kind == "data", entries.c.key.in_(chunk)
+        )
+        owners |= {row.key: row.dataset for row in connection.execute(query)}
+    for owner in owners.values():
+        if owner != dataset:
             raise InputError(
-                f"privacy.dataset: the ledger knows this data, or a file of it, as "
-                f"'{owners[digest]}': it has one budget, whatever name a run gives it"
+                f"privacy.dataset: the ledger knows this data, or a file of it, as '{owner}': it "
+                "has one budget, whatever name a run gives it"
             )
+    return [digest for digest in digests if digest not in owners]
 
 
 def _refuse_published(connection: sa.Connection, key: str, units: list[str]) -> None:

@@ -135,7 +135,7 @@ class Account:
     def share(self, tenant: str | None) -> Account:
         """Return what one tenant has of this account: its cap, and its own charges. Raises
         `InputError` for a tenant that has none."""
-        if tenant not in self.tenants:
+        if tenant is None or tenant not in self.tenants:
             named = "it has none" if tenant is None else f"'{tenant}' is not one of them"
             raise InputError(
                 f"privacy.tenant: a run on '{self.dataset}' has to name one of its tenants "

@@ -72,7 +72,7 @@ def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -
     with figure_of_the_page(2.2) as (figure, axes):
         steps = [0.0, *spent, spent[-1]]
         axes.step([times[0], *times], steps, where="post", color=ACCENT)
-        axes.fill_between([times[0], *times], steps, step="post", **FILLED | {"alpha": 0.2})
+        axes.fill_between([times[0], *times], steps, step="post", color=ACCENT, alpha=0.2)
         axes.axhline(budget, color=MUTED, linewidth=0.8, linestyle=":")
         axes.set(ylabel="epsilon spent", ylim=(0, 1.08 * max(budget, spent[-1])))
         # A single moment has no width to draw.

@@ -7,6 +7,7 @@ the same ledger: every operation is idempotent by its key.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
@@ -24,6 +25,9 @@ from dpray.version import __version__
 
 NAMESPACE = "dpray"
 
+CONCURRENT_CALLS = 128
+"""The actor has so many threads. Those that write at the same time share a transaction."""
+
 
 class Accountant:
     """An `Accountant` is the actor: it delegates to its one ledger."""
@@ -31,13 +35,15 @@ class Accountant:
     def __init__(self, url: str) -> None:
         self._url = url
         self._ledger: Ledger | None = None
+        self._opening = threading.Lock()
 
     def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
         """Return what `Ledger.operation(*arguments)` answers, or the DprayError that it raises: as
         a value, because Ray would wrap and log a raised one."""
         try:
             # Not in the constructor: an actor that fails there leaves its name to a dead one.
-            self._ledger = self._ledger or Ledger.open(self._url)
+            with self._opening:
+                self._ledger = self._ledger or Ledger.open(self._url)
             return getattr(self._ledger, operation)(*arguments, **named)
         except DprayError as error:
             return error
@@ -118,6 +124,7 @@ def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
             get_if_exists=True,
             max_restarts=0,
             max_task_retries=0,
+            max_concurrency=CONCURRENT_CALLS,
             num_cpus=0,
             **options,
         )
