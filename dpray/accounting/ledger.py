@@ -68,6 +68,15 @@ class Ledger(LedgerView):
         super().__init__(store)
         self._writer = Writer(store)
 
+    def ends(self) -> dict[str, tuple[int, str]]:
+        """Return the length and the last hash of each data set's chain that this ledger has seen
+        when it wrote. From then on it writes to no data set that does not hold what was seen."""
+        return self._writer.ends()
+
+    def expect(self, ends: Mapping[str, tuple[int, str]]) -> None:
+        """Write to no data set that does not hold these ends, which another process saw."""
+        self._writer.expect(ends)
+
     def create_dataset(
         self,
         name: str,

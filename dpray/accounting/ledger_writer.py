@@ -7,14 +7,14 @@ first of the threads that want to write does it for all of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from dpray.accounting.ledger_store import LedgerError, Store, is_passing
-from dpray.accounting.ledger_transaction import Seen, Transaction
+from dpray.accounting.ledger_transaction import Seen, Tip, Transaction
 from dpray.types import DprayError
 
 T = TypeVar("T")
@@ -72,6 +72,17 @@ class Writer:
             raise call.error
         answer: T = call.answer
         return answer
+
+    def ends(self) -> dict[str, tuple[int, str]]:
+        """Return the length and the last hash of each chain as this process last saw it."""
+        return {name: (tip.length, tip.head) for name, tip in dict(self._seen.tips).items()}
+
+    def expect(self, ends: Mapping[str, tuple[int, str]]) -> None:
+        """Take what another process saw for seen here."""
+        for name, (length, head) in ends.items():
+            tip = self._seen.tips.get(name)
+            if tip is None or tip.length < length:
+                self._seen.tips[name] = Tip(length, head, None)
 
     def _write_all(self, calls: list[_Call]) -> None:
         for call in calls:
