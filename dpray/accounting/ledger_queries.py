@@ -28,6 +28,15 @@ PAGE = 10_000
 """A run may have a million batches, so they are listed in pages of this size."""
 ROWS_AT_A_TIME = 2_000
 
+# Made once: every operation asks them, and making one takes as long as asking it.
+_OF_KEY = (entries.c.kind == sa.bindparam("kind"), entries.c.key == sa.bindparam("key"))
+_OWN = sa.select(entries).where(*_OF_KEY, entries.c.unit == "")
+_UNITS = sa.select(entries.c.unit, entries.c.payload).where(
+    *_OF_KEY,
+    entries.c.unit.in_(sa.bindparam("units", expanding=True)),
+    entries.c.attempt == sa.bindparam("attempt"),
+)
+
 
 def outcome(kind: str) -> sa.Exists:
     """Return the condition that the run has an entry of this kind for the unit."""
@@ -57,8 +66,8 @@ def count(connection: sa.Connection, key: str) -> dict[str, int]:
 def find(connection: sa.Connection, kind: str, key: str) -> Entry | None:
     """Return the one entry of this kind and key, or None. (An entry with a unit is a tenant's, or
     is drawn on a parent.)"""
-    own = (entries.c.kind == kind, entries.c.key == key, entries.c.unit == "")
-    return first(connection, sa.select(entries).where(*own))
+    row = connection.execute(_OWN, {"kind": kind, "key": key}).first()
+    return None if row is None else Entry(**row._mapping)
 
 
 def first(connection: sa.Connection, query: sa.Select[Any]) -> Entry | None:
@@ -71,13 +80,8 @@ def find_units(
     connection: sa.Connection, kind: str, key: str, units: list[str], attempt: str = ""
 ) -> dict[str, dict[str, Any]]:
     """Return the payloads of those units that have an entry of this kind."""
-    query = sa.select(entries.c.unit, entries.c.payload).where(
-        entries.c.kind == kind,
-        entries.c.key == key,
-        entries.c.unit.in_(units),
-        entries.c.attempt == attempt,
-    )
-    return {unit: json.loads(payload) for unit, payload in connection.execute(query)}
+    place = {"kind": kind, "key": key, "units": units, "attempt": attempt}
+    return {unit: json.loads(payload) for unit, payload in connection.execute(_UNITS, place)}
 
 
 def counted_entries(connection: sa.Connection, dataset: str) -> list[Entry]:

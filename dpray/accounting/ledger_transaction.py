@@ -57,6 +57,7 @@ class Transaction:
         self._chains: dict[str, Chain] = {}
         self._accounts: dict[str, Account] = {}
         self._reservations: dict[str, Entry] = {}
+        self._longer: set[str] = set()
 
     def lineage(self, dataset: str) -> list[str]:
         """Return the names of a data set and of its ancestors, itself first. Raises as
@@ -85,13 +86,15 @@ class Transaction:
         altered or is missing."""
         self.chain(dataset)
         if dataset not in self._accounts:
+            self.write_ends()
             if (account := read_account(self.connection, dataset)) is None:
                 raise broken_chain(dataset)
             self._accounts[dataset] = account
         return self._accounts[dataset]
 
     def add(self, *chains: Chain, accounts: Iterable[Account] = ()) -> None:
-        """Write the new entries and ends of these chains; `accounts` are what they add up to."""
+        """Write the new entries of these chains; `accounts` are what they add up to. Nothing may
+        refuse the operation from here on: others share the transaction."""
         added = [vars(entry) for chain in chains for entry in chain.added]
         if added:
             self.connection.execute(sa.insert(entries), added)
@@ -100,13 +103,12 @@ class Transaction:
                 self._accounts.pop(chain.dataset, None)
             if chain.added:
                 chain.added.clear()
-                row = sa.update(datasets).where(datasets.c.name == chain.dataset)
-                self.connection.execute(row.values(chain.end))
+                self._longer.add(chain.dataset)
         self._accounts |= {account.dataset: account for account in accounts}
 
     def add_dataset(self, chain: Chain) -> None:
         """Write a new data set."""
-        self.connection.execute(sa.insert(datasets).values(name=chain.dataset, **chain.end))
+        self.connection.execute(sa.insert(datasets), {"name": chain.dataset, **chain.end})
         self._chains[chain.dataset] = chain
         self.add(chain)
 
@@ -119,11 +121,15 @@ class Transaction:
             self._reservations[key] = entry
         return self._reservations[key]
 
-    def forget(self) -> None:
-        """Drop what an operation that was refused may have left in memory."""
-        for name in [name for name, chain in self._chains.items() if chain.added]:
-            del self._chains[name]
-            self._accounts.pop(name, None)
+    def write_ends(self) -> None:
+        """Write the new ends of all chains."""
+        ends = [{"own": name, **self._chains[name].end} for name in sorted(self._longer)]
+        if ends:
+            row = sa.update(datasets).where(datasets.c.name == sa.bindparam("own"))
+            values: dict[str, Any] = {name: sa.bindparam(name) for name in ends[0]}
+            del values["own"]
+            self.connection.execute(row.values(values), ends)
+        self._longer.clear()
 
     def remember(self) -> None:
         """Keep what this transaction has seen; it has to be committed."""

@@ -132,8 +132,8 @@ class Writer:
                 try:
                     outcomes.append((call.work(transaction), None))
                 except DprayError as error:
-                    transaction.forget()
                     outcomes.append((None, error))
+            transaction.write_ends()
         transaction.remember()
         for call, outcome in zip(calls, outcomes, strict=True):
             call.answer, call.error = outcome

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -183,14 +184,14 @@ def test_a_ledger_put_back_while_the_accountant_was_dead_is_refused(
 ):
     """The new accountant saw nothing; its client did."""
     accountant.reserve("notes", *RUN)
-    backup = sqlite3.connect(tmp_path / "backup.db")
-    sqlite3.connect(tmp_path / "ledger.db").backup(backup)
-    backup.close()
+    paths = tmp_path / "ledger.db", tmp_path / "backup.db"
+    with closing(sqlite3.connect(paths[0])) as source, closing(sqlite3.connect(paths[1])) as copy:
+        source.backup(copy)
     accountant.begin("run", "attempt-1", ["a/0"])
     ray.kill(actor_of(url))
     for suffix in ("-wal", "-shm"):
         (tmp_path / f"ledger.db{suffix}").unlink(missing_ok=True)
-    shutil.copy(tmp_path / "backup.db", tmp_path / "ledger.db")
+    shutil.copy(paths[1], paths[0])
     with pytest.raises(LedgerError, match="put back to an earlier state"):
         accountant.begin("run", "attempt-1", ["a/1"])
     assert Ledger.open(url).verify() == []
@@ -232,7 +233,7 @@ def test_of_two_hundred_that_race_through_the_actor_for_the_last_unit_exactly_on
 
     with ThreadPoolExecutor(200) as pool:
         won = list(pool.map(race, range(200)))
-    ray.kill(actor_of(url))
+    ray.kill(client._actor)
     assert sum(won) == 1
     assert ledger.account("notes").spent == Budget(1.0, 2e-7)
     assert ledger.verify() == []
