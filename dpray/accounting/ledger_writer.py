@@ -100,7 +100,7 @@ class Writer:
             for attempt in Retrying(
                 retry=retry_if_exception(is_passing),
                 stop=stop_after_attempt(ATTEMPTS),
-                wait=wait_exponential(multiplier=0.05, max=5),
+                wait=wait_exponential(multiplier=0.1, max=5),
                 reraise=True,
             ):
                 with attempt:
