@@ -156,6 +156,19 @@ def test_who_has_seen_more_than_the_ledger_holds_charges_nothing_to_it(
     assert ledger.verify() == []
 
 
+def test_what_another_process_saw_counts_too(
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection]
+):
+    whole, back = Ledger.open(url), Ledger.open(url)
+    for opened in (whole, back):
+        opened.expect(ledger.ends())
+    reserve(whole, "run-3")
+    assert whole.ends()["notes"][0] == ledger.ends()["notes"][0] + 1 == 6
+    put_back(connection, 3)
+    with pytest.raises(LedgerError, match="put back to an earlier state"):
+        reserve(back, "run-3")
+
+
 def test_who_has_seen_less_than_the_ledger_holds_goes_on(ledger: Ledger, url: str):
     reserve(Ledger.open(url), "run-3")
     reserve(ledger, "run-4")
