@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -30,9 +31,18 @@ def _find_binaries() -> dict[str, str] | None:
 @pytest.fixture(scope="session")
 def postgresql_socket() -> Iterator[str]:
     """The socket folder of a PostgreSQL server of the tests' own."""
-    binaries = _find_binaries()
-    if binaries is None:
+    if _find_binaries() is None:
         pytest.skip("PostgreSQL's initdb and pg_ctl are not installed")
+    # Off on purpose: the ledger has to turn the waiting for its commits on again by itself.
+    with postgresql_server("-c fsync=off -c synchronous_commit=off") as folder:
+        yield folder
+
+
+@contextmanager
+def postgresql_server(options: str = "") -> Iterator[str]:
+    """Run a server of our own and yield the folder of its socket."""
+    binaries = _find_binaries()
+    assert binaries is not None
     # PostgreSQL refuses to run as root, and a socket's path has to be short.
     user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
     folder = tempfile.mkdtemp(prefix="dpray-pg-")
@@ -47,8 +57,7 @@ def postgresql_socket() -> Iterator[str]:
 
     data = f"{folder}/data"
     run("initdb", "-D", data, "-U", "postgres", "-A", "trust", "--no-sync")
-    # Off on purpose: the ledger has to turn the waiting for its commits on again by itself.
-    options = f"-c listen_addresses='' -k {folder} -c fsync=off -c synchronous_commit=off"
+    options = f"-c listen_addresses='' -k {folder} {options}"
     run("pg_ctl", "-D", data, "-l", f"{folder}/log", "-w", "-o", options, "start")
     try:
         yield folder
@@ -60,6 +69,11 @@ def postgresql_socket() -> Iterator[str]:
 @pytest.fixture
 def postgresql_url(postgresql_socket: str) -> str:
     """A schema of the test's own."""
+    return new_schema(postgresql_socket)
+
+
+def new_schema(postgresql_socket: str) -> str:
+    """Return the URL of a schema in which nothing is yet."""
     schema = f"ledger_{uuid.uuid4().hex}"
     address = f"postgresql://postgres@/postgres?host={postgresql_socket}"
     with psycopg.connect(address) as connection:

@@ -27,9 +27,9 @@ COMMANDS = {
     "--text --topics --train",
     "dpray ledger": "",
     "dpray ledger create": "--composition --dataset --delta --epsilon --json --ledger --order "
-    "--unit",
+    "--parent --tenant --unit",
     "dpray ledger export": "--json --ledger --out",
-    "dpray ledger show": "--json --ledger",
+    "dpray ledger show": "--html --json --ledger",
     "dpray ledger verify": "--contains --json --ledger",
     "dpray plan": "--json --tune-clip config overrides",
     "dpray report": "--json --no-public --public run_dir",

@@ -18,16 +18,21 @@ import numpy as np
 from dpray.accounting.events import Event, check_delta
 from dpray.types import Budget
 
+Total = tuple[Fraction | float, ...]
+"""It is what charges add up to by a rule, exactly; infinite where a charge has no finite cost."""
+
 
 @dataclass(frozen=True)
 class Charge:
-    """Holds what a run reserved: its frozen plan, and the (epsilon, delta) that it asked for.
+    """Holds what a run reserved: its frozen plan, the (epsilon, delta) that it asked for, and the
+    tenant that it was made for, if any.
 
     Raises ValueError for an epsilon below 0, a delta outside [0, 1), or a NaN.
     """
 
     event: Event
     reserved: Budget
+    tenant: str | None = None
 
     def __post_init__(self) -> None:
         if not self.reserved.epsilon >= 0:
@@ -50,21 +55,27 @@ class BasicComposition:
     def __post_init__(self) -> None:
         _check_budget(self.budget)
 
-    def spent(self, charges: Iterable[Charge]) -> Budget:
-        epsilon, delta = _sums(charges)
+    def total(self, charges: Iterable[Charge]) -> Total:
+        reserved = [charge.reserved for charge in charges]
+        return _sum(r.epsilon for r in reserved), _sum(r.delta for r in reserved)
+
+    def add(self, total: Total, charge: Charge) -> Total:
+        epsilon, delta = total
+        return epsilon + _exact(charge.reserved.epsilon), delta + _exact(charge.reserved.delta)
+
+    def spent(self, total: Total) -> Budget:
+        epsilon, delta = total
         return Budget(float(epsilon), float(delta))
 
-    def left(self, charges: Iterable[Charge]) -> Budget:
-        epsilon, delta = _sums(charges)
+    def left(self, total: Total) -> Budget:
+        epsilon, delta = total
         return Budget(
             _rounded_down(_exact(self.budget.epsilon) - epsilon),
             _rounded_down(_exact(self.budget.delta) - delta),
         )
 
-    def would_exceed(self, charges: Iterable[Charge], new: Charge) -> bool:
-        if not math.isfinite(new.reserved.epsilon):
-            return True
-        epsilon, delta = _sums([*charges, new])
+    def is_exceeded(self, total: Total) -> bool:
+        epsilon, delta = total
         return epsilon > _exact(self.budget.epsilon) or delta > _exact(self.budget.delta)
 
 
@@ -86,23 +97,33 @@ class RenyiComposition:
         if not (math.isfinite(self.order) and self.order > 1.01):
             raise ValueError(f"order must be a finite number above 1.01, got {self.order}")
 
-    def spent(self, charges: Iterable[Charge]) -> Budget:
-        divergences = [float(charge.event.rdp((self.order,))[0]) for charge in charges]
-        if not divergences:
+    def total(self, charges: Iterable[Charge]) -> Total:
+        return (sum((self._divergence(charge) for charge in charges), Fraction(0)),)
+
+    def add(self, total: Total, charge: Charge) -> Total:
+        return (total[0] + self._divergence(charge),)
+
+    def _divergence(self, charge: Charge) -> Fraction | float:
+        divergence = float(charge.event.rdp((self.order,))[0])
+        # Exact sums are rounded once, so that they do not depend on the order of the charges.
+        return Fraction(divergence) if math.isfinite(divergence) else math.inf
+
+    def spent(self, total: Total) -> Budget:
+        if not total[0]:
             return Budget(0.0, 0.0)
         # Late: a budget composed by `basic` is read without the accountant and what it imports.
         from dpray.accounting.accountant import rdp_to_epsilon
 
-        total = math.fsum(divergences)
-        return Budget(rdp_to_epsilon(total, self.order, self.budget.delta), self.budget.delta)
+        epsilon = rdp_to_epsilon(float(total[0]), self.order, self.budget.delta)
+        return Budget(epsilon, self.budget.delta)
 
-    def left(self, charges: Iterable[Charge]) -> Budget:
+    def left(self, total: Total) -> Budget:
         """Return what is left; all runs share the delta, which stays whole."""
-        spent = self.spent(charges)
+        spent = self.spent(total)
         return Budget(max(0.0, self.budget.epsilon - spent.epsilon), self.budget.delta)
 
-    def would_exceed(self, charges: Iterable[Charge], new: Charge) -> bool:
-        return self.spent([*charges, new]).epsilon > self.budget.epsilon
+    def is_exceeded(self, total: Total) -> bool:
+        return self.spent(total).epsilon > self.budget.epsilon
 
 
 Composition = BasicComposition | RenyiComposition
@@ -129,27 +150,25 @@ def default_order(budget: Budget) -> float:
     return float(orders[np.argmax((budget.epsilon - overhead) / orders)])
 
 
-def _sums(charges: Iterable[Charge]) -> tuple[Fraction, Fraction]:
-    reserved = [charge.reserved for charge in charges]
-    return _sum(r.epsilon for r in reserved), _sum(r.delta for r in reserved)
-
-
-def _sum(values: Iterable[float]) -> Fraction:
+def _sum(values: Iterable[float]) -> Fraction | float:
+    values = list(values)
+    if not all(map(math.isfinite, values)):
+        return math.inf
     # As decimals, in C: a thousand fractions are slow to add up. Two thousand digits hold every sum
     # of floats in full; the trap says so.
     with localcontext(Context(prec=2000, traps=[Inexact])):
         return Fraction(sum((Decimal(repr(float(value))) for value in values), Decimal(0)))
 
 
-def _rounded_down(exact: Fraction) -> float:
+def _rounded_down(exact: Fraction | float) -> float:
     """Round towards zero, so that a run may ask for exactly what is shown as left."""
     left = max(exact, Fraction(0))
     nearest = float(left)
     return math.nextafter(nearest, 0.0) if _exact(nearest) > left else nearest
 
 
-def _exact(value: float) -> Fraction:
-    return Fraction(repr(float(value)))
+def _exact(value: float) -> Fraction | float:
+    return Fraction(repr(float(value))) if math.isfinite(value) else math.inf
 
 
 def _check_budget(budget: Budget) -> None:

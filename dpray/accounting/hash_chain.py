@@ -60,8 +60,8 @@ class Entry:
 
 @dataclass
 class Chain:
-    """Holds the end of a data set's chain: its length, its last hash, how many of its entries are
-    reservations, and the entries that are not written yet."""
+    """Holds the end of a data set's chain: its length, its last hash, how many of its entries its
+    account is made of (without the first one), and the entries that are not written yet."""
 
     dataset: str
     length: int = 0
@@ -106,4 +106,4 @@ class Chain:
 
     def _step(self, entry: Entry) -> None:
         self.length, self.head = entry.seq + 1, entry.hash
-        self.reservations += entry.kind == "reserve"
+        self.reservations += entry.kind in ("create", "reserve") and entry.seq > 0

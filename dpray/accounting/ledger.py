@@ -13,70 +13,69 @@ One set of records has one budget. Its name is the same however it is written, a
 charged to one data set is refused under the name of another. The ledger knows a file by a digest of
 all of its bytes under a key of its own: a copy that is edited, sorted, converted or cut in parts is
 another file to it.
+
+A budget may be shared out: each tenant (a team, a project) then has a cap of its own inside it. And
+a data set may be the child of another, a subset or a derived table of the same people: whatever is
+charged to it is drawn on its parent, and on the parent's parent, in the same transaction.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import sqlalchemy as sa
 
 from dpray.accounting import composition as rules
 from dpray.accounting import ledger_queries as queries
 from dpray.accounting.events import Event
-from dpray.accounting.hash_chain import Chain, Entry, canonical_json, now
-from dpray.accounting.ledger_account import Account, check_price, problems, read_account, summaries
-from dpray.accounting.ledger_queries import PAGE, Listing, Place
-from dpray.accounting.ledger_store import LedgerError, Store, broken_chain, datasets, entries, lock
+from dpray.accounting.hash_chain import Chain, Entry, now
+from dpray.accounting.ledger_account import Account, admit, check_price, read_lineage
+from dpray.accounting.ledger_names import (
+    CLASS_NAME,
+    KEY,
+    SHA256,
+    check,
+    check_name,
+    check_public,
+    plain,
+)
+from dpray.accounting.ledger_store import LedgerConflict, Store, entries, lock
+from dpray.accounting.ledger_transaction import Transaction
+from dpray.accounting.ledger_view import LedgerView
+from dpray.accounting.ledger_writer import Writer
 from dpray.types import Budget, InputError
 
 CHUNK = 500
 """One statement looks up so many rows."""
-
-_NAME = re.compile(r"[A-Za-z0-9._ -]{1,200}")
-_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@=+-]{0,199}")
-_CLASS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-class LedgerConflict(LedgerError):
-    """The ledger has the key already, for something else."""
 
 
 class AlreadyPublished(LedgerConflict):
     """Another attempt has published this batch: a charge pays for one release of each."""
 
 
-class Ledger:
+class Ledger(LedgerView):
     """Keeps the budgets at a URL, `sqlite:///path` or `postgresql://...`.
 
     Every method raises `LedgerError` if the database fails (full disk, lost connection, locked for
-    too long): the operation may or may not have happened, and repeating it is safe.
+    too long): the operation may or may not have happened, and repeating it is safe. An operation
+    whose connection was lost is repeated by itself; then `publish_many`, `fail` and `commit` may
+    answer as they do the second time. Threads may share a ledger: those that write at the same time
+    share a transaction.
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        super().__init__(store)
+        self._writer = Writer(store)
 
-    @classmethod
-    def open(cls, url: str) -> Ledger:
-        """Open a ledger that is there. Raises `MissingLedger` if it is not; none is made."""
-        return cls(Store(url, create=False))
+    def ends(self) -> dict[str, tuple[int, str]]:
+        """Return the length and the last hash of each data set's chain that this ledger has seen
+        when it wrote. From then on it writes to no data set that does not hold what was seen."""
+        return self._writer.ends()
 
-    @classmethod
-    def create_or_open(cls, url: str) -> Ledger:
-        """Open the ledger at `url`, and make it if it is not there."""
-        return cls(Store(url, create=True))
-
-    def __str__(self) -> str:
-        """Return the URL, without its password."""
-        return str(self._store)
-
-    def close(self) -> None:
-        self._store.close()
+    def expect(self, ends: Mapping[str, tuple[int, str]]) -> None:
+        """Write to no data set that does not hold these ends, which another process saw."""
+        self._writer.expect(ends)
 
     def create_dataset(
         self,
@@ -86,12 +85,15 @@ class Ledger:
         neighboring_relation: str,
         composition: str = "basic",
         order: float | None = None,
+        parent: str | None = None,
     ) -> None:
         """Give a data set its budget, once and for all.
 
         A name that differs in case or blanks alone means the same data set. `composition` says how
-        the runs' costs add up: "basic", or "renyi" at the Rényi `order`. Raises `InputError`, also
-        for a data set that has another budget.
+        the runs' costs add up: "basic", or "renyi" at the Rényi `order`. `parent` is a data set
+        that holds the same privacy units (this one is a subset of it, or made from it unit by
+        unit), with the same unit and relation. Raises `InputError`, also for a data set that has
+        another budget or parent.
         """
         if composition != rules.RenyiComposition.name and order is not None:
             raise InputError("an order belongs to a budget with the composition renyi")
@@ -99,34 +101,50 @@ class Ledger:
             rule = rules.composition(composition, budget, order)
         except ValueError as error:
             raise InputError(f"data set '{name}': {error}") from error
-        _check_public("privacy unit", [privacy_unit])
-        terms = _plain(Account(name, rule, privacy_unit, neighboring_relation).terms())
+        check_public("privacy unit", [privacy_unit])
+        account = Account(name, rule, privacy_unit, neighboring_relation)
 
-        def work(connection: sa.Connection) -> None:
-            lock(connection)
-            if (chain := self._chain(connection, name)) is None:
-                self._new_dataset(connection, name, terms)
-                return
-            found = queries.find(connection, "create", chain.dataset)
-            if found is None:
-                raise broken_chain(chain.dataset)
-            if found.values() != terms:
-                raise InputError(
-                    f"data set '{chain.dataset}' has another budget in the ledger already"
-                )
+        def needs(transaction: Transaction) -> list[str]:
+            lock(transaction.connection)
+            known = queries.stored_name(transaction.connection, name)
+            return [] if known is None else [known]
 
-        self._store.write(work)
+        def work(transaction: Transaction) -> None:
+            connection = transaction.connection
+            known = queries.stored_name(connection, name)
+            above = None if parent is None else read_lineage(connection, parent)[0]
+            terms = plain(account.below(above).terms())
+            if known is None:
+                chain = Chain(check_name("data set", name))
+                chain.append("create", chain.dataset, terms, at=now())
+                transaction.add_dataset(chain)
+            elif plain(transaction.account(known).terms()) != terms:
+                raise InputError(f"data set '{known}' has another budget in the ledger already")
 
-    def account(self, dataset: str) -> Account | None:
-        """Return a data set's budget and charges, or None if it has no budget."""
-        with self._store.read() as connection:
-            name = queries.stored_name(connection, dataset)
-            return None if name is None else read_account(connection, name)
+        self._writer.write(needs, work)
 
-    def names(self) -> list[str]:
-        """Return the names of the data sets that the ledger has."""
-        with self._store.read() as connection:
-            return queries.dataset_names(connection)
+    def create_tenant(self, dataset: str, tenant: str, budget: Budget) -> None:
+        """Give a tenant its cap on a data set, once and for all: its runs' costs add up to no more,
+        by the data set's own rule, and stay within the data set's budget besides. From then on
+        every run on the data set, and on its children, has to name one of its tenants.
+
+        Raises `InputError`, also for a cap beyond the data set's budget, and for a tenant that has
+        another cap or another's name in other letters.
+        """
+        name = check_name("tenant", tenant)
+
+        def work(transaction: Transaction) -> None:
+            [own, *_] = transaction.lineage(dataset)
+            account = transaction.account(own)
+            if name not in account.tenants:
+                terms = plain(account.cap(name, budget))
+                chain = transaction.chain(own)
+                chain.append("create", own, terms, unit=name, at=now())
+                transaction.add(chain)
+            elif account.tenants[name].budget != budget:
+                raise InputError(f"the tenant '{name}' has another budget on '{own}' already")
+
+        self._writer.write(lambda transaction: transaction.lineage(dataset), work)
 
     def reserve(
         self,
@@ -135,22 +153,25 @@ class Ledger:
         privacy_unit: str,
         neighboring_relation: str,
         files: Iterable[bytes] = (),
+        tenant: str | None = None,
     ) -> list[Entry]:
         """Make a run's charges, all or none, durably, before it touches the data, and return their
         entries. They are never given back.
 
         `charges` holds, by the charge's key, the event and what the run's report will claim for it,
         which has to cover the event's own cost at that delta. `files` are the digests of the data's
-        files: the ledger binds each to the first data set that it is charged to. Raises
-        `BudgetRefused` (nothing is charged), `LedgerConflict`, and `InputError` for an unknown data
-        set, a privacy unit or relation other than the budget's, or a file of another data set.
+        files: the ledger binds each to the first data set that it is charged to. `tenant` is who
+        the run is made for. The charge is drawn on every ancestor of the data set too. Raises
+        `BudgetRefused` (nothing is charged anywhere), `LedgerConflict`, and `InputError` for an
+        unknown data set or tenant, a privacy unit or relation other than the budget's, or a file of
+        another data set.
         """
         files = list(dict.fromkeys(files))
         requests = {}
         for key, (event, asked) in charges.items():
-            _check("a reservation's key", key, _KEY)
+            check("a reservation's key", key, KEY)
             check_price(event, asked)
-            requests[key] = _plain(
+            requests[key] = plain(
                 {
                     "event": event.to_json(),
                     "epsilon": asked.epsilon,
@@ -158,33 +179,37 @@ class Ledger:
                     "privacy_unit": privacy_unit,
                     "neighboring_relation": neighboring_relation,
                 }
+                | ({} if tenant is None else {"tenant": tenant})
             )
 
-        def work(connection: sa.Connection) -> list[Entry]:
-            chain = self._chain(connection, dataset)
-            account = None if chain is None else read_account(connection, chain.dataset)
-            if chain is None or account is None:
-                raise InputError(f"the ledger has no data set {dataset!r}")
-            made = []
+        def work(transaction: Transaction) -> list[Entry]:
+            names = transaction.lineage(dataset)
+            accounts = [transaction.account(name) for name in names]
+            own, *ancestors = chains = [transaction.chain(name) for name in names]
+            made = {}
             for key, request in requests.items():
-                if (entry := queries.find(connection, "reserve", key)) is None:
-                    charge = rules.Charge(*charges[key])
-                    account = account.admit(charge, privacy_unit, neighboring_relation)
-                    entry = chain.append("reserve", key, request, at=now())
-                elif entry.dataset != chain.dataset or entry.values() != request:
+                if (entry := queries.find(transaction.connection, "reserve", key)) is None:
+                    charge = rules.Charge(*charges[key], tenant)
+                    accounts = admit(accounts, charge, privacy_unit, neighboring_relation)
+                elif entry.dataset != own.dataset or entry.values() != request:
                     raise LedgerConflict(f"the key '{key}' was reserved for another charge")
-                made.append(entry)
-            for chunk in _chunks(self._store.digests(connection, files)):
-                _bind(connection, chain, chunk)
-            self._store.append(connection, chain)
-            return made
+                else:
+                    made[key] = entry
+            digests = self._store.digests(transaction.connection, files) if files else []
+            unbound = _unbound(transaction.connection, own.dataset, digests)
+            # From here on nothing refuses the run.
+            at = now()
+            for key, request in requests.items():
+                if key not in made:
+                    made[key] = own.append("reserve", key, request, at=at)
+                    for chain in ancestors:
+                        chain.append("reserve", key, request, unit=chain.dataset, at=at)
+            for digest in unbound:
+                own.append("data", digest, {}, at=at)
+            transaction.add(*chains, accounts=accounts)
+            return [made[key] for key in requests]
 
-        return self._store.write(work)
-
-    def is_reserved(self, key: str) -> bool:
-        """Return whether this ledger holds the charge with this key."""
-        with self._store.read() as connection:
-            return queries.find(connection, "reserve", key) is not None
+        return self._writer.write(lambda transaction: transaction.lineage(dataset), work)
 
     def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None:
         """Note, durably and before their data is touched, that an attempt starts these batches.
@@ -193,21 +218,22 @@ class Ledger:
         has failed, or if the run is committed.
         """
         units = list(dict.fromkeys(units))
-        _check("an attempt's id", attempt_id, _KEY)
-        _check_public("batch", units)
+        check("an attempt's id", attempt_id, KEY)
+        check_public("batch", units)
 
-        def work(connection: sa.Connection) -> None:
-            chain = self._open_run(connection, key)
+        def work(transaction: Transaction) -> None:
+            chain, connection = _open_run(transaction, key), transaction.connection
+            new: list[str] = []
             for chunk in _chunks(units):
                 _refuse_published(connection, key, chunk)
                 _refuse_failed(connection, key, chunk)
                 known = queries.find_units(connection, "begin", key, chunk, attempt_id)
-                for unit in chunk:
-                    if unit not in known:
-                        chain.append("begin", key, {}, unit=unit, attempt=attempt_id)
-                self._store.append(connection, chain)
+                new += [unit for unit in chunk if unit not in known]
+            for unit in new:
+                chain.append("begin", key, {}, unit=unit, attempt=attempt_id)
+            transaction.add(chain)
 
-        self._store.write(work)
+        self._writer.write(_of_run(key), work)
 
     def publish_many(self, key: str, attempt_id: str, releases: Iterable[tuple[str, str]]) -> int:
         """Note the one release of each batch, by (unit, SHA-256 of its file), all or none: the
@@ -221,29 +247,31 @@ class Ledger:
         files = dict(sorted(distinct))
         if len(files) < len(distinct):
             raise LedgerConflict("a batch has one release, not two")
-        _check("an attempt's id", attempt_id, _KEY)
-        _check_public("batch", files)
+        check("an attempt's id", attempt_id, KEY)
+        check_public("batch", files)
         for sha256 in files.values():
-            _check("a file's SHA-256", sha256, _SHA256)
+            check("a file's SHA-256", sha256, SHA256)
 
-        def work(connection: sa.Connection) -> int:
-            chain = self._open_run(connection, key)
-            length = chain.length
+        def work(transaction: Transaction) -> int:
+            chain, connection = _open_run(transaction, key), transaction.connection
+            new: dict[str, dict[str, str]] = {}
             for chunk in _chunks(files):
                 known = queries.find_units(connection, "publish", key, chunk)
                 _refuse_failed(connection, key, chunk)
                 for unit in chunk:
                     release = {"attempt": attempt_id, "sha256": files[unit]}
                     if unit not in known:
-                        chain.append("publish", key, release, unit=unit)
+                        new[unit] = release
                     elif known[unit]["attempt"] != attempt_id:
                         raise AlreadyPublished(f"batch '{unit}' was published by another attempt")
                     elif known[unit] != release:
                         raise LedgerConflict(f"batch '{unit}' was published with another content")
-                self._store.append(connection, chain)
-            return chain.length - length
+            for unit, release in new.items():
+                chain.append("publish", key, release, unit=unit)
+            transaction.add(chain)
+            return len(new)
 
-        return self._store.write(work)
+        return self._writer.write(_of_run(key), work)
 
     def fail(self, key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool:
         """Note that a batch failed: it is never repeated. Of the error, only its class's name is
@@ -252,166 +280,64 @@ class Ledger:
         Returns True the first time; the first failure of a batch stands, and later ones answer
         False. Raises `AlreadyPublished`, and `LedgerConflict` for a committed run.
         """
-        _check("an attempt's id", attempt_id, _KEY)
-        _check("the name of an error's class", reason_class_name, _CLASS_NAME)
-        _check_public("batch", [unit])
+        check("an attempt's id", attempt_id, KEY)
+        check("the name of an error's class", reason_class_name, CLASS_NAME)
+        check_public("batch", [unit])
 
-        def work(connection: sa.Connection) -> bool:
-            chain = self._open_run(connection, key)
-            if queries.find_units(connection, "fail", key, [unit]):
+        def work(transaction: Transaction) -> bool:
+            chain = _open_run(transaction, key)
+            if queries.find_units(transaction.connection, "fail", key, [unit]):
                 return False
-            _refuse_published(connection, key, [unit])
+            _refuse_published(transaction.connection, key, [unit])
             failure = {"attempt": attempt_id, "reason": reason_class_name}
             chain.append("fail", key, failure, unit=unit)
-            self._store.append(connection, chain)
+            transaction.add(chain)
             return True
 
-        return self._store.write(work)
+        return self._writer.write(_of_run(key), work)
 
     def commit(self, key: str) -> bool:
         """Close a run, under which nothing begins or is published from now on. Returns True the
         first time."""
 
-        def work(connection: sa.Connection) -> bool:
-            chain = self._run(connection, key)
-            if queries.find(connection, "commit", key):
+        def work(transaction: Transaction) -> bool:
+            chain = transaction.chain(transaction.reservation(key).dataset)
+            if queries.find(transaction.connection, "commit", key):
                 return False
             chain.append("commit", key, {}, at=now())
-            self._store.append(connection, chain)
+            transaction.add(chain)
             return True
 
-        return self._store.write(work)
+        return self._writer.write(_of_run(key), work)
 
-    def last_commit(self, key: str) -> Entry:
-        """Return the entry that closed a run, after which none of its own comes. Raises
-        `LedgerConflict` if it is not closed."""
-        with self._store.read() as connection:
-            entry = queries.find(connection, "commit", key)
-        if entry is None:
-            raise LedgerConflict("the run is not committed")
-        return entry
 
-    def holds(self, dataset: str, sequence: int, head: str) -> bool:
-        """Return whether an entry with this hash has this place in the data set's chain. Another
-        ledger holds no such entry, nor does one that was restored to an earlier state."""
-        with self._store.read() as connection:
-            place = (entries.c.dataset == dataset, entries.c.seq == sequence)
-            entry = queries.first(connection, sa.select(entries).where(*place))
-        return entry is not None and entry.hash == entry.digest() == head
+def _of_run(key: str) -> Callable[[Transaction], list[str]]:
+    return lambda transaction: [transaction.reservation(key).dataset]
 
-    def published(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield each published unit with (the attempt that published it, its file's SHA-256)."""
-        for entry in self._listed("publish", key):
-            release = entry.values()
-            yield entry.unit, (release["attempt"], release["sha256"])
 
-    def failed(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield each unit that failed, with (attempt, name of the error's class)."""
-        for entry in self._listed("fail", key):
-            failure = entry.values()
-            yield entry.unit, (failure["attempt"], failure["reason"])
+def _open_run(transaction: Transaction, key: str) -> Chain:
+    chain = transaction.chain(transaction.reservation(key).dataset)
+    if queries.find(transaction.connection, "commit", key):
+        raise LedgerConflict(f"the run '{key}' is committed: nothing more happens under it")
+    return chain
 
-    def started(self, key: str) -> Iterator[Place]:
-        """Yield (unit, attempt) of every start; a unit that was repeated comes once for each
-        attempt."""
-        return ((entry.unit, entry.attempt) for entry in self._listed("begin", key))
 
-    def unfinished(self, key: str) -> Iterator[Place]:
-        """Yield the starts of units that neither were published nor failed: under way, or lost."""
-        return ((entry.unit, entry.attempt) for entry in self._listed("unfinished", key))
-
-    def _listed(self, listing: Listing, key: str) -> Iterator[Entry]:
-        after = ("", "")
-        while rows := self.page(listing, key, after):
-            yield from rows
-            after = (rows[-1].unit, rows[-1].attempt)
-
-    def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
-        """Return at most `limit` entries of a listing that come after a place, in their order by
-        unit and attempt; ("", "") is the beginning."""
-        place = sa.tuple_(entries.c.unit, entries.c.attempt)
-        kind = "begin" if listing == "unfinished" else listing
-        query = (
-            sa.select(entries)
-            .where(entries.c.kind == kind, entries.c.key == key)
-            .where(place > sa.tuple_(*map(sa.literal, after)))
-            .order_by(entries.c.unit, entries.c.attempt)
-            .limit(limit)
+def _unbound(connection: sa.Connection, dataset: str, digests: list[str]) -> list[str]:
+    """Return those of the digests that belong to no data set yet. Raises `InputError` for a file of
+    another data set: no second budget pays for its records."""
+    owners: dict[str, str] = {}
+    for chunk in _chunks(digests):
+        query = sa.select(entries.c.key, entries.c.dataset).where(
+            entries.c.kind == "data", entries.c.key.in_(chunk)
         )
-        if listing == "unfinished":
-            query = query.where(~queries.outcome("publish"), ~queries.outcome("fail"))
-        with self._store.read() as connection:
-            return [Entry(**row._mapping) for row in connection.execute(query)]
-
-    def counts(self, key: str) -> dict[str, int]:
-        """Return how many units of a run were `started`, `published` and `failed`, how many
-        `starts` there were in all, and whether (1 or 0) it is `committed`."""
-        with self._store.read() as connection:
-            return queries.count(connection, key)
-
-    def verify(self) -> list[str]:
-        """Recompute every hash, every cost from its event, and every total. Returns what does not
-        fit, one line each."""
-        with self._store.read() as connection:
-            return list(problems(connection))
-
-    def show(self) -> dict[str, Any]:
-        """Return `ledger` (the URL, without its password) and `datasets`, a list: see
-        `summaries`."""
-        with self._store.read() as connection:
-            return {"ledger": str(self), "datasets": summaries(connection)}
-
-    def export(self) -> Iterator[dict[str, Any]]:
-        """Yield every entry, data set by data set, in the order of its chain."""
-        with self._store.read() as connection:
-            yield from (entry.to_json() for entry in queries.all_entries(connection))
-
-    def _chain(self, connection: sa.Connection, dataset: str) -> Chain | None:
-        """Lock a data set that is whole; None if nothing of it is there."""
-        name = queries.stored_name(connection, dataset)
-        return None if name is None else self._store.chain(connection, name)
-
-    def _new_dataset(self, connection: sa.Connection, name: str, terms: dict[str, Any]) -> None:
-        if not (_NAME.fullmatch(name) and name.strip()):
+        owners |= {row.key: row.dataset for row in connection.execute(query)}
+    for owner in owners.values():
+        if owner != dataset:
             raise InputError(
-                "the name of a data set has 1 to 200 letters (A to Z), digits, blanks, dots, "
-                "hyphens and underscores"
+                f"privacy.dataset: the ledger knows this data, or a file of it, as '{owner}': it "
+                "has one budget, whatever name a run gives it"
             )
-        chain = Chain(" ".join(name.split()))
-        chain.append("create", chain.dataset, terms, at=now())
-        connection.execute(sa.insert(datasets).values(name=chain.dataset, **chain.end))
-        self._store.append(connection, chain)
-
-    def _run(self, connection: sa.Connection, key: str) -> Chain:
-        """Lock the data set that a reservation was made on."""
-        reservation = queries.find(connection, "reserve", key)
-        if reservation is None:
-            raise LedgerConflict(f"the ledger has no reservation '{key}'")
-        return self._store.chain(connection, reservation.dataset)
-
-    def _open_run(self, connection: sa.Connection, key: str) -> Chain:
-        chain = self._run(connection, key)
-        if queries.find(connection, "commit", key):
-            raise LedgerConflict(f"the run '{key}' is committed: nothing more happens under it")
-        return chain
-
-
-def _bind(connection: sa.Connection, chain: Chain, digests: list[str]) -> None:
-    """Note that the files with these digests, some hundreds at most, belong to the chain's data
-    set. Raises `InputError` for a file of another data set: no second budget pays for its
-    records."""
-    query = sa.select(entries.c.key, entries.c.dataset).where(
-        entries.c.kind == "data", entries.c.key.in_(digests)
-    )
-    owners = {row.key: row.dataset for row in connection.execute(query)}
-    for digest in digests:
-        if digest not in owners:
-            chain.append("data", digest, {}, at=now())
-        elif owners[digest] != chain.dataset:
-            raise InputError(
-                f"privacy.dataset: the ledger knows this data, or a file of it, as "
-                f"'{owners[digest]}': it has one budget, whatever name a run gives it"
-            )
+    return [digest for digest in digests if digest not in owners]
 
 
 def _refuse_published(connection: sa.Connection, key: str, units: list[str]) -> None:
@@ -428,20 +354,3 @@ def _chunks(units: Iterable[str]) -> Iterator[list[str]]:
     remaining = iter(units)
     while chunk := list(itertools.islice(remaining, CHUNK)):
         yield chunk
-
-
-def _check(what: str, text: str, pattern: re.Pattern[str]) -> None:
-    # The text is not repeated: what breaks the rule may be what the rule keeps out.
-    if not pattern.fullmatch(text):
-        raise InputError(f"{what} has to match {pattern.pattern}")
-
-
-def _check_public(what: str, texts: Iterable[str]) -> None:
-    if not all(0 < len(text) <= 200 and text.isprintable() for text in texts):
-        raise InputError(f"the name of a {what} has 1 to 200 printable characters")
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values as reading the ledger gives them."""
-    plain: dict[str, Any] = json.loads(canonical_json(values))
-    return plain

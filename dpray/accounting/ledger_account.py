@@ -1,26 +1,34 @@
 """A data set's account is its terms and its charges, read back from the ledger's entries.
 
-`verify` and `show` read the ledger from end to end.
+An account is made of the data set's `create` entry, of one more `create` entry for each tenant, and
+of its `reserve` entries: the runs on the data set itself and those on its children, whose charges
+are drawn on it too. One chain has them all, so that no other chain is needed to know what is left.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, islice
 from typing import Any
 
 import sqlalchemy as sa
 
-from dpray.accounting.composition import Charge, Composition, RenyiComposition, composition
+from dpray.accounting.composition import (
+    Charge,
+    Composition,
+    RenyiComposition,
+    Total,
+    composition,
+)
 from dpray.accounting.events import Event, event_from_json
-from dpray.accounting.hash_chain import Chain, Entry
-from dpray.accounting.ledger_queries import all_entries, count, counted_entries, dataset_names
+from dpray.accounting.hash_chain import Entry
+from dpray.accounting.ledger_queries import counted_entries, folded, lineage
 from dpray.accounting.ledger_store import broken_chain, datasets
-from dpray.types import Budget, BudgetRefused, DprayError, InputError
+from dpray.types import Budget, BudgetRefused, InputError
 
 RELATIVE_ROUNDING = 1e-9
 """An event's cost may differ by this much between two machines; a larger difference is a fault."""
@@ -28,36 +36,45 @@ RELATIVE_ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Account:
-    """Holds a data set's budget with the rule by which charges add up, what it is stated for, and
-    the charges so far."""
+    """Holds a data set's budget with the rule by which charges add up, what it is stated for, its
+    parent, the charges so far and their `total`, and for each tenant, by name, an account of its
+    cap and its own charges."""
 
     dataset: str
     composition: Composition
     privacy_unit: str
     neighboring_relation: str
+    parent: str | None = None
+    tenants: Mapping[str, Account] = field(default_factory=dict)
     charges: tuple[Charge, ...] = ()
+    total: Total = ()
+
+    def __post_init__(self) -> None:
+        if not self.total:
+            object.__setattr__(self, "total", self.composition.total(self.charges))
 
     @classmethod
     def replay(cls, rows: Iterable[Entry]) -> Account:
         """Return the account that one data set's create and reserve entries, in their order, add up
         to."""
-        create, *reservations = rows
+        create, *later = rows
         terms = create.values()
         rule = composition(terms["composition"], Budget(**terms["budget"]), terms["order"])
-        charges = tuple(_charge(entry.payload) for entry in reservations)
+        charges = tuple(charge_of(entry.payload) for entry in later if entry.kind == "reserve")
         stated_for = terms["privacy_unit"], terms["neighboring_relation"]
-        return cls(create.dataset, rule, *stated_for, charges)
+        whole = cls(create.dataset, rule, *stated_for, terms.get("parent"), {}, charges)
+        caps = (entry for entry in later if entry.kind == "create")
+        return replace(whole, tenants={cap.unit: whole._part(cap) for cap in caps})
 
     def terms(self) -> dict[str, Any]:
         """Return what the first entry of the data set holds."""
-        rule = self.composition
-        return {
-            "budget": vars(rule.budget),
+        terms = {
+            **_limit(self.composition),
             "privacy_unit": self.privacy_unit,
             "neighboring_relation": self.neighboring_relation,
-            "composition": rule.name,
-            "order": rule.order if isinstance(rule, RenyiComposition) else None,
+            "composition": self.composition.name,
         }
+        return terms if self.parent is None else terms | {"parent": self.parent}
 
     @property
     def budget(self) -> Budget:
@@ -65,15 +82,73 @@ class Account:
 
     @property
     def spent(self) -> Budget:
-        return self.composition.spent(self.charges)
+        return self.composition.spent(self.total)
 
     @property
     def left(self) -> Budget:
-        return self.composition.left(self.charges)
+        return self.composition.left(self.total)
 
-    def admit(self, charge: Charge, privacy_unit: str, neighboring_relation: str) -> Account:
-        """Return the account with this charge. Raises `BudgetRefused` if it does not fit, and
-        `InputError` for another privacy unit or relation."""
+    def history(self) -> Iterator[Budget]:
+        """Yield what was spent after each charge."""
+        totals = accumulate(self.charges, self.composition.add, initial=self.composition.total(()))
+        return map(self.composition.spent, islice(totals, 1, None))
+
+    def below(self, parent: Account | None) -> Account:
+        """Return the account as the child of another. Raises `InputError` where what is charged to
+        it would not compose with the parent's charges."""
+        if parent is None:
+            return self
+        for term in ("privacy_unit", "neighboring_relation"):
+            if getattr(self, term) != getattr(parent, term):
+                raise InputError(
+                    f"data set '{self.dataset}' is for '{getattr(self, term)}', its parent "
+                    f"'{parent.dataset}' for '{getattr(parent, term)}': these do not compose"
+                )
+        return replace(self, parent=parent.dataset)
+
+    def _part(self, cap: Entry) -> Account:
+        """Return the account of the tenant that this entry gives a cap."""
+        terms = cap.values()
+        rule = composition(self.composition.name, Budget(**terms["budget"]), terms["order"])
+        own = tuple(charge for charge in self.charges if charge.tenant == cap.unit)
+        return replace(self, composition=rule, tenants={}, charges=own, total=())
+
+    def cap(self, tenant: str, budget: Budget) -> dict[str, Any]:
+        """Return what the entry of a new tenant holds. The order of a renyi cap is its own: at that
+        of a large budget, a small one may hold nothing.
+
+        Raises `InputError` for a cap beyond the data set's budget, or another tenant's name in
+        other letters.
+        """
+        if any(folded(tenant) == folded(other) for other in self.tenants):
+            raise InputError(f"'{self.dataset}' has the tenant '{tenant}' in another spelling")
+        if not (budget.epsilon <= self.budget.epsilon and budget.delta <= self.budget.delta):
+            raise InputError(
+                f"tenant '{tenant}': {budget} is more than the budget of '{self.dataset}', "
+                f"{self.budget}"
+            )
+        try:
+            return _limit(composition(self.composition.name, budget))
+        except ValueError as error:
+            raise InputError(f"tenant '{tenant}': {error}") from error
+
+    def share(self, tenant: str | None) -> Account:
+        """Return what one tenant has of this account: its cap, and its own charges. Raises
+        `InputError` for a tenant that has none."""
+        if tenant is None or tenant not in self.tenants:
+            named = "it has none" if tenant is None else f"'{tenant}' is not one of them"
+            raise InputError(
+                f"privacy.tenant: a run on '{self.dataset}' has to name one of its tenants "
+                f"({', '.join(self.tenants)}), and {named}"
+            )
+        return self.tenants[tenant]
+
+    def admit(
+        self, charge: Charge, privacy_unit: str, neighboring_relation: str, drawn_by: str = ""
+    ) -> Account:
+        """Return the account with this charge, which may be made on a child (`drawn_by`). Raises
+        `BudgetRefused` if it does not fit the data set's budget or its tenant's, and `InputError`
+        for another privacy unit or relation, or a tenant that has no part of the budget."""
         ours = (self.privacy_unit, self.neighboring_relation)
         if (privacy_unit, neighboring_relation) != ours:
             raise InputError(
@@ -81,21 +156,56 @@ class Account:
                 f"relation '{ours[1]}', the run is for '{privacy_unit}' and "
                 f"'{neighboring_relation}': these do not compose"
             )
-        if self.composition.would_exceed(self.charges, charge):
-            detail = ""
-            if isinstance(self.composition, RenyiComposition):
-                weight = self.composition.spent([charge])
-                detail = f"by renyi at order {self.composition.order:g} it weighs {weight}"
-            raise BudgetRefused(self.dataset, charge.reserved, self.spent, self.left, detail)
-        return replace(self, charges=(*self.charges, charge))
+        details = [f"'{drawn_by}' draws on it"] if drawn_by else []
+        tenants = self.tenants
+        if tenants:
+            of_tenant = f"this is what the tenant '{charge.tenant}' has of it"
+            share = self.share(charge.tenant)._with(charge, [*details, of_tenant])
+            tenants = {**tenants, charge.tenant or "": share}
+        return replace(self._with(charge, details), tenants=tenants)
+
+    def _with(self, charge: Charge, details: list[str]) -> Account:
+        rule = self.composition
+        total = rule.add(self.total, charge)
+        if rule.is_exceeded(total):
+            if isinstance(rule, RenyiComposition):
+                weight = rule.spent(rule.total([charge]))
+                details = [*details, f"by renyi at order {rule.order:g} it weighs {weight}"]
+            known = (charge.reserved, self.spent, self.left)
+            raise BudgetRefused(self.dataset, *known, "; ".join(details))
+        return replace(self, charges=(*self.charges, charge), total=total)
+
+
+def _limit(rule: Composition) -> dict[str, Any]:
+    order = rule.order if isinstance(rule, RenyiComposition) else None
+    return {"budget": vars(rule.budget), "order": order}
+
+
+def admit(
+    accounts: Sequence[Account], charge: Charge, privacy_unit: str, neighboring_relation: str
+) -> list[Account]:
+    """Return the accounts of a data set and of its ancestors, itself first, with this charge.
+    Raises what `Account.admit` raises if one of them does not admit it."""
+    own = accounts[0].dataset
+    if charge.tenant is not None and not any(account.tenants for account in accounts):
+        raise InputError(
+            f"privacy.tenant: '{own}' has no tenants (`dpray ledger create --tenant` makes one)"
+        )
+    return [
+        account.admit(
+            charge, privacy_unit, neighboring_relation, own if account is not accounts[0] else ""
+        )
+        for account in accounts
+    ]
 
 
 @lru_cache(maxsize=20_000)
-def _charge(payload: str) -> Charge:
+def charge_of(payload: str) -> Charge:
     """Return the charge that a reservation's payload states. It is kept, because every admission
     reads all charges of its data set."""
     values = json.loads(payload)
-    return Charge(event_from_json(values["event"]), Budget(values["epsilon"], values["delta"]))
+    reserved = Budget(values["epsilon"], values["delta"])
+    return Charge(event_from_json(values["event"]), reserved, values.get("tenant"))
 
 
 def read_account(connection: sa.Connection, dataset: str) -> Account | None:
@@ -118,6 +228,17 @@ def read_account(connection: sa.Connection, dataset: str) -> Account | None:
     return Account.replay(rows)
 
 
+def read_lineage(connection: sa.Connection, dataset: str) -> list[Account]:
+    """Return the accounts of a data set and of its ancestors, itself first. Raises `InputError`
+    for a data set that the ledger does not have, and `LedgerError` as `read_account`."""
+    accounts = []
+    for name in lineage(connection, dataset):
+        if (account := read_account(connection, name)) is None:
+            raise broken_chain(name)
+        accounts.append(account)
+    return accounts
+
+
 def check_price(event: Event, asked: Budget) -> None:
     """Raise `InputError` for numbers that are no budget, and for a run that asks for less than its
     event costs."""
@@ -131,93 +252,3 @@ def check_price(event: Event, asked: Budget) -> None:
         raise InputError(
             f"a charge of {asked} does not cover its event, which costs epsilon {price:.6g}"
         )
-
-
-def problems(connection: sa.Connection) -> Iterator[str]:
-    """Return what `Ledger.verify` does."""
-    ends = {row["name"]: row for row in connection.execute(sa.select(datasets)).mappings()}
-    for name, rows in groupby(all_entries(connection), key=lambda entry: entry.dataset):
-        end = ends.pop(name, None)
-        chain = Chain(name)
-        yield from _dataset_problems(chain, rows)
-        if end is None:
-            yield f"data set '{name}': its own row is missing"
-        elif end != chain.end | {"name": name}:
-            yield (
-                f"data set '{name}': its chain has {chain.length} entries of {end['length']}, "
-                f"{chain.reservations} reservations of {end['reservations']}, or ends in another "
-                "entry than was written"
-            )
-    for name in ends:
-        yield f"data set '{name}': all of its entries are missing"
-
-
-def summaries(connection: sa.Connection) -> list[dict[str, Any]]:
-    """Return for each data set `dataset`, `budget`, `privacy_unit`, `neighboring_relation`,
-    `composition`, `order`, `spent`, `left`, and `entries`: one for each reservation, with what it
-    asked for and how many of its batches were started, published and failed."""
-    return [_summary(connection, name) for name in dataset_names(connection)]
-
-
-def _summary(connection: sa.Connection, name: str) -> dict[str, Any]:
-    account = read_account(connection, name)
-    if account is None:
-        return {"dataset": name, "entries": []}
-    return {
-        "dataset": name,
-        **account.terms(),
-        "spent": vars(account.spent),
-        "left": vars(account.left),
-        "entries": [
-            {
-                "key": entry.key,
-                "at": entry.at,
-                **vars(_charge(entry.payload).reserved),
-                "event": entry.values()["event"],
-                "batches": count(connection, entry.key),
-            }
-            for entry in counted_entries(connection, name)[1:]
-        ],
-    }
-
-
-def _dataset_problems(chain: Chain, rows: Iterator[Entry]) -> Iterator[str]:
-    """Walk one chain; memory grows with the runs, not with their batches."""
-    counted: list[Entry] = []
-    open_runs: set[str] = set()
-    for entry in rows:
-        yield from chain.faults(entry)
-        if entry.kind in ("create", "reserve"):
-            counted.append(entry)
-        elif entry.kind != "data" and entry.key not in open_runs:
-            yield (
-                f"data set '{chain.dataset}', entry {entry.seq}: '{entry.kind}' without an open "
-                "reservation"
-            )
-        if entry.kind == "reserve":
-            open_runs.add(entry.key)
-        elif entry.kind == "commit":
-            open_runs.discard(entry.key)
-    yield from _account_problems(chain.dataset, counted)
-
-
-def _account_problems(dataset: str, counted: list[Entry]) -> Iterator[str]:
-    try:
-        account = Account.replay(counted)
-    except (DprayError, ValueError, KeyError, TypeError) as error:
-        yield f"data set '{dataset}': its charges cannot be read ({type(error).__name__})"
-        return
-    for entry in counted[1:]:
-        where = f"data set '{dataset}', reservation '{entry.key}'"
-        values = entry.values()
-        for term in ("privacy_unit", "neighboring_relation"):
-            if values.get(term) != getattr(account, term):
-                yield f"{where}: its {term} is not the budget's"
-        try:
-            charge = _charge(entry.payload)
-            check_price(charge.event, charge.reserved)
-        except (DprayError, ValueError) as error:
-            yield f"{where}: {error}"
-    charges = account.charges
-    if charges and account.composition.would_exceed(charges[:-1], charges[-1]):
-        yield f"data set '{dataset}': spent {account.spent} of {account.budget}"

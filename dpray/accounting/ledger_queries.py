@@ -9,7 +9,13 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from dpray.accounting.hash_chain import Entry
-from dpray.accounting.ledger_store import ACCOUNT, account_index, datasets, entries
+from dpray.accounting.ledger_store import (
+    ACCOUNT,
+    account_index,
+    broken_chain,
+    datasets,
+    entries,
+)
 from dpray.types import InputError
 
 Listing = Literal["begin", "unfinished", "publish", "fail"]
@@ -21,6 +27,15 @@ Place = tuple[str, str]
 PAGE = 10_000
 """A run may have a million batches, so they are listed in pages of this size."""
 ROWS_AT_A_TIME = 2_000
+
+# Made once: every operation asks them, and making one takes as long as asking it.
+_OF_KEY = (entries.c.kind == sa.bindparam("kind"), entries.c.key == sa.bindparam("key"))
+_OWN = sa.select(entries).where(*_OF_KEY, entries.c.unit == "")
+_UNITS = sa.select(entries.c.unit, entries.c.payload).where(
+    *_OF_KEY,
+    entries.c.unit.in_(sa.bindparam("units", expanding=True)),
+    entries.c.attempt == sa.bindparam("attempt"),
+)
 
 
 def outcome(kind: str) -> sa.Exists:
@@ -49,8 +64,10 @@ def count(connection: sa.Connection, key: str) -> dict[str, int]:
 
 
 def find(connection: sa.Connection, kind: str, key: str) -> Entry | None:
-    """Return the one entry of this kind and key, or None."""
-    return first(connection, sa.select(entries).where(entries.c.kind == kind, entries.c.key == key))
+    """Return the one entry of this kind and key, or None. (An entry with a unit is a tenant's, or
+    is drawn on a parent.)"""
+    row = connection.execute(_OWN, {"kind": kind, "key": key}).first()
+    return None if row is None else Entry(**row._mapping)
 
 
 def first(connection: sa.Connection, query: sa.Select[Any]) -> Entry | None:
@@ -63,17 +80,12 @@ def find_units(
     connection: sa.Connection, kind: str, key: str, units: list[str], attempt: str = ""
 ) -> dict[str, dict[str, Any]]:
     """Return the payloads of those units that have an entry of this kind."""
-    query = sa.select(entries.c.unit, entries.c.payload).where(
-        entries.c.kind == kind,
-        entries.c.key == key,
-        entries.c.unit.in_(units),
-        entries.c.attempt == attempt,
-    )
-    return {unit: json.loads(payload) for unit, payload in connection.execute(query)}
+    place = {"kind": kind, "key": key, "units": units, "attempt": attempt}
+    return {unit: json.loads(payload) for unit, payload in connection.execute(_UNITS, place)}
 
 
 def counted_entries(connection: sa.Connection, dataset: str) -> list[Entry]:
-    """Return the create entry and the reserve entries of a data set, in their order."""
+    """Return the entries of a data set's account (create and reserve), in their order."""
     # A data set may have a million other rows, and SQLite would rather walk over them by their key.
     by_index = f"INDEXED BY {account_index.name}" if connection.dialect.name == "sqlite" else ""
     query = sa.text(
@@ -106,11 +118,36 @@ def stored_name(connection: sa.Connection, name: str) -> str | None:
     known = set(connection.execute(sa.union(sa.select(datasets.c.name), made)).scalars())
     if name in known:
         return name
-    alike = sorted(other for other in known if _folded(other) == _folded(name))
+    alike = sorted(other for other in known if folded(other) == folded(name))
     if len(alike) > 1:
         raise InputError(f"the ledger has {', '.join(map(repr, alike))}: write one as it is there")
     return alike[0] if alike else None
 
 
-def _folded(name: str) -> str:
+def lineage(connection: sa.Connection, dataset: str) -> list[str]:
+    """Return the names in the ledger of a data set and of its ancestors, itself first. A parent is
+    named once, when its child is made, and has to be there already: there is no cycle.
+
+    Raises `InputError` for a data set that the ledger does not have, and `LedgerError` if a first
+    entry was altered.
+    """
+    if (own := stored_name(connection, dataset)) is None:
+        raise InputError(f"the ledger has no data set {dataset!r}")
+    names = [own]
+    while (parent := _parent(connection, names[-1])) is not None:
+        if parent in names:
+            raise broken_chain(parent)
+        names.append(parent)
+    return names
+
+
+def _parent(connection: sa.Connection, dataset: str) -> str | None:
+    create = find(connection, "create", dataset)
+    if create is None or create.dataset != dataset or create.hash != create.digest():
+        raise broken_chain(dataset)
+    parent: str | None = create.values().get("parent")
+    return parent
+
+
+def folded(name: str) -> str:
     return " ".join(name.split()).casefold()

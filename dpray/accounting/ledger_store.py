@@ -1,8 +1,10 @@
 """`Store` keeps the ledger's tables in SQLite (one machine) or PostgreSQL (a cluster).
 
-A write is one transaction that is on disk before it returns, and no two writes to one data set run
-side by side: in SQLite `BEGIN IMMEDIATE` lets one writer in, in PostgreSQL the data set's row is
-locked (`Store.chain`).
+A write is in a transaction that is on disk before it returns, and no two transactions that write
+to one data set run side by side: in SQLite `BEGIN IMMEDIATE` lets one writer in, in PostgreSQL the
+data set's row is locked (`Transaction.lock`). So transactions are serialisable without the repeats
+that PostgreSQL's own level of that name asks for: what they read beside locked data sets never
+changes (a data set's first entry, the place of a reservation), and unique indices guard the rest.
 """
 
 from __future__ import annotations
@@ -11,17 +13,16 @@ import hashlib
 import hmac
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
-from dpray.accounting.hash_chain import Chain, Entry
 from dpray.accounting.ledger_url import parse_url
 from dpray.io.files import touch_private
 from dpray.types import DprayError, InputError, first_line
@@ -29,7 +30,15 @@ from dpray.types import DprayError, InputError, first_line
 SECONDS_TO_WAIT = 60
 """A writer waits so long for the others before it gives up."""
 
-T = TypeVar("T")
+TCP = {
+    "connect_timeout": SECONDS_TO_WAIT,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 1000 * SECONDS_TO_WAIT,
+}
+"""libpq's keys, in seconds but for the last, in milliseconds: a server that is gone without a word
+is noticed within a minute. What the URL says instead is kept."""
 
 metadata = sa.MetaData()
 
@@ -40,7 +49,8 @@ datasets = sa.Table(
     # Length and last hash of the chain: entries cut off its end leave no other trace.
     sa.Column("length", sa.BigInteger, nullable=False),
     sa.Column("head", sa.Text, nullable=False),
-    # An admission reads the reservations alone: without their number it would not miss one.
+    # An admission reads the entries of the account alone: without the number of those that follow
+    # the first one (reservations and tenants) it would not miss one.
     sa.Column("reservations", sa.BigInteger, nullable=False),
 )
 
@@ -79,11 +89,19 @@ secret = sa.Table(
 OLDEST = frozenset({datasets.name, entries.name})
 """Every ledger has these tables; one with these alone is of a version before `secret`."""
 
+PASSING = frozenset({"40001", "40P01", "57P01", "57P02", "57P03"})
+"""PostgreSQL's states of: a serialization failure, a deadlock, a server that shuts down, crashed,
+or starts up."""
+
 _LOCK = 0x6470726179
 
 
 class LedgerError(DprayError):
     """The ledger cannot be read or written now; whatever may have been charged stays charged."""
+
+
+class LedgerConflict(LedgerError):
+    """The ledger has the key already, for something else."""
 
 
 class MissingLedger(InputError):
@@ -120,39 +138,18 @@ class Store:
         with self._errors(), self._reader.begin() as connection:
             yield connection
 
-    def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` in one transaction and make it durable.
-
-        If another writer took a unique row first, `work` runs once more and meets that row.
-        """
-        with self._errors():
-            try:
-                with self._writer.begin() as connection:
-                    return work(connection)
-            except IntegrityError:
-                with self._writer.begin() as connection:
-                    return work(connection)
-
-    def chain(self, connection: sa.Connection, dataset: str) -> Chain:
-        """Lock a data set until the transaction ends and return the end of its chain. Raises
-        `LedgerError` if that end is not what was written."""
-        query = sa.select(datasets).where(datasets.c.name == dataset)
-        row = connection.execute(query.with_for_update()).first()
-        own = sa.select(entries).where(entries.c.dataset == dataset)
-        last = connection.execute(own.order_by(entries.c.seq.desc()).limit(1)).first()
-        entry = None if last is None else Entry(**last._mapping)
-        ends = None if entry is None else (entry.seq + 1, entry.hash, entry.digest())
-        if row is None or ends != (row.length, row.head, row.head):
-            raise broken_chain(dataset)
-        return Chain(dataset, row.length, row.head, row.reservations)
-
-    def append(self, connection: sa.Connection, chain: Chain) -> None:
-        """Write the chain's new entries and its new end."""
-        if chain.added:
-            connection.execute(sa.insert(entries), [vars(entry) for entry in chain.added])
-            chain.added.clear()
-            row = sa.update(datasets).where(datasets.c.name == chain.dataset)
-            connection.execute(row.values(chain.end))
+    @contextmanager
+    def begin(self) -> Iterator[sa.Connection]:
+        """Open a transaction that writes, and is on disk at its end. It lets errors of the database
+        through."""
+        with self._writer.begin() as connection:
+            if not self._is_sqlite:
+                # A process that was stopped while it held its locks does not hold them for good.
+                wait = f"{2 * SECONDS_TO_WAIT}s"
+                connection.exec_driver_sql(
+                    f"SET LOCAL idle_in_transaction_session_timeout = '{wait}'"
+                )
+            yield connection
 
     def digests(self, connection: sa.Connection, contents: Iterable[bytes]) -> list[str]:
         """Return HMAC-SHA256 of each content under the ledger's own key, in hexadecimal. The key
@@ -182,9 +179,10 @@ class Store:
         try:
             yield
         except SQLAlchemyError as error:
-            raise self._error(error, making) from error
+            raise self.error(error, making) from error
 
-    def _error(self, error: SQLAlchemyError, making: bool) -> DprayError:
+    def error(self, error: SQLAlchemyError, making: bool = False) -> DprayError:
+        """Return an error of the database as one for people."""
         cause = error.orig if isinstance(error, DBAPIError) else error
         # The database's own first line: no statement and no values.
         why = first_line(cause)
@@ -212,10 +210,22 @@ class Store:
             poolclass=QueuePool,
             pool_pre_ping=True,
             hide_parameters=True,
-            connect_args={"connect_timeout": SECONDS_TO_WAIT},
+            connect_args={k: v for k, v in TCP.items() if k not in self._url.query},
         )
         sa.event.listen(engine, "connect", _prepare_postgresql)
         return engine
+
+
+def is_passing(error: BaseException) -> bool:
+    """Return whether a transaction that ended so may succeed when it is made again: another one
+    took a unique row first or waited for this one, or the connection or the server was lost."""
+    if isinstance(error, IntegrityError):
+        return True
+    # SQLite's errors have no such attribute. Without a state, libpq had no answer from the server.
+    if not isinstance(error, OperationalError) or not hasattr(error.orig, "sqlstate"):
+        return False
+    state: str | None = getattr(error.orig, "sqlstate", None)
+    return state is None or state.startswith("08") or state in PASSING
 
 
 def broken_chain(dataset: str) -> LedgerError:
@@ -288,7 +298,9 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 def _prepare_postgresql(connection: Any, _record: object) -> None:
     connection.autocommit = True
     with connection.cursor() as cursor:
+        # A wait for another writer ends before the statement that waits.
         cursor.execute(f"SET lock_timeout = '{SECONDS_TO_WAIT}s'")
+        cursor.execute(f"SET statement_timeout = '{2 * SECONDS_TO_WAIT}s'")
         # A server may be set to answer before a commit is on disk; the ledger may not.
         cursor.execute(
             "SELECT set_config('synchronous_commit', 'on', false) "

@@ -175,7 +175,7 @@ def try_canaries(
 def _throwaway(config: Config, folder: Path) -> Config:
     changes = {
         "data": {"path": f"{folder}/records.jsonl"},
-        "privacy": {"ledger": f"sqlite:///{folder}/ledger.db"},
+        "privacy": {"ledger": f"sqlite:///{folder}/ledger.db", "tenant": None},
         "output": {"path": f"{folder}/run"},
     }
     sections = {key: getattr(config, key).model_copy(update=new) for key, new in changes.items()}

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from dpray.accounting.events import NEIGHBORING_RELATION
+from dpray.accounting.hash_chain import now
 from dpray.accounting.ledger import Ledger
 from dpray.io.files import read_json, refuse_cloud
 from dpray.terminal import Terminal, printable
@@ -32,9 +33,11 @@ def create(
     epsilon: Annotated[float, typer.Option(help="What all runs together may spend.")],
     delta: Annotated[float, typer.Option(help="The delta that all runs share.")],
     composition: Annotated[
-        str,
-        typer.Option(help="basic: the runs' sums; renyi: a filter at one Renyi order."),
-    ] = "basic",
+        str | None,
+        typer.Option(
+            help="basic: the runs' sums (the default); renyi: a filter at one Renyi order."
+        ),
+    ] = None,
     unit: Annotated[
         str | None,
         typer.Option(help="The column that names the privacy unit (data.unit); none: a record."),
@@ -42,16 +45,36 @@ def create(
     order: Annotated[
         float | None, typer.Option(help="The order of renyi; without it a good one is chosen.")
     ] = None,
+    parent: Annotated[
+        str | None,
+        typer.Option(
+            help="The data set that this one is a subset of, or was made from unit by unit: "
+            "whatever is charged to this one is drawn on that one too."
+        ),
+    ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            help="A team or project: epsilon and delta are then its cap inside the data set's "
+            "budget, which has to be there already."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a data set its budget; make the ledger if it does not exist."""
+    """Give a data set its budget; make the ledger if it does not exist. With --tenant, give a
+    tenant its part of a data set's budget."""
+    if tenant is not None:
+        if any(option is not None for option in (composition, unit, order, parent)):
+            raise InputError("--tenant: composition, unit, order and parent are the data set's")
+        _create_tenant(Ledger.open(ledger), dataset, tenant, Budget(epsilon, delta), as_json)
+        return
     # Late: `show` needs nothing of a plan, which imports Ray and the accountant.
     from dpray.runs.plan import privacy_unit
 
     opened = Ledger.create_or_open(ledger)
     budget = Budget(epsilon, delta)
     stated_for = (privacy_unit(unit), NEIGHBORING_RELATION)
-    opened.create_dataset(dataset, budget, *stated_for, composition, order)
+    opened.create_dataset(dataset, budget, *stated_for, composition or "basic", order, parent)
     account = opened.account(dataset)
     assert account is not None
     # The ledger's own spelling decides, which an earlier call may have set.
@@ -60,10 +83,32 @@ def create(
     typer.echo(json.dumps(terms) if as_json else printable(said))
 
 
+def _create_tenant(
+    opened: Ledger, dataset: str, tenant: str, budget: Budget, as_json: bool
+) -> None:
+    opened.create_tenant(dataset, tenant, budget)
+    said = f"tenant '{tenant}' has {budget} of the budget of '{dataset}' in {opened}"
+    terms = {"dataset": dataset, "tenant": tenant, "budget": vars(budget)}
+    typer.echo(json.dumps(terms) if as_json else printable(said))
+
+
 @app.command()
-def show(ledger: Url, as_json: AsJson = False) -> None:
+def show(
+    ledger: Url,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a page with charts to this file, which needs no network."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show what every data set may spend, has spent and has left."""
+    if html is not None:
+        refuse_cloud(html, "--html")
     shown = Ledger.open(ledger).show()
+    if html is not None:
+        _write_page(shown, html)
+        typer.echo(json.dumps({"html": str(html)}) if as_json else f"Written to {html}")
+        return
     if as_json:
         typer.echo(json.dumps(shown))
         return
@@ -72,6 +117,16 @@ def show(ledger: Url, as_json: AsJson = False) -> None:
     for dataset in shown["datasets"]:
         if dataset["entries"]:
             console.print(_runs(dataset))
+
+
+def _write_page(shown: dict[str, Any], path: Path) -> None:
+    # Late: most commands draw nothing.
+    from dpray.report.ledger_page import render_ledger
+
+    try:
+        path.write_text(render_ledger(shown, now()), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--html {path}: {error.strerror}") from error
 
 
 @app.command()
@@ -153,12 +208,20 @@ def _overview(datasets: list[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("spent", min_width=16)
     for dataset in datasets:
-        budget, spent, left = (dataset[name] for name in ("budget", "spent", "left"))
         rule = dataset["composition"] + (f" {dataset['order']:g}" if dataset["order"] else "")
         name = f"{dataset['dataset']}\nper {dataset['privacy_unit']}, {rule}"
-        bar = ProgressBar(total=budget["epsilon"], completed=spent["epsilon"], width=16)
-        table.add_row(name, _pair(budget), _pair(spent), _pair(left), bar)
+        if dataset["parent"] is not None:
+            name += f"\nchild of {dataset['parent']}"
+        table.add_row(name, *_balance(dataset))
+        for share in dataset["tenants"]:
+            table.add_row(f"  tenant {share['tenant']}", *_balance(share))
     return table
+
+
+def _balance(account: dict[str, Any]) -> tuple[str, str, str, ProgressBar]:
+    budget, spent, left = (account[name] for name in ("budget", "spent", "left"))
+    bar = ProgressBar(total=budget["epsilon"], completed=spent["epsilon"], width=16)
+    return _pair(budget), _pair(spent), _pair(left), bar
 
 
 def _runs(dataset: dict[str, Any]) -> Table:
@@ -173,7 +236,10 @@ def _runs(dataset: dict[str, Any]) -> Table:
             number += f", {batches['failed']} failed"
         state = "finished" if batches["committed"] else "open"
         reserved = run["at"][:16].replace("T", " ")
-        table.add_row(run["key"], reserved, _pair(run), number, state)
+        of = [run["key"]]
+        of += [f"for {run['tenant']}"] if run["tenant"] else []
+        of += [f"on {run['drawn_by']}"] if run["drawn_by"] else []
+        table.add_row("\n".join(of), reserved, _pair(run), number, state)
     return table
 
 

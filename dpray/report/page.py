@@ -59,16 +59,7 @@ def render_report(
     missing = [key for key in REQUIRED if key not in privacy_report]
     if missing:
         raise InputError(f"privacy_report.json: no {', '.join(missing)}")
-    environment = Environment(
-        loader=PackageLoader("dpray.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    # A key as words: `noise_multiplier` -> `noise multiplier`.
-    environment.filters |= {"number": number, "words": lambda key: key.replace("_", " ")}
-    template = environment.get_template("report.html.j2")
+    template = templates().get_template("report.html.j2")
     relation, ledger = privacy_report["neighboring_relation"], privacy_report.get("ledger")
     hidden = public and privacy_report["not_private"]
     try:
@@ -99,6 +90,20 @@ def render_report(
         raise InputError(
             f"privacy_report.json, evaluation.json, run.json: not as dpray writes them ({kind})"
         ) from None
+
+
+def templates() -> Environment:
+    """Return the pages' templates: every value is escaped, and none may be missing."""
+    environment = Environment(
+        loader=PackageLoader("dpray.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # A key as words: `noise_multiplier` -> `noise multiplier`.
+    environment.filters |= {"number": number, "words": lambda key: key.replace("_", " ")}
+    return environment
 
 
 def _in_words(epsilon: float | None, delta: float | None) -> dict[str, Any]:

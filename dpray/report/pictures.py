@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,29 @@ def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
         for axes in (votes, lengths):
             axes.title.set_fontsize(9)
             axes.xaxis.get_major_locator().set_params(integer=True)
+        return inline(figure)
+
+
+def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -> Markup:
+    """Draw the epsilon that was spent on a data set over time, and its budget as a dotted line.
+
+    `runs` are the `entries` of `Ledger.show`, each with the time `at` of its reservation and the
+    epsilon `spent` after it; `until` is the time at which the picture ends. Times are ISO 8601.
+    """
+    from matplotlib.dates import ConciseDateFormatter
+
+    times = [datetime.fromisoformat(time) for time in (*(run["at"] for run in runs), until)]
+    spent = [run["spent"] for run in runs]
+    with figure_of_the_page(2.2) as (figure, axes):
+        steps = [0.0, *spent, spent[-1]]
+        axes.step([times[0], *times], steps, where="post", color=ACCENT)
+        axes.fill_between([times[0], *times], steps, step="post", color=ACCENT, alpha=0.2)
+        axes.axhline(budget, color=MUTED, linewidth=0.8, linestyle=":")
+        axes.set(ylabel="epsilon spent", ylim=(0, 1.08 * max(budget, spent[-1])))
+        # A single moment has no width to draw.
+        span = max(times[-1] - times[0], timedelta(minutes=1))
+        axes.set_xlim(times[0] - span / 50, times[0] + span)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
         return inline(figure)
 
 

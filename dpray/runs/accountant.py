@@ -7,6 +7,7 @@ the same ledger: every operation is idempotent by its key.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
@@ -24,6 +25,12 @@ from dpray.version import __version__
 
 NAMESPACE = "dpray"
 
+Ends = dict[str, tuple[int, str]]
+"""It is what `Ledger.ends` returns."""
+
+CONCURRENT_CALLS = 128
+"""The actor has so many threads. Those that write at the same time share a transaction."""
+
 
 class Accountant:
     """An `Accountant` is the actor: it delegates to its one ledger."""
@@ -31,16 +38,19 @@ class Accountant:
     def __init__(self, url: str) -> None:
         self._url = url
         self._ledger: Ledger | None = None
+        self._opening = threading.Lock()
 
-    def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
-        """Return what `Ledger.operation(*arguments)` answers, or the DprayError that it raises: as
-        a value, because Ray would wrap and log a raised one."""
+    def call(self, operation: str, *arguments: Any, **named: Any) -> tuple[Any, Ends]:
+        """Return what `Ledger.operation(*arguments)` answers, or the DprayError that it raises (as
+        a value, because Ray would wrap and log a raised one), and the ends of the chains that were
+        seen, for the accountant after this one."""
         try:
             # Not in the constructor: an actor that fails there leaves its name to a dead one.
-            self._ledger = self._ledger or Ledger.open(self._url)
-            return getattr(self._ledger, operation)(*arguments, **named)
+            with self._opening:
+                self._ledger = self._ledger or Ledger.open(self._url)
+            return getattr(self._ledger, operation)(*arguments, **named), self._ledger.ends()
         except DprayError as error:
-            return error
+            return error, {}
 
 
 def _by_actor(method: Callable[..., Any]) -> Any:
@@ -71,6 +81,7 @@ class AccountantClient(Ledger):
         self._url = parse_url(url).render_as_string(hide_password=False)
         self._node_id = ray.get_runtime_context().get_node_id()
         self._actor = _start_actor(self._url, self._node_id)
+        self._ends: Ends = {}
 
     account = _by_actor(Ledger.account)
     reserve = _by_actor(Ledger.reserve)
@@ -86,14 +97,19 @@ class AccountantClient(Ledger):
         """Leave the actor running: it serves every run on the ledger."""
 
     def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
+        answer: Any
+        ends: Ends
         try:
-            answer: Any = ray.get(self._actor.call.remote(operation, *arguments, **named))
+            answer, ends = ray.get(self._actor.call.remote(operation, *arguments, **named))
         except (RayActorError, OutOfMemoryError):
             # It may have written before it died. A second call is safe: the ledger knows the key.
             self._actor = _start_actor(self._url, self._node_id)
-            answer = ray.get(self._actor.call.remote(operation, *arguments, **named))
+            # The ledger may have been put back meanwhile; a new accountant would not know.
+            ray.get(self._actor.call.remote("expect", self._ends))
+            answer, ends = ray.get(self._actor.call.remote(operation, *arguments, **named))
         if isinstance(answer, DprayError):
             raise answer
+        self._ends |= ends
         return answer
 
 
@@ -118,6 +134,7 @@ def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
             get_if_exists=True,
             max_restarts=0,
             max_task_retries=0,
+            max_concurrency=CONCURRENT_CALLS,
             num_cpus=0,
             **options,
         )

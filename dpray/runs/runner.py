@@ -191,19 +191,21 @@ class Run:
             files = self._check_same_data()
             charge = {self.run_id: (plan.dp_event, Budget(plan.cost.epsilon, plan.cost.delta))}
             stated_for = plan.privacy_unit, NEIGHBORING_RELATION
-            ledger.reserve(plan.config.privacy.dataset, charge, *stated_for, files)
+            privacy = plan.config.privacy
+            ledger.reserve(privacy.dataset, charge, *stated_for, files, privacy.tenant)
 
     def _check_budget(self, ledger: Ledger) -> None:
-        """Check that the budget holds the plan.
+        """Check that the budget holds the plan, as do those of its tenant and of the data set's
+        ancestors.
 
         A data set gets a budget of just the plan's cost in a ledger that this run made; in any
         other, an unknown name is more likely mistyped than new. Raises BudgetRefused, and
         InputError for an unknown data set, another privacy unit or another relation.
         """
-        name = self.plan.config.privacy.dataset
+        name, tenant = self.plan.config.privacy.dataset, self.plan.config.privacy.tenant
         whole = Budget(self.plan.cost.epsilon, self.plan.cost.delta)
         stated_for = self.plan.privacy_unit, NEIGHBORING_RELATION
-        if (account := ledger.account(name)) is None:
+        if ledger.account(name) is None:
             names = ledger.names()
             # A run cut off between making the file and the data set left the ledger empty.
             if names or not self.run.get("made_ledger"):
@@ -213,16 +215,17 @@ class Run:
                 )
             ledger.create_dataset(name, whole, *stated_for)
         else:
-            account.admit(Charge(self.plan.dp_event, whole), *stated_for)
+            ledger.check(name, Charge(self.plan.dp_event, whole, tenant), *stated_for)
 
     def _ledger_to_charge(self, planned: bool) -> Ledger:
         """Open the ledger. A new run on one machine may begin without one: an SQLite file is made,
         and the report says so. A database that many use is never made because it is not found."""
-        url = self.plan.config.privacy.ledger
+        url, tenant = self.plan.config.privacy.ledger, self.plan.config.privacy.tenant
         try:
             return Ledger.open(url)
         except MissingLedger:
-            if not planned or not url.startswith("sqlite"):
+            # A tenant's cap was set by somebody, in another ledger.
+            if not planned or not url.startswith("sqlite") or tenant is not None:
                 raise
         # Noted first: this run may be cut off as soon as the file is there.
         self.run["made_ledger"] = True

@@ -170,13 +170,13 @@ def charge(event: Event, epsilon: float = 1.0, delta: float = 1e-7) -> Charge:
 
 def test_basic_composition_adds_what_the_runs_reserved() -> None:
     rule = BasicComposition(Budget(0.3, 3e-6))
-    spent = [charge(Gaussian(1), 0.1, 1e-6)]
-    assert rule.spent([]) == Budget(0, 0)
-    assert not rule.would_exceed(spent, charge(Gaussian(1), 0.2, 2e-6))
-    assert rule.would_exceed(spent, charge(Gaussian(1), 0.2 + 1e-15, 2e-6))
-    assert rule.would_exceed(spent, charge(Gaussian(1), 0.2, 2.0000001e-6))
-    assert rule.would_exceed([], charge(Gaussian(1), math.inf, 0))
-    assert rule.spent([*spent, charge(Gaussian(1), 0.2, 2e-6)]) == Budget(0.3, 3e-6)
+    spent = rule.total([charge(Gaussian(1), 0.1, 1e-6)])
+    assert rule.spent(rule.total([])) == Budget(0, 0)
+    assert not rule.is_exceeded(rule.add(spent, charge(Gaussian(1), 0.2, 2e-6)))
+    assert rule.is_exceeded(rule.add(spent, charge(Gaussian(1), 0.2 + 1e-15, 2e-6)))
+    assert rule.is_exceeded(rule.add(spent, charge(Gaussian(1), 0.2, 2.0000001e-6)))
+    assert rule.is_exceeded(rule.total([charge(Gaussian(1), math.inf, 0)]))
+    assert rule.spent(rule.add(spent, charge(Gaussian(1), 0.2, 2e-6))) == Budget(0.3, 3e-6)
     assert rule.left(spent) == Budget(0.2, 2e-6)
 
 
@@ -185,13 +185,14 @@ def test_renyi_composition_adds_divergences_at_its_one_order() -> None:
     rule = RenyiComposition(budget, default_order(budget))
     run = charge(SelfComposed(Gaussian(30), 10))
     one = float(run.event.rdp((rule.order,))[0])
-    assert rule.spent([]) == Budget(0, 0)
-    assert rule.spent([run] * 7).epsilon == rdp_to_epsilon(7 * one, rule.order, 1e-6)
+    assert rule.spent(rule.total([])) == Budget(0, 0)
+    assert rule.spent(rule.total([run] * 7)).epsilon == rdp_to_epsilon(7 * one, rule.order, 1e-6)
     fits = 0
-    while not rule.would_exceed([run] * fits, run):
+    while not rule.is_exceeded(rule.total([run] * (fits + 1))):
         fits += 1
-    assert rule.spent([run] * fits).epsilon <= 4.0 < rule.spent([run] * (fits + 1)).epsilon
-    assert rule.left([run] * fits).epsilon == 4.0 - rule.spent([run] * fits).epsilon
+    held = rule.total([run] * fits)
+    assert rule.spent(held).epsilon <= 4.0 < rule.spent(rule.add(held, run)).epsilon
+    assert rule.left(held).epsilon == 4.0 - rule.spent(held).epsilon
     # The whole is within the budget by the exact accountant too, with room to spare.
     assert cost(SelfComposed(run.event, fits), 1e-6).epsilon < 4.0
     # A filter at one order beats adding up the runs' own epsilons by far.
@@ -207,7 +208,9 @@ def test_the_default_order_holds_the_most_of_a_gaussian(budget: Budget) -> None:
         low, high = 0, 2**20
         while high - low > 1:
             middle = (low + high) // 2
-            over = rule.spent([charge(SelfComposed(run, middle))]).epsilon > budget.epsilon
+            over = (
+                rule.spent(rule.total([charge(SelfComposed(run, middle))])).epsilon > budget.epsilon
+            )
             low, high = (low, middle) if over else (middle, high)
         return low
 

@@ -61,11 +61,11 @@ def edit(connection: Callable[[], sa.Connection], *statements: str) -> None:
     ],
 )
 def test_nothing_is_admitted_where_something_was_deleted(
-    ledger: Ledger, connection: Callable[[], sa.Connection], statement: str
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection], statement: str
 ):
     edit(connection, statement)
     with pytest.raises(LedgerError, match="not as they were written"):
-        reserve(ledger, "run-3")
+        reserve(Ledger.open(url), "run-3")
     assert ledger.verify()
 
 
@@ -127,9 +127,53 @@ def test_a_backup_that_was_put_back_does_not_contain_the_run(
     assert problem.startswith(f"{second}: ") and "earlier state" in problem
 
     # Another run in the place of the lost one is another entry.
-    reserve(ledger, "run-3")
-    ledger.commit("run-3")
+    opened = Ledger.open(url)
+    reserve(opened, "run-3")
+    opened.commit("run-3")
     assert verify(url, second) == 2
+
+
+@pytest.mark.parametrize("length", [1, 3, 4])
+def test_who_has_seen_more_than_the_ledger_holds_charges_nothing_to_it(
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection], length: int
+):
+    """A database that failed over to an older copy, under a process that goes on."""
+    put_back(connection, length)
+    for act in (
+        lambda: reserve(ledger, "run-3"),
+        lambda: ledger.create_tenant("notes", "a", ASKED),
+    ):
+        with pytest.raises(LedgerError, match="put back to an earlier state"):
+            act()
+    # Nor once others, who saw nothing of it, have written more than was lost.
+    opened = Ledger.open(url)
+    for run in range(3, 10):
+        reserve(opened, f"run-{run}")
+    with pytest.raises(LedgerError, match="put back to an earlier state"):
+        reserve(ledger, "run-10")
+    ledger.create_dataset("other", BUDGET, *STATED_FOR)
+    reserve(ledger, "run-11", "other")
+    assert ledger.verify() == []
+
+
+def test_what_another_process_saw_counts_too(
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection]
+):
+    whole, back = Ledger.open(url), Ledger.open(url)
+    for opened in (whole, back):
+        opened.expect(ledger.ends())
+    reserve(whole, "run-3")
+    assert whole.ends()["notes"][0] == ledger.ends()["notes"][0] + 1 == 6
+    put_back(connection, 3)
+    with pytest.raises(LedgerError, match="put back to an earlier state"):
+        reserve(back, "run-3")
+
+
+def test_who_has_seen_less_than_the_ledger_holds_goes_on(ledger: Ledger, url: str):
+    reserve(Ledger.open(url), "run-3")
+    reserve(ledger, "run-4")
+    assert ledger.account("notes").spent.epsilon == 0.4
+    assert ledger.verify() == []
 
 
 @pytest.mark.parametrize(
@@ -210,7 +254,7 @@ def test_an_admission_reads_its_own_data_sets_charges_alone(
 
     sa.event.listen(sa.Engine, "before_cursor_execute", note)
     try:
-        reserve(ledger, "run-3")
+        reserve(Ledger.open(url), "run-3")
     finally:
         sa.event.remove(sa.Engine, "before_cursor_execute", note)
     [statement] = statements

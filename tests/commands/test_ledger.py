@@ -195,3 +195,34 @@ def test_export_gives_every_entry(url: str, tmp_path: Path):
     assert [json.loads(line) for line in out.read_text().splitlines()] == rows
     no_folder = call("export", url, "--out", str(tmp_path / "none" / "ledger.jsonl"))
     assert isinstance(no_folder.exception, InputError)
+
+
+def test_create_takes_a_tenant_and_a_parent(url: str):
+    create(url)
+    part = ("--tenant", "red", "--epsilon", "1", "--json")
+    assert json.loads(create(url, *part).stdout)["budget"] == {"epsilon": 1.0, "delta": 1e-6}
+    assert (
+        json.loads(create(url, "--dataset", "ward", "--parent", "Clinic-notes", "--json").stdout)[
+            "parent"
+        ]
+        == "clinic-notes"
+    )
+    readable = call("show", url).stdout
+    assert "tenant red" in readable and "child of clinic-notes" in readable
+    for option in (("--composition", "basic"), ("--unit", "who"), ("--parent", "ward")):
+        error = create(url, *part, *option).exception
+        assert isinstance(error, InputError) and "--tenant" in str(error)
+    assert isinstance(create(f"{url}-none", *part).exception, MissingLedger)
+
+
+def test_show_writes_a_page(url: str, tmp_path: Path):
+    create(url)
+    spend(url)
+    page = tmp_path / "budgets.html"
+    assert call("show", url, "--html", str(page)).stdout == f"Written to {page}\n"
+    assert "clinic-notes" in page.read_text(encoding="utf-8")
+    assert json.loads(call("show", url, "--html", str(page), "--json").stdout) == {
+        "html": str(page)
+    }
+    for bad in (tmp_path / "none" / "page.html", "s3://bucket/page.html"):
+        assert isinstance(call("show", url, "--html", str(bad)).exception, InputError)

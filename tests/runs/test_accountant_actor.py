@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
+import sqlite3
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +52,11 @@ def test_an_error_travels_whole(error: DprayError):
 def test_the_actors_class_only_delegates(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/ledger.db"
     accountant = Accountant(url)
-    missing = accountant.call("account", "notes")
+    missing, _ = accountant.call("account", "notes")
     assert isinstance(missing, MissingLedger)
     Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
-    assert accountant.call("reserve", "notes", *RUN)[0].seq == 1
+    [entry], ends = accountant.call("reserve", "notes", *RUN)
+    assert (entry.seq, ends) == (1, {"notes": (2, entry.hash)})
     with pytest.raises(TypeError):
         accountant.call("reserve")
 
@@ -173,6 +179,25 @@ def test_an_accountant_killed_between_reserve_and_commit(
 
 
 @pytest.mark.slow
+def test_a_ledger_put_back_while_the_accountant_was_dead_is_refused(
+    accountant: AccountantClient, url: str, tmp_path: Path
+):
+    """The new accountant saw nothing; its client did."""
+    accountant.reserve("notes", *RUN)
+    paths = tmp_path / "ledger.db", tmp_path / "backup.db"
+    with closing(sqlite3.connect(paths[0])) as source, closing(sqlite3.connect(paths[1])) as copy:
+        source.backup(copy)
+    accountant.begin("run", "attempt-1", ["a/0"])
+    ray.kill(actor_of(url))
+    for suffix in ("-wal", "-shm"):
+        (tmp_path / f"ledger.db{suffix}").unlink(missing_ok=True)
+    shutil.copy(paths[1], paths[0])
+    with pytest.raises(LedgerError, match="put back to an earlier state"):
+        accountant.begin("run", "attempt-1", ["a/1"])
+    assert Ledger.open(url).verify() == []
+
+
+@pytest.mark.slow
 def test_a_ledger_deleted_under_the_actor_is_refused(accountant: AccountantClient, tmp_path: Path):
     accountant.reserve("notes", *RUN)
     for file in tmp_path.iterdir():
@@ -181,3 +206,34 @@ def test_a_ledger_deleted_under_the_actor_is_refused(accountant: AccountantClien
         accountant.reserve("notes", {"another": CHARGE}, *STATED_FOR)
     assert not issubclass(InputError, LedgerError)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_of_two_hundred_that_race_through_the_actor_for_the_last_unit_exactly_one_wins(
+    cluster: None, database: str, tmp_path: Path, request: pytest.FixtureRequest
+):
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    if database == "postgresql":
+        url = request.getfixturevalue("postgresql_url")
+    ledger = Ledger.create_or_open(url)
+    ledger.create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
+    ledger.reserve("notes", {"first": CHARGE}, *STATED_FOR)
+    client = AccountantClient(url)
+    client.account("notes")
+    gate = threading.Barrier(200)
+
+    def race(number: int) -> bool:
+        gate.wait(120)
+        try:
+            client.reserve("notes", {f"last-{number}": CHARGE}, *STATED_FOR)
+        except BudgetRefused:
+            return False
+        return True
+
+    with ThreadPoolExecutor(200) as pool:
+        won = list(pool.map(race, range(200)))
+    ray.kill(client._actor)
+    assert sum(won) == 1
+    assert ledger.account("notes").spent == Budget(1.0, 2e-7)
+    assert ledger.verify() == []

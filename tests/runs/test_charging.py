@@ -51,6 +51,33 @@ def test_an_unknown_data_set_of_a_ledger_that_exists_is_refused(
     assert kinds(ledger) == ["create"]
 
 
+def test_a_run_is_charged_to_its_tenant_and_drawn_on_the_parent(
+    config: Callable[..., Config], ledger: Ledger, records_file: Path
+):
+    ledger.create_dataset("part", Budget(100, 1e-3), "record", "add_or_remove_one", parent="notes")
+    ledger.create_tenant("notes", "red", Budget(50, 1e-4))
+    ledger.create_tenant("notes", "poor", Budget(1e-3, 1e-4))
+    of_part = {"privacy__dataset": "part"}
+    for tenant, kind, says in (
+        (None, InputError, r"^privacy\.tenant: .*\(red, poor\)"),
+        ("blue", InputError, "'blue' is not one of them"),
+        ("poor", BudgetRefused, "'part' draws on it; this is what the tenant 'poor' has of it"),
+    ):
+        with Opened([records_file]) as opened:
+            with pytest.raises(kind, match=says):
+                methods.run(config(**of_part, privacy__tenant=tenant))
+            assert opened.flags() == [False]
+    report = methods.run(config(**of_part, privacy__tenant="red"))
+    assert ledger.account("notes").share("red").spent.epsilon == report["epsilon"]
+    assert report["ledger"]["dataset"] == "part"
+
+
+def test_a_tenants_ledger_is_not_made(config: Callable[..., Config], tmp_path: Path):
+    other = {"privacy__ledger": f"sqlite:///{tmp_path}/other.db", "privacy__tenant": "red"}
+    with pytest.raises(InputError, match="there is no ledger"):
+        methods.run(config(**other))
+
+
 def test_a_name_in_another_spelling_is_the_same_budget(
     config: Callable[..., Config], ledger: Ledger
 ):

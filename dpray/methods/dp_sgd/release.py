@@ -171,7 +171,8 @@ def charge_repeats(session: DpSgdSession) -> None:
             budget = Budget(price.epsilon, price.delta)
             charges[session.key(f"again-{number}")] = event, budget
     try:
-        session.ledger.reserve(privacy.dataset, charges, plan.privacy_unit, NEIGHBORING_RELATION)
+        stated_for = plan.privacy_unit, NEIGHBORING_RELATION
+        session.ledger.reserve(privacy.dataset, charges, *stated_for, tenant=privacy.tenant)
     except BudgetRefused as refused:
         known = (refused.dataset, refused.asked, refused.spent, refused.left)
         raise BudgetRefused(*known, why) from None
