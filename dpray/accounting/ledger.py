@@ -29,7 +29,14 @@ from dpray.accounting import composition as rules
 from dpray.accounting import ledger_queries as queries
 from dpray.accounting.events import Event
 from dpray.accounting.hash_chain import Chain, Entry, canonical_json, now
-from dpray.accounting.ledger_account import Account, check_price, problems, read_account, summaries
+from dpray.accounting.ledger_account import (
+    Account,
+    check_price,
+    committed,
+    problems,
+    read_account,
+    summaries,
+)
 from dpray.accounting.ledger_queries import PAGE, Listing, Place
 from dpray.accounting.ledger_store import LedgerError, Store, broken_chain, datasets, entries, lock
 from dpray.types import Budget, InputError
@@ -122,6 +129,11 @@ class Ledger:
         with self._store.read() as connection:
             name = queries.stored_name(connection, dataset)
             return None if name is None else read_account(connection, name)
+
+    def committed(self, dataset: str) -> Budget:
+        """Return what the finished runs of a data set, by its name in the ledger, add up to."""
+        with self._store.read() as connection:
+            return committed(connection, dataset)
 
     def names(self) -> list[str]:
         """Return the names of the data sets that the ledger has."""

@@ -18,7 +18,13 @@ import sqlalchemy as sa
 from dpray.accounting.composition import Charge, Composition, RenyiComposition, composition
 from dpray.accounting.events import Event, event_from_json
 from dpray.accounting.hash_chain import Chain, Entry
-from dpray.accounting.ledger_queries import all_entries, count, counted_entries, dataset_names
+from dpray.accounting.ledger_queries import (
+    all_entries,
+    count,
+    counted_entries,
+    dataset_names,
+    find,
+)
 from dpray.accounting.ledger_store import broken_chain, datasets
 from dpray.types import Budget, BudgetRefused, DprayError, InputError
 
@@ -116,6 +122,16 @@ def read_account(connection: sa.Connection, dataset: str) -> Account | None:
     ):
         raise broken_chain(dataset)
     return Account.replay(rows)
+
+
+def committed(connection: sa.Connection, dataset: str) -> Budget:
+    """Return what the charges of the finished runs of a data set add up to. A run's later charges
+    have its key before a slash."""
+    create, *reservations = counted_entries(connection, dataset)
+    finished = [
+        entry for entry in reservations if find(connection, "commit", entry.key.split("/")[0])
+    ]
+    return Account.replay([create, *finished]).spent
 
 
 def check_price(event: Event, asked: Budget) -> None:

@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_url import parse_url
-from dpray.types import DprayError
+from dpray.runs.metrics import Record, on_ray, show_budget
+from dpray.types import BudgetRefused, DprayError
 from dpray.version import __version__
 
 NAMESPACE = "dpray"
 
 
 class Accountant:
-    """An `Accountant` is the actor: it delegates to its one ledger."""
+    """An `Accountant` is the actor: it delegates to its one ledger, and shows the budgets on the
+    metrics page of its node."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, record: Record = on_ray) -> None:
+        self._url, self._record = url, record
         self._ledger: Ledger | None = None
 
     def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
@@ -37,10 +40,31 @@ class Accountant:
         a value, because Ray would wrap and log a raised one."""
         try:
             # Not in the constructor: an actor that fails there leaves its name to a dead one.
-            self._ledger = self._ledger or Ledger.open(self._url)
-            return getattr(self._ledger, operation)(*arguments, **named)
+            ledger = self._ledger or self._open()
+            answer = getattr(ledger, operation)(*arguments, **named)
         except DprayError as error:
+            if isinstance(error, BudgetRefused):
+                self.refused(error.dataset)
             return error
+        if operation in ("reserve", "account"):  # a run asks for the account when it is finished
+            self._show(ledger, arguments[0])
+        return answer
+
+    def refused(self, dataset: str) -> None:
+        """Count a charge that the budget refused."""
+        self._record("dpray_refusals", 1, {"dataset": dataset})
+
+    def _open(self) -> Ledger:
+        self._ledger = Ledger.open(self._url)
+        for dataset in self._ledger.names():
+            self._show(self._ledger, dataset)
+        return self._ledger
+
+    def _show(self, ledger: Ledger, dataset: str) -> None:
+        with suppress(DprayError):  # what was asked for is done, and the next call shows it
+            if (account := ledger.account(dataset)) is not None:
+                committed = ledger.committed(account.dataset)
+                show_budget(self._record, account.dataset, account.budget, account.spent, committed)
 
 
 def _by_actor(method: Callable[..., Any]) -> Any:
@@ -85,6 +109,9 @@ class AccountantClient(Ledger):
     def close(self) -> None:
         """Leave the actor running: it serves every run on the ledger."""
 
+    def count_refusal(self, dataset: str) -> None:
+        ray.get(self._actor.refused.remote(dataset))
+
     def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
         try:
             answer: Any = ray.get(self._actor.call.remote(operation, *arguments, **named))
@@ -95,6 +122,13 @@ class AccountantClient(Ledger):
         if isinstance(answer, DprayError):
             raise answer
         return answer
+
+
+def count_refusal(url: str, dataset: str) -> None:
+    """Have the accountant count a charge that the driver saw refused. Nothing but monitoring
+    depends on it, so that an error of Ray's is passed over."""
+    with suppress(RayError):
+        AccountantClient(url).count_refusal(dataset)
 
 
 @retry(

@@ -53,6 +53,7 @@ def release(session: BatchSession) -> Release:
             for outcomes in tasks:
                 for outcome in publish(session, next(parts), outcomes):
                     done.add(session.plan, outcome)
+                    session.metrics.published(outcome["tokens"], outcome["private_tokens"])
                 speed = (done.tokens - tokens) / max(monotonic() - began, 1e-9)
                 session.show("batches", done.batches, total, done.in_words(speed))
         if done.batches == before:
