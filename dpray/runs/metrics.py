@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock, Thread
+from time import sleep
 from typing import Any, Literal
 
 from dpray.types import Budget, Progress
@@ -91,20 +93,62 @@ def nowhere(name: str, value: float, tags: dict[str, str]) -> None:
     """Export nothing."""
 
 
-def on_ray(name: str, value: float, tags: dict[str, str]) -> None:
-    """Export from this process, which has to be one of a cluster."""
-    metric = _exported(name)
-    if _BY_NAME[name].kind == "gauge":
-        metric.set(value, tags)
-    elif value > 0:
-        metric.inc(value, tags)
+class Exporter:
+    """An `Exporter` sets the metrics of this process, each made by `make` when it is first needed.
+    `refresh` sets all gauges anew: Ray drops one that was not set for twice its report interval."""
+
+    def __init__(self, make: Callable[[Metric], Any]) -> None:
+        self._make = cache(make)
+        self._gauges: dict[tuple[Metric, tuple[tuple[str, str], ...]], float] = {}
+        self._lock = Lock()
+
+    def record(self, name: str, value: float, tags: dict[str, str]) -> None:
+        metric = _BY_NAME[name]
+        with self._lock:
+            if metric.kind == "gauge":
+                self._gauges[metric, tuple(tags.items())] = value
+                self._make(metric).set(value, tags)
+            elif value > 0:
+                self._make(metric).inc(value, tags)
+
+    def refresh(self) -> None:
+        with self._lock:
+            for (metric, tags), value in self._gauges.items():
+                self._make(metric).set(value, dict(tags))
+
+    def forget(self, run: str) -> None:
+        """Leave the gauges of a run that is over to Ray, which drops them."""
+        with self._lock:
+            for key in [key for key in self._gauges if ("run", run) in key[1]]:
+                del self._gauges[key]
+
+
+REFRESH_SECONDS = 5.0
+"""Half of Ray's report interval."""
 
 
 @cache
-def _exported(name: str) -> Any:
+def rays_exporter() -> Exporter:
+    """Return the exporter of this process, which has to be one of a cluster."""
+    exporter = Exporter(_rays_metric)
+
+    def keep_refreshing() -> None:
+        while True:
+            sleep(REFRESH_SECONDS)
+            exporter.refresh()
+
+    Thread(target=keep_refreshing, name="dpray-metrics", daemon=True).start()
+    return exporter
+
+
+def on_ray(name: str, value: float, tags: dict[str, str]) -> None:
+    """Export on the metrics page of this process's node."""
+    rays_exporter().record(name, value, tags)
+
+
+def _rays_metric(metric: Metric) -> Any:
     from ray.util.metrics import Counter, Gauge
 
-    metric = _BY_NAME[name]
     kind = Gauge if metric.kind == "gauge" else Counter
     return kind(metric.name, metric.description, metric.tags)
 

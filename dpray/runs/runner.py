@@ -34,7 +34,7 @@ from dpray.runs.accountant import AccountantClient, count_refusal
 from dpray.runs.call_cache import CALLS, forget_calls
 from dpray.runs.engine import BuildEngine
 from dpray.runs.folder import ReleaseFolder
-from dpray.runs.metrics import nowhere, on_ray
+from dpray.runs.metrics import nowhere, on_ray, rays_exporter
 from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
 from dpray.runs.session import Release, Session
@@ -99,7 +99,11 @@ class Run:
             if engine is not None:
                 engine.close()
             raise
-        return self._finish(*self._release_with_repeats(ledger, engine))
+        try:
+            return self._finish(*self._release_with_repeats(ledger, engine))
+        finally:
+            if cluster.uses_ray(self.plan.config):
+                rays_exporter().forget(self.run_id)
 
     def _choose_gpus(self) -> None:
         """Make `runtime.gpus_per_actor` a number for the rest of the run."""

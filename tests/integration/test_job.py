@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +121,7 @@ def test_a_stopped_job_is_watched_from_outside_and_goes_on(
     rows = len(Path(run.tree["data"]["path"]).read_text().splitlines())
     pages = Pages(cluster)
     wait_for(lambda: pages.value("ray_dpray_stage_done", run=run.id) == published)
+    time.sleep(15)  # three reports: Ray drops a gauge that is set but once after two of them
     pages.assert_public(rows)
     budget = pages.of_dataset("watched")
     assert budget["reserved_epsilon"] == budget["budget_epsilon"] > 0 == budget["committed_epsilon"]
@@ -146,7 +148,7 @@ def test_a_stopped_job_is_watched_from_outside_and_goes_on(
     run.marker.touch()
     report = run.run().report
     run.assert_whole(report)
-    wait_for(lambda: pages.of_dataset("watched")["committed_epsilon"] == report["epsilon"])
+    wait_for(lambda: pages.of_dataset("watched").get("committed_epsilon") == report["epsilon"])
     pages.assert_public(rows)
 
 

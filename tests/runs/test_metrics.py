@@ -21,7 +21,7 @@ from dpray.registry import make_plan
 from dpray.runs.accountant import Accountant
 from dpray.runs.engine import build_engine
 from dpray.runs.folder import ReleaseFolder
-from dpray.runs.metrics import METRICS
+from dpray.runs.metrics import METRICS, Exporter, Metric
 from dpray.runs.session import Session
 from dpray.types import Budget, BudgetRefused
 
@@ -143,6 +143,41 @@ def test_a_stage_without_a_public_number_of_parts_shows_none(
         session.show("batches", 3, 12)
         session.show("private embeddings")
     assert recorded.of("run-1") == {"dpray_stage_done": 0, "dpray_stage_parts": 0}
+
+
+class Fake:
+    """A metric of Ray's, which forgets at every report."""
+
+    def __init__(self, metric: Metric, page: dict[str, float]) -> None:
+        self.metric, self.page = metric, page
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        self.page[f"{self.metric.name} {tags[self.metric.tags[0]]}"] = value
+
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        assert value > 0, "Ray raises"
+        self.set(value, tags)
+
+
+def test_gauges_stay_until_their_run_is_over() -> None:
+    page: dict[str, float] = {}
+    exporter = Exporter(lambda metric: Fake(metric, page))
+    for run, value in (("one", 1.0), ("two", 2.0)):
+        tags = {"run": run, "dataset": "notes", "method": "dp_sgd"}
+        exporter.record("dpray_run_epsilon", value, tags)
+        exporter.record("dpray_tokens", value, tags)
+        exporter.record("dpray_private_tokens", 0, tags)
+    exporter.record("dpray_budget_epsilon", 4.0, {"dataset": "notes"})
+    runs = {"dpray_run_epsilon one": 1.0, "dpray_run_epsilon two": 2.0}
+    counted = {"dpray_tokens one": 1.0, "dpray_tokens two": 2.0}
+    assert page == runs | counted | {"dpray_budget_epsilon notes": 4.0}
+    page.clear()
+    exporter.refresh()  # counters are Ray's to keep
+    assert page == runs | {"dpray_budget_epsilon notes": 4.0}
+    exporter.forget("one")
+    page.clear()
+    exporter.refresh()
+    assert page == {"dpray_run_epsilon two": 2.0, "dpray_budget_epsilon notes": 4.0}
 
 
 def test_without_ray_nothing_is_imported_for_it() -> None:
