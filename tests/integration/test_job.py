@@ -4,7 +4,6 @@ directory, and how the run ends is seen from outside."""
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -32,6 +31,61 @@ pytestmark = pytest.mark.slow
 
 JOBS = Path(__file__).parents[2] / "jobs"
 RUN_JOB = "import sys, submit; sys.exit(submit.run_job(sys.argv[1]))"
+
+
+def test_a_job_is_watched_from_outside(
+    waiting_runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
+):
+    """The metrics pages are read while it waits in the midst of a batch."""
+    run = waiting_runs(privacy__dataset="watched")
+    entrypoint = f"python {FAULT_DRIVER} waits {run.marker} {run.config}"
+    process = submitter(cluster, tmp_path, "-c", RUN_JOB, entrypoint, PYTHONPATH=str(JOBS))
+    wait_for(lambda: run.engines_waited() and run.in_mid_batch(), process)
+    published = run.counts()["published"]
+    rows = len(Path(run.tree["data"]["path"]).read_text().splitlines())
+    pages = Pages(cluster)
+    wait_for(lambda: pages.value("ray_dpray_stage_done", run=run.id) == published)
+    time.sleep(15)  # three reports: Ray drops a gauge that is set but once after two of them
+    pages.assert_public(rows)
+    budget = pages.of_dataset("watched")
+    assert budget["reserved_epsilon"] == budget["budget_epsilon"] > 0 == budget["committed_epsilon"]
+    assert pages.value("ray_dpray_run_epsilon", run=run.id) == budget["reserved_epsilon"]
+    assert pages.value("ray_dpray_stage_parts", run=run.id) == 12
+    assert pages.value("ray_dpray_run_attempts", run=run.id) == 1
+    tokens = pages.value("ray_dpray_tokens_total", run=run.id)
+    private = pages.value("ray_dpray_private_tokens_total", run=run.id)
+    assert tokens and private and 0 < private <= tokens
+
+    run.marker.touch()
+    assert finish(process).returncode == 0
+
+
+def test_the_submitter_ends_with_the_runs_exit_code(
+    runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
+):
+    run = runs(method__max_records=12, privacy__dataset="too small")
+    job = tmp_path / "job"
+    job.mkdir()
+    run.config.rename(job / "config.yaml")
+    Ledger.create_or_open(run.url).create_dataset(
+        "too small", Budget(1e-3, 1e-9), "record", "add_or_remove_one"
+    )
+    lines = {3: "budget of 'too small' refused", 2: "method.batchsize: there is no such key"}
+    program = str(JOBS / "submit.py")
+    processes = {
+        3: submitter(cluster, job, program, "config.yaml"),
+        2: submitter(cluster, job, program, "config.yaml", "method.batchsize=3"),
+    }
+    for code, process in processes.items():
+        ended = finish(process)
+        assert (ended.returncode, lines[code] in ended.stdout) == (code, True), ended
+        assert "FAILED" in ended.stderr
+        run.assert_nothing_private(Ended(code, ended.stdout, ended.stderr))
+    pages = Pages(cluster)
+    wait_for(lambda: pages.of_dataset("too small").get("refusals_total") == 1)
+    stranger = finish(submitter(cluster, job, program, "config.yaml", RAY_AUTH_TOKEN="0" * 32))
+    assert stranger.returncode == 2
+    assert stranger.stderr.splitlines()[-1].startswith("no cluster took the job: ")
 
 
 def test_a_submitted_job_runs_to_its_release(
@@ -78,78 +132,6 @@ def test_a_job_charges_no_copy_of_a_ledger_that_ray_deletes(
         "create"
     ]
     assert not (run.output / "synthetic.jsonl").exists()
-
-
-def test_the_submitter_ends_with_the_runs_exit_code(
-    runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
-):
-    run = runs(method__max_records=12, privacy__dataset="too small")
-    job = tmp_path / "job"
-    job.mkdir()
-    run.config.rename(job / "config.yaml")
-    Ledger.create_or_open(run.url).create_dataset(
-        "too small", Budget(1e-3, 1e-9), "record", "add_or_remove_one"
-    )
-    lines = {3: "budget of 'too small' refused", 2: "method.batchsize: there is no such key"}
-    program = str(JOBS / "submit.py")
-    processes = {
-        3: submitter(cluster, job, program, "config.yaml"),
-        2: submitter(cluster, job, program, "config.yaml", "method.batchsize=3"),
-    }
-    for code, process in processes.items():
-        ended = finish(process)
-        assert (ended.returncode, lines[code] in ended.stdout) == (code, True), ended
-        assert "FAILED" in ended.stderr
-        run.assert_nothing_private(Ended(code, ended.stdout, ended.stderr))
-    pages = Pages(cluster)
-    wait_for(lambda: pages.of_dataset("too small").get("refusals_total") == 1)
-    stranger = finish(submitter(cluster, job, program, "config.yaml", RAY_AUTH_TOKEN="0" * 32))
-    assert stranger.returncode == 2
-    assert stranger.stderr.splitlines()[-1].startswith("no cluster took the job: ")
-
-
-def test_a_stopped_job_is_watched_from_outside_and_goes_on(
-    waiting_runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
-):
-    """It is stopped in the midst of a batch, by `ray job stop`; the metrics pages are read while it
-    waits there and when it is finished."""
-    run = waiting_runs(privacy__dataset="watched")
-    entrypoint = f"python {FAULT_DRIVER} waits {run.marker} {run.config}"
-    process = submitter(cluster, tmp_path, "-c", RUN_JOB, entrypoint, PYTHONPATH=str(JOBS))
-    wait_for(lambda: run.engines_waited() and run.in_mid_batch(), process)
-    published = run.counts()["published"]
-    rows = len(Path(run.tree["data"]["path"]).read_text().splitlines())
-    pages = Pages(cluster)
-    wait_for(lambda: pages.value("ray_dpray_stage_done", run=run.id) == published)
-    time.sleep(15)  # three reports: Ray drops a gauge that is set but once after two of them
-    pages.assert_public(rows)
-    budget = pages.of_dataset("watched")
-    assert budget["reserved_epsilon"] == budget["budget_epsilon"] > 0 == budget["committed_epsilon"]
-    assert pages.value("ray_dpray_run_epsilon", run=run.id) == budget["reserved_epsilon"]
-    assert pages.value("ray_dpray_stage_parts", run=run.id) == 12
-    assert pages.value("ray_dpray_run_attempts", run=run.id) == 1
-    tokens = pages.value("ray_dpray_tokens_total", run=run.id)
-    private = pages.value("ray_dpray_private_tokens_total", run=run.id)
-    assert tokens and private and 0 < private <= tokens
-
-    assert process.stderr is not None
-    found = re.match(r"job (\S+);", process.stderr.readline())
-    assert found
-    subprocess.run(
-        ["ray", "job", "stop", "--address", cluster.dashboard, found[1]],
-        env=environment(), check=True, capture_output=True, timeout=TIMEOUT,
-    )  # fmt: skip
-    stopped = finish(process)
-    assert stopped.returncode == 4, stopped
-    assert "the same command goes on" in stopped.stderr
-    assert run.counts()["published"] == published
-    run.assert_nothing_private(Ended(4, stopped.stdout, stopped.stderr))
-
-    run.marker.touch()
-    report = run.run().report
-    run.assert_whole(report)
-    wait_for(lambda: pages.of_dataset("watched").get("committed_epsilon") == report["epsilon"])
-    pages.assert_public(rows)
 
 
 def submitter(
