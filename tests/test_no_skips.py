@@ -76,5 +76,5 @@ def test_a_skipped_file_fails(suite, processes):
 def test_ci_runs_the_suite_by_that_rule():
     script = (ROOT / ".ci" / "run").read_text()
     assert "PYTEST_ADDOPTS" in script and "-p tests.no_skips" in script
-    for package in ("chromium", "nginx-light", "postgresql"):
+    for package in ("chromium", "nginx-light", "postgresql", "prometheus"):
         assert package in script

@@ -26,7 +26,7 @@ from dpray.accounting.composition import (
 )
 from dpray.accounting.events import Event, event_from_json
 from dpray.accounting.hash_chain import Entry
-from dpray.accounting.ledger_queries import counted_entries, folded, lineage
+from dpray.accounting.ledger_queries import counted_entries, find, folded, lineage
 from dpray.accounting.ledger_store import broken_chain, datasets
 from dpray.types import Budget, BudgetRefused, InputError
 
@@ -237,6 +237,20 @@ def read_lineage(connection: sa.Connection, dataset: str) -> list[Account]:
             raise broken_chain(name)
         accounts.append(account)
     return accounts
+
+
+def committed(connection: sa.Connection, dataset: str) -> Budget:
+    """Return what the charges of a data set's finished runs, and of its children's, add up to. A
+    run's later charges have its key before a slash."""
+    entries = counted_entries(connection, dataset)
+    rule = Account.replay(entries).composition
+    return rule.spent(
+        rule.total(
+            charge_of(entry.payload)
+            for entry in entries
+            if entry.kind == "reserve" and find(connection, "commit", entry.key.split("/")[0])
+        )
+    )
 
 
 def check_price(event: Event, asked: Budget) -> None:

@@ -10,10 +10,11 @@ import sqlalchemy as sa
 from dpray.accounting import ledger_queries as queries
 from dpray.accounting.composition import Charge
 from dpray.accounting.hash_chain import Entry
-from dpray.accounting.ledger_account import Account, admit, read_account, read_lineage
+from dpray.accounting.ledger_account import Account, admit, committed, read_account, read_lineage
 from dpray.accounting.ledger_audit import problems, summaries
 from dpray.accounting.ledger_queries import PAGE, Listing, Place
 from dpray.accounting.ledger_store import LedgerConflict, Store, entries
+from dpray.types import Budget
 
 
 class LedgerView:
@@ -55,6 +56,11 @@ class LedgerView:
         with self._store.read() as connection:
             accounts = read_lineage(connection, dataset)
         admit(accounts, charge, privacy_unit, neighboring_relation)
+
+    def committed(self, dataset: str) -> Budget:
+        """Return what the finished runs of a data set, by its name in the ledger, add up to."""
+        with self._store.read() as connection:
+            return committed(connection, dataset)
 
     def names(self) -> list[str]:
         """Return the names of the data sets that the ledger has."""

@@ -7,20 +7,24 @@ the same ledger: every operation is idempotent by its key.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import wraps
+from time import monotonic
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_url import parse_url
-from dpray.types import DprayError
+from dpray.runs.metrics import Record, on_ray, show_budget
+from dpray.types import BudgetRefused, DprayError
 from dpray.version import __version__
 
 NAMESPACE = "dpray"
@@ -31,14 +35,19 @@ Ends = dict[str, tuple[int, str]]
 CONCURRENT_CALLS = 128
 """The actor has so many threads. Those that write at the same time share a transaction."""
 
+SHOW_SECONDS = 1.0
+"""A data set's budget is shown this often at most while charges are made."""
+
 
 class Accountant:
-    """An `Accountant` is the actor: it delegates to its one ledger."""
+    """An `Accountant` is the actor: it delegates to its one ledger, and shows the budgets on the
+    metrics page of its node."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, record: Record = on_ray) -> None:
+        self._url, self._record = url, record
         self._ledger: Ledger | None = None
         self._opening = threading.Lock()
+        self._shown: dict[str, float] = {}
 
     def call(self, operation: str, *arguments: Any, **named: Any) -> tuple[Any, Ends]:
         """Return what `Ledger.operation(*arguments)` answers, or the DprayError that it raises (as
@@ -47,10 +56,42 @@ class Accountant:
         try:
             # Not in the constructor: an actor that fails there leaves its name to a dead one.
             with self._opening:
-                self._ledger = self._ledger or Ledger.open(self._url)
-            return getattr(self._ledger, operation)(*arguments, **named), self._ledger.ends()
+                ledger = self._ledger or self._open()
+            answer = getattr(ledger, operation)(*arguments, **named)
         except DprayError as error:
+            if isinstance(error, BudgetRefused):
+                self.refused(error.dataset)
             return error, {}
+        if operation in ("reserve", "account"):  # a run asks for the account when it is finished
+            self._show_soon(ledger, arguments[0], at_once=operation == "account")
+        return answer, ledger.ends()
+
+    def refused(self, dataset: str) -> None:
+        """Count a charge that the budget refused."""
+        self._record("dpray_refusals", 1, {"dataset": dataset})
+
+    def _open(self) -> Ledger:
+        self._ledger = Ledger.open(self._url)
+        for dataset in self._ledger.names():
+            self._show(self._ledger, dataset)
+        return self._ledger
+
+    def _show_soon(self, ledger: Ledger, dataset: str, at_once: bool) -> None:
+        """Show a data set's budget, unless it was shown within `SHOW_SECONDS`: that reads all its
+        charges, and hundreds may be made in a second."""
+        now, last = monotonic(), self._shown.get(dataset, -math.inf)
+        if at_once or now - last >= SHOW_SECONDS:
+            self._shown[dataset] = now
+            self._show(ledger, dataset)
+
+    def _show(self, ledger: Ledger, dataset: str) -> None:
+        """Show the budgets of a data set and of its ancestors, on which it draws."""
+        with suppress(DprayError):  # what was asked for is done, and the next call shows it
+            name: str | None = dataset
+            while name is not None and (account := ledger.account(name)) is not None:
+                committed = ledger.committed(account.dataset)
+                show_budget(self._record, account.dataset, account.budget, account.spent, committed)
+                name = account.parent
 
 
 def _by_actor(method: Callable[..., Any]) -> Any:
@@ -96,6 +137,9 @@ class AccountantClient(Ledger):
     def close(self) -> None:
         """Leave the actor running: it serves every run on the ledger."""
 
+    def count_refusal(self, dataset: str) -> None:
+        ray.get(self._actor.refused.remote(dataset))
+
     def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
         answer: Any
         ends: Ends
@@ -111,6 +155,13 @@ class AccountantClient(Ledger):
             raise answer
         self._ends |= ends
         return answer
+
+
+def count_refusal(url: str, dataset: str) -> None:
+    """Have the accountant count a charge that the driver saw refused. Nothing but monitoring
+    depends on it, so that an error of Ray's is passed over."""
+    with suppress(RayError):
+        AccountantClient(url).count_refusal(dataset)
 
 
 @retry(

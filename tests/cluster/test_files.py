@@ -2,7 +2,9 @@
 is an error."""
 
 import copy
+import json
 import re
+import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -24,11 +26,14 @@ SHOWN = [
     for path in sorted(ROOT.glob(start))
     if path.suffix in (".yaml", ".md")
 ]
+CLOUDS = ("aws", "gcp")
+GOOGLE = Path(__file__).parent / "schemas" / "google_node.json"
 POSTGRESQL_URL = re.compile(r"postgresql(?:\+psycopg)?://[^\s`)\"']*")
 
 
-def test_the_aws_file_is_what_the_autoscaler_takes():
-    config = read(CLUSTER / "aws.yaml")
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_a_cloud_file_is_what_the_autoscaler_takes(cloud):
+    config = read(CLUSTER / f"{cloud}.yaml")
 
     prepared = prepare_config(copy.deepcopy(config))
     validate_config(prepared)
@@ -41,17 +46,76 @@ def test_the_aws_file_is_what_the_autoscaler_takes():
         assert (workers["min_workers"], workers["max_workers"]) == (0, 8)
         assert workers["resources"].get("CPU") != 0
     assert prepared["max_workers"] == 16
-    profiles = {name: kind["node_config"]["IamInstanceProfile"] for name, kind in kinds.items()}
-    assert profiles["head"] != profiles["gpu"] == profiles["cpu"]
-    assert all(kind["node_config"]["BlockDeviceMappings"] for kind in kinds.values())
+    assert prepared["provider"]["use_internal_ips"] is True
+    assert prepared["provider"]["cache_stopped_nodes"] is False
     assert prepared["docker"]["image"] == IMAGE
     assert "--env RAY_AUTH_MODE=token" in prepared["docker"]["run_options"]
     assert prepared["setup_commands"] == prepared["head_setup_commands"] == []
     assert "--dashboard-host=127.0.0.1" in prepared["head_start_ray_commands"][-1]
+    for command in ("head_start_ray_commands", "worker_start_ray_commands"):
+        assert "--metrics-export-port=8080" in prepared[command][-1]
 
 
-def test_the_nodes_get_no_file_that_holds_more_than_they_need():
-    mounts = read(CLUSTER / "aws.yaml")["file_mounts"]
+def test_the_clouds_differ_in_what_they_must_alone():
+    """All but the provider and the machines is the same."""
+    files = [read(CLUSTER / f"{cloud}.yaml") for cloud in CLOUDS]
+    for config in files:
+        for key in ("provider", "available_node_types"):
+            del config[key]
+    assert files[0] == files[1]
+
+
+def test_aws_machines_are_encrypted_private_and_of_two_profiles():
+    nodes = {
+        k: v["node_config"] for k, v in read(CLUSTER / "aws.yaml")["available_node_types"].items()
+    }
+    profiles = {name: node["IamInstanceProfile"]["Arn"] for name, node in nodes.items()}
+    assert profiles["head"] != profiles["gpu"] == profiles["cpu"]
+    for name, node in nodes.items():
+        assert [disk["Ebs"]["Encrypted"] for disk in node["BlockDeviceMappings"]] == [True]
+        assert len(node["SubnetIds"]) == 1
+        assert ("InstanceMarketOptions" in node) == (name == "gpu")
+
+
+def test_google_machines_are_private_and_of_two_accounts():
+    kinds = read(CLUSTER / "gcp.yaml")["available_node_types"]
+    for kind in kinds.values():
+        validate_google(kind["node_config"])
+    nodes = {name: kind["node_config"] for name, kind in kinds.items()}
+    accounts = {name: node["serviceAccounts"][0]["email"] for name, node in nodes.items()}
+    assert accounts["head"] != accounts["gpu"] == accounts["cpu"]
+    assert {name for name, node in nodes.items() if "scheduling" in node} == {"gpu"}
+    # Ray finds them out on AWS alone.
+    resources = {name: kind["resources"] for name, kind in kinds.items()}
+    assert resources == {"head": {"CPU": 0}, "cpu": {"CPU": 16}, "gpu": {"CPU": 8, "GPU": 1}}
+
+
+def validate_google(node):
+    """Ray's own schema leaves what the cloud is asked for open."""
+    jsonschema.Draft202012Validator(json.loads(GOOGLE.read_text())).validate(node)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("machine_type",), "g2-standard-8"),
+        (("networkInterfaces", 0, "accessConfigs"), [{"type": "ONE_TO_ONE_NAT"}]),
+        (("scheduling",), [{"preemptible": True}]),
+        (("scheduling", "provisioningModel"), "SPOTS"),
+        (("scheduling", "onHostMaintenance"), "MIGRATE"),
+        (("disks", 0, "initializeParams", "diskSizeGb"), "200GB"),
+        (("serviceAccounts", 0, "scopes"), "cloud-platform"),
+    ],
+)
+def test_a_wrong_google_machine_is_seen(path, value):
+    node = read(CLUSTER / "gcp.yaml")["available_node_types"]["gpu"]["node_config"]
+    with pytest.raises(jsonschema.ValidationError):
+        validate_google(changed(node, path, value))
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_the_nodes_get_no_file_that_holds_more_than_they_need(cloud):
+    mounts = read(CLUSTER / f"{cloud}.yaml")["file_mounts"]
     assert mounts.pop("/home/ray/.ray/auth_token") == "~/.ray/auth_token"
     assert set(mounts) == {"/home/ray/.pgpass", "/home/ray/.postgresql/root.crt"}
     readme = (CLUSTER / "README.md").read_text()
@@ -60,6 +124,7 @@ def test_the_nodes_get_no_file_that_holds_more_than_they_need():
         assert Path(made).name in readme
 
 
+@pytest.mark.parametrize("cloud", CLOUDS)
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -72,8 +137,8 @@ def test_the_nodes_get_no_file_that_holds_more_than_they_need():
         (("upscaling_speed",), -1.0),
     ],
 )
-def test_a_wrong_aws_file_is_seen(path, value):
-    config = changed(read(CLUSTER / "aws.yaml"), path, value)
+def test_a_wrong_cloud_file_is_seen(cloud, path, value):
+    config = changed(read(CLUSTER / f"{cloud}.yaml"), path, value)
     with pytest.raises(jsonschema.ValidationError):
         validate_config(prepare_config(config))
 
@@ -97,7 +162,8 @@ def test_the_image_copies_what_is_there_and_runs_as_a_user_with_a_number():
     lines = (CLUSTER / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     steps = [line.split() for line in lines if line and not line.startswith("#")]
 
-    assert steps[0] == ["FROM", f"rayproject/ray:{ray.__version__}-py311-gpu"]
+    assert steps[0] == ["ARG", "DEVICE=gpu"]
+    assert steps[1] == ["FROM", f"rayproject/ray:{ray.__version__}-py311-${{DEVICE}}"]
     assert [step[1] for step in steps if step[0] == "USER"] == ["1000"]
     copied = [word for step in steps if step[0] == "COPY" for word in step[1:-1]]
     owners, sources = (
@@ -105,7 +171,12 @@ def test_the_image_copies_what_is_there_and_runs_as_a_user_with_a_number():
     )
     assert owners == {"--chown=1000:100"}
     assert [source for source in sources if not (ROOT / source).exists()] == []
-    assert {"constraints.txt", "LICENSE", "dpray", "jobs"} <= sources
+    assert {"constraints.txt", "constraints-cpu.txt", "LICENSE", "dpray", "jobs"} <= sources
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert {"cpu", "gpu"} <= set(extras)
+    assert '".[${DEVICE}]"' in lines[-1]
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)

@@ -97,6 +97,13 @@ def test_a_wrong_manifest_is_seen(path, value):
         ("PodDisruptionBudget", "dpray-head", ("apiVersion",), "policy/v1beta1"),
         ("Deployment", "dpray-proxy", ("spec", "template", "spec", "securityContexts"), {}),
         ("Service", "dpray-proxy", ("spec", "ports", 0, "targetport"), 8443),
+        ("Service", "dpray-serve", ("spec",), {"ports": [{"port": 8000}]}),
+        ("PodMonitor", "dpray", ("spec", "podMetricsEndpoints", 0, "interval"), 15),
+        ("PodMonitor", "dpray", ("spec", "podMetricsEndpoint"), []),
+        ("PodMonitor", "dpray-gateway", ("spec", "podMetricsEndpoints", 0, "bearerToken"), "x"),
+        ("RayService", "dpray-serve", ("spec", "serveConfig"), ""),
+        ("RayService", "dpray-serve", ("spec", "rayClusterConfig", "authOptions", "mode"), "none"),
+        ("RayService", "dpray-serve", ("spec", "serveService", "spec", "ports", 0, "port"), "http"),
     ],
 )
 def test_a_wrong_guard_is_seen(kind, name, path, value):
@@ -178,11 +185,58 @@ def test_the_pods_that_the_tests_look_at_are_all():
         "proxy-0",
         *(f"raycluster-{number}" for number in range(3)),
         *(f"rayjob-{number}" for number in range(4)),
+        *(f"rayservice-{number}" for number in range(3)),
     ]
-    for name in ("raycluster", "rayjob"):
-        spec = read(KUBERAY / f"{name}.yaml")["spec"]
-        options = spec.get("rayClusterSpec", spec)["autoscalerOptions"]
-        assert options["securityContext"]["allowPrivilegeEscalation"] is False
+    for spec in (cluster_of(name) for name in ("raycluster", "rayjob", "rayservice")):
+        assert spec["autoscalerOptions"]["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+def cluster_of(name):
+    spec = read(KUBERAY / f"{name}.yaml")["spec"]
+    return spec.get("rayClusterSpec") or spec.get("rayClusterConfig") or spec
+
+
+def test_the_endpoints_have_the_same_cluster_without_the_ledger_and_the_shared_volume():
+    def without(group):
+        pod = group["template"]["spec"]
+        pod["volumes"] = [v for v in pod["volumes"] if v["name"] not in ("dpray", "ledger-ca")]
+        for container in pod["containers"]:
+            assert len(container.pop("env")) == 2
+            container["volumeMounts"] = [
+                m for m in container["volumeMounts"] if m["name"] not in ("dpray", "ledger-ca")
+            ]
+        return group
+
+    service, cluster = cluster_of("rayservice"), cluster_of("raycluster")
+    assert "dpray-ledger" not in (KUBERAY / "rayservice.yaml").read_text()
+    cluster["headGroupSpec"] = without(cluster["headGroupSpec"])
+    cluster["workerGroupSpecs"] = [without(group) for group in cluster["workerGroupSpecs"]]
+    assert service == cluster
+
+
+def test_the_service_serves_what_the_serve_file_does():
+    spec = read(KUBERAY / "rayservice.yaml")["spec"]
+    config = yaml.safe_load(spec["serveConfigV2"])
+    # KubeRay takes no worker for ready on which Serve's proxy does not answer.
+    assert config == read(CLUSTER / "serve.yaml") | {"proxy_location": "EveryNode"}
+    ours = named("Service", "dpray-serve")
+    assert spec["serveService"]["metadata"]["name"] == ours["metadata"]["name"]
+    assert spec["serveService"]["spec"]["ports"] == ours["spec"]["ports"]
+    assert spec["serveService"]["spec"]["type"] == ours["spec"]["type"] == "ClusterIP"
+
+
+def test_secrets_are_named_and_never_written_down():
+    """A password, a token or a key stands in a Secret; of a caller's key the file has the hash."""
+    for path, manifest in MANIFESTS:
+        assert manifest["kind"] != "Secret", path
+        text = json.dumps(manifest)
+        assert not re.search(r"(?i)(password|token|secret)\W+value\W", text), path
+        assert "bearerToken" not in text and "stringData" not in text
+    env = cluster_of("raycluster")["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
+    assert env[0] == {
+        "name": "PGPASSWORD",
+        "valueFrom": {"secretKeyRef": {"name": "dpray-ledger", "key": "password"}},
+    }
 
 
 def allowed(role, port, peer):
@@ -224,6 +278,34 @@ def allowed(role, port, peer):
 def test_the_policies_let_in_whom_they_should(role, port, peers):
     everybody = ("ray", "proxy", "submitter", "other")
     assert {peer for peer in everybody if allowed(role, port, peer)} == peers
+
+
+OPERATOR = ("kuberay-operator", "kuberay-operator")
+PROMETHEUS = ("monitoring", "prometheus")
+
+
+@pytest.mark.parametrize(
+    ("port", "outsiders"),
+    [
+        (8265, {OPERATOR}),
+        (8000, {OPERATOR, PROMETHEUS}),
+        (8080, {PROMETHEUS}),
+        (6379, set()),
+        (10001, set()),
+    ],
+)
+def test_other_namespaces_reach_one_port_each(port, outsiders):
+    [policy] = [m["spec"] for _, m in MANIFESTS if m["metadata"]["name"] == "dpray-ray"]
+    found = {
+        (
+            peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"],
+            peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"],
+        )
+        for rule in policy["ingress"]
+        for peer in rule["from"]
+        if "namespaceSelector" in peer and port in [each["port"] for each in rule.get("ports", [])]
+    }
+    assert found == outsiders
 
 
 def test_policies_budget_and_services_select_the_pods_that_there_are():

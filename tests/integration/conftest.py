@@ -23,7 +23,9 @@ def short_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    with short() as folder, ray_cluster(folder, jobs=True) as cluster:
+    # Its processes report to the metrics pages every five seconds, not every ten.
+    variables = {"RAY_metrics_report_interval_ms": "5000"}
+    with short() as folder, ray_cluster(folder, jobs=True, **variables) as cluster:
         yield cluster
 
 

@@ -327,7 +327,7 @@ class Runs:
         """Charged once and in full; each batch published once; each of its records stands once."""
         with closing(Ledger.open(self.url)) as ledger:
             assert ledger.verify() == []
-            account = ledger.account("notes")
+            account = ledger.account(self.tree["privacy"]["dataset"])
             published = [batch for batch, _ in ledger.published(report["ledger"]["reservation"])]
         assert account is not None
         assert (account.spent.epsilon, account.spent.delta) == (report["epsilon"], report["delta"])

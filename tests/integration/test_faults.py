@@ -39,7 +39,7 @@ def kill_workers(cluster: Cluster, name: str) -> None:
 
 def test_two_runs_race_for_the_last_of_a_budget(runs: MakeRuns, tmp_path: Path, records_file: Path):
     """The loser may have hashed its file before the winner's charge was there; a run that finds the
-    budget spent never opens it (`test_charging`). On Ray the driver charges too."""
+    budget spent never opens it (`test_charging`)."""
     racers = []
     for name in ("one", "two"):
         data = tmp_path / f"{name}.jsonl"

@@ -1,9 +1,12 @@
-"""`ray job submit -- dpray run`: the configuration travels in the working directory."""
+"""`jobs/submit.py` and `ray job submit -- dpray run`: the configuration travels in the working
+directory, and how the run ends is seen from outside."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,16 +14,78 @@ import pytest
 
 from dpray.accounting.ledger import Ledger
 from dpray.types import Budget
+from tests.integration.metrics_pages import Pages
 from tests.integration.processes import (
     COMMAND_LINES,
+    FAULT_DRIVER,
     TIMEOUT,
     Cluster,
     Ended,
     Runs,
+    end,
     environment,
+    wait_for,
 )
 
 pytestmark = pytest.mark.slow
+
+JOBS = Path(__file__).parents[2] / "jobs"
+RUN_JOB = "import sys, submit; sys.exit(submit.run_job(sys.argv[1]))"
+
+
+def test_a_job_is_watched_from_outside(
+    waiting_runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
+):
+    """The metrics pages are read while it waits in the midst of a batch."""
+    run = waiting_runs(privacy__dataset="watched")
+    entrypoint = f"python {FAULT_DRIVER} waits {run.marker} {run.config}"
+    process = submitter(cluster, tmp_path, "-c", RUN_JOB, entrypoint, PYTHONPATH=str(JOBS))
+    wait_for(lambda: run.engines_waited() and run.in_mid_batch(), process)
+    published = run.counts()["published"]
+    rows = len(Path(run.tree["data"]["path"]).read_text().splitlines())
+    pages = Pages(cluster)
+    wait_for(lambda: pages.value("ray_dpray_stage_done", run=run.id) == published)
+    time.sleep(15)  # three reports: Ray drops a gauge that is set but once after two of them
+    pages.assert_public(rows)
+    budget = pages.of_dataset("watched")
+    assert budget["reserved_epsilon"] == budget["budget_epsilon"] > 0 == budget["committed_epsilon"]
+    assert pages.value("ray_dpray_run_epsilon", run=run.id) == budget["reserved_epsilon"]
+    assert pages.value("ray_dpray_stage_parts", run=run.id) == 12
+    assert pages.value("ray_dpray_run_attempts", run=run.id) == 1
+    tokens = pages.value("ray_dpray_tokens_total", run=run.id)
+    private = pages.value("ray_dpray_private_tokens_total", run=run.id)
+    assert tokens and private and 0 < private <= tokens
+
+    run.marker.touch()
+    assert finish(process).returncode == 0
+
+
+def test_the_submitter_ends_with_the_runs_exit_code(
+    runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
+):
+    run = runs(method__max_records=12, privacy__dataset="too small")
+    job = tmp_path / "job"
+    job.mkdir()
+    run.config.rename(job / "config.yaml")
+    Ledger.create_or_open(run.url).create_dataset(
+        "too small", Budget(1e-3, 1e-9), "record", "add_or_remove_one"
+    )
+    lines = {3: "budget of 'too small' refused", 2: "method.batchsize: there is no such key"}
+    program = str(JOBS / "submit.py")
+    processes = {
+        3: submitter(cluster, job, program, "config.yaml"),
+        2: submitter(cluster, job, program, "config.yaml", "method.batchsize=3"),
+    }
+    for code, process in processes.items():
+        ended = finish(process)
+        assert (ended.returncode, lines[code] in ended.stdout) == (code, True), ended
+        assert "FAILED" in ended.stderr
+        run.assert_nothing_private(Ended(code, ended.stdout, ended.stderr))
+    pages = Pages(cluster)
+    wait_for(lambda: pages.of_dataset("too small").get("refusals_total") == 1)
+    stranger = finish(submitter(cluster, job, program, "config.yaml", RAY_AUTH_TOKEN="0" * 32))
+    assert stranger.returncode == 2
+    assert stranger.stderr.splitlines()[-1].startswith("no cluster took the job: ")
 
 
 def test_a_submitted_job_runs_to_its_release(
@@ -30,9 +95,9 @@ def test_a_submitted_job_runs_to_its_release(
     job = tmp_path / "job"
     job.mkdir()
     run.config.rename(job / "config.yaml")
-    submitted = submit(cluster, job, "-m", "dpray", "run", "config.yaml", "--json")
+    submitted = finish(submitter(cluster, job, str(JOBS / "submit.py"), "config.yaml", "--json"))
     assert submitted.returncode == 0, submitted.stdout[-2000:] + submitted.stderr[-2000:]
-    assert "succeeded" in submitted.stdout + submitted.stderr
+    assert "SUCCEEDED" in submitted.stderr
     [report] = [json.loads(line) for line in submitted.stdout.splitlines() if line[:2] == '{"']
     assert report["batches"]["published"] == 12
     run.assert_whole(report)
@@ -67,6 +132,29 @@ def test_a_job_charges_no_copy_of_a_ledger_that_ray_deletes(
         "create"
     ]
     assert not (run.output / "synthetic.jsonl").exists()
+
+
+def submitter(
+    cluster: Cluster, job: Path, *arguments: str, **variables: str
+) -> subprocess.Popen[str]:
+    """A Python that submits jobs, in their working directory."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env=environment(RAY_API_SERVER_ADDRESS=cluster.dashboard, **variables),
+        cwd=job,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        out, err = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        end(process)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def submit(cluster: Cluster, job: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

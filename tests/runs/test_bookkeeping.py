@@ -17,7 +17,7 @@ from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
 from dpray.config.config import Config, parse_config
 from dpray.runs import cluster
-from dpray.types import Budget, DprayError, InputError
+from dpray.types import Budget, DprayError, InputError, Progress, Resumable
 
 
 @pytest.fixture
@@ -89,6 +89,21 @@ def test_a_run_that_stopped_after_its_charge_goes_on(
     before = spent(run)
     assert methods.run(run)["epsilon"] == before[0]
     assert spent(run) == before == (pytest.approx(8.0, rel=1e-4), 1)
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt(), SystemExit(15)], ids=repr)
+def test_a_run_that_is_told_to_end_can_be_resumed(
+    config: Callable[..., Config], signal: BaseException
+) -> None:
+    """By Ctrl-C, or by `ray job stop`: Ray makes a SystemExit of SIGTERM."""
+
+    def stop(progress: Progress) -> None:
+        if progress.stage == "densities":
+            raise signal
+
+    with pytest.raises(Resumable, match=r"^interrupted.*the same command goes on"):
+        methods.run(config(), stop)
+    assert methods.run(config())["records"] == 8
 
 
 def test_output_whose_commit_was_answered_by_nobody_is_kept(

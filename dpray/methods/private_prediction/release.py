@@ -66,6 +66,7 @@ def release(session: BatchSession) -> Release:
             for outcomes in together(tasks, 0.0 if session.in_process else SECONDS):
                 for outcome in publish(session, next(parts), outcomes):
                     done.add(session.plan, outcome)
+                    session.metrics.published(outcome["tokens"], outcome["private_tokens"])
                 speed = (done.tokens - tokens) / max(monotonic() - began, 1e-9)
                 session.show("batches", done.batches, total, done.in_words(speed))
         if done.batches < total:

@@ -1,0 +1,255 @@
+"""The files of `cluster/monitoring`, by Prometheus' own `promtool`, and their names by those that
+the code registers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from ray.dashboard.modules.metrics.dashboards import default_dashboard_panels
+from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
+
+from dpray.runs.metrics import METRICS
+from dpray.serving.metrics import GatewayMetrics
+from tests.cluster.files import CLUSTER
+
+MONITORING = CLUSTER / "monitoring"
+DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text())
+SCHEMA = json.loads((Path(__file__).parent / "schemas" / "dashboard.json").read_text())
+NAME = re.compile(r"\b(?:ray|dpray)_\w+")
+
+
+def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("no promtool (the Debian package prometheus)")
+    return subprocess.run([found, *map(str, arguments)], capture_output=True, text=True)
+
+
+def rule_names(text: str) -> set[str]:
+    """The metrics that rules ask for."""
+    groups = yaml.safe_load(text)["groups"]
+    return set(NAME.findall(" ".join(rule["expr"] for group in groups for rule in group["rules"])))
+
+
+def expressions(dashboard: dict[str, Any]) -> list[str]:
+    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+
+
+def dashboard_names(dashboard: dict[str, Any]) -> set[str]:
+    asked = [variable["query"] for variable in dashboard["templating"]["list"]]
+    return set(NAME.findall(" ".join(expressions(dashboard) + asked)))
+
+
+def ours() -> set[str]:
+    """The names on Ray's pages."""
+    ends = {"counter": "_total", "gauge": ""}
+    return {f"ray_{metric.name}{ends[metric.kind]}" for metric in METRICS}
+
+
+def gateways() -> set[str]:
+    metrics = GatewayMetrics()
+    metrics.answered("other", 200, 0.1)
+    page = metrics.page(0).decode()
+    return {
+        sample.name
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def rays() -> set[str]:
+    """The names that this Ray's own dashboards and agents use."""
+    panels = Path(default_dashboard_panels.__file__).read_text()
+    return set(NAME.findall(panels)) | {f"ray_{name}" for name in METRICS_GAUGES}
+
+
+def test_every_name_in_the_files_is_exported_and_every_export_is_shown():
+    rules = rule_names((MONITORING / "alerts.yaml").read_text())
+    shown = dashboard_names(DASHBOARD)
+    known = ours() | gateways() | rays()
+    assert (rules | shown) - known == set()
+    assert ours() - shown == set()
+    assert gateways() - shown <= {"dpray_request_seconds_count", "dpray_request_seconds_sum"}
+
+
+def test_the_page_on_monitoring_lists_every_metric_and_every_alert():
+    page = (CLUSTER.parent / "docs" / "monitoring.md").read_text()
+    first_cells = " ".join(line.split("|")[1] for line in page.splitlines() if line[:3] == "| `")
+    named = set(re.findall(r"`(\w+)`", first_cells))
+    assert named == {name.removeprefix("ray_") for name in ours()} | set(FIRES)
+
+
+@pytest.mark.parametrize(
+    "name", ["ray_dpray_refusals", "ray_dpray_run_epsilons", "dpray_request_total", "ray_nodes_up"]
+)
+def test_a_name_that_nobody_exports_is_seen(name: str):
+    wrong = DASHBOARD | {"panels": [{"targets": [{"expr": f"sum({name})"}]}]}
+    assert name in dashboard_names(wrong) - ours() - gateways() - rays()
+
+
+def check_rules(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = folder / "rules.yaml"
+    path.write_text(text)
+    return promtool("check", "rules", path)
+
+
+def check_dashboard(dashboard: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Raises ValidationError where its form is wrong; PromQL's judgement of its expressions."""
+    jsonschema.Draft202012Validator(SCHEMA).validate(dashboard)
+    rules = [
+        {"record": f"panel:{n}", "expr": expr} for n, expr in enumerate(expressions(dashboard))
+    ]
+    return check_rules(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}), folder)
+
+
+def test_prometheus_takes_the_files(tmp_path: Path):
+    checked = [
+        promtool("check", "config", "--syntax-only", MONITORING / "prometheus.yaml"),
+        check_rules((MONITORING / "alerts.yaml").read_text(), tmp_path),
+        check_dashboard(DASHBOARD, tmp_path),
+    ]
+    assert [(each.returncode, each.stderr) for each in checked] == [(0, "")] * 3
+
+
+@pytest.mark.parametrize(
+    ("file", "was", "becomes"),
+    [
+        ("prometheus.yaml", "metrics_path:", "metric_path:"),
+        ("prometheus.yaml", "refresh_interval: 30s", "refresh_interval: 30"),
+        ("prometheus.yaml", "[127.0.0.1:8000]", "[http://127.0.0.1:8000]"),
+        ("prometheus.yaml", "job_name: dpray-gateway", "job_name: ray"),
+        ("alerts.yaml", "  expr: count(", "  expression: count("),
+        ("alerts.yaml", "for: 5m", "for: 5 minutes"),
+        ("alerts.yaml", "/ max by (dataset) (ray_dpray_budget_delta)", "/ max by (dataset)"),
+        ("alerts.yaml", "{{ $labels.run }}", "{{ $label.run }}"),
+    ],
+)
+def test_a_wrong_file_is_seen(file: str, was: str, becomes: str, tmp_path: Path):
+    text = (MONITORING / file).read_text()
+    assert was in text
+    wrong = text.replace(was, becomes, 1)
+    if file == "alerts.yaml":
+        assert check_rules(wrong, tmp_path).returncode != 0
+    else:
+        path = tmp_path / file
+        path.write_text(wrong)
+        assert promtool("check", "config", "--syntax-only", path).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ('"gridPos"', '"gridpos"'),
+        ('"type": "timeseries"', '"type": "time series"'),
+        ('"refId": "A"', '"refId": 1'),
+        ("rate(ray_dpray_tokens_total", "rates(ray_dpray_tokens_total"),
+        ("sum by (status) (rate(", "sum by (status (rate("),
+    ],
+)
+def test_a_wrong_dashboard_is_seen(was: str, becomes: str, tmp_path: Path):
+    text = json.dumps(DASHBOARD)
+    assert was in text
+    try:
+        checked = check_dashboard(json.loads(text.replace(was, becomes, 1)), tmp_path)
+    except jsonschema.ValidationError:
+        return
+    assert checked.returncode != 0
+
+
+def test_panels_neither_overlap_nor_share_an_id():
+    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+    cells = [
+        (x, y)
+        for place in places
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+RUN = '{run="r", dataset="notes", method="dp_sgd"}'
+DONE, PARTS = f"ray_dpray_stage_done{RUN}", f"ray_dpray_stage_parts{RUN}"
+GOOD, BAD = 'dpray_requests_total{status="200"}', 'dpray_requests_total{status="503"}'
+NOTES = '{dataset="notes"}'
+BUDGET = {
+    f"ray_dpray_budget_epsilon{NOTES}": "10x200",
+    f"ray_dpray_budget_delta{NOTES}": "1e-5x200",
+}
+FIRES = {
+    "DprayBudgetNearlySpent": [
+        (True, BUDGET | {f"ray_dpray_reserved_epsilon{NOTES}": "9.5x200"}),
+        (False, BUDGET | {f"ray_dpray_reserved_epsilon{NOTES}": "8.9x200"}),
+        (True, BUDGET | {f"ray_dpray_reserved_delta{NOTES}": "9.5e-6x200"}),
+        (False, BUDGET | {f"ray_dpray_reserved_delta{NOTES}": "5e-6x200"}),
+    ],
+    "DprayBudgetRefused": [
+        (True, {f"ray_dpray_refusals_total{NOTES}": "_x110 1x90"}),
+        (True, {f"ray_dpray_refusals_total{NOTES}": "1x110 2x90"}),
+        (False, {f"ray_dpray_refusals_total{NOTES}": "1x200"}),
+    ],
+    "DprayNoAccountant": [
+        (True, {f"ray_dpray_run_epsilon{RUN}": "4x200"}),
+        (False, {f"ray_dpray_run_epsilon{RUN}": "4x200"} | BUDGET),
+        (False, {f"ray_dpray_run_epsilon{RUN}": "0x200"}),  # it is not private
+        (False, {f"ray_dpray_run_epsilon{RUN}": "4x60 _x140"}),  # it is over
+    ],
+    "DprayRunRepeats": [
+        (True, {f"ray_dpray_run_attempts{RUN}": "1x50 2x150"}),
+        (False, {f"ray_dpray_run_attempts{RUN}": "1x200"}),
+    ],
+    "DprayRunWithoutProgress": [
+        (True, {DONE: "0+1x40 40x160", PARTS: "90x200"}),
+        (False, {DONE: "0+1x80 80x120", PARTS: "90x200"}),
+        (False, {DONE: "0+1x40 _x160", PARTS: "90x40"}),  # it is over
+    ],
+    "DprayNodesDoNotCome": [
+        (True, {'ray_cluster_pending_nodes{node_type="gpu"}': "0x60 2x140"}),
+        (False, {'ray_cluster_pending_nodes{node_type="gpu"}': "0x60 2x10 0x130"}),
+    ],
+    "DprayGatewayFails": [
+        (True, {GOOD: "0+9x200", BAD: "0+1x200"}),
+        (False, {GOOD: "0+99x200", BAD: "0+1x200"}),
+    ],
+}
+
+
+def test_each_alert_fires_and_is_silent(tmp_path: Path):
+    """A sample a minute for 200 minutes; at the 115th the alert fires, or does not."""
+    named = [
+        rule["alert"]
+        for group in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    assert sorted(named) == sorted(FIRES)
+    firing = 'count(ALERTS{{alertname="{}", alertstate="firing"}}) or vector(0)'
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": s, "values": values} for s, values in series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": firing.format(alert),
+                    "eval_time": "115m",
+                    "exp_samples": [{"labels": "{}", "value": int(fires)}],
+                }
+            ],
+        }
+        for alert, cases in FIRES.items()
+        for fires, series in cases
+    ]
+    path = tmp_path / "tests.yaml"
+    rules = {"rule_files": [str(MONITORING / "alerts.yaml")], "evaluation_interval": "1m"}
+    path.write_text(yaml.safe_dump(rules | {"tests": tests}))
+    tested = promtool("test", "rules", path)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
