@@ -27,7 +27,7 @@ from dp_accounting.rdp import compute_epsilon
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from scipy.optimize import minimize_scalar
 
-from dpray.accounting.events import Event, check_delta
+from dpray.accounting.event import Event, check_delta
 from dpray.accounting.hash_chain import canonical_json
 
 # dp-accounting warns of each Rényi order that it leaves out; the bound holds without them.

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from scipy.optimize import toms748
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import Event, Gaussian, SelfComposed, check_delta
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.event import Event, check_delta
+from dpray.accounting.events import Gaussian
 
 TOLERANCE = 1e-6
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpray.accounting.events import Event, check_delta
+from dpray.accounting.event import Event, check_delta
 from dpray.types import Budget
 
 Total = tuple[Fraction | float, ...]

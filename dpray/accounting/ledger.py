@@ -28,7 +28,7 @@ import sqlalchemy as sa
 
 from dpray.accounting import composition as rules
 from dpray.accounting import ledger_queries as queries
-from dpray.accounting.events import Event
+from dpray.accounting.event import Event
 from dpray.accounting.hash_chain import Chain, Entry, now
 from dpray.accounting.ledger_account import Account, admit, check_price, read_lineage
 from dpray.accounting.ledger_names import (

@@ -17,6 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from dpray.accounting.composed_events import event_from_json
 from dpray.accounting.composition import (
     Charge,
     Composition,
@@ -24,7 +25,7 @@ from dpray.accounting.composition import (
     Total,
     composition,
 )
-from dpray.accounting.events import Event, event_from_json
+from dpray.accounting.event import Event
 from dpray.accounting.hash_chain import Entry
 from dpray.accounting.ledger_queries import counted_entries, find, folded, lineage
 from dpray.accounting.ledger_store import broken_chain, datasets

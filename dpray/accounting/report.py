@@ -7,7 +7,8 @@ from importlib.metadata import version
 from typing import Any
 
 from dpray.accounting.accountant import Cost, cost
-from dpray.accounting.events import NEIGHBORING_RELATION, Event, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.event import NEIGHBORING_RELATION, Event
 
 NOT_COVERED = (
     "the public inputs: the model, the templates, the label set, the public size, all parameters",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpray.accounting.events import Event
+from dpray.accounting.event import Event
 from dpray.auditing.bounds import epsilon_lower_bound
 from dpray.types import OnProgress, Progress
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from dpray.accounting.events import Event
+from dpray.accounting.event import Event
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.types import OnProgress, Progress
 

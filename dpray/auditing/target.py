@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import Event
+from dpray.accounting.event import Event
 from dpray.types import InputError, OnProgress
 
 FEWEST_TRIALS = 200

@@ -10,7 +10,7 @@ import typer
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from dpray.accounting.events import NEIGHBORING_RELATION
+from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.hash_chain import now
 from dpray.accounting.ledger import Ledger
 from dpray.io.files import read_json, refuse_cloud

@@ -8,13 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dpray.accounting.events import (
-    Event,
-    ExponentialMechanism,
-    Parallel,
-    PoissonSubsampledDraws,
-    SelfComposed,
-)
+from dpray.accounting.composed_events import Parallel, SelfComposed
+from dpray.accounting.event import Event
+from dpray.accounting.events import ExponentialMechanism, PoissonSubsampledDraws
 from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.mechanisms.shares import largest_remainder
 

@@ -7,13 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpray.accounting.events import (
-    Event,
-    ExponentialMechanism,
-    Parallel,
-    PoissonSubsampledDraws,
-    SelfComposed,
-)
+from dpray.accounting.composed_events import Parallel, SelfComposed
+from dpray.accounting.event import Event
+from dpray.accounting.events import ExponentialMechanism, PoissonSubsampledDraws
 from dpray.mechanisms.batches import Batches
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.mechanisms.shares import largest_remainder

@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from dpray.accounting.accountant import Cost, cost
 from dpray.accounting.calibration import calibrate
-from dpray.accounting.events import Composed, Event
+from dpray.accounting.composed_events import Composed
+from dpray.accounting.event import Event
 from dpray.accounting.report import guarantee, no_guarantee
 from dpray.auditing.target import Target
 from dpray.config.config import Config

@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dpray.accounting.composition import Charge
-from dpray.accounting.events import NEIGHBORING_RELATION
+from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
 from dpray.accounting.report import NOT_COVERED

@@ -18,6 +18,7 @@ from dpray.accounting.accountant import (
     rdp_to_epsilon,
     zcdp_epsilon,
 )
+from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.composition import (
     BasicComposition,
     Charge,
@@ -25,18 +26,16 @@ from dpray.accounting.composition import (
     composition,
     default_order,
 )
+from dpray.accounting.event import Event
 from dpray.accounting.events import (
     AboveThreshold,
-    Composed,
     DiscreteGaussian,
     DiscreteLaplace,
-    Event,
     ExponentialMechanism,
     Gaussian,
     Laplace,
     PoissonSubsampledDraws,
     PoissonSubsampledGaussian,
-    SelfComposed,
 )
 from dpray.types import Budget
 

@@ -14,13 +14,12 @@ from dp_accounting.pld import privacy_loss_distribution as plds
 
 from dpray.accounting.accountant import bounds, cost
 from dpray.accounting.bounded_range import composed_draws
+from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.events import (
-    Composed,
     DiscreteLaplace,
     ExponentialMechanism,
     PoissonSubsampledDraws,
     PoissonSubsampledGaussian,
-    SelfComposed,
 )
 
 Array = npt.NDArray[np.float64]

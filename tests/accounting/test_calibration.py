@@ -9,16 +9,15 @@ import pytest
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.calibration import calibrate, noise_multiplier
+from dpray.accounting.composed_events import Composed, SelfComposed
+from dpray.accounting.event import Event
 from dpray.accounting.events import (
     AboveThreshold,
-    Composed,
     DiscreteGaussian,
-    Event,
     ExponentialMechanism,
     Gaussian,
     Laplace,
     PoissonSubsampledGaussian,
-    SelfComposed,
 )
 
 # Xie et al. (2024), Table 9 and the counts beside the tables of results; T = 10 iterations.

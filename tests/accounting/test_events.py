@@ -11,20 +11,17 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as plds
 
 from dpray.accounting.accountant import bounds, cost
+from dpray.accounting.composed_events import Composed, Parallel, SelfComposed, event_from_json
+from dpray.accounting.event import Event
 from dpray.accounting.events import (
     AboveThreshold,
-    Composed,
     DiscreteGaussian,
     DiscreteLaplace,
-    Event,
     ExponentialMechanism,
     Gaussian,
     Laplace,
-    Parallel,
     PoissonSubsampledDraws,
     PoissonSubsampledGaussian,
-    SelfComposed,
-    event_from_json,
 )
 from dpray.accounting.hash_chain import canonical_json
 

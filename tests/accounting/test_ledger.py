@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from dpray.accounting.accountant import cost, rdp_to_epsilon
 from dpray.accounting.composition import RenyiComposition
-from dpray.accounting.events import NEIGHBORING_RELATION, Gaussian, Laplace
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Gaussian, Laplace
 from dpray.accounting.ledger import AlreadyPublished, Ledger, LedgerConflict
 from dpray.types import Budget, BudgetRefused, InputError
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from dpray.accounting.events import NEIGHBORING_RELATION, Gaussian, Laplace, event_from_json
+from dpray.accounting.composed_events import event_from_json
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Gaussian, Laplace
 from dpray.accounting.hash_chain import Entry, canonical_json
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_account import Account

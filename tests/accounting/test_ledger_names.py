@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
 from dpray.accounting.hash_chain import Chain
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import LedgerError

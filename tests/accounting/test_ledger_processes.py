@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import dpray
-from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
 from dpray.accounting.ledger import Ledger
 from dpray.types import Budget
 
@@ -24,7 +25,8 @@ STATED_FOR = ("record", NEIGHBORING_RELATION)
 # Every line of input is a command, every line of output says what became of it.
 CHILD = """
 import sys
-from dpray.accounting.events import Laplace, NEIGHBORING_RELATION
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
 from dpray.accounting.ledger import AlreadyPublished, Ledger
 from dpray.types import Budget, BudgetRefused
 

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composition import Charge, RenyiComposition, default_order
-from dpray.accounting.events import NEIGHBORING_RELATION, Gaussian, Laplace
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Gaussian, Laplace
 from dpray.accounting.hash_chain import Entry, canonical_json
 from dpray.accounting.ledger import Ledger, LedgerConflict
 from dpray.accounting.ledger_store import LedgerError

@@ -16,7 +16,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
 from dpray.accounting.ledger import AlreadyPublished, Ledger
 from dpray.accounting.ledger_store import LedgerError
 from dpray.types import Budget, BudgetRefused

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dpray import registry
-from dpray.accounting.events import PoissonSubsampledDraws, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.events import PoissonSubsampledDraws
 from dpray.accounting.ledger import Ledger
 from dpray.auditing import canaries
 from dpray.auditing.audit import audit

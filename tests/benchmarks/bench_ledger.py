@@ -24,7 +24,8 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
 from dpray.accounting.ledger import Ledger
 from dpray.runs.accountant import AccountantClient
 from dpray.types import Budget

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
 import dpray
-from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
 from dpray.commands.ledger import app

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpray.accounting import events
+from dpray.accounting import composed_events, events
 from dpray.accounting.accountant import cost
 from dpray.accounting.report import NOT_COVERED
 
@@ -31,7 +31,7 @@ def test_there_are_numbers_to_check() -> None:
 def test_the_accountant_computes_the_stated_epsilon(
     event: str, delta: str, epsilon: str, bound: str
 ) -> None:
-    found = cost(eval(event, vars(events)), float(delta))
+    found = cost(eval(event, vars(events) | vars(composed_events)), float(delta))
     assert (round(found.epsilon, 4), found.bound) == (float(epsilon), bound)
 
 

@@ -13,15 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import (
-    Composed,
-    DiscreteLaplace,
-    Event,
-    ExponentialMechanism,
-    Parallel,
-    PoissonSubsampledDraws,
-    SelfComposed,
-)
+from dpray.accounting.composed_events import Composed, Parallel, SelfComposed
+from dpray.accounting.event import Event
+from dpray.accounting.events import DiscreteLaplace, ExponentialMechanism, PoissonSubsampledDraws
 from dpray.mechanisms.batch_allowances import Allowance, BatchAllowances, probability
 from dpray.methods.private_prediction.allowances import calibrated_allowances, shares
 from dpray.types import Budget, InputError

@@ -11,12 +11,8 @@ import pytest
 from scipy import stats
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import (
-    ExponentialMechanism,
-    Parallel,
-    PoissonSubsampledDraws,
-    SelfComposed,
-)
+from dpray.accounting.composed_events import Parallel, SelfComposed
+from dpray.accounting.events import ExponentialMechanism, PoissonSubsampledDraws
 from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.mechanisms.randomness import new_key
 

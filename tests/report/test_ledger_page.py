@@ -7,7 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
-from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
 from dpray.accounting.ledger import Ledger
 from dpray.report.ledger_page import RUNS_SHOWN, render_ledger
 from dpray.report.pictures import spending_svg

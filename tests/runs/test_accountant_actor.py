@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import ray
 
-from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
 from dpray.accounting.ledger import AlreadyPublished, Ledger, LedgerConflict
 from dpray.accounting.ledger_store import LedgerError, MissingLedger
 from dpray.runs.accountant import (

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from dpray.accounting.events import NEIGHBORING_RELATION, Laplace
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.run_ledger import NullLedger
 from dpray.config.config import parse_config
@@ -78,7 +79,7 @@ def test_the_accountant_shows_what_is_reserved_committed_and_refused(tmp_path: P
     assert recorded.of("notes") == pytest.approx(shown)
 
     large = {"large": (Laplace(1.0), Budget(1.0, 1e-7))}
-    refused = accountant.call("reserve", "notes", large, *STATED_FOR)
+    refused, _ = accountant.call("reserve", "notes", large, *STATED_FOR)
     assert isinstance(refused, BudgetRefused)
     assert recorded.of("notes")["dpray_refusals"] == 1
     accountant.call("account", "nobody's")
@@ -93,10 +94,11 @@ def test_the_committed_charges_of_a_renyi_budget_add_up_by_its_rule(tmp_path: Pa
             ledger.reserve("mail", {key: charge}, *STATED_FOR)
         account = ledger.account("mail")
         assert account is not None
-        assert ledger.committed("mail").epsilon == account.composition.spent([]).epsilon
+        rule = account.composition
+        assert ledger.committed("mail") == rule.spent(rule.total([]))
         for key in ("a", "b"):
             ledger.commit(key)
-        assert ledger.committed("mail") == account.composition.spent(account.charges[:2])
+        assert ledger.committed("mail") == rule.spent(rule.total(account.charges[:2]))
         ledger.commit("c")
         assert ledger.committed("mail") == account.spent
 

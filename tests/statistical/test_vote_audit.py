@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import SelfComposed
+from dpray.accounting.composed_events import SelfComposed
 from dpray.auditing.bounds import epsilon_lower_bound
 from dpray.methods.aug_pe.votes import VoteHistogram, count_votes
 

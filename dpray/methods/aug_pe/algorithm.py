@@ -22,7 +22,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from dpray.accounting.events import Event, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.event import Event
 from dpray.engines.base import Sampling
 from dpray.engines.requests import Ask, Request, answered
 from dpray.mechanisms.discrete_noise import Counts

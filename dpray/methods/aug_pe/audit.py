@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dpray.accounting.events import SelfComposed
+from dpray.accounting.composed_events import SelfComposed
 from dpray.auditing.labels import OTHERS
 from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.target import Target

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dpray.accounting.events import Event, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.event import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.mechanisms.shares import largest_remainder

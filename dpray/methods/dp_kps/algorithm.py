@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.accounting.calibration import noise_multiplier
-from dpray.accounting.events import Composed, Event, SelfComposed
+from dpray.accounting.composed_events import Composed, SelfComposed
+from dpray.accounting.event import Event
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.laplace_scale import laplace_scale
 from dpray.methods.dp_kps.kde import (

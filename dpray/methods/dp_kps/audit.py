@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpray.accounting.events import Composed, SelfComposed
+from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.auditing.labels import OTHERS, laplace_scores
 from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.target import Target

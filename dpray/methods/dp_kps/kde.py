@@ -18,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 
-from dpray.accounting.events import DiscreteLaplace, Event, Gaussian, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.event import Event
+from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.mechanisms.discrete_noise import MAX_SCALE, Counts, discrete_gaussian, discrete_laplace
 from dpray.mechanisms.laplace_scale import laplace_scale
 

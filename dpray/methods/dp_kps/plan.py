@@ -13,7 +13,7 @@ from typing import Any
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.calibration import calibrate
-from dpray.accounting.events import Event
+from dpray.accounting.event import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.io.records import list_files, read_rows

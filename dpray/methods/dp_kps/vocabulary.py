@@ -15,7 +15,8 @@ from itertools import islice
 import ahocorasick
 import numpy as np
 
-from dpray.accounting.events import DiscreteLaplace, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.events import DiscreteLaplace
 from dpray.mechanisms.discrete_noise import Counts, checked_scale, discrete_laplace
 
 # A word is letters, digits, underscores, joiners, and marks, which Python's \\w leaves out and many

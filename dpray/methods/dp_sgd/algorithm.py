@@ -18,7 +18,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dpray.accounting.events import Event, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.event import Event
 from dpray.config.training import TrainingSettings
 from dpray.training.step import DpSgdStep, Trainer, TrainingText, share
 

@@ -9,7 +9,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from dpray.accounting.events import Event, PoissonSubsampledGaussian, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.event import Event
+from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import NEIGHBORING_RELATION, Event, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.config import Config
 from dpray.engines.base import PlainPrompt, Sampling

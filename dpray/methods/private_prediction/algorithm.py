@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dpray.accounting.events import Event
+from dpray.accounting.event import Event
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult, SelectorSpec
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken, selector_arguments

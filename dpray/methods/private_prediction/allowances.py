@@ -8,7 +8,9 @@ import math
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.calibration import calibrate
-from dpray.accounting.events import Composed, DiscreteLaplace, Event, ExponentialMechanism
+from dpray.accounting.composed_events import Composed
+from dpray.accounting.event import Event
+from dpray.accounting.events import DiscreteLaplace, ExponentialMechanism
 from dpray.mechanisms.batch_allowances import Allowance, BatchAllowances, probability
 from dpray.types import Budget, InputError
 

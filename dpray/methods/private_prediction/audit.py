@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dpray.accounting.events import SelfComposed
+from dpray.accounting.composed_events import SelfComposed
 from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.target import Target
 from dpray.config.config import DataConfig

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.calibration import calibrate
-from dpray.accounting.events import Event
+from dpray.accounting.event import Event
 from dpray.config.config import Config
 from dpray.engines.model_path import check_model_path, is_at_hand
 from dpray.engines.text import TextCodec

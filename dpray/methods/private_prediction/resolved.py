@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
-from dpray.accounting.events import Event
+from dpray.accounting.event import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.mechanisms.batch_allowances import BatchAllowances

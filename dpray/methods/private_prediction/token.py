@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpray.accounting.events import Composed, Event, SelfComposed
+from dpray.accounting.composed_events import Composed, SelfComposed
+from dpray.accounting.event import Event
 from dpray.engines.base import Waiting
 from dpray.mechanisms.randomness import generator
 from dpray.methods.private_prediction.exponential import SoftmaxSampler, sample_softmax

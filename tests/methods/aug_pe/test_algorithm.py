@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpray.accounting.events import DiscreteGaussian, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.events import DiscreteGaussian
 from dpray.engines.requests import Request
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.mechanisms.shares import largest_remainder

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import DiscreteGaussian, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.events import DiscreteGaussian
 from dpray.methods.aug_pe import votes as vote_histogram
 from dpray.methods.aug_pe.votes import GRID, VoteHistogram, count_votes
 

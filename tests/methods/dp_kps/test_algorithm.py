@@ -11,7 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import DiscreteLaplace, Gaussian, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences
 from dpray.methods.dp_kps.kde import GRID, LARGEST, FeatureSum, density, record_prefixes
 from dpray.methods.dp_kps.settings import DpKpsSettings

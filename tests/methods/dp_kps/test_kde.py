@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpray.accounting.events import DiscreteLaplace, Gaussian, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.methods.dp_kps.kde import (
     GRID,
     LARGEST,

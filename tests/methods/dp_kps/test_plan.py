@@ -16,7 +16,8 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import NEIGHBORING_RELATION, DiscreteLaplace, Gaussian
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, parse_config
 from dpray.methods.dp_kps.plan import DpKpsPlan, read_vocabulary

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpray.accounting.events import DiscreteLaplace, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.events import DiscreteLaplace
 from dpray.methods.dp_kps.vocabulary import TermMatcher, VocabularyHistogram
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpray.accounting.events import PoissonSubsampledGaussian, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import (

@@ -12,7 +12,8 @@ import torch
 
 from dpray import registry as methods
 from dpray.accounting.accountant import cost
-from dpray.accounting.events import PoissonSubsampledGaussian, SelfComposed
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
 from dpray.config.training import TrainingSettings

@@ -1,0 +1,125 @@
+"""An `Event` says what was done to the data: a frozen value that knows its own privacy bounds.
+
+Every event is stated for one neighbouring relation: add or remove one privacy unit. An event knows
+what it costs under four bounds (pure, zero-concentrated, Rényi, privacy loss distribution);
+`dpray.accounting.accountant` says what a whole plan costs. Composition may be adaptive everywhere:
+a later mechanism may depend on the outputs of earlier ones.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
+
+NEIGHBORING_RELATION = "add_or_remove_one"
+
+Array = npt.NDArray[np.float64]
+
+
+class Event:
+    """Describes one mechanism, or a composition of mechanisms, applied to the private data.
+
+    Its fields are public parameters. The bounds given here hold for every mechanism; an event
+    states the tighter ones that it has. Raises ValueError for a parameter that is not of its kind.
+    """
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            checked = _CHECKS[str(f.type)](f.name, getattr(self, f.name))
+            object.__setattr__(self, f.name, checked)
+
+    def pure_epsilon(self) -> float:
+        """Return the epsilon of pure differential privacy; `inf` if there is none."""
+        return math.inf
+
+    def zcdp_rho(self) -> float:
+        """Return the rho of zero-concentrated differential privacy; `inf` if there is none. The
+        default is epsilon^2/2, which holds for every epsilon-DP mechanism (Bun and Steinke
+        2016)."""
+        return 0.5 * self.pure_epsilon() ** 2
+
+    def rdp(self, orders: tuple[float, ...]) -> Array:
+        """Return an upper bound on the Rényi divergence at each order (> 1), shape (len(orders),).
+        The default is rho times the order, and never more than the pure epsilon."""
+        return np.minimum(self.pure_epsilon(), self.zcdp_rho() * np.asarray(orders))
+
+    def pld(self, interval: float, count: int) -> Pld:
+        """Return a pessimistic privacy loss distribution of `count` compositions, discretised at
+        `interval`."""
+        raise NotImplementedError
+
+    def gaussian_mu(self) -> float | None:
+        """Return the mu of Gaussian differential privacy (Dong et al. 2022) if that describes the
+        event exactly, else None."""
+        return None
+
+    def terms(self) -> Counter[Event]:
+        """Return the event as a multiset of events that are not themselves compositions."""
+        return Counter({self: 1})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event's type and fields, sorted, in JSON types; `event_from_json` is the
+        inverse."""
+        values = {f.name: _json_value(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        return dict(sorted({"type": self.name, **values}.items()))
+
+
+def check_delta(delta: float) -> None:
+    """Raise ValueError unless 0 <= delta < 1."""
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must be at least 0 and below 1, got {delta}")
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, Event):
+        return value.to_json()
+    return [_json_value(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _positive(name: str, value: Any) -> float:
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+    return float(value)
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return int(value)
+
+
+def _events(name: str, values: Iterable[Event]) -> tuple[Event, ...]:
+    checked = tuple(values)
+    if not checked or not all(isinstance(event, Event) for event in checked):
+        raise ValueError(f"{name} must hold at least one event, and events only")
+    return checked
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "float": _positive,
+    "int": _count,
+    "Event": lambda name, value: _events(name, (value,))[0],
+    "tuple[Event, ...]": _events,
+}
+"""Maps a field's type, as it is written, to the check of its value."""
+
+
+def losses() -> Any:
+    """Import dp-accounting's privacy loss distributions only when one is needed: reading a ledger
+    needs none."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution
