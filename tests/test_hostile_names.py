@@ -61,16 +61,18 @@ def test_a_runs_end(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_ledgers_tables(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     budget = {"epsilon": 1.0, "delta": 1e-6}
+    accounts = {"budget": budget, "spent": budget, "left": budget}
     batches = {"published": 1, "started": 1, "failed": 0, "committed": True}
-    dataset = {
+    run = {"key": name, "tenant": name, "drawn_by": name, "at": "2026-01-01T00:00"}
+    dataset = accounts | {
         "dataset": name, "privacy_unit": name, "composition": "basic", "order": None,
-        "budget": budget, "spent": budget, "left": budget,
-        "entries": [budget | {"key": name, "at": "2026-01-01T00:00", "batches": batches}],
+        "parent": name, "tenants": [accounts | {"tenant": name}],
+        "entries": [budget | run | {"batches": batches}],
     }  # fmt: skip
     terminal = Terminal()
     terminal.print(_overview([dataset]))
     terminal.print(_runs(dataset))
-    assert told(capsys).count(printable(name)) >= 3
+    assert told(capsys).count(printable(name)) >= 8
 
 
 def test_a_demos_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -229,9 +229,12 @@ def resolve(tmp_path, *arguments):
 
 @pytest.fixture
 def image(tmp_path):
-    """The arguments of the image's `pip install`, as `uv pip compile` takes them."""
-    (command,) = (line for line in DOCKERFILE if line.startswith("RUN pip install"))
-    words = shlex.split(command)[3:]
+    """The arguments of the `pip install`s of the image with a GPU, as `uv pip compile` takes
+    them."""
+    (command,) = (line for line in DOCKERFILE if "pip install" in line)
+    words = []
+    for installed in re.findall("pip install ([^;&]*)", command.partition(" else ")[2]):
+        words += shlex.split(installed.replace("${DEVICE}", "gpu"))
     constraints = words[words.index("--constraint") + 1]
     named = [word for word in words if not word.startswith("-") and word != constraints]
     wanted = tmp_path / "wanted.txt"
