@@ -174,8 +174,9 @@ class LockstepResult:
     state: Mapping[str, Any] = field(repr=False)
 
 
-NextGroup = Callable[[LockstepResult], LockstepGroup | None]
-"""It takes a finished text and returns the batch's next one, to be decoded too, or None."""
+Lockstep: TypeAlias = "Generator[LockstepResult, LockstepGroup | None]"
+"""It yields each text that is finished, and is sent the next one of the same rows, to be decoded
+too, or None."""
 
 
 class TextGenerator(Protocol):
@@ -214,10 +215,11 @@ class Engine(TextGenerator, Protocol):
         function of `text` alone, in time bounded by `max_tokens` however long the text is."""
         ...
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
-        """Decode every group; `next_group` is called with each result as it finishes. Any number of
-        groups may run side by side, and `groups` is consumed lazily. Raises EngineError where the
-        rows of a group cannot be kept together."""
+    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        """Decode every group; any number of them may run side by side. `groups` is consumed lazily:
+        one is taken when there is room for it. An error of theirs is raised as it is, and so is
+        EngineError where the rows of a group cannot be kept together; what is under way then is
+        given up, as it is when the generator is closed."""
         ...
 
 

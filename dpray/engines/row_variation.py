@@ -17,7 +17,6 @@ from dpray.engines.base import (
     Engine,
     EngineError,
     LockstepGroup,
-    LockstepResult,
     Prompt,
     SelectorSpec,
     Waiting,
@@ -51,12 +50,9 @@ def row_variation(engine: Engine, rows: int) -> float:
     lengths share its forward passes: 0.0 where no bit changed. Raises EngineError for a model whose
     logits are no numbers."""
     found: dict[str, list[list[float]]] = {}
-
-    def keep(result: LockstepResult) -> None:
-        found[result.group_id] = result.state["logits"]
-
     for group in _groups(engine, rows):
-        engine.decode_lockstep([group], keep)
+        for result in engine.decode_lockstep([group]):
+            found[result.group_id] = result.state["logits"]
     alone = np.array(found.pop("1"))
     with np.errstate(invalid="ignore"):  # the difference of two infinities
         changes = [

@@ -17,9 +17,9 @@ from dpray.engines.base import (
     Completion,
     EngineError,
     FinishReason,
+    Lockstep,
     LockstepGroup,
     LockstepResult,
-    NextGroup,
     OnCompletion,
     Prompts,
     Sampling,
@@ -129,12 +129,12 @@ class TransformersEngine(TextCodec):
             for prompt, row, each in zip(prompts, new_ids, samplings, strict=True)
         ]
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
         try:
             for first in groups:
                 group: LockstepGroup | None = first
                 while group is not None:
-                    group = next_group(self._decoded(group))
+                    group = yield self._decoded(group)
         finally:
             self._prefilled = None
 

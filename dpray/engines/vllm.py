@@ -8,8 +8,8 @@ from typing import Any
 
 from dpray.engines.base import (
     Completion,
+    Lockstep,
     LockstepGroup,
-    NextGroup,
     OnCompletion,
     Prompts,
     Sampling,
@@ -72,5 +72,5 @@ class VllmEngine(VllmModel):
             output_kind=self.final_only,
         )
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
-        LockstepRun(self, iter(groups), next_group).run()
+    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        return LockstepRun(self, iter(groups)).run()

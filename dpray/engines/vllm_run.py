@@ -14,9 +14,9 @@ from typing import Any
 from dpray.engines.base import (
     EngineError,
     FinishReason,
+    Lockstep,
     LockstepGroup,
     LockstepResult,
-    NextGroup,
     selector_error,
 )
 from dpray.engines.vllm_model import VllmModel
@@ -51,10 +51,8 @@ class LockstepRun:
     before anything was drawn, and it warms the cache anew: `_MAX_ATTEMPTS` times in all.
     """
 
-    def __init__(
-        self, model: VllmModel, source: Iterator[LockstepGroup], next_group: NextGroup
-    ) -> None:
-        self.model, self.source, self.next_group = model, source, next_group
+    def __init__(self, model: VllmModel, source: Iterator[LockstepGroup]) -> None:
+        self.model, self.source = model, source
         # The prompts of a group that is ready are in the prefix cache, or fit one step.
         self.ready: deque[_Running] = deque()
         self.cold: deque[_Running] = deque()
@@ -62,7 +60,7 @@ class LockstepRun:
         self.running: dict[str, _Running] = {}
         self.by_request: dict[str, _Running] = {}
 
-    def run(self) -> None:
+    def run(self) -> Lockstep:
         try:
             while self._admit():
                 outputs = self.model.step()
@@ -72,7 +70,7 @@ class LockstepRun:
                     self._take(output)
                 finished = [r for r in self.running.values() if self._is_finished(r)]
                 for running in finished:
-                    self._finish(running)
+                    yield from self._finish(running)
                 if self.by_request and self.model.is_idle:
                     raise EngineError("vLLM lost a row of a group; nothing is drawn without it")
         except BaseException:
@@ -216,7 +214,7 @@ class LockstepRun:
         stopped = ids and self.model.ended(group.public_prompt, ids, group.stop) is not None
         return bool(stopped) or len(running.outputs) == running.rows
 
-    def _finish(self, running: _Running) -> None:
+    def _finish(self, running: _Running) -> Lockstep:
         reports = self.model.ask_workers("lockstep_finish", running.name)
         report = reports[0]
         left = [request for request in running.requests if request in self.by_request]
@@ -228,7 +226,7 @@ class LockstepRun:
             self.cold.appendleft(running)
             return
         self._check(running, reports)
-        following = self.next_group(self._result(running, report))
+        following = yield self._result(running, report)
         if following is not None:
             self.ready.append(self._checked(following))
 

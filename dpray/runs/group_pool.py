@@ -23,6 +23,7 @@ from dpray.runs.cluster import find_error, never_repeated, was_lost
 from dpray.runs.engine import LoadError, try_to_load
 from dpray.runs.placement import hide_other_gpus
 from dpray.runs.rows import Row
+from dpray.runs.together import together
 
 Outcome = dict[str, Any]
 """An `Outcome` holds plain JSON values; its reader knows which."""
@@ -32,9 +33,9 @@ TICK = 1.0
 
 
 class GroupWorker(Protocol):
-    def work(self, rows: Iterable[Row]) -> Iterator[Outcome]:
-        """Yield an outcome for each group. If `rows` hold any row of a group, they hold all of
-        them."""
+    def work(self, tasks: Iterable[list[Row]]) -> Generator[Outcome]:
+        """Yield an outcome for each group. If a task holds any row of a group, it holds all of
+        them. The next task is taken when there is room for it."""
         ...
 
     def close(self) -> None: ...
@@ -62,9 +63,9 @@ class GroupPool:
         self._places: list[_Place] = []
 
     def work(self, blocks: list[Any]) -> Generator[list[Outcome]]:
-        """Yield the outcomes of one task after the other, in whichever order they come; an empty
-        list when nothing has come for `TICK`. Takes the references out of `blocks`, so that Ray
-        frees those that are done.
+        """Yield outcomes, as many at once as a task has groups, in whichever order they come; an
+        empty list when nothing has come for `TICK`. Takes the references out of `blocks`, so that
+        Ray frees those that are done.
 
         Raises the error that ended a task, and at the end the one with which an actor or a block
         was lost. Want of memory is raised at once, and so is a worker that cannot be made
@@ -168,7 +169,7 @@ class _Place:
         self.is_busy, self.answers = False, None
 
     def take(self) -> list[Outcome]:
-        """Return a task's outcomes, or none at the end of a block. Raises what ended the task or
+        """Return the next outcomes, or none at the end of a block. Raises what ended the task or
         the actor, and InputError or EngineError for a worker that cannot be made."""
         try:
             answer = ray.get(next(self.answers))
@@ -200,10 +201,11 @@ class GroupActor:
             yield self._worker
 
     def work(self, block: pa.Table) -> Iterator[list[Outcome]]:
-        """Yield the outcomes of a block's groups, about `task_size` groups at a time."""
+        """Yield the outcomes of a block's groups, `task_size` at a time; the worker gets as many
+        groups at a time."""
         assert not isinstance(self._worker, LoadError)
-        for rows in tasks(block, self._key, self._task_size):
-            yield list(self._worker.work(rows))
+        outcomes = self._worker.work(tasks(block, self._key, self._task_size))
+        yield from together(([outcome] for outcome in outcomes), self._task_size)
 
 
 def tasks(block: pa.Table, key: str, task_size: int) -> Iterator[list[Row]]:

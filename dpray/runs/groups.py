@@ -7,6 +7,7 @@ what the workers do (`dpray.runs.group_pool`).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,6 +19,7 @@ from dpray.config.config import Config
 from dpray.runs.cluster import own_errors, uses_ray
 from dpray.runs.group_pool import GroupPool, GroupWorker, Outcome
 from dpray.runs.rows import CHUNK, Row, RowsOf, local_rows, ray_rows
+from dpray.runs.together import together
 
 MOST_BLOCKS = 2048
 BLOCKS_PER_ACTOR = 8
@@ -45,8 +47,9 @@ class Groups:
         make_worker: Callable[[], GroupWorker],
         task_size: int,
     ) -> Generator[list[Outcome]]:
-        """Yield the outcomes of the wanted groups, `task_size` groups at a time at most; on Ray
-        also an empty list, where nothing has come for a second.
+        """Yield the outcomes of the wanted groups, `task_size` at a time at most; on Ray also an
+        empty list, where nothing has come for a second. A worker is handed `task_size` groups at a
+        time, and takes the next ones before the last of these are done.
 
         On Ray the driver holds one task's outcomes and the groups' names; in one process, all rows.
         Raises the error that ended the execution: a DprayError of a task as itself, InputError or
@@ -68,15 +71,16 @@ class Groups:
             for group in self.joined(row):
                 if group in members:
                     members[group].append(row)
-        worker = make_worker()
-        try:
+
+        def tasks() -> Iterator[list[Row]]:
             waiting = iter(wanted)
             while task := list(islice(waiting, task_size)):
-                yield list(
-                    worker.work(
-                        row | {self.key: group} for group in task for row in members.pop(group)
-                    )
-                )
+                yield [row | {self.key: group} for group in task for row in members.pop(group)]
+
+        worker = make_worker()
+        try:
+            with closing(worker.work(tasks())) as outcomes:
+                yield from together(([outcome] for outcome in outcomes), task_size)
         finally:
             worker.close()
 

@@ -29,7 +29,6 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Engine,
     LockstepGroup,
-    LockstepResult,
     Prompt,
     SelectorSpec,
     Waiting,
@@ -75,9 +74,8 @@ def flips(one: list[int], other: list[int]) -> int:
 
 
 def decode(engine: Engine, group: LockstepGroup) -> dict[str, list[list[int]]]:
-    found: list[LockstepResult] = []
-    engine.decode_lockstep([group], found.append)
-    orders: dict[str, list[list[int]]] = found[0].state["orders"]
+    (text,) = engine.decode_lockstep([group])
+    orders: dict[str, list[list[int]]] = text.state["orders"]
     return orders
 
 

@@ -31,7 +31,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.config.sections import EngineConfig
-from dpray.engines.base import LockstepGroup, LockstepResult, Prompt, SelectorSpec
+from dpray.engines.base import LockstepGroup, Prompt, SelectorSpec
 from dpray.engines.vllm import VllmEngine
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.algorithm import SELECTOR
@@ -119,9 +119,8 @@ class Bench:
         ]
 
     def _private(self, groups: list[LockstepGroup]) -> int:
-        results: list[LockstepResult] = []
-        self.engine.decode_lockstep(groups, results.append)
-        return self.rows * sum(len(result.token_ids) for result in results)
+        texts = self.engine.decode_lockstep(groups)
+        return self.rows * sum(len(text.token_ids) for text in texts)
 
     def _plain(self, groups: list[LockstepGroup], temperature: float) -> int:
         params = self.engine.sampling_params(

@@ -97,11 +97,11 @@ class Stub:
     def truncate(self, text: str, max_tokens: int) -> str:
         return text[:max_tokens]
 
-    def decode_lockstep(self, groups: Any, next_group: Any) -> None:
+    def decode_lockstep(self, groups: Any) -> Any:
         for group in groups:
             following = group
             while following is not None:
-                following = next_group(self.answer(following))
+                following = yield self.answer(following)
 
     def answer(self, group: LockstepGroup) -> LockstepResult:
         t = group.selector.arguments.get("t", 0) + MAX_TOKENS

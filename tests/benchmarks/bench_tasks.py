@@ -1,12 +1,12 @@
-"""An engine runs empty at the end of every task: this measures what it costs, by their size
-(`runtime.batches_per_task`).
+"""An engine would run empty at the end of every task (`runtime.batches_per_task`) if it did not
+take the next one before: this measures what that would cost, by their size.
 
     python tests/benchmarks/bench_tasks.py [--batches 192] [--at-once 8] [--rows 17] [--tokens 64]
 
 A batch is one text whose length is random, at most `tokens`. The engine holds `at-once` batches,
-and gets them in tasks: the next one comes when the last batch of the one before is done, as an
-actor's does. Steps are the model's; a GPU takes nearly as long for a step with few rows as for a
-full one, a CPU does not.
+and gets them in tasks, the next one when the last batch of the one before is done; the last line is
+one task, which is how an actor's engine is fed. Steps are the model's; a GPU takes nearly as long
+for a step with few rows as for a full one, a CPU does not.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def main(batches: int = 192, at_once: int = 8, rows: int = 17, tokens: int = 64)
         engine.step = counted  # type: ignore[method-assign]
         print(f"{batches} batches of {rows} rows, {at_once} at once\n")
         print("| batches a task | steps | seconds |\n|---:|---:|---:|")
-        engine.decode_lockstep(groups[:at_once], lambda result: None)  # pays for lazy set-up
+        list(engine.decode_lockstep(groups[:at_once]))  # pays for lazy set-up
         for size in (at_once, 2 * at_once, 4 * at_once, 8 * at_once, batches):
             engine.llm.reset_prefix_cache()
             steps, began = 0, time.perf_counter()
             for start in range(0, batches, size):
-                engine.decode_lockstep(groups[start : start + size], lambda result: None)
+                list(engine.decode_lockstep(groups[start : start + size]))
             print(f"| {size} | {steps} | {time.perf_counter() - began:.1f} |")
         engine.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from dpray.engines.base import (
     Engine,
     EngineError,
+    Lockstep,
     LockstepGroup,
     LockstepResult,
     select_token,
@@ -31,9 +32,7 @@ class Rounding:
     def encode(self, prompt: Any) -> tuple[int, ...]:
         return tuple(range(1, 2 + len(prompt.user.split())))
 
-    def decode_lockstep(
-        self, groups: Iterable[LockstepGroup], next_group: Callable[[LockstepResult], Any]
-    ) -> None:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
         for group in groups:
             rows = len(group.private_prompts)
             self.sizes.append(rows)
@@ -43,7 +42,7 @@ class Rounding:
                 logits = torch.full((rows, 5000), first) + self.step * (rows - 1)
                 logits[:, 0] += self.first_token
                 select_token(selector, logits, logits[0])
-            next_group(LockstepResult(group.group_id, "", (), "length", selector.state()))
+            yield LockstepResult(group.group_id, "", (), "length", selector.state())
 
 
 def test_rows_that_do_not_move_are_0() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dpray.config.sections import EngineConfig
-from dpray.engines.base import EngineError, LockstepResult
+from dpray.engines.base import EngineError
 from dpray.engines.vllm import VllmEngine
 from dpray.engines.vllm_lockstep import LockstepProcessor
 from dpray.engines.vllm_model import take_invariant_kernels
@@ -217,14 +217,11 @@ def test_groups_run_side_by_side(vllm_engine: Any, monkeypatch: pytest.MonkeyPat
             pulled.append(name)
             yield make_group(vllm_engine, name, 7)
 
-    pulled_at_first_result: list[int] = []
-
-    def next_group(result: LockstepResult) -> None:
-        pulled_at_first_result.append(len(pulled))
-
-    vllm_engine.decode_lockstep(source(), next_group)
+    texts = vllm_engine.decode_lockstep(source())
+    next(texts)
+    assert len(pulled) == 4, "one more than run is pulled, not all"
+    assert len(list(texts)) == 5
     assert max(together) == 3  # 8 rows each of 24
-    assert pulled_at_first_result[0] == 4, "one more than run is pulled, not all"
 
 
 def test_a_split_model_without_invariant_kernels_cannot_cut_candidates(model_folder: str) -> None:

@@ -3,9 +3,9 @@
 `python fault_driver.py FAULT MARKER CONFIG` runs a configuration like `dpray run CONFIG --json`.
 The file MARKER is seen by all processes of the cluster. FAULT is
 
-- `fails_once`: `decode_lockstep` raises when two texts of a task are finished, and makes MARKER,
+- `fails_once`: `decode_lockstep` raises when two texts of a call are finished, and makes MARKER,
   after which it does not;
-- `waits`: when two texts of its second task of groups are finished, or two prompts are answered,
+- `waits`: when two texts of its second block of groups are finished, or two prompts are answered,
   an engine makes a file MARKER.PID and waits until MARKER is there;
 - `loads_once`: only the first engine that is loaded, anywhere, can be, and makes MARKER.
 """
@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,31 @@ from dpray.engines.base import (
     Completion,
     Engine,
     EngineError,
+    Lockstep,
     LockstepGroup,
     LockstepResult,
-    NextGroup,
     OnCompletion,
     Prompt,
 )
 from dpray.runs.engine import build_engine
 from dpray.types import DprayError
+
+OnText = Callable[[int, LockstepResult, LockstepGroup | None], None]
+"""Gets the number of texts so far, a finished text, and the next one of the same rows, if any."""
+
+
+def watched(texts: Lockstep, on_text: OnText) -> Lockstep:
+    """The same texts; `on_text` is called when a text was taken and what follows it is known."""
+    following: LockstepGroup | None = None
+    finished = 0
+    while True:
+        try:
+            text = texts.send(following)
+        except StopIteration:
+            return
+        following = yield text
+        finished += 1
+        on_text(finished, text, following)
 
 
 def first_time(marker: str) -> bool:
@@ -52,18 +69,12 @@ class FailsOnce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
-        finished = 0
-
-        def failing(result: LockstepResult) -> LockstepGroup | None:
-            nonlocal finished
-            finished += 1
-            following = next_group(result)
+    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        def failing(finished: int, result: LockstepResult, following: LockstepGroup | None) -> None:
             if finished == 2 and first_time(self.marker):
                 raise EngineError("a rank is dead")
-            return following
 
-        self.engine.decode_lockstep(groups, failing)
+        return watched(self.engine.decode_lockstep(groups), failing)
 
 
 class Waits:
@@ -78,19 +89,14 @@ class Waits:
         while not self.marker.exists():
             time.sleep(0.05)
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
-        finished = 0
-
-        def waiting(result: LockstepResult) -> LockstepGroup | None:
-            nonlocal finished
-            finished += 1
+    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        def waiting(finished: int, result: LockstepResult, following: LockstepGroup | None) -> None:
             # The probe of the engine's rounding comes before, one text at a time.
             self.tasks += finished == 2
             if finished == 2 and self.tasks == 2:
                 self.wait()
-            return next_group(result)
 
-        self.engine.decode_lockstep(groups, waiting)
+        return watched(self.engine.decode_lockstep(groups), waiting)
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Any, on_completion: OnCompletion

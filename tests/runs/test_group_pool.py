@@ -74,6 +74,7 @@ def workers(folder: Path, fault: str = "") -> Callable[[], Any]:
     def make() -> Any:
         import os
         import uuid
+        from itertools import chain
 
         from dpray.engines.base import EngineError
 
@@ -86,8 +87,8 @@ def workers(folder: Path, fault: str = "") -> Callable[[], Any]:
                 if fault == "dies when made":
                     os._exit(1)
 
-            def work(self, rows: Any) -> Any:
-                for row in rows:
+            def work(self, tasks: Any) -> Any:
+                for row in chain.from_iterable(tasks):
                     if row["batch"] == "5" and fault == "low on memory":
                         raise OutOfMemoryError("the node was running low on memory")
                     if row["batch"] == "5" and fault == "dies":

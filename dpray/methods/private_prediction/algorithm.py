@@ -8,7 +8,8 @@ the text under way, t the private tokens drawn for the batch so far. Lines 9 to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from dpray.accounting.event import Event
@@ -69,11 +70,9 @@ class PrivatePrediction:
     def dp_event(self) -> Event:
         return self.mechanism.dp_event
 
-    def decode(
-        self, engine: Engine, batches: Iterable[Batch], publish: Callable[[BatchOutput], None]
-    ) -> None:
-        """Run Algorithm 1 on every batch, as many side by side as the engine takes; `publish` gets
-        each one's output as soon as it is whole."""
+    def decode(self, engine: Engine, batches: Iterable[Batch]) -> Generator[BatchOutput]:
+        """Run Algorithm 1 on every batch, as many side by side as the engine takes, each of which
+        it takes when it has room; yield each one's output as soon as it is whole."""
         running: dict[str, Generator[LockstepGroup, LockstepResult, BatchOutput]] = {}
 
         def first_groups() -> Iterator[LockstepGroup]:
@@ -81,15 +80,19 @@ class PrivatePrediction:
                 running[batch.batch_id] = self.algorithm_1(batch)
                 yield next(running[batch.batch_id])
 
-        def next_group(result: LockstepResult) -> LockstepGroup | None:
-            try:
-                return running[result.group_id].send(result)
-            except StopIteration as finished:
-                del running[result.group_id]
-                publish(finished.value)
-                return None
-
-        engine.decode_lockstep(first_groups(), next_group)
+        with closing(engine.decode_lockstep(first_groups())) as texts:
+            following: LockstepGroup | None = None
+            while True:
+                try:
+                    text = texts.send(following)
+                except StopIteration:
+                    return
+                try:
+                    following = running[text.group_id].send(text)
+                except StopIteration as finished:
+                    following = None
+                    del running[text.group_id]
+                    yield finished.value
 
     def algorithm_1(self, S: Batch) -> Generator[LockstepGroup, LockstepResult, BatchOutput]:
         """Run lines 4 to 21 for one batch; yields each text to decode and is sent what it

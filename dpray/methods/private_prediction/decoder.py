@@ -4,8 +4,8 @@ outputs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 
 from dpray.accounting.ledger import Ledger
 from dpray.engines.base import Engine, failure_name, may_be_repeated
@@ -20,9 +20,10 @@ from dpray.types import DprayError, InputError
 
 
 class BatchDecoder:
-    """Decodes the batches of one task: notes in the ledger that they begin, runs them, and notes as
-    failed those that were under way when the mechanism or our own code raised, or the memory did
-    not suffice (they are never repeated). `key` is the run's charge in the ledger, and
+    """Decodes the batches of one task after the other, without waiting for the last batch of a task
+    before it begins the next one: notes in the ledger that a task's batches begin, runs them, and
+    notes as failed those that were under way when the mechanism or our own code raised, or the
+    memory did not suffice (they are never repeated). `key` is the run's charge in the ledger, and
     `batches_key` the secret one of Poisson batches."""
 
     def __init__(
@@ -60,38 +61,56 @@ class BatchDecoder:
             )
         return needed
 
-    def work(self, rows: Iterable[Row]) -> Iterator[Outcome]:
-        """Yield one outcome per batch, first those that were whole when something raised:
-        `{batch, examples, private_tokens, tokens, row_variation}`; or `{batch, failed}` with the
-        name of the error's class (its text could hold private text); or `{batch, lost}` with the
-        engine's message, where the engine failed and the batch may be run again.
+    def work(self, tasks: Iterable[Iterable[Row]]) -> Generator[Outcome]:
+        """Yield one outcome per batch, as soon as it is whole: `{batch, examples, private_tokens,
+        tokens, row_variation}`; or, of those under way when something raised, `{batch, failed}`
+        with the name of the error's class (its text could hold private text), or `{batch, lost}`
+        with the engine's message, where the engine failed and the batch may be run again.
 
-        Raises InputError for a template that does not fit the model, after what is whole."""
-        if self.plan.disjoint and self.plan.config.data.unit is None:
-            rows = bound_copies(rows, self.plan.settings.max_copies)
-        if self._most_rows is not None:
-            rows = cut_batches(rows, self._most_rows, self.batches_key)
-        texts = group_rows(rows)
-        if not texts:
-            return
-        self.ledger.begin(self.key, self.attempt_id, list(texts))
-        outputs: SimpleQueue[BatchOutput] = SimpleQueue()
+        `tasks` holds the rows of each task. What comes in the way of the next task, an error of the
+        ledger, is raised when the batches under way are whole; so is InputError for a template that
+        does not fit the model, when it is found."""
+        under_way: set[str] = set()
+        not_begun: list[Exception] = []
         stopped: Exception | None = None
+        batches = self._batches(self._begun(tasks, under_way, not_begun))
+        with closing(self.plan.method.decode(self.engine, batches)) as outputs:
+            try:
+                for output in outputs:
+                    under_way.remove(output.batch_id)
+                    yield self._outcome(output)
+            except Exception as error:
+                stopped = error
+        yield from self._left(sorted(under_way), stopped)
+        if not_begun:
+            raise not_begun[0]
+
+    def _begun(
+        self, tasks: Iterable[Iterable[Row]], under_way: set[str], not_begun: list[Exception]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """Yield each batch with its texts, after the ledger knows that its task begins. End, and
+        keep the error, where one cannot: the batches under way are none the worse for it."""
         try:
-            self.plan.method.decode(self.engine, self._batches(texts), outputs.put)
+            for rows in tasks:
+                if self.plan.disjoint and self.plan.config.data.unit is None:
+                    rows = bound_copies(rows, self.plan.settings.max_copies)
+                if self._most_rows is not None:
+                    rows = cut_batches(rows, self._most_rows, self.batches_key)
+                texts = group_rows(rows)
+                self.ledger.begin(self.key, self.attempt_id, list(texts))
+                under_way.update(texts)
+                yield from texts.items()
         except Exception as error:
-            stopped = error
-        while not outputs.empty():
-            output = outputs.get()
-            del texts[output.batch_id]
-            yield {
-                "batch": output.batch_id,
-                "examples": [[e.text, e.finish_reason, e.tokens] for e in output.examples],
-                "private_tokens": output.private_tokens,
-                "tokens": output.tokens,
-                "row_variation": self._row_variation,
-            }
-        yield from self._left(texts, stopped)
+            not_begun.append(error)
+
+    def _outcome(self, output: BatchOutput) -> Outcome:
+        return {
+            "batch": output.batch_id,
+            "examples": [[e.text, e.finish_reason, e.tokens] for e in output.examples],
+            "private_tokens": output.private_tokens,
+            "tokens": output.tokens,
+            "row_variation": self._row_variation,
+        }
 
     def _left(self, batches: Iterable[str], stopped: Exception | None) -> Iterator[Outcome]:
         """Say what becomes of the batches that were under way."""
@@ -108,9 +127,9 @@ class BatchDecoder:
     def close(self) -> None:
         self.engine.close()
 
-    def _batches(self, texts: dict[str, list[str]]) -> Iterator[Batch]:
+    def _batches(self, texts: Iterable[tuple[str, list[str]]]) -> Iterator[Batch]:
         template = self.plan.template
-        for batch_id, private in texts.items():
+        for batch_id, private in texts:
             label = self.plan.batches.label_of(batch_id)
             yield Batch(
                 batch_id,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpray.engines.base import EngineError, LockstepGroup, LockstepResult, SelectorSpec, Waiting
+from dpray.engines.base import EngineError, LockstepGroup, SelectorSpec, Waiting
 from dpray.methods.private_prediction.decoder import encode_private
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.token import PrivateToken
@@ -142,11 +142,9 @@ def measure(
                     max_tokens=len(ids),
                 )
 
-    def add(result: LockstepResult) -> None:
+    for result in engine.decode_lockstep(groups()):
         done.append(result.state)
         on_text(len(done))
-
-    engine.decode_lockstep(groups(), add)
     sums_TG = np.array([state["sums"] for state in done])
     if not np.isfinite(sums_TG).all():
         raise EngineError("the model's logits are no numbers; engine.dtype may be too narrow")

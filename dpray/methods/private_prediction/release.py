@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from dpray.runs.groups import Groups
 from dpray.runs.in_order import in_order
 from dpray.runs.rows import Row
 from dpray.runs.session import Release, Session
+from dpray.runs.together import together
 from dpray.types import DprayError, InputError
 
 DISJOINT = "disjoint, by a keyed hash of the unit's id; parallel composition over batches"
@@ -63,7 +64,7 @@ def release(session: BatchSession) -> Release:
         session.show("batches", before, total, done.in_words())
         # Closed at once where a batch was lost: the engine has to go before the next one comes.
         with closing(decode(session, batches)) as tasks:
-            for outcomes in together(tasks, 0.0 if session.in_process else SECONDS):
+            for outcomes in together(tasks, MOST_TOGETHER, 0.0 if session.in_process else SECONDS):
                 for outcome in publish(session, next(parts), outcomes):
                     done.add(session.plan, outcome)
                     session.metrics.published(outcome["tokens"], outcome["private_tokens"])
@@ -126,8 +127,8 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
 def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
     """Return how many batches an actor is handed at once.
 
-    The engine runs empty at a task's end, which costs the more the shorter the batches are; what a
-    lost actor leaves is a task that is decoded again.
+    A task costs two calls, one of the ledger and one that brings its outcomes, which are the more
+    the shorter the batches are; what a lost actor leaves is a task or two to decode again.
     """
     if runtime.batches_per_task is not None:
         return runtime.batches_per_task
@@ -164,34 +165,6 @@ def batches_key(session: BatchSession) -> SecretKey:
             )
         write_durably(path, new_key(), private=True)
     return SecretKey(path.read_text(encoding="ascii"))
-
-
-def together(
-    tasks: Iterable[list[Outcome]],
-    seconds: float,
-    most: int = MOST_TOGETHER,
-    clock: Callable[[], float] = monotonic,
-) -> Iterator[list[Outcome]]:
-    """Yield the outcomes of many tasks at once, as soon as there are `most`, or any that came
-    `seconds` after the last ones; a list may be empty where nothing came, and is asked for in time.
-
-    Where the tasks end with an error, or a person interrupts them, what came before is yielded, to
-    be published, and then the error raised.
-    """
-    waiting: list[Outcome] = []
-    last = -math.inf
-    try:
-        for outcomes in tasks:
-            waiting += outcomes
-            if waiting and (len(waiting) >= most or clock() - last >= seconds):
-                finished, waiting, last = waiting, [], clock()
-                yield finished
-    except (Exception, KeyboardInterrupt):
-        if waiting:
-            yield waiting
-        raise
-    if waiting:
-        yield waiting
 
 
 def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[Outcome]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.base import (
     Engine,
     EngineError,
+    Lockstep,
     LockstepGroup,
     LockstepResult,
-    NextGroup,
     OutOfMemory,
     SelectorFailed,
     failure_name,
@@ -30,6 +31,7 @@ from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import bound_copies, group_rows
 from dpray.methods.private_prediction.rows import placeholder
 from dpray.types import DprayError, InputError, Resumable
+from tests.integration.fault_driver import watched
 
 
 class Faulty:
@@ -48,25 +50,23 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
         if isinstance(groups, list):  # the device's own test, before any batch
-            return self.engine.decode_lockstep(groups, next_group)
-        finished = 0
+            return self.engine.decode_lockstep(groups)
+        batches = 0
 
         def seen() -> Iterator[LockstepGroup]:
             for group in groups:
                 self.sizes.append(len(group.private_prompts))
                 yield group
 
-        def counting(result: LockstepResult) -> LockstepGroup | None:
-            nonlocal finished
-            following = next_group(result)
-            finished += following is None
-            if finished == self.after and self.errors:
+        def counting(_: int, __: LockstepResult, following: LockstepGroup | None) -> None:
+            nonlocal batches
+            batches += following is None
+            if batches == self.after and self.errors:
                 raise self.errors.pop(0)
-            return following
 
-        return self.engine.decode_lockstep(seen(), counting)
+        return watched(self.engine.decode_lockstep(seen()), counting)
 
     def close(self) -> None: ...
 
@@ -116,10 +116,10 @@ def test_an_engine_whose_test_fails_is_closed_before_the_next_one_is_loaded(
             held.append(1)
             return super().build(section)
 
-        def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
+        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
             if self.errors:
                 raise self.errors.pop(0)
-            return super().decode_lockstep(groups, next_group)
+            return super().decode_lockstep(groups)
 
         def close(self) -> None:
             held.pop()
@@ -306,14 +306,11 @@ def test_batches_that_give_no_record_are_made_up_for_by_the_next_ones(
     """Every other text comes out empty; cut off in its midst, the run releases as many."""
 
     class Mute(Faulty):
-        def decode_lockstep(self, groups: Iterable[LockstepGroup], next_group: NextGroup) -> None:
-            def emptied(result: LockstepResult) -> LockstepGroup | None:
+        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+            for result in super().decode_lockstep(groups):  # a text a batch: none follows
                 number = int(result.group_id.split("/")[-1])
                 text = "" if number % 2 else f"text of {result.group_id}"
-                changed = {"text": text, "finish_reason": "stop"}
-                return next_group(LockstepResult(**(vars(result) | changed)))
-
-            super().decode_lockstep(groups, emptied)
+                yield replace(result, text=text, finish_reason="stop")
 
     made = config(method__max_records=5, runtime__max_attempts=1, runtime__batches_per_task=2)
     mute = Mute(engine, [EngineError("the GPU is gone")], after=1)

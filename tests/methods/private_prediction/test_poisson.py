@@ -56,14 +56,14 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def decode_lockstep(self, groups: Any, next_group: Any) -> None:
+    def decode_lockstep(self, groups: Any) -> Any:
         def seen() -> Iterator[Any]:
             for group in groups:
                 self.sizes[group.group_id] = len(group.private_prompts)
                 yield group
 
         # A list is the device's own test, with public prompts.
-        self.engine.decode_lockstep(groups if isinstance(groups, list) else seen(), next_group)
+        return self.engine.decode_lockstep(groups if isinstance(groups, list) else seen())
 
     def close(self) -> None: ...
 

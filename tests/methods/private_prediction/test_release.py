@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from dpray.methods.private_prediction.release import (
     records,
     starts,
     task_size,
-    together,
     wave,
 )
 from dpray.registry import make_plan
@@ -103,43 +102,6 @@ def test_short_batches_come_in_large_tasks_and_every_actor_gets_some(
     runtime: dict[str, int], disjoint: bool, batches: int, size: int
 ) -> None:
     assert task_size(RuntimeConfig(**runtime), disjoint, batches) == size  # type: ignore[arg-type]
-
-
-def tasks_of(events: list[Any]) -> Iterator[list[Any]]:
-    """What comes, task by task; an exception is raised."""
-    for event in events:
-        if isinstance(event, BaseException):
-            raise event
-        yield event
-
-
-def test_outcomes_of_many_tasks_are_published_together_and_none_waits_long() -> None:
-    times = iter([0, 0, 1, 1.9, 2, 2, 3, 4, 4])
-    tasks = tasks_of([["a"], ["b"], ["c"], ["d"], [], ["e"], []])
-    found = list(together(tasks, seconds=2, clock=lambda: next(times)))
-    assert found == [["a"], ["b", "c", "d"], ["e"]]
-
-
-def test_outcomes_are_published_before_they_are_too_many() -> None:
-    tasks = tasks_of([[n, n] for n in range(5)])
-    assert list(map(len, together(tasks, seconds=2, most=4, clock=lambda: 0))) == [2, 4, 4]
-
-
-@pytest.mark.parametrize("error", [RuntimeError("lost"), KeyboardInterrupt()])
-def test_what_was_finished_before_an_error_is_published_and_the_error_raised(
-    error: BaseException,
-) -> None:
-    finished = together(tasks_of([[1], [2], [3], error]), seconds=2, clock=lambda: 0)
-    assert [next(finished), next(finished)] == [[1], [2, 3]]
-    with pytest.raises(type(error)):
-        next(finished)
-
-
-def test_what_could_not_be_published_is_not_published_again() -> None:
-    finished = together(tasks_of([[1], [2], [3]]), seconds=0, clock=lambda: 0)
-    assert next(finished) == [1]
-    finished.close()
-    assert list(finished) == []
 
 
 def test_a_wave_is_as_large_as_the_missing_records_ask_for(

@@ -1,0 +1,118 @@
+"""An actor's batches, task after task: the next one begins before the last one is done, and what
+comes in its way harms no batch that is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from dpray.config.config import parse_config
+from dpray.engines.base import EngineError, Lockstep, LockstepGroup, LockstepResult
+from dpray.methods.private_prediction.decoder import BatchDecoder
+from dpray.registry import make_plan
+from dpray.types import DprayError
+
+TASKS = [[f"0/{number}" for number in range(start, start + 2)] for start in (0, 2, 4)]
+
+
+class SideBySide:
+    """Stands in for an engine with room for three groups, whose texts end in the order in which
+    they began; raises `error` in place of the text number `fails_at`."""
+
+    context_length = 512
+    most_rows = None
+
+    def __init__(self, error: Exception | None = None, fails_at: int | None = None) -> None:
+        self.error, self.fails_at = error, fails_at
+
+    def encode(self, prompt: Any) -> tuple[int, ...]:
+        return (1, 2)
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        return text
+
+    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        coming, under_way, number = iter(groups), [], 0
+        of_batches = not isinstance(groups, list)  # which is the probe of the engine's rounding
+        while True:
+            under_way += islice(coming, 3 - len(under_way))
+            if not under_way:
+                return
+            if of_batches and number == self.fails_at and self.error is not None:
+                raise self.error
+            number += 1
+            state = {"t": 10**9, "noisy_threshold": None, "logits": [[0.0]]}
+            yield LockstepResult(under_way.pop(0).group_id, "a text", (1,), "length", state)
+
+    def close(self) -> None: ...
+
+
+class Book:
+    """Stands in for the ledger, and refuses the task of this number."""
+
+    def __init__(self, refuses: int | None = None) -> None:
+        self.refuses = refuses
+        self.begun: list[list[str]] = []
+        self.failures: list[tuple[str, str]] = []
+
+    def begin(self, key: str, attempt_id: str, batches: list[str]) -> None:
+        if len(self.begun) == self.refuses:
+            raise DprayError("the ledger is not there")
+        self.begun.append(batches)
+
+    def fail(self, key: str, batch: str, attempt_id: str, reason: str) -> None:
+        self.failures.append((batch, reason))
+
+
+Decoder = Callable[[Book, SideBySide], BatchDecoder]
+
+
+@pytest.fixture
+def decoder(settings: Callable[..., dict[str, Any]]) -> Decoder:
+    plan = make_plan(parse_config(settings()))
+    return lambda book, engine: BatchDecoder(plan, book, "a run", "1", lambda: engine)  # type: ignore[arg-type, return-value]
+
+
+def rows(task: list[str]) -> list[dict[str, Any]]:
+    """Place-holders: empty batches."""
+    return [{"batch": batch, "text": None, "unit": "", "rank": 0} for batch in task]
+
+
+def test_a_task_begins_when_there_is_room_for_its_first_batch(decoder: Decoder) -> None:
+    book = Book()
+    outcomes = decoder(book, SideBySide()).work(map(rows, TASKS))
+    begun = [(outcome["batch"], len(book.begun)) for outcome in outcomes]
+    # With room for three, the second task begins with the first, and the third when two are done.
+    assert begun == [("0/0", 2), ("0/1", 2), ("0/2", 3), ("0/3", 3), ("0/4", 3), ("0/5", 3)]
+    assert book.begun == TASKS
+
+
+def test_what_the_ledger_refuses_to_begin_harms_no_batch_under_way(decoder: Decoder) -> None:
+    book = Book(refuses=1)
+    outcomes = decoder(book, SideBySide()).work(map(rows, TASKS))
+    assert [next(outcomes)["batch"], next(outcomes)["batch"]] == TASKS[0]
+    with pytest.raises(DprayError, match="the ledger is not there"):
+        next(outcomes)
+    assert book.begun == TASKS[:1] and book.failures == []
+
+
+def test_an_engine_that_fails_loses_what_has_begun_in_all_tasks(decoder: Decoder) -> None:
+    book = Book()
+    engine = SideBySide(EngineError("the GPU is gone"), fails_at=1)
+    outcomes = list(decoder(book, engine).work(map(rows, TASKS)))
+    assert [outcome["batch"] for outcome in outcomes if "examples" in outcome] == ["0/0"]
+    lost = {outcome["batch"] for outcome in outcomes if "lost" in outcome}
+    assert lost == {"0/1", "0/2", "0/3"} and book.begun == TASKS[:2]
+    assert book.failures == [], "they may be decoded again"
+
+
+def test_what_our_own_code_raises_fails_what_has_begun_and_shows_no_text(decoder: Decoder) -> None:
+    book = Book()
+    engine = SideBySide(KeyError("Marlowe"), fails_at=2)
+    outcomes = list(decoder(book, engine).work(map(rows, TASKS)))
+    assert [outcome["batch"] for outcome in outcomes if "examples" in outcome] == TASKS[0]
+    assert book.failures == [(f"0/{number}", "KeyError") for number in (2, 3, 4, 5)]
+    assert "Marlowe" not in str(outcomes)
