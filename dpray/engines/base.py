@@ -14,7 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeGuard,
+    TypeVar,
+    runtime_checkable,
+)
 
 from dpray.types import Prompt as Prompt
 
@@ -281,7 +290,7 @@ def selector_error(name: str) -> EngineError:
     return SelectorFailed(f"the token selector failed ({name})")
 
 
-def may_be_repeated(error: BaseException | None) -> bool:
+def may_be_repeated(error: BaseException | None) -> TypeGuard[EngineError]:
     """Return whether an engine failed in a way that depends neither on what was drawn nor on how
     much memory the prompts need."""
     return isinstance(error, EngineError) and not isinstance(error, SelectorFailed | OutOfMemory)

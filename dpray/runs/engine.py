@@ -52,9 +52,10 @@ def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> E
 
 
 @dataclass(frozen=True)
-class LoadError:
-    """A `LoadError` carries the reason why something could not be loaded from an actor, as a value:
-    when a constructor raises, Ray ends the actor and reports only that it was lost."""
+class WorkerError:
+    """A `WorkerError` carries the reason why something could not be loaded, or failed, from an
+    actor, as a value: when a constructor raises, Ray ends the actor and reports only that it was
+    lost, and with what a call raises it sends a traceback, whose causes may quote a prompt."""
 
     reason: str
     bad_input: bool
@@ -63,15 +64,15 @@ class LoadError:
         return InputError(self.reason) if self.bad_input else EngineError(self.reason)
 
 
-def try_to_load(load: Callable[[], T]) -> T | LoadError:
+def try_to_load(load: Callable[[], T]) -> T | WorkerError:
     """Return what `load` returns, or the reason why it raised: the message of dpray's own error,
     which holds no text, and only the class of any other."""
     try:
         return load()
     except (DprayError, EngineError) as error:
-        return LoadError(str(error), isinstance(error, InputError))
+        return WorkerError(str(error), isinstance(error, InputError))
     except Exception as error:
-        return LoadError(f"it cannot be loaded ({type(error).__name__})", False)
+        return WorkerError(f"it cannot be loaded ({type(error).__name__})", False)
 
 
 def check_loads(config: Config, load: Callable[[], T]) -> T | None:
@@ -82,22 +83,22 @@ def check_loads(config: Config, load: Callable[[], T]) -> T | None:
     that says why it cannot be loaded.
     """
     loaded = _try_on_ray(config, load) if config.runtime.uses_ray else try_to_load(load)
-    if isinstance(loaded, LoadError):
+    if isinstance(loaded, WorkerError):
         reason = loaded.reason if loaded.bad_input else f"engine: {loaded.reason}"
         raise InputError(f"{reason}; nothing was charged")
     return loaded
 
 
-def _try_on_ray(config: Config, load: Callable[[], Any]) -> LoadError | None:
+def _try_on_ray(config: Config, load: Callable[[], Any]) -> WorkerError | None:
     import ray
 
     from dpray.runs.cluster import never_repeated
 
     probe = never_repeated(_Probe, config, config.runtime.gpus_per_actor or 0.0).remote()
     try:
-        failed: LoadError | None = ray.get(probe.load.remote(load))
+        failed: WorkerError | None = ray.get(probe.load.remote(load))
     except ray.exceptions.RayError as error:
-        return LoadError(f"the actor that loaded it was lost ({type(error).__name__})", False)
+        return WorkerError(f"the actor that loaded it was lost ({type(error).__name__})", False)
     finally:
         ray.kill(probe)
     return failed
@@ -109,6 +110,6 @@ class _Probe:
     def __init__(self) -> None:
         hide_other_gpus()
 
-    def load(self, load: Callable[[], Any]) -> LoadError | None:
+    def load(self, load: Callable[[], Any]) -> WorkerError | None:
         loaded = try_to_load(load)
-        return loaded if isinstance(loaded, LoadError) else None
+        return loaded if isinstance(loaded, WorkerError) else None

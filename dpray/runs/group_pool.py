@@ -19,8 +19,9 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from dpray.config.config import Config
+from dpray.engines.base import EngineError
 from dpray.runs.cluster import find_error, never_repeated, was_lost
-from dpray.runs.engine import LoadError, try_to_load
+from dpray.runs.engine import WorkerError, try_to_load
 from dpray.runs.placement import hide_other_gpus
 from dpray.runs.rows import Row
 from dpray.runs.together import together
@@ -35,7 +36,8 @@ TICK = 1.0
 class GroupWorker(Protocol):
     def work(self, tasks: Iterable[list[Row]]) -> Generator[Outcome]:
         """Yield an outcome for each group. If a task holds any row of a group, it holds all of
-        them. The next task is taken when there is room for it."""
+        them. The next task is taken when there is room for it. Raises EngineError where the engine
+        failed, after which the worker is not asked again."""
         ...
 
     def close(self) -> None: ...
@@ -46,8 +48,9 @@ class GroupPool:
     hands them blocks in which every group is whole. An actor's worker gets the groups of its block
     about `task_size` at a time, each named in the column `key`.
 
-    The pool does not wait for an actor that the cluster has no room for. An actor that is lost is
-    replaced, unless `runtime.max_attempts` in its place were lost without an answer.
+    The pool does not wait for an actor that the cluster has no room for. An actor that is lost, or
+    whose engine fails, is replaced, unless `runtime.max_attempts` in its place were lost without an
+    answer.
     """
 
     def __init__(
@@ -67,9 +70,9 @@ class GroupPool:
         empty list when nothing has come for `TICK`. Takes the references out of `blocks`, so that
         Ray frees those that are done.
 
-        Raises the error that ended a task, and at the end the one with which an actor or a block
-        was lost. Want of memory is raised at once, and so is a worker that cannot be made
-        (InputError or EngineError).
+        Raises the error that ended a task, and at the end the one with which an actor, its engine
+        or a block was lost. Want of memory is raised at once, and so is a worker that cannot be
+        made in the first place (InputError or EngineError).
         """
         blocks.reverse()
         self._places = [_Place(self._make) for _ in range(min(self._actors, len(blocks)))]
@@ -83,9 +86,9 @@ class GroupPool:
                     continue
                 try:
                     outcomes = place.take()
-                except RayError as error:
+                except (RayError, EngineError) as error:
                     # Want of memory is no loss, and ends the execution.
-                    if not was_lost(error):
+                    if not (was_lost(error) or place.engine_failed(error)):
                         raise
                     lost = lost or error
                     if not blocks:
@@ -129,7 +132,7 @@ class GroupPool:
     def _goes_on(self, place: _Place, error: Exception) -> bool:
         """Start another actor in the place of a lost one, or give the place up where that happened
         too often; return False where no place is left."""
-        if find_error(error, RayActorError) is None:
+        if not isinstance(error, EngineError) and find_error(error, RayActorError) is None:
             place.rest()  # the block was lost, and not the actor
             return True
         place.losses += 1
@@ -147,6 +150,7 @@ class _Place:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._actor: Any = None
+        self._was_made = False
         self.losses = 0
         self.start()
 
@@ -170,17 +174,24 @@ class _Place:
 
     def take(self) -> list[Outcome]:
         """Return the next outcomes, or none at the end of a block. Raises what ended the task or
-        the actor, and InputError or EngineError for a worker that cannot be made."""
+        the actor, InputError or EngineError for a worker that cannot be made, and EngineError where
+        an engine failed."""
         try:
             answer = ray.get(next(self.answers))
         except StopIteration:
             self.rest()
+            self._was_made = True
             return []
-        if isinstance(answer, LoadError):
+        if isinstance(answer, WorkerError):
             raise answer.error()
         self.losses = 0
         outcomes: list[Outcome] = answer
         return outcomes
+
+    def engine_failed(self, error: Exception) -> bool:
+        """Return whether this is the error of an engine in whose place one has run before: another
+        machine's may run. One that cannot be loaded anywhere would fail everywhere."""
+        return isinstance(error, EngineError) and self._was_made
 
     def end(self) -> None:
         if self._actor is not None:
@@ -196,16 +207,19 @@ class GroupActor:
         self._worker = try_to_load(make_worker)
         self._key, self._task_size = key, task_size
 
-    def load(self) -> Iterator[LoadError]:
-        if isinstance(self._worker, LoadError):
+    def load(self) -> Iterator[WorkerError]:
+        if isinstance(self._worker, WorkerError):
             yield self._worker
 
-    def work(self, block: pa.Table) -> Iterator[list[Outcome]]:
+    def work(self, block: pa.Table) -> Iterator[list[Outcome] | WorkerError]:
         """Yield the outcomes of a block's groups, `task_size` at a time; the worker gets as many
-        groups at a time."""
-        assert not isinstance(self._worker, LoadError)
+        groups at a time. The last answer is the reason where its engine failed."""
+        assert not isinstance(self._worker, WorkerError)
         outcomes = self._worker.work(tasks(block, self._key, self._task_size))
-        yield from together(([outcome] for outcome in outcomes), self._task_size)
+        try:
+            yield from together(([outcome] for outcome in outcomes), self._task_size)
+        except EngineError as error:
+            yield WorkerError(str(error), bad_input=False)
 
 
 def tasks(block: pa.Table, key: str, task_size: int) -> Iterator[list[Row]]:

@@ -16,7 +16,7 @@ import ray.data
 
 from dpray.config.config import Config
 from dpray.runs.cluster import never_repeated, own_errors, uses_ray
-from dpray.runs.engine import LoadError, try_to_load
+from dpray.runs.engine import WorkerError, try_to_load
 from dpray.runs.placement import hide_other_gpus
 from dpray.runs.rows import CHUNK, Row, local_rows, ray_rows, record_rows
 
@@ -96,14 +96,14 @@ class ShardActor:
         hide_other_gpus()
         self.worker: Any = try_to_load(lambda: make_worker(config))
 
-    def load(self, table: pa.Table) -> LoadError | None:
-        if isinstance(self.worker, LoadError):
+    def load(self, table: pa.Table) -> WorkerError | None:
+        if isinstance(self.worker, WorkerError):
             return self.worker
         self.worker.load(table.to_pylist())
         return None
 
     def call(self, method: str, *arguments: Any) -> Any:
-        if isinstance(self.worker, LoadError):
+        if isinstance(self.worker, WorkerError):
             return self.worker
         return getattr(self.worker, method)(*arguments)
 
@@ -124,6 +124,6 @@ def _get(references: list[Any]) -> list[Any]:
     with own_errors():
         answers = list(ray.get(references))
     for answer in answers:
-        if isinstance(answer, LoadError):
+        if isinstance(answer, WorkerError):
             raise answer.error()
     return answers

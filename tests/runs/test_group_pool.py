@@ -93,6 +93,8 @@ def workers(folder: Path, fault: str = "") -> Callable[[], Any]:
                         raise OutOfMemoryError("the node was running low on memory")
                     if row["batch"] == "5" and fault == "dies":
                         os._exit(1)
+                    if row["batch"] == "5" and fault == "an engine fails":
+                        raise EngineError("the GPU is gone")
                     yield {"batch": row["batch"], "worker": self.name}
 
         return Worker()
@@ -133,6 +135,14 @@ class TestOnRay:
         found, error = work(config, tmp_path, "dies")
         assert Counter(found) == {str(n): 1 for n in range(2 * GROUPS) if n != 5}
         assert isinstance(error, RayActorError) and was_lost(error)
+        assert 2 <= len(list(tmp_path.glob("made-*"))) <= 3
+
+    def test_an_engine_that_fails_is_replaced_while_the_others_go_on(
+        self, config: Config, tmp_path: Path
+    ) -> None:
+        found, error = work(config, tmp_path, "an engine fails")
+        assert Counter(found) == {str(n): 1 for n in range(2 * GROUPS) if n != 5}
+        assert isinstance(error, EngineError) and str(error) == "the GPU is gone"
         assert 2 <= len(list(tmp_path.glob("made-*"))) <= 3
 
     def test_want_of_memory_ends_the_execution_at_once(

@@ -14,7 +14,7 @@ from dpray.config.config import Config, parse_config
 from dpray.engines.base import EngineError
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.registry import make_plan
-from dpray.runs.engine import LoadError
+from dpray.runs.engine import WorkerError
 from dpray.runs.group_pool import GroupActor
 from dpray.runs.shards import ShardActor
 from dpray.types import InputError
@@ -48,7 +48,7 @@ def test_a_shard_that_cannot_be_made_is_answered_for_every_call(
 ) -> None:
     actor = ShardActor(config, raising(error))
     for answer in (actor.load(pa.table({"text": ["x"]})), actor.call("counts")):
-        assert isinstance(answer, LoadError)
+        assert isinstance(answer, WorkerError)
         raised = answer.error()
         assert type(raised) is kind and str(raised) == reason
 

@@ -64,12 +64,13 @@ class BatchDecoder:
     def work(self, tasks: Iterable[Iterable[Row]]) -> Generator[Outcome]:
         """Yield one outcome per batch, as soon as it is whole: `{batch, examples, private_tokens,
         tokens, row_variation}`; or, of those under way when something raised, `{batch, failed}`
-        with the name of the error's class (its text could hold private text), or `{batch, lost}`
-        with the engine's message, where the engine failed and the batch may be run again.
+        with the name of the error's class (its text could hold private text).
 
         `tasks` holds the rows of each task. What comes in the way of the next task, an error of the
-        ledger, is raised when the batches under way are whole; so is InputError for a template that
-        does not fit the model, when it is found."""
+        ledger, is raised when the batches under way are whole. Raises at once InputError for a
+        template that does not fit the model, and EngineError where the engine failed and the
+        batches under way may be run again.
+        """
         under_way: set[str] = set()
         not_begun: list[Exception] = []
         stopped: Exception | None = None
@@ -114,12 +115,9 @@ class BatchDecoder:
 
     def _left(self, batches: Iterable[str], stopped: Exception | None) -> Iterator[Outcome]:
         """Say what becomes of the batches that were under way."""
-        if isinstance(stopped, DprayError):
+        if isinstance(stopped, DprayError) or may_be_repeated(stopped):
             raise stopped
         for batch_id in batches:
-            if may_be_repeated(stopped):
-                yield {"batch": batch_id, "lost": str(stopped)}
-                continue
             reason = "BatchNotDecoded" if stopped is None else failure_name(stopped)
             self.ledger.fail(self.key, batch_id, self.attempt_id, reason)
             yield {"batch": batch_id, "failed": reason}

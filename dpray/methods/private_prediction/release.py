@@ -14,7 +14,6 @@ from typing import Any
 
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.sections import RuntimeConfig
-from dpray.engines.base import EngineError
 from dpray.io.files import write_durably
 from dpray.mechanisms.partition import HashPartition
 from dpray.mechanisms.poisson_batches import PoissonBatches
@@ -169,15 +168,12 @@ def batches_key(session: BatchSession) -> SecretKey:
 
 def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[Outcome]:
     """Publish the whole batches, in one part, and return them. Raises DprayError for a failed one,
-    which ends the run, and EngineError for one that was lost with its engine."""
+    which ends the run."""
     whole = {outcome["batch"]: outcome for outcome in outcomes if "examples" in outcome}
     if whole:
         session.publish(part, whole)
     if any("failed" in outcome for outcome in outcomes):
         refuse_failed(session)
-    for outcome in outcomes:
-        if "lost" in outcome:
-            raise EngineError(outcome["lost"])
     return list(whole.values())
 
 
