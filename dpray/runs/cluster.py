@@ -18,7 +18,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from dpray.config.config import Config
 from dpray.engines.base import may_be_repeated
-from dpray.types import DprayError, InputError
+from dpray.types import DprayError, InputError, Resumable
 
 E = TypeVar("E", bound=BaseException)
 
@@ -35,7 +35,8 @@ COUNTED_BY = (
 
 def start_ray(address: str | None) -> None:
     """Connect to the cluster at `address` or at RAY_ADDRESS, or start Ray on this machine; do
-    nothing where this process is connected already. Raises InputError where no cluster answers."""
+    nothing where this process is connected already. Raises InputError where no cluster answers, and
+    Resumable where Ray does not start: this machine may be too busy."""
     if not ray.is_initialized():
         where = address or os.environ.get("RAY_ADDRESS", "")
         # Workers' output is not copied here, because it could quote the text that a task failed on.
@@ -47,6 +48,10 @@ def start_ray(address: str | None) -> None:
                 f"runtime.ray_address: no connection to Ray at {where}; a cluster that asks for a "
                 f"token needs RAY_AUTH_MODE=token and its token here too"
             ) from None
+        except Exception as error:
+            # Ray's own, without a class: one of its processes was not ready in time.
+            reason = str(error).partition(". ")[0]
+            raise Resumable(f"Ray did not start ({reason}); give the same command again") from None
     # Ray 2.60 deprecates the options of `map_batches` below, and offers no other place for
     # max_restarts and max_task_retries.
     warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")

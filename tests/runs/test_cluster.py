@@ -19,7 +19,7 @@ from dpray.runs.cluster import (
     start_ray,
     was_lost,
 )
-from dpray.types import DprayError, InputError
+from dpray.types import DprayError, InputError, Resumable
 
 
 def wrapped(error: Exception) -> Exception:
@@ -99,6 +99,17 @@ def test_an_address_without_a_port_is_left_to_ray(monkeypatch: pytest.MonkeyPatc
     for address in ("auto", "local", None):
         start_ray(address)
     assert asked == ["auto", "local", None]
+
+
+def test_a_machine_too_busy_for_ray_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(
+        Resumable, match=r"did not start \(The current node timed out during startup\);"
+    ):
+        start_ray("local")
 
 
 def test_exact_numbers_of_rows_stay_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
