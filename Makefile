@@ -1,4 +1,4 @@
-# make demo | test | check | bench | chaos | install. DPRAY_EXTRAS=gpu on a machine with a GPU.
+# make demo | test | check | bench | chaos | gpu | install. DPRAY_EXTRAS=gpu on a machine with a GPU.
 PYTHON ?= python3
 DPRAY_EXTRAS ?= cpu
 VENV := .venv
@@ -15,7 +15,7 @@ export DO_NOT_TRACK := 1
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 \
 	-n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: install demo test check bench chaos clean
+.PHONY: install demo test check bench chaos gpu clean
 
 install: $(INSTALLED)
 
@@ -58,6 +58,10 @@ bench: $(INSTALLED)
 
 chaos: $(INSTALLED)
 	$(BIN)/python -m pytest -q tests/integration -k fault
+
+# What runs first on a machine with a GPU, after DPRAY_EXTRAS=gpu make install.
+gpu: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m gpu
 
 clean:
 	rm -rf $(VENV) out

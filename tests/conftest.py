@@ -55,6 +55,17 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_model(tmp_path_factory.mktemp("models") / "tiny"))
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """The same test on the host and, where there is one, on a GPU: `make gpu`."""
+    import torch
+
+    name: str = request.param
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return name
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Many threads make small models slow."""

@@ -46,12 +46,13 @@ MODEL = "model"
 """A released model is in the folder of this name."""
 
 CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL = "checkpoints", "ray_train", "released_model"
+TOKENS = "tokens"
 
 BATCHES_KEY = "batches.key"
 """The file in `private` with the secret key of Poisson batches, which is nowhere else. Nobody needs
 it once the run is finished."""
 
-SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL)
+SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL, TOKENS)
 """The folders in `private` that a training fills and a finished run has no use for."""
 
 

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.training import Precision
 
@@ -84,9 +87,10 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class TrainingText:
-    """Holds a record's token ids; the loss is over `ids[given:]`, its own tokens."""
+    """Holds a record's token ids; the loss is over `ids[given:]`, its own tokens. Those of a mapped
+    file are read from it when they are used."""
 
-    ids: tuple[int, ...] = field(repr=False)
+    ids: Sequence[int] | npt.NDArray[np.int32] = field(repr=False)
     given: int
 
 

@@ -21,11 +21,11 @@ from dpray.training.gradient_noise import (
 )
 from dpray.training.journal import MOMENTS, Journal, TrainingState, empty_moments
 from dpray.training.model import load_loss, save_model
-from dpray.training.step import DpSgdStep, Trainer, TrainingText
+from dpray.training.step import DpSgdStep, TrainingText
 from dpray.types import InputError
 
 OnStep = Callable[[int], None]
-Loop = Callable[[Trainer, np.random.Generator, OnStep, OnStep, int], None]
+Loop = Callable[["ReferenceTrainer", np.random.Generator, OnStep, OnStep, int], None]
 """Makes the steps from a first one on: `loop(trainer, sampling, before_step, after_step, start)`.
 Every rank calls it with the same draws of `sampling`; it calls the callbacks with each step's
 number, from 0."""
@@ -75,6 +75,9 @@ class ReferenceTrainer:
     def _start_engine(self) -> None:
         """Start what runs the model and the optimizer on ranks. No noise is drawn here: engines try
         the optimizer out."""
+
+    def wait_for_ranks(self) -> None:
+        """Return once all ranks have called it."""
 
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
         micro_batch = MicroBatch.of(texts, *shape).to(self._device)

@@ -88,6 +88,9 @@ class ZeroTrainer(ReferenceTrainer):
             )
         self._engine.eval()
 
+    def wait_for_ranks(self) -> None:
+        dist.barrier()
+
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
         clipped = self._loss.clipped(

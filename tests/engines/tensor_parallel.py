@@ -7,6 +7,8 @@ main module again.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +28,21 @@ def main() -> None:
     groups = [make_group(engine, str(i), size, seed=i) for i, size in enumerate(SIZES)]
     print(json.dumps({name: result.token_ids for name, result in decode(engine, *groups).items()}))
     engine.close()
+
+
+def tokens_of_two_ranks(model: str, **environment: str) -> dict[str, list[int]]:
+    """Run this program; return each group's tokens."""
+    done = subprocess.run(
+        [sys.executable, __file__, model],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
+    tokens: dict[str, list[int]] = json.loads(line)
+    return tokens
 
 
 if __name__ == "__main__":

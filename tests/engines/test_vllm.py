@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +16,7 @@ from dpray.engines.vllm_lockstep import LockstepProcessor
 from dpray.engines.vllm_model import take_invariant_kernels
 from dpray.engines.vllm_run import LockstepRun
 from tests.engines.conftest import MAX_NUM_SEQS
-from tests.engines.tensor_parallel import SIZES
+from tests.engines.tensor_parallel import SIZES, tokens_of_two_ranks
 from tests.engines.test_conformance import MAX_TOKENS, decode, make_group
 
 pytestmark = pytest.mark.slow
@@ -257,16 +253,7 @@ def test_nothing_stays_behind_in_the_workers(vllm_engine: Any) -> None:
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two workers want a core each")
 def test_two_ranks_draw_the_same_token(model_folder: str, transformers_engine: Any) -> None:
     """Every rank builds the selector and draws; the engine compares what they drew."""
-    script = Path(__file__).with_name("tensor_parallel.py")
-    done = subprocess.run(
-        [sys.executable, str(script), model_folder],
-        env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    found = tokens_of_two_ranks(model_folder, VLLM_CPU_OMP_THREADS_BIND="0|1", OMP_NUM_THREADS="1")
     groups = [make_group(transformers_engine, str(i), size, seed=i) for i, size in enumerate(SIZES)]
     expected = decode(transformers_engine, *groups)
     assert found == {name: list(result.token_ids) for name, result in expected.items()}

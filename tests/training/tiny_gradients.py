@@ -83,7 +83,7 @@ def texts(count: int, seed: int = 0, longest: int = 24) -> list[TrainingText]:
 
 def plain_loss(model: nn.Module, text: TrainingText) -> torch.Tensor:
     """Return the mean negative log-likelihood of a text's own tokens, without padding."""
-    ids = torch.tensor([text.ids])
+    ids = torch.tensor([text.ids], device=trainable(model)[0].device)
     log_p = torch.log_softmax(model(input_ids=ids).logits[0].float(), -1)
     own = [-log_p[i - 1, text.ids[i]] for i in range(max(1, text.given), len(text.ids))]
     return torch.stack(own).mean()
@@ -120,12 +120,13 @@ def clipped_sum(
     size: int,
     two_passes: bool = False,
 ) -> torch.Tensor:
-    """Return the sum that the code under test makes, in micro-batches of `size`."""
+    """Return the sum that the code under test makes, in micro-batches of `size`, on the device that
+    the model is on."""
     parameters = trainable(loss)
     for parameter in parameters:
         parameter.grad = None
     for start in range(0, len(batch), size) or [0]:
-        micro_batch = MicroBatch.of(batch[start : start + size])
+        micro_batch = MicroBatch.of(batch[start : start + size]).to(parameters[0].device)
         loss.clipped(micro_batch, clip_to, two_passes=two_passes).backward()
     return torch.cat(
         [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]

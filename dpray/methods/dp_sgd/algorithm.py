@@ -11,9 +11,10 @@ C the clip norm, sigma the noise multiplier, t the step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,23 @@ from dpray.config.training import TrainingSettings
 from dpray.training.step import DpSgdStep, Trainer, TrainingText, share
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
-Units = Sequence[Sequence[TrainingText]]
-"""Holds the private data: the records of every unit, at least one each."""
+
+class Units(Protocol[T_co]):
+    """Holds the private data: the records of every unit, at least one each, by the unit's number:
+    lists, or files that are read as they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, unit: int, /) -> Sequence[T_co]: ...
+
+
+COIN_BITS = 53
+"""A unit's coin is a whole number of so many random bits."""
+
+COINS_AT_ONCE = 1 << 26
+"""So many fair coins are held at once: 8 MiB."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,7 @@ class DpSgd:
 
 def fine_tune(
     plan: DpSgd,
-    units: Units,
+    units: Units[TrainingText],
     trainer: Trainer,
     rng: np.random.Generator,
     before_step: Callable[[int], None] = lambda t: None,
@@ -93,19 +108,55 @@ def poisson_batch(units: int, q: float, rng: np.random.Generator) -> npt.NDArray
     This is the sampler that `PoissonSubsampledGaussian` charges for: shuffling, fixed batch sizes,
     or sampling each micro-batch by itself are other mechanisms with other costs.
 
-    Claim: each unit joins with probability q (to within 2^-53), independently of the other units
-    and of every other step. `rng` is a `dpray.mechanisms.randomness.generator` with a key of its
-    own: nobody else draws from it, and its state is never stored, so that no step's batch can be
-    drawn twice.
+    Claim: each unit joins with probability q (rounded up to a multiple of 2^-53), independently of
+    the other units and of every other step. Given how many of n independent coins with one chance
+    succeed, every set of so many is equally likely; so the number is drawn first, and then the
+    set. Both are drawn in whole numbers: the law is that of n coins, with nothing rounded. Work
+    and memory grow with the batch (from q = 1/20 on, with n), and n / 4 random bytes.
+
+    `rng` is a `dpray.mechanisms.randomness.generator` with a key of its own: nobody else draws from
+    it, and its state is never stored, so that no step's batch can be drawn twice.
     Proof: docs/privacy.md, section 5.1.
     """
     if not 0 < q <= 1:
         raise ValueError(f"q is a probability above 0, got {q}")
-    return np.flatnonzero(rng.random(units) < q).astype(np.int64)
+    joining = binomial(units, math.ceil(q * 2**COIN_BITS), rng)
+    return np.sort(rng.choice(units, joining, replace=False, shuffle=False)).astype(np.int64)
+
+
+def binomial(coins: int, threshold: int, rng: np.random.Generator) -> int:
+    """Draw how many of `coins` independent numbers of `COIN_BITS` random bits are below
+    `threshold`.
+
+    The numbers are compared with the threshold bit by bit from the highest on, all at once: of
+    those that agree with it so far only the number is kept. Half of them, but for chance, are
+    decided by each bit.
+    """
+    if threshold >> COIN_BITS:
+        return coins
+    below, undecided = 0, coins
+    for bit in reversed(range(COIN_BITS)):
+        ones = fair_coins(undecided, rng)
+        if threshold >> bit & 1:
+            below, undecided = below + undecided - ones, ones
+        else:
+            undecided -= ones
+    return below
+
+
+def fair_coins(coins: int, rng: np.random.Generator) -> int:
+    """Draw how many of so many fair coins show heads: the bits that are set in random words."""
+    heads = 0
+    for start in range(0, coins, COINS_AT_ONCE):
+        number = min(COINS_AT_ONCE, coins - start)
+        words = rng.integers(2**64, size=-(-number // 64), dtype=np.uint64)
+        words[-1] >>= np.uint64(-number % 64)
+        heads += int(np.bitwise_count(words).sum())
+    return heads
 
 
 def one_record_each(
-    units: Sequence[Sequence[T]], batch: npt.NDArray[np.int64], rng: np.random.Generator
+    units: Units[T], batch: npt.NDArray[np.int64], rng: np.random.Generator
 ) -> list[T]:
     """Draw one record of every unit of the batch, uniformly from that unit's records.
 

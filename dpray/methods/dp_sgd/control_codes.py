@@ -5,10 +5,8 @@ The values and their shares are public; the records are private.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -17,10 +15,11 @@ from dpray.engines.model_path import check_model_path
 from dpray.engines.text import TextCodec
 from dpray.io.records import Piece, list_files
 from dpray.mechanisms.shares import largest_remainder
-from dpray.methods.dp_sgd.algorithm import TextEncoder, Units
+from dpray.methods.dp_sgd.algorithm import TextEncoder
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.rows import local_rows, record_rows
+from dpray.runs.rows import record_rows
 from dpray.training.step import TrainingText
+from dpray.training.token_files import shard_of
 from dpray.types import InputError
 
 
@@ -86,15 +85,22 @@ def check_rows(data: DataConfig, codes: ControlCodes) -> None:
             pass
 
 
-def load_units(data: DataConfig, encoder: TextEncoder, codes: ControlCodes) -> Units:
-    """Return every unit's texts with their control codes as token ids, in an order that is the same
-    on every rank. Without a unit column each record is a unit, its copies too.
+def unit_texts(
+    data: DataConfig, encoder: TextEncoder, codes: ControlCodes, shard: int, shards: int
+) -> Iterator[tuple[str, int, TrainingText]]:
+    """Read all records, and encode those whose units belong to one of `shards` shards: yield each
+    one's unit, its rank in that unit, and its text with its control code as token ids. Without a
+    unit column each record is a unit, its copies too.
 
     Raises InputError that names the row.
     """
-    units: defaultdict[str, list[TrainingText]] = defaultdict(list)
-    rows_of = partial(record_rows, data=data, column_values=codes.values)
-    for number, row in enumerate(local_rows(data, rows_of)):
+    rows = (
+        row
+        for file in list_files(data.path)
+        for row in record_rows(Piece(file), data, codes.values)
+    )
+    for number, row in enumerate(rows):
         unit = f"{number}" if data.unit is None else row["unit"]
-        units[unit].append(encoder.training_text(codes.code(row["columns"]), row["text"]))
-    return list(units.values())
+        if shard_of(unit, shards) == shard:
+            text = encoder.training_text(codes.code(row["columns"]), row["text"])
+            yield unit, row["rank"], text

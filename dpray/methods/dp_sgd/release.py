@@ -27,17 +27,18 @@ from dpray.engines.text import TextCodec
 from dpray.io.files import sha256_of, sync_all
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.algorithm import fine_tune
-from dpray.methods.dp_sgd.control_codes import check_rows, draw_values, load_units, text_encoder
+from dpray.methods.dp_sgd.control_codes import check_rows, draw_values, text_encoder, unit_texts
 from dpray.methods.dp_sgd.plan import DpSgdPlan, check_lengths
 from dpray.runs.cluster import ended_for_memory, is_local
 from dpray.runs.engine import with_absolute_model
-from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN
+from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
 from dpray.runs.placement import gpus_of_rank
 from dpray.runs.session import Release, Session
 from dpray.training.journal import Journal, lost_blocks
 from dpray.training.model import ADAPTER
-from dpray.training.step import SUM_ROUNDING, Trainer
-from dpray.training.training import OnStep, Training, train_here
+from dpray.training.step import SUM_ROUNDING
+from dpray.training.token_files import MappedUnits, write_shard
+from dpray.training.training import OnStep, ReferenceTrainer, Training, train_here
 from dpray.types import Budget, BudgetRefused, DprayError
 
 DpSgdSession = Session[DpSgdPlan]
@@ -78,7 +79,10 @@ def train(session: DpSgdSession) -> dict[str, Any]:
     """Make all steps that are not made yet; return the files to release with their SHA-256."""
     charge_repeats(session)
     tuned, private = tuned_folder(session), session.folder.private.resolve()
-    shutil.rmtree(tuned, ignore_errors=True)
+    tokens = private / TOKENS
+    for left in (tuned, tokens):
+        shutil.rmtree(left, ignore_errors=True)
+    tokens.mkdir()
     plan = replace(session.plan, config=with_absolute_paths(session.config))
     method = plan.method
     training = Training(
@@ -86,7 +90,7 @@ def train(session: DpSgdSession) -> dict[str, Any]:
         settings=plan.settings,
         base=plan.config.engine.model,
         base_name=session.config.engine.model,
-        loop=partial(fine_tune_on_records, plan),
+        loop=partial(fine_tune_on_records, plan, str(tokens)),
         folder=str(tuned),
         journal=Journal(
             session.ledger,
@@ -101,10 +105,13 @@ def train(session: DpSgdSession) -> dict[str, Any]:
     def show(t: int) -> None:
         session.show("training steps", t, method.steps)
 
-    if session.in_process:
-        train_here(training, show)
-    else:
-        train_on_actors(session, training, show)
+    try:
+        if session.in_process:
+            train_here(training, show)
+        else:
+            train_on_actors(session, training, show)
+    finally:
+        shutil.rmtree(tokens, ignore_errors=True)
     sync_all(tuned)
     return {"files": hashes(released_folder(session))}
 
@@ -132,15 +139,21 @@ def train_on_actors(session: DpSgdSession, training: Training, show: OnStep) -> 
 
 def fine_tune_on_records(
     plan: DpSgdPlan,
-    trainer: Trainer,
+    tokens: str,
+    trainer: ReferenceTrainer,
     sampling: np.random.Generator,
     before_step: OnStep,
     after_step: OnStep,
     start: int,
 ) -> None:
-    """Run the algorithm on a rank. The rank reads the records itself: they are never sent."""
+    """Run the algorithm on a rank. Records are never sent: each rank reads the data and encodes its
+    shard of the units into the folder `tokens`, which all ranks see."""
+    data, folder = plan.config.data, Path(tokens)
     encoder = text_encoder(plan.config.engine, plan.settings)
-    units = load_units(plan.config.data, encoder, plan.codes)
+    texts = unit_texts(data, encoder, plan.codes, trainer.rank, trainer.ranks)
+    write_shard(folder, trainer.rank, texts, data.max_records_per_unit)
+    trainer.wait_for_ranks()
+    units = MappedUnits(folder, trainer.ranks)
     fine_tune(plan.method, units, trainer, sampling, before_step, after_step, start)
 
 

@@ -12,25 +12,27 @@ from dpray import registry as methods
 from dpray.config.config import Config
 from dpray.engines.base import PlainPrompt
 from dpray.engines.text import TextCodec
-from dpray.methods.dp_sgd.algorithm import Units
 from dpray.methods.dp_sgd.control_codes import (
     ControlCodes,
     control_codes,
     draw_values,
-    load_units,
     text_encoder,
+    unit_texts,
 )  # fmt: skip
 from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.training.step import TrainingText
 from dpray.types import InputError
 from tests.runs.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def units_of(config: Config) -> Units:
+def texts_of(config: Config, shard: int = 0, shards: int = 1) -> list[tuple[str, TrainingText]]:
     assert isinstance(config.method, DpSgdSettings)
     encoder = text_encoder(config.engine, config.method)
-    return load_units(config.data, encoder, control_codes(config.data, config.method))
+    codes = control_codes(config.data, config.method)
+    texts = unit_texts(config.data, encoder, codes, shard, shards)
+    return [(unit, text) for unit, _, text in texts]
 
 
 STARS = {
@@ -54,10 +56,10 @@ def test_control_columns_stand_in_every_code(
     records_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = config(**STARS, method__epochs=0.2, method__records=8, method__max_length=40)
     codec = TextCodec(run.engine.model, None)
-    units = units_of(run)
-    assert len(units) == 60
+    texts = texts_of(run)
+    assert len(texts) == 60
     code = "Kind: b | Review Stars: 1.0\n"
-    [text] = units[7]
+    text = texts[7][1]
     assert text.ids[: text.given] == codec.encode(PlainPrompt(code))
     assert codec.tokenizer.decode(text.ids[1:]).startswith(code)
     methods.run(run)
@@ -68,7 +70,7 @@ def test_control_columns_stand_in_every_code(
     rows[3]["stars"] = 4.0
     records_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(InputError, match=r"row 4: the value of column 'stars'"):
-        units_of(run)
+        texts_of(run)
 
 
 def test_a_code_begins_as_in_training_where_there_is_no_bos(config: Callable[..., Config]) -> None:
@@ -86,10 +88,12 @@ def test_a_unit_brings_its_records_together(
     rows = [row | {"user": f"u{i % 7}"} for i, row in enumerate(rows)]
     records_file.write_text("".join(json.dumps(row) + "\n" for row in rows + rows[:1]))
     run = config(data__unit="user", data__max_records_per_unit=4)
-    units = units_of(run)
-    assert [len(unit) for unit in units] == [4] * 7
+    shards = [texts_of(run, shard, 3) for shard in range(3)]
+    assert sum(map(len, shards)) == 61
+    units = [{unit for unit, _ in texts} for texts in shards]
+    assert set.union(*units) == {f"u{i}" for i in range(7)} and sum(map(len, units)) == 7
     # Without units, a record that is there twice is two.
-    assert len(units_of(config())) == 61
+    assert len({unit for unit, _ in texts_of(config())}) == 61
 
 
 def test_the_values_of_columns_are_drawn_as_their_shares_say(config: Callable[..., Config]) -> None:

@@ -42,6 +42,7 @@ def interrupt(run: Config, steps: int) -> None:
 
     with pytest.raises(Resumable, match="from the last checkpoint: the steps after it, 2 at"):
         methods.run(run, on_progress)
+    assert not (Path(run.output.path) / "private" / "tokens").exists()
 
 
 def test_a_progress_function_that_raises_fails_no_training(config: Callable[..., Config]) -> None:

@@ -29,7 +29,14 @@ def test_a_run_from_data_to_release(
 ) -> None:
     run = config()
     shown: list[Any] = []
-    report = methods.run(run, shown.append)
+    private = Path(run.output.path) / "private"
+
+    def show(progress: Any) -> None:
+        shown.append(progress)
+        training = progress.stage == "training steps" and progress.completed > 0
+        assert not training or list((private / "tokens").glob("ids-0.bin"))
+
+    report = methods.run(run, show)
     step = PoissonSubsampledGaussian(1 / 6, 0.8)
     assert report["epsilon"] == cost(SelfComposed(step, 6), 1e-5).epsilon
     assert report["steps"] == {"planned": 6, "repeated": 0, "charged": 6}
@@ -53,7 +60,7 @@ def test_a_run_from_data_to_release(
         if path.is_file() and path.name != "records.jsonl":
             assert b"Marlowe" not in path.read_bytes(), path.name
     assert "Marlowe" not in "".join(capfd.readouterr())
-    assert not list((Path(run.output.path) / "private").rglob("*.safetensors"))
+    assert not list(private.rglob("*.safetensors")) and not (private / "tokens").exists()
 
 
 @pytest.mark.parametrize("tuning", ["lora", "full"])

@@ -34,14 +34,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    if name == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    return name
-
-
 def selector(text: int, **changes: Any) -> PrivateTokenSelector:
     mechanism: dict[str, Any] = {
         "batch_size": 16, "private_tokens": 10, "clip": "recentred", "clip_bound": 10.0,

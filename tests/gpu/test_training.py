@@ -1,0 +1,79 @@
+"""DP-SGD on a GPU makes the host's steps, and how fast; needs torch and no vLLM."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dpray.config.training import TrainingSettings
+from dpray.mechanisms.randomness import generator, new_key
+from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
+from dpray.training.clipped_loss import PerExampleLoss
+from dpray.training.gradient_noise import GradientNoise
+from dpray.training.step import DpSgdStep
+from dpray.training.training import ReferenceTrainer
+from tests.benchmarks.bench_dp_sgd import measure
+from tests.training.tiny_gradients import flat, gpt2, llama, lora, texts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEP = DpSgdStep(
+    sampling_probability=0.3, noise_multiplier=1.0, clip_norm=0.7, expected_batch_size=6.0
+)
+WAYS = ("plain training", "dpray", "Opacus ghost clipping")
+
+
+@pytest.mark.parametrize("make", [gpt2, lambda: lora(llama())], ids=["gpt2", "llama_lora"])
+def test_a_training_ends_at_the_weights_that_the_host_has(
+    make: Callable[[], Any], device: str
+) -> None:
+    settings = TrainingSettings(micro_batch_size=4, learning_rate=0.1, optimizer="sgd")
+    sampling, noise = new_key(), new_key()
+
+    def tuned(place: str) -> torch.Tensor:
+        loss = PerExampleLoss(make()).eval()
+        trainer = ReferenceTrainer(STEP, settings, loss, noise, place)
+        units = [[text] for text in texts(20)]
+        fine_tune(DpSgd(STEP, 3, settings), units, trainer, generator(sampling))
+        return flat(loss.model).cpu()
+
+    start, host = flat(make()), tuned("cpu")
+    assert (host - start).abs().max() > 0.01
+    torch.testing.assert_close(tuned(device), host, rtol=0, atol=2e-5)
+
+
+def test_noise_is_that_of_its_key_on_every_device(device: str) -> None:
+    key, zeros = new_key(), torch.zeros(2, 700_000)
+    there = zeros.clone().to(device)
+    GradientNoise(STEP, key).add_(there)
+    GradientNoise(STEP, key).add_(zeros)
+    assert (there.cpu() == zeros).all() and zeros.std() > 0.9 * STEP.noise_std
+
+
+def speed_and_memory(
+    kind: str, tuning: str, examples: int, length: int, tiny: bool, show: Callable[[str], None]
+) -> dict[str, tuple[float, float]]:
+    """Measure examples a second and GiB, each way in a process of its own."""
+    found = {}
+    for way in WAYS:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found[way] = pool.apply(measure, (kind, tuning, way, examples, length, 8, tiny))
+        speed, memory = found[way]
+        show(f"{kind}, {tuning}, {way}: {speed:.1f} examples a second, {memory:.2f} GiB")
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_speed_and_memory_beside_plain_training_and_opacus(
+    kind: str, tuning: str, gpu: str, show: Callable[[str], None]
+) -> None:
+    found = speed_and_memory(kind, tuning, 256, 128, False, show)
+    (plain, plain_gib), (ours, ours_gib), (opacus, _) = (found[way] for way in WAYS)
+    assert ours >= 0.6 * plain and ours >= opacus and ours_gib <= 1.5 * plain_gib
