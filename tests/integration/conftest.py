@@ -23,8 +23,8 @@ def short_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    # Its processes report to the metrics pages every two seconds, not every ten.
-    variables = {"RAY_metrics_report_interval_ms": "2000"}
+    # Its processes report to the metrics pages every five seconds, not every ten.
+    variables = {"RAY_metrics_report_interval_ms": "5000"}
     with short() as folder, ray_cluster(folder, jobs=True, **variables) as cluster:
         yield cluster
 

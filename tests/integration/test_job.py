@@ -45,7 +45,7 @@ def test_a_job_is_watched_from_outside_and_runs_to_its_release(
     rows = len(Path(run.tree["data"]["path"]).read_text().splitlines())
     pages = Pages(cluster)
     wait_for(lambda: pages.value("ray_dpray_stage_done", run=run.id) == published)
-    time.sleep(6)  # three reports: Ray drops a gauge that is set but once after two of them
+    time.sleep(15)  # three reports: Ray drops a gauge that is set but once after two of them
     pages.assert_public(rows)
     budget = pages.of_dataset("watched")
     assert budget["reserved_epsilon"] == budget["budget_epsilon"] > 0 == budget["committed_epsilon"]
