@@ -44,7 +44,7 @@ demo: $(INSTALLED)
 	$(BIN)/dpray demo
 
 test: $(INSTALLED)
-	$(PYTEST)
+	$(PYTEST) -m "not chaos"
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

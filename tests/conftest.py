@@ -19,8 +19,17 @@ hypothesis_settings.load_profile("repeatable")
 pytest_plugins = ["tests.databases"]
 
 
-LONGEST = ("integration", "auditing")
-"""The folders whose files take longest, and go first."""
+LONGEST = (
+    "test_serve.py",
+    "test_mechanisms.py",
+    "test_faults.py",
+    "test_zero.py",
+    "test_gpu_placement.py",
+    "test_job.py",
+    "test_ray_run.py",
+    "test_aug_pe_ray.py",
+)
+"""The files that take longest, in this order; the rest of their folders come after them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,9 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from one queue of files is short."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
-    def place(item: pytest.Item) -> tuple[bool, ...]:
-        is_slow = item.path in slow
-        return (*(not (is_slow and name in item.path.parts) for name in LONGEST), not is_slow)
+    def place(item: pytest.Item) -> tuple[int, bool, bool]:
+        path = item.path
+        if path not in slow:
+            return (len(LONGEST), True, True)
+        first = LONGEST.index(path.name) if path.name in LONGEST else len(LONGEST)
+        return (first, path.parent.name not in ("integration", "auditing"), False)
 
     items.sort(key=place)
 

@@ -88,3 +88,21 @@ def test_a_command_imports_no_more_than_it_needs(command: str, tmp_path: Path) -
     code, imported = json.loads(done.stdout.splitlines()[-1])
     assert code == 0, done.stderr
     assert set(imported) <= COMMANDS[command]
+
+
+WORKERS = {
+    "dpray.methods.private_prediction.rows": {"pandas", "ray"},
+    "dpray.methods.private_prediction.release": {"pandas", "ray"} | ACCOUNTANT,
+}
+"""Modules that every worker that reads, or the driver, imports on Ray: neither needs torch."""
+
+
+@pytest.mark.parametrize("module", WORKERS)
+def test_a_process_on_ray_imports_no_more_than_it_needs(module: str) -> None:
+    code = (
+        f"import sys, dpray.runs.groups, {module}; "
+        "print(*(name for name in sys.argv[1:] if name in sys.modules))"
+    )
+    command = [sys.executable, "-c", code, *HEAVY]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) <= WORKERS[module]

@@ -195,17 +195,20 @@ class _Grid:
         b, b_far = (near[:-1] - near[1:]) / width, (far[:-1] - far[1:]) / width
         B = b - self.q * b_far
         C = self.q * (far[:-1] - near[:-1] - (b_far - b) * u[:-1])
+        best = self._value(u, near, far).max(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             top = np.sqrt(C / B)
         inside = (B < 0) & (C < 0) & (u[1:] < top) & (top < u[:-1])
-        top = np.where(inside, top, u[:-1])
-        share = (top - u[1:]) / width
+        # They are few, and elsewhere the ends are the largest: only these are computed.
+        rows, columns = np.nonzero(inside)
+        top = top[rows, columns]
+        share = (top - u[rows + 1, 0]) / width[rows, 0]
         between = self._value(
             top,
-            share * near[:-1] + (1 - share) * near[1:],
-            share * far[:-1] + (1 - share) * far[1:],
+            share * near[rows, columns] + (1 - share) * near[rows + 1, columns],
+            share * far[rows, columns] + (1 - share) * far[rows + 1, columns],
         )
-        best = np.maximum(self._value(u, near, far).max(axis=0), between.max(axis=0))
+        np.maximum.at(best, columns, between)
         rounded: Array = np.minimum(best * ROUNDING, 1.0)
         return rounded
 

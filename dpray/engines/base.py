@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pkgutil import resolve_name
 from typing import (
     TYPE_CHECKING,
@@ -138,6 +139,9 @@ def _on_host(tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     return dict(zip(tensors, flat.split(sizes), strict=True))
 
 
+_resolved = cache(resolve_name)
+
+
 @dataclass(frozen=True)
 class SelectorSpec:
     """Describes the `TokenSelector` to build: `factory` is "package.module:callable" inside dpray,
@@ -149,7 +153,7 @@ class SelectorSpec:
     def build(self) -> TokenSelector:
         if not self.factory.startswith(("dpray.", "tests.")):
             raise ValueError(f"a selector has to be part of dpray, not {self.factory}")
-        selector: TokenSelector = resolve_name(self.factory)(**self.arguments)
+        selector: TokenSelector = _resolved(self.factory)(**self.arguments)
         return selector
 
 

@@ -8,10 +8,9 @@ is measured here with public prompts, on the device and in the precision that de
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from dpray.engines.base import (
     Engine,
@@ -21,6 +20,10 @@ from dpray.engines.base import (
     SelectorSpec,
     Waiting,
 )
+
+# A driver and the workers that read import this module, and need no torch.
+if TYPE_CHECKING:
+    import torch
 
 POSITIONS = 3
 TOKENS = 1024

@@ -308,9 +308,9 @@ def test_a_curve_becomes_a_distribution_that_is_no_better() -> None:
 
 
 def test_losses_whose_exponential_is_no_float_are_bounded_all_the_same() -> None:
-    text = PoissonSubsampledDraws(0.01, 0.625, 2000)
+    text = PoissonSubsampledDraws(0.01, 2.5, 500)
     assert text.pure_epsilon() == pytest.approx(1250 + math.log(0.01))
-    assert text.rdp((2.0,))[0] == pytest.approx(2 * 2000 * 0.625**2 / 8)
-    below = PoissonSubsampledDraws(0.01, 0.625, 1100)
+    assert text.rdp((2.0,))[0] == pytest.approx(2 * 500 * 2.5**2 / 8)
+    below = PoissonSubsampledDraws(0.01, 2.5, 275)
     assert 0 < below.rdp((2.0,))[0] < text.rdp((2.0,))[0]
     assert cost(SelfComposed(text, 3), 1e-6).epsilon > cost(below, 1e-6).epsilon > 1

@@ -363,7 +363,7 @@ def _cases() -> dict[str, Case]:
             add(
                 f"private prediction, {clip}, {tokens} token(s)",
                 lambda clip=clip, tokens=tokens: tokens_target(token(clip=clip), tokens),
-                8000 if tokens == 1 else 2000,
+                4500 if tokens == 1 else 1000,
                 ("clipping removed", unclipped, True),
                 (f"temperature / {times}", colder(times), True),
             )
@@ -381,21 +381,21 @@ def _cases() -> dict[str, Case]:
     one = token(private_tokens=1, temperature=0.6)  # of range 2
     four = token(private_tokens=4, temperature=1.2)  # of range 1
     few_rows = token(private_tokens=1, batch_size=16, clip_bound=10.0)
-    copied, known = Runs(4, 0.1, one, copies=8), Runs(4, 0.1, four)
-    partition, divided = Runs(10, 0.1, one), Runs(1, 0.5, few_rows)
-    for runs, fault, broken in (
-        (Runs(4, 0.5, one), "", None),
-        (Runs(4, 0.5, four), "", None),
-        (copied, "coins by content", copied.coins_by_content),
-        (known, "a key that is known", known.reused_key),
-        (partition, "a disjoint partition", partition.partition),
-        (divided, "divided by the rows that joined", divided.real_size),
+    copied, known = Runs(4, 0.1, one, copies=8), Runs(2, 0.1, four)
+    partition, divided = Runs(4, 0.1, one), Runs(1, 0.5, few_rows)
+    # A batch costs as much as a trial: few batches, and as many trials as the fault's margin takes.
+    for runs, trials, fault, broken in (
+        (Runs(2, 0.5, one), 4000, "", None),
+        (Runs(2, 0.5, four), 4000, "", None),
+        (copied, 6000, "coins by content", copied.coins_by_content),
+        (known, 2000, "a key that is known", known.reused_key),
+        (partition, 1500, "a disjoint partition", partition.partition),
+        (divided, 3000, "divided by the rows that joined", divided.real_size),
     ):
         name = (
             f"private prediction, Poisson, q {runs.q}, {runs.number} x "
             f"{runs.mechanism.private_tokens} token(s), {runs.copies} copies"
         )
-        trials = 6000 if runs.copies else 4000
         add(name, runs.target, trials)
         if broken is not None:
             found[f"{name}: {fault}"] = Case(broken, fault, no_fault, True, trials)

@@ -1,6 +1,6 @@
 """Every mechanism keeps its claim, and the audit catches the faults that docs/audit.md names.
 
-A right mechanism is reported with probability 0.1 % at most. In 6 to 20 audits each, the mean bound
+A right mechanism is reported with probability 0.1 % at most. In 6 to 80 audits each, the mean bound
 of the faults nearest to their claims was about four of its standard deviations above them.
 """
 

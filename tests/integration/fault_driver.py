@@ -1,12 +1,17 @@
-"""A driver whose engine is the real one with a fault in it.
+"""A driver whose engine has a fault in it.
+
+The engine is `Words`, which starts in no time, where a real one costs an actor eight seconds of a
+core, and the driver that reads its tokenizer as many; real ones are in `test_ray_run` and
+`test_engine_pool`.
 
 `python fault_driver.py FAULT MARKER CONFIG` runs a configuration like `dpray run CONFIG --json`.
 The file MARKER is seen by all processes of the cluster. FAULT is
 
+- `none`;
 - `fails_once`: `decode_lockstep` raises when two texts of a call are finished, and makes MARKER,
   after which it does not;
 - `waits`: when two texts of its second block of groups are finished, or two prompts are answered,
-  an engine makes a file MARKER.PID and waits until MARKER is there;
+  an engine makes a file MARKER.PID and waits until MARKER is there, and nobody has the second;
 - `loads_once`: only the first engine that is loaded, anywhere, can be, and makes MARKER.
 """
 
@@ -18,11 +23,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
+from zlib import crc32
+
+import numpy as np
 
 from dpray import registry as methods
-from dpray.config.config import EngineConfig, load_config
+from dpray.config.config import load_config
 from dpray.engines.base import (
     Completion,
     Engine,
@@ -32,9 +41,79 @@ from dpray.engines.base import (
     LockstepResult,
     OnCompletion,
     Prompt,
+    Prompts,
+    Samplings,
+    select_token,
 )
-from dpray.runs.engine import build_engine
 from dpray.types import DprayError
+
+VOCABULARY = 64
+
+
+class Words:
+    """Is an `Engine` whose logits are a function of a row's own prompt and of the text so far."""
+
+    context_length = 512
+    most_rows = None
+
+    def close(self) -> None: ...
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        words = f"{prompt.user} {prompt.prefix}".split()
+        return tuple(crc32(word.encode()) % VOCABULARY for word in words)
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        return " ".join(text.split()[:max_tokens])
+
+    def generate(
+        self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
+    ) -> list[Completion]:
+        completions = []
+        for i, prompt in enumerate(prompts):
+            ids = self.encode(prompt)[: samplings[i].max_tokens]
+            completions.append(Completion(text_of(ids), len(ids), len(ids), "length"))
+            if on_completion is not None:
+                on_completion(i, completions[-1])
+        return completions
+
+    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        for first in groups:
+            group: LockstepGroup | None = first
+            while group is not None:
+                group = yield decoded(group)
+
+
+def decoded(group: LockstepGroup) -> LockstepResult:
+    # Imported late: the driver needs no torch.
+    import torch
+
+    selector = group.selector.build()
+    tokens: list[int] = []
+    while len(tokens) < group.max_tokens:
+        rows = [logits(prompt, tokens) for prompt in group.prompts]
+        logits_SV = torch.from_numpy(np.array(rows, dtype=np.float32))
+        token = select_token(selector, logits_SV[:-1], logits_SV[-1])
+        if token is None:
+            break
+        tokens.append(token)
+    whole = len(tokens) == group.max_tokens
+    return LockstepResult(
+        group.group_id,
+        text_of(tokens),
+        tuple(tokens),
+        "length" if whole else "exhausted",
+        selector.state(),
+    )
+
+
+def logits(prompt: Sequence[int], tokens: Sequence[int]) -> Any:
+    seed = crc32(bytes([*prompt, *tokens]))
+    return np.random.default_rng(seed).normal(size=VOCABULARY)
+
+
+def text_of(tokens: Iterable[int]) -> str:
+    return " ".join(f"word{token}" for token in tokens)
+
 
 OnText = Callable[[int, LockstepResult, LockstepGroup | None], None]
 """Gets the number of texts so far, a finished text, and the next one of the same rows, if any."""
@@ -90,13 +169,18 @@ class Waits:
             time.sleep(0.05)
 
     def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
-        def waiting(finished: int, result: LockstepResult, following: LockstepGroup | None) -> None:
+        texts = self.engine.decode_lockstep(groups)
+        following: LockstepGroup | None = None
+        for finished in count(1):
+            try:
+                text = texts.send(following)
+            except StopIteration:
+                return
             # The probe of the engine's rounding comes before, one text at a time.
             self.tasks += finished == 2
             if finished == 2 and self.tasks == 2:
-                self.wait()
-
-        return watched(self.engine.decode_lockstep(groups), waiting)
+                self.wait()  # With a text that nobody has: its batch is under way.
+            following = yield text
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Any, on_completion: OnCompletion
@@ -113,10 +197,10 @@ class Waits:
         return self.engine.generate(prompts, sampling, waiting)
 
 
-def build(fault: str, marker: str, section: EngineConfig, **options: Any) -> Any:
+def build(fault: str, marker: str, *_: Any, **__: Any) -> Any:
     if fault == "loads_once" and not first_time(marker):
         raise EngineError("there is no GPU here")
-    engine = build_engine(section, **options)
+    engine: Any = Words()
     if fault == "fails_once":
         return FailsOnce(engine, marker)
     return Waits(engine, marker) if fault == "waits" else engine

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from dpray.runs.metrics import METRICS
-from tests.integration.processes import MARKER, TOKEN, Cluster
+from tests.integration.processes import MARKER, TIMEOUT, TOKEN, Cluster
 
 RAYS_OWN_TAGS = {
     "Component", "JobId", "NodeAddress", "NodeId", "SessionName", "Version", "WorkerId", "ip",
@@ -25,9 +25,11 @@ class Pages:
         listed = httpx.get(
             f"{self.cluster.dashboard}/api/prometheus/sd",
             headers={"Authorization": f"Bearer {TOKEN}"},
+            timeout=TIMEOUT,
         )
         targets = [target for group in listed.json() for target in group["targets"]]
-        return "\n".join(httpx.get(f"http://{target}/metrics").text for target in set(targets))
+        pages = [f"http://{target}/metrics" for target in set(targets)]
+        return "\n".join(httpx.get(page, timeout=TIMEOUT).text for page in pages)
 
     def samples(self) -> list[Sample]:
         """dpray's own."""

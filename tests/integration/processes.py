@@ -30,6 +30,17 @@ TIMEOUT = 900
 a replica of vLLM that starts anew, under a minute and a half."""
 TOKEN = uuid.uuid4().hex
 """Of our clusters alone: they are not open to everybody, and need no token of this account."""
+NODE = {
+    # Ray's own workers come last of all (nice 15) otherwise: beside busy neighbours they get a
+    # twentieth of a core.
+    "RAY_worker_niceness": "0",
+    # A worker that has nothing to do is kept for the run's next task: each new one takes three
+    # seconds of a core.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_num_workers_soft_limit": "8",
+    "RAY_idle_worker_killing_time_threshold_ms": "10000",
+}
+"""The environment of our clusters' nodes."""
 MARKER = b"Marlowe"
 """A word that every record of the fixtures holds, and nothing else."""
 
@@ -151,9 +162,7 @@ def ray_node(
     with open(out, "wb") as file:
         node = subprocess.Popen(
             [*command, *(f"--{name}={value}" for name, value in options.items())],
-            # Ray's own workers come last of all (nice 15) otherwise: beside busy neighbours they
-            # get a twentieth of a core.
-            env=environment(**({"RAY_worker_niceness": "0"} | variables)),
+            env=environment(**(NODE | variables)),
             stdout=file,
             stderr=subprocess.STDOUT,
         )
@@ -203,6 +212,8 @@ def wait_for(ready: Callable[[], object], process: subprocess.Popen[Any] | None 
 
 DPRAY_RUN = ["-m", "dpray", "run"]
 FAULT_DRIVER = str(Path(__file__).with_name("fault_driver.py"))
+WORDS = "tests/words"
+"""The model of `fault_driver` is no folder, so that no driver reads its tokenizer."""
 COMMAND_LINES = str(Path(__file__).with_name("command_lines.py"))
 
 
@@ -233,7 +244,8 @@ class Runs:
         self.folder = folder
 
     def with_fault(self, fault: str) -> Runs:
-        """Give its engine a fault of `fault_driver`'s."""
+        """Give it the engine of `fault_driver` with a fault."""
+        self.tree["engine"]["model"] = WORDS
         self.program = [FAULT_DRIVER, fault, str(self.marker)]
         return self
 

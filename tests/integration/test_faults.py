@@ -23,6 +23,7 @@ from dpray.config.config import parse_config
 from dpray.registry import make_plan
 from dpray.types import Budget
 from tests.integration.processes import Cluster, Runs, wait_for
+from tests.integration.trainings import assert_charged, held_in_mid_training
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +46,8 @@ def test_two_runs_race_for_the_last_of_a_budget(runs: MakeRuns, tmp_path: Path, 
         data = tmp_path / f"{name}.jsonl"
         shutil.copy(records_file, data)
         output = str(tmp_path / name)
-        racers.append(runs(data__path=str(data), output__path=output, runtime__ray_address="none"))
+        run = runs(data__path=str(data), output__path=output, runtime__ray_address="none")
+        racers.append(run.with_fault("none"))
     cost = make_plan(parse_config(racers[0].tree)).cost
     ledger = Ledger.create_or_open(racers[0].url)
     ledger.create_dataset(
@@ -198,3 +200,14 @@ def test_2000_copies_of_a_text(runs: MakeRuns, records_file: Path):
     report = run.run().report
     assert report["batches"]["published"] == 12 and report["batches"]["repeated"] == 0
     run.assert_whole(report)
+
+
+def test_a_worker_lost_in_mid_training(training: MakeRuns, cluster: Cluster):
+    """The runner, and nothing else, restarts the training from the last checkpoint; so it does when
+    the driver, one of two workers and a node are lost one after the other (`make chaos`)."""
+    run = training(runtime__actors=1)
+    process = run.start()
+    with held_in_mid_training(run, process, cluster.head):
+        [worker] = cluster.workers("RayTrainWorker")
+        worker.kill()
+    assert_charged(run, run.finish(process).report, faults=1)

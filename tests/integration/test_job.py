@@ -33,7 +33,7 @@ JOBS = Path(__file__).parents[2] / "jobs"
 RUN_JOB = "import sys, submit; sys.exit(submit.run_job(sys.argv[1]))"
 
 
-def test_a_job_is_watched_from_outside(
+def test_a_job_is_watched_from_outside_and_runs_to_its_release(
     waiting_runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
 ):
     """The metrics pages are read while it waits in the midst of a batch."""
@@ -57,7 +57,13 @@ def test_a_job_is_watched_from_outside(
     assert tokens and private and 0 < private <= tokens
 
     run.marker.touch()
-    assert finish(process).returncode == 0
+    submitted = finish(process)
+    assert submitted.returncode == 0, submitted.stdout[-2000:] + submitted.stderr[-2000:]
+    assert "SUCCEEDED" in submitted.stderr
+    [report] = [json.loads(line) for line in submitted.stdout.splitlines() if line[:2] == '{"']
+    assert report["batches"]["published"] == 12
+    run.assert_whole(report)
+    run.assert_nothing_private(Ended(0, submitted.stdout, submitted.stderr))
 
 
 def test_the_submitter_ends_with_the_runs_exit_code(
@@ -86,22 +92,6 @@ def test_the_submitter_ends_with_the_runs_exit_code(
     stranger = finish(submitter(cluster, job, program, "config.yaml", RAY_AUTH_TOKEN="0" * 32))
     assert stranger.returncode == 2
     assert stranger.stderr.splitlines()[-1].startswith("no cluster took the job: ")
-
-
-def test_a_submitted_job_runs_to_its_release(
-    runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
-):
-    run = runs(method__max_records=12)
-    job = tmp_path / "job"
-    job.mkdir()
-    run.config.rename(job / "config.yaml")
-    submitted = finish(submitter(cluster, job, str(JOBS / "submit.py"), "config.yaml", "--json"))
-    assert submitted.returncode == 0, submitted.stdout[-2000:] + submitted.stderr[-2000:]
-    assert "SUCCEEDED" in submitted.stderr
-    [report] = [json.loads(line) for line in submitted.stdout.splitlines() if line[:2] == '{"']
-    assert report["batches"]["published"] == 12
-    run.assert_whole(report)
-    run.assert_nothing_private(Ended(0, submitted.stdout, submitted.stderr))
 
 
 def test_a_job_charges_no_copy_of_a_ledger_that_ray_deletes(

@@ -1,4 +1,4 @@
-"""A cluster of two nodes of which one is lost in mid-run, and another one comes.
+"""A cluster of two nodes of which one is lost in mid-run.
 
 Two actors of three CPUs do not both fit the head.
 """
@@ -36,32 +36,29 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def both_at_work(run: Runs) -> bool:
-    """Both actors wait in their second tasks of a batch."""
-    return run.counts()["started"] >= 4
-
-
 def test_node_lost_in_mid_batch(
     waiting_runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
 ) -> None:
+    """The actor on the head does what is left."""
     # Twelve tasks: a few are queued for the actor that is there first, and the other one needs two.
     run = waiting_runs(**WIDE, runtime__batches_per_task=1)
     with another_node(cluster, tmp_path / "first.out") as node:
         process = run.start()
-        wait_for(lambda: both_at_work(run), process)
+        wait_for(lambda: run.engines_waited() == 2, process)
         assert workers_of(node, "GroupActor")
         kill(node)
         run.marker.touch()
-        with another_node(cluster, tmp_path / "second.out"):
-            report = run.finish(process).report
+        report = run.finish(process).report
     assert 1 <= report["batches"]["repeated"] < 12
     run.assert_whole(report)
 
 
+@pytest.mark.chaos
 def test_driver_then_a_worker_then_a_node_lost_in_mid_training(
     training: Callable[..., Runs], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The runner, and nothing else, restarts the training from the last checkpoint."""
+    """The runner, and nothing else, restarts the training from the last checkpoint. The suite has
+    `test_a_worker_lost_in_mid_training` and `test_node_lost_in_mid_batch`."""
     run = training(**WIDE)
     with another_node(cluster, tmp_path / "first.out") as node:
         process = run.start()

@@ -22,7 +22,7 @@ def test_measured_labels_choose_secret_batches_on_the_cluster(runs: Callable[...
     run = runs(
         method__batches="poisson", method__texts=12, data__label_proportions="measured",
         privacy__epsilon=80.0, privacy__epsilon_labels=20.0, runtime__actors=2,
-    )  # fmt: skip
+    ).with_fault("none")  # fmt: skip
     report = run.run().report
     assert report["sampling"]["label_mix_source"].startswith("measured")
     assert 2 <= report["batches"]["published"] <= 12 and report["records"] > 0
@@ -46,7 +46,7 @@ def test_a_run_without_an_address_starts_ray_here(
 
 
 def test_a_cluster_that_does_not_know_us_is_bad_input(runs: Callable[..., Runs], tmp_path: Path):
-    run = runs()
+    run = runs(engine__model="owner/name")
     ended = run.finish(run.start(RAY_AUTH_TOKEN="0" * 32))
     assert ended.code == 2
     assert ended.err.splitlines()[-1].startswith("dpray: runtime.ray_address: no connection")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +29,7 @@ from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
 from dpray.methods.private_prediction.prompts import PromptTemplate
+from dpray.methods.private_prediction.rows import joined
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 from dpray.runs.rows import Row, RowsOf, local_rows
 
@@ -130,8 +131,6 @@ def runs_target(
 
     Claim: what `PoissonBatches.dp_event` charges for such a run, whatever the other units are.
     """
-    from dpray.methods.private_prediction.release import joined
-
     mechanism = method.mechanism
     withheld = mechanism.records_per_unit
     copies = len(rows) // withheld - 1
@@ -168,7 +167,7 @@ def tokens_target(mechanism: PrivateToken, tokens: int) -> MonteCarlo:
     """Audit `tokens` of a batch's private tokens; the statistic counts those that are TARGET."""
     mechanism = replace(mechanism, private_tokens=tokens, threshold=None, noise=None, **NO_GATE)
     inputs = {with_unit: _contested(mechanism, with_unit) for with_unit in (True, False)}
-    values = asdict(mechanism)
+    values = mechanism.values
 
     def draw(with_unit: bool, trials: int) -> Scores:
         hits = [_drawn(values, inputs[with_unit]).count(TARGET) for _ in range(trials)]
@@ -189,7 +188,7 @@ def sparse_vector_target(mechanism: PrivateToken) -> MonteCarlo:
     sparse_vector = mechanism.sparse_vector
     assert sparse_vector is not None
     mechanism = replace(mechanism, private_tokens=1, **NO_GATE)
-    values = asdict(mechanism)
+    values = mechanism.values
     queries = {
         with_unit: [_asked(mechanism, with_unit, token) for token in (OTHER, OTHER, TARGET)]
         for with_unit in (True, False)
@@ -208,7 +207,7 @@ def sparse_vector_target(mechanism: PrivateToken) -> MonteCarlo:
 
 
 @torch.inference_mode()
-def _drawn(mechanism: dict[str, Any], logits: Logits) -> list[int]:
+def _drawn(mechanism: Mapping[str, Any], logits: Logits) -> list[int]:
     selector = PrivateTokenSelector(mechanism, new_key())
     tokens: list[int] = []
     while (token := select_token(selector, *logits)) is not None:
@@ -244,7 +243,7 @@ def _in_lockstep(group: LockstepGroup, logits: Logits) -> LockstepResult:
 
 
 @torch.inference_mode()
-def _nears(mechanism: dict[str, Any], queries: list[Logits]) -> int:
+def _nears(mechanism: Mapping[str, Any], queries: list[Logits]) -> int:
     """Count the answers before the first "far", or all where there is none."""
     selector = PrivateTokenSelector(mechanism, new_key())
     for logits in queries:

@@ -15,17 +15,14 @@ from typing import Any
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.sections import RuntimeConfig
 from dpray.io.files import write_durably
-from dpray.mechanisms.partition import HashPartition
-from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey, new_key
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
-from dpray.methods.private_prediction.rows import ROWS, placeholder, private_rows
+from dpray.methods.private_prediction.rows import ROWS, joined, placeholder, private_rows
 from dpray.runs.folder import BATCHES_KEY
 from dpray.runs.group_pool import Outcome
 from dpray.runs.groups import Groups
 from dpray.runs.in_order import in_order
-from dpray.runs.rows import Row
 from dpray.runs.session import Release, Session
 from dpray.runs.together import together
 from dpray.types import DprayError, InputError
@@ -142,13 +139,6 @@ def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:
     )
     s = plan.settings.batch_size
     return Groups(rows, ROWS, "batch", partial(joined, plan.batches, key), placeholder(), s)
-
-
-def joined(batches: HashPartition | PoissonBatches, key: str, row: Row) -> Iterator[str]:
-    """Yield the batches that a row's unit joins."""
-    if isinstance(batches, HashPartition):
-        return batches.joined(row["label"], row["unit"])
-    return batches.joined(key, row["label"], row["unit"])
 
 
 def batches_key(session: BatchSession) -> SecretKey:

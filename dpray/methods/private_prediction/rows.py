@@ -1,4 +1,6 @@
-"""The rows of a file are validated and labelled; each joins one batch, or several."""
+"""The rows of a file are validated and labelled; each joins one batch, or several.
+
+Workers that read import this module, and need neither the release nor the accountant for it."""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ import pyarrow as pa
 
 from dpray.config.config import DataConfig
 from dpray.io.records import Piece
-from dpray.mechanisms.partition import content_rank
+from dpray.mechanisms.partition import HashPartition, content_rank
+from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.runs.rows import Row, read_records
 
@@ -35,3 +38,10 @@ def private_rows(
             unit = f"{number} {piece.file}"
         rank = content_rank(record.text, record.label)
         yield {"label": record.label or "", "text": record.text, "unit": unit, "rank": rank}
+
+
+def joined(batches: HashPartition | PoissonBatches, key: str, row: Row) -> Iterator[str]:
+    """Yield the batches that a row's unit joins."""
+    if isinstance(batches, HashPartition):
+        return batches.joined(row["label"], row["unit"])
+    return batches.joined(key, row["label"], row["unit"])

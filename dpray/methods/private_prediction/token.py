@@ -68,6 +68,11 @@ class PrivateToken:
     records_per_unit: int = 1
 
     @cached_property
+    def values(self) -> Mapping[str, Any]:
+        """Return the fields, which are plain values; made once, because every text takes them."""
+        return asdict(self)
+
+    @cached_property
     def sampler(self) -> SoftmaxSampler:
         sensitivity = self.records_per_unit * self.clip_bound / self.batch_size
         return SoftmaxSampler(sensitivity=sensitivity, temperature=self.temperature)
@@ -195,4 +200,4 @@ class PrivateTokenSelector:
 
 def selector_arguments(mechanism: PrivateToken, key: str, **state: Any) -> dict[str, Any]:
     """Return the plain values `PrivateTokenSelector` is built from."""
-    return {"mechanism": asdict(mechanism), "key": key, **state}
+    return {"mechanism": mechanism.values, "key": key, **state}
