@@ -19,6 +19,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from dpray.accounting.event import Event
+from dpray.accounting.events import ExponentialMechanism
 from dpray.auditing.labels import labels_target
 from dpray.auditing.target import Finding, Target, audit_target
 from dpray.config.config import DataConfig
@@ -180,22 +182,30 @@ def half_answers() -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of so many batches with sampling probability `q`, and with `copies` of the withheld
-    record beside it."""
+    """Runs of so many batches of each label with sampling probability `q`, with `copies` of the
+    withheld unit beside it, which has a record of each label."""
 
     number: int
     q: float
     mechanism: PrivateToken
     copies: int = 0
+    labels: tuple[str, ...] = ("",)
 
     @property
     def batches(self) -> PoissonBatches:
-        return PoissonBatches({"": self.number}, {"": self.q})
+        return PoissonBatches(
+            dict.fromkeys(self.labels, self.number), dict.fromkeys(self.labels, self.q)
+        )
 
     def rows(self, by_place: bool = True) -> list[Row]:
         data = DataConfig(path="", public_size=100)
+        if len(self.labels) > 1:
+            columns = {"label": "label", "labels": self.labels, "unit": "who"}
+            data = DataConfig(
+                path="", public_size=100, max_records_per_unit=len(self.labels), **columns
+            )
         rows_of = partial(private_rows, data=data, template=PromptTemplate(""), by_place=by_place)
-        return made_up_rows(data, rows_of, "", 1 + self.copies)
+        return made_up_rows(data, rows_of, self.labels, 1 + self.copies)
 
     def method(self, kind: type[PrivatePrediction] = PrivatePrediction) -> PrivatePrediction:
         return kind(self.mechanism, self.mechanism.private_tokens, examples_per_batch=1)
@@ -220,6 +230,12 @@ class Runs:
         batches = Disjoint(self.batches.batches_per_label, self.batches.sampling_probabilities)
         return runs_target(self.method(), batches, self.rows())
 
+    def label_by_label(self) -> Target:
+        """Charge each label's batches for the row that a unit has there, and no unit for two
+        labels."""
+        batches = InParallel(self.batches.batches_per_label, self.batches.sampling_probabilities)
+        return runs_target(self.method(), batches, self.rows())
+
     def real_size(self) -> Target:
         return runs_target(self.method(DividesByRows), self.batches, self.rows())
 
@@ -227,6 +243,11 @@ class Runs:
 class Disjoint(PoissonBatches):
     def joined(self, key: str, label: str, place: str) -> Iterator[str]:
         return HashPartition(self.batches_per_label, "00" * 16).joined(label, place)
+
+
+class InParallel(PoissonBatches):
+    def dp_event(self, draw: ExponentialMechanism, draws: int, records_per_unit: int) -> Event:
+        return super().dp_event(replace(draw, range=draw.range / records_per_unit), draws, 1)
 
 
 class DividesByRows(PrivatePrediction):
@@ -381,7 +402,10 @@ def _cases() -> dict[str, Case]:
     one = token(private_tokens=1, temperature=0.6)  # of range 2
     four = token(private_tokens=4, temperature=1.2)  # of range 1
     few_rows = token(private_tokens=1, batch_size=16, clip_bound=10.0)
+    # A row moves a batch by half of what its unit may.
+    of_two = token(private_tokens=1, temperature=0.6, records_per_unit=2)
     copied, known = Runs(4, 0.1, one, copies=8), Runs(2, 0.1, four)
+    labels = Runs(1, 0.9, of_two, labels=("a", "b"))
     partition, divided = Runs(4, 0.1, one), Runs(1, 0.5, few_rows)
     # A batch costs as much as a trial: few batches, and as many trials as the fault's margin takes.
     for runs, trials, fault, broken in (
@@ -391,10 +415,12 @@ def _cases() -> dict[str, Case]:
         (known, 2000, "a key that is known", known.reused_key),
         (partition, 1500, "a disjoint partition", partition.partition),
         (divided, 3000, "divided by the rows that joined", divided.real_size),
+        (labels, 8000, "labels charged one by one", labels.label_by_label),
     ):
         name = (
             f"private prediction, Poisson, q {runs.q}, {runs.number} x "
             f"{runs.mechanism.private_tokens} token(s), {runs.copies} copies"
+            f"{', units of two labels' if len(runs.labels) == 2 else ''}"
         )
         add(name, runs.target, trials)
         if broken is not None:

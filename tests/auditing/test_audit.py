@@ -101,14 +101,21 @@ def test_whole_runs_with_poisson_batches_are_audited_at_what_they_cost(
         method = method | {"max_records": method.get("max_records", 8) // 2}
     tree = settings(method=POISSON | method, privacy__epsilon=1e3, **changes)
     plan = make_plan(parse_config(tree))
-    *tokens, alone, copied = plan.audit_targets()
-    assert tokens[0].name == "private token"
+    tokens, _, alone, copied, *of_two_labels = plan.audit_targets()
+    assert tokens.name == "private token"
     assert alone.name == copied.name == "runs of 4 Poisson batch(es), 4 token(s) each"
     assert "4 others with the same records" in copied.inputs and "others" not in alone.inputs
     if "unit" not in data:
         assert alone.event == copied.event == plan.dp_event
-    assert audit_target(alone, 200, 1e-5, 0.01).holds
-    assert audit_target(copied, 200, 1e-5, 0.01).holds
+    assert len(of_two_labels) == ("unit" in data)
+    for runs in of_two_labels:
+        # Two of the batches of each label are a run of four, as is a plan of two a label.
+        assert runs.name == alone.name and "2 row(s) of 2 labels" in runs.inputs
+        halved = {"max_records": method.get("max_records", 8) // 2}
+        smaller = settings(method=POISSON | method | halved, privacy__epsilon=1e3, **changes)
+        assert runs.event == make_plan(parse_config(smaller)).dp_event
+    for runs in (alone, copied, *of_two_labels):
+        assert audit_target(runs, 200, 1e-5, 0.01).holds
 
 
 def test_a_small_run_has_few_batches_of_few_tokens(settings: Settings, tmp_path: Path) -> None:

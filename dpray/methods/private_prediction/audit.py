@@ -67,30 +67,41 @@ def targets(mechanism: PrivateToken) -> Iterator[Target]:
 
 def runs_targets(plan: PrivatePredictionPlan) -> Iterator[Target]:
     """Yield small runs of a plan with Poisson batches, with one unit withheld: where no other unit
-    joins by a coin, and where `COPIES` others with the same records do."""
+    joins by a coin; where `COPIES` others with the same records do; and, where units may have rows
+    of two labels, one that has them."""
     # Imported late: the audit of a plan with disjoint batches has no use for Ray.
     from dpray.methods.private_prediction.release import batches_of
 
     assert isinstance(plan.batches, PoissonBatches)
-    batches, method = small_run(plan.batches, plan.method)
-    (label,) = batches.batches_per_label
     # A template that makes its texts from columns asks for columns that made-up records lack.
     rows_of = batches_of(replace(plan, template=PromptTemplate("")), new_key()).rows_of
-    for units in (1, 1 + COPIES):
-        rows = made_up_rows(plan.config.data, rows_of, label, units)
-        yield runs_target(method, batches, rows)
+    data, rows_per_unit = plan.config.data, plan.config.data.max_records_per_unit
+    first, *others = joined_most(plan.batches)
+    units_of = [([first] * rows_per_unit, 1), ([first] * rows_per_unit, 1 + COPIES)]
+    if rows_per_unit > 1 and others:
+        units_of.append(([first] * (rows_per_unit - 1) + others[:1], 1))
+    for labels, units in units_of:
+        batches, method = small_run(plan.batches, plan.method, list(dict.fromkeys(labels)))
+        yield runs_target(method, batches, made_up_rows(data, rows_of, labels, units))
+
+
+def joined_most(batches: PoissonBatches) -> list[str]:
+    """Return the labels, first the one whose batches a unit joins most often."""
+    counts, probabilities = batches.batches_per_label, batches.sampling_probabilities
+    return sorted(counts, key=lambda label: (probabilities[label], counts[label]), reverse=True)
 
 
 def small_run(
-    batches: PoissonBatches, method: PrivatePrediction
+    batches: PoissonBatches, method: PrivatePrediction, labels: Sequence[str]
 ) -> tuple[PoissonBatches, PrivatePrediction]:
-    """Return the first few batches of the label that a unit joins most often, and the method with
-    few tokens for each."""
-    counts, probabilities = batches.batches_per_label, batches.sampling_probabilities
-    label = max(counts, key=lambda label: (probabilities[label], counts[label]))
+    """Return the first few batches of these labels, and the method with few tokens for each."""
+    most = RUN_BATCHES // len(labels)
     tokens = min(method.mechanism.private_tokens, RUN_TOKENS)
     return (
-        PoissonBatches({label: min(counts[label], RUN_BATCHES)}, {label: probabilities[label]}),
+        PoissonBatches(
+            {label: min(batches.batches_per_label[label], most) for label in labels},
+            {label: batches.sampling_probabilities[label] for label in labels},
+        ),
         replace(
             method,
             mechanism=replace(method.mechanism, private_tokens=tokens, **NO_GATE),
@@ -99,15 +110,15 @@ def small_run(
     )
 
 
-def made_up_rows(data: DataConfig, rows_of: RowsOf, label: str, units: int) -> list[Row]:
-    """Return the rows that the run's reader makes of so many units with equal records, one unit
-    after the other. The file that it reads is made up."""
+def made_up_rows(data: DataConfig, rows_of: RowsOf, labels: Sequence[str], units: int) -> list[Row]:
+    """Return the rows that the run's reader makes of so many units, each with a record of each of
+    `labels`, one unit after the other. The file that it reads is made up."""
     records = [
         {data.text: "made up"}
         | ({data.label: label} if data.label is not None else {})
         | ({data.unit: f"unit {unit}"} if data.unit is not None else {})
         for unit in range(units)
-        for _ in range(data.max_records_per_unit)
+        for label in labels
     ]
     with TemporaryDirectory() as folder:
         file = Path(folder) / "records.jsonl"
@@ -135,8 +146,10 @@ def runs_target(
     withheld = mechanism.records_per_unit
     copies = len(rows) // withheld - 1
     names = list(batches.batch_ids())
-    # All units together come within one draw's range of a tie, from below where one is missing.
-    behind = (copies + 1.0) * mechanism.sampler.dp_event.range
+    # All units together bring a batch within one draw's range of a tie, from below where one is
+    # missing.
+    rows_in_a_batch = max(Counter(row["label"] for row in rows[-withheld:]).values())
+    behind = (copies + 1.0) * mechanism.sampler.dp_event.range * rows_in_a_batch / withheld
     rows_SV, unit_V, public_V = _rows(mechanism, behind)
 
     @cache
@@ -154,9 +167,12 @@ def runs_target(
         return np.concatenate([[found.sum(axis=0), found.max(axis=0)], found])
 
     tokens, among = mechanism.private_tokens, f", among {copies} others with the same records"
+    labels = len(batches.batches_per_label)
+    of_labels = f" of {labels} labels" if labels > 1 else ""
     return MonteCarlo(
         f"runs of {len(names)} Poisson batch(es), {tokens} token(s) each",
-        f"one more unit of {withheld} row(s), sure of one token{among if copies else ''}",
+        f"one more unit of {withheld} row(s){of_labels}, sure of one token"
+        f"{among if copies else ''}",
         batches.dp_event(mechanism.sampler.dp_event, tokens, withheld),
         draw,
         at_once=max(1, 1000 // (tokens * len(names))),
