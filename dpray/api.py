@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import ray.data
 
+    from dpray.comparison import Comparison
     from dpray.config.config import Config
     from dpray.engines.base import Engine
     from dpray.runs.plan import Plan
@@ -47,6 +48,17 @@ def plan(config: Config) -> Plan:
     from dpray.registry import make_plan
 
     return make_plan(config)
+
+
+def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> Comparison:
+    """Ask every method for as many texts at the same epsilon, and recommend one. Opens no data.
+
+    compared = dpray.compare(config)
+    compared.recommended, compared.summary()["methods"]["aug_pe"]["signal"]
+    """
+    from dpray.comparison import compare as compare_methods
+
+    return compare_methods(config, on_progress)
 
 
 def run(

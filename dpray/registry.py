@@ -10,16 +10,25 @@ from typing import Any
 from dpray.config.config import Config
 from dpray.engines.model_path import check_model_path
 from dpray.io.records import list_files
+from dpray.runs.choice import Choice
 from dpray.runs.engine import BuildEngine, build_engine
 from dpray.runs.plan import Plan
-from dpray.types import DprayError, OnProgress
+from dpray.types import DprayError, InputError, OnProgress
 
 
 def make_plan(config: Config) -> Plan:
     """Return the plan, with every null resolved. Raises InputError where the keys together cost
     more than `privacy.epsilon`."""
+    _check_chosen(config)
     plan: Plan = _module(config, "plan").make_plan(config, config.method)
     return plan
+
+
+def choose(config: Config, records: int) -> Choice:
+    """Return the method's plan for so many records, with the parameters that are free chosen.
+    Raises InputError where it has none."""
+    chosen: Choice = _module(config, "choice").choose(config, config.method, records)
+    return chosen
 
 
 def run(
@@ -36,6 +45,7 @@ def run(
     from dpray.runs.folder import ReleaseFolder
     from dpray.runs.runner import Run
 
+    _check_chosen(config)
     list_files(config.data.path)
     if is_local(config) and config.engine.is_local:
         check_model_path(config.engine.model)
@@ -47,6 +57,14 @@ def run(
         except DprayError as error:
             # Without its cause, a library's error that may quote a text: Python shows both.
             raise error from None
+
+
+def _check_chosen(config: Config) -> None:
+    if config.method.name == "auto":
+        raise InputError(
+            "method.name: auto is a question to `dpray plan`, which compares the methods; with "
+            "--write it makes the configuration of the one that it recommends"
+        )
 
 
 def _module(config: Config, name: str) -> Any:

@@ -15,8 +15,8 @@ import dpray
 
 NAMES = [
     "Budget", "BudgetRefused", "Config", "DprayError", "InputError", "Ledger", "Progress",
-    "Resumable", "SyntheticData", "__version__", "audit", "evaluate", "load", "plan",
-    "progress_bar", "run",
+    "Resumable", "SyntheticData", "__version__", "audit", "compare", "evaluate", "load",
+    "plan", "progress_bar", "run",
 ]  # fmt: skip
 
 

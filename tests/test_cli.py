@@ -31,7 +31,7 @@ COMMANDS = {
     "dpray ledger export": "--json --ledger --out",
     "dpray ledger show": "--html --json --ledger",
     "dpray ledger verify": "--contains --json --ledger",
-    "dpray plan": "--json --tune-clip config overrides",
+    "dpray plan": "--compare --json --tune-clip --write config overrides",
     "dpray report": "--json --no-public --public run_dir",
     "dpray run": "--json config overrides",
     "dpray serve": "--dry-run --json config overrides",

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import yaml
 from rich.table import Table
 
 from dpray import api
 from dpray.config.config import Config, load_config
 from dpray.progress import progress_bar
 from dpray.terminal import Terminal, titled_table
+from dpray.types import InputError
+
+if TYPE_CHECKING:
+    from dpray.comparison import Answer
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file.", metavar="CONFIG")]
 Overrides = Annotated[
@@ -32,6 +38,21 @@ def plan(
             metavar="PUBLIC",
         ),
     ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Instead, ask all methods for as many texts, and recommend one; so does "
+            "method.name=auto.",
+        ),
+    ] = False,
+    write: Annotated[
+        str | None,
+        typer.Option(
+            help="Write the configuration of the recommended method to this new file.",
+            metavar="FILE",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
@@ -39,6 +60,11 @@ def plan(
     if tune_clip is not None:
         _tune(loaded, tune_clip, as_json)
         return
+    if compare or loaded.method.name == "auto":
+        _compare(loaded, write, as_json)
+        return
+    if write is not None:
+        raise InputError("--write: it is for --compare, or method.name auto")
     # Imported late: a mistyped key should not have to wait for torch.
     from dpray.runs.placement import in_words
 
@@ -69,6 +95,51 @@ def _guarantee(summary: dict[str, Any]) -> str:
         f"({summary['epsilon']:.4f}, {summary['delta']:g})-DP by the "
         f"{summary['accountant']['bound']} bound, add or remove one {summary['privacy_unit']}"
     )
+
+
+def _compare(config: Config, write: str | None, as_json: bool) -> None:
+    if write is not None and Path(write).exists():
+        raise InputError(f"--write: {write} is there already")
+    with progress_bar() as on_progress:
+        comparison = api.compare(config, on_progress)
+    best = comparison.recommended
+    if write is not None and best is not None:
+        text = yaml.safe_dump(comparison.tree(best), sort_keys=False, allow_unicode=True)
+        Path(write).write_text(text, encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(comparison.summary()))
+        return
+    console = Terminal()
+    privacy, size = config.privacy, config.data.public_size
+    title = (
+        f"{comparison.records:,} texts of {size:,} records at eps {privacy.epsilon:g}, delta "
+        f"{privacy.delta:g} (no data was opened)"
+    )
+    columns = ("method", "texts", "LLM calls", "signal", "enough", "enough from")
+    rows = [_answer(name, answer) for name, answer in comparison.answers.items()]
+    console.print(titled_table(title, columns, rows))
+    for name, answer in comparison.answers.items():
+        if answer.choice is None:
+            console.note(name, "yellow", answer.why_not or "")
+            continue
+        if answer.choice.signal is not None:
+            console.print(f"{name}: signal: {answer.choice.signal.meaning}", soft_wrap=True)
+        for reason in answer.choice.reasons:
+            console.print(f"{name}: {reason}", soft_wrap=True)
+    if best is None:
+        console.note("recommended", "yellow", "none: no method's signal stands above its noise")
+        return
+    console.note("recommended", "green", best + (f", in {write}" if write is not None else ""))
+
+
+def _answer(name: str, answer: Answer) -> list[str]:
+    """Return a method's row of the comparison."""
+    needs = "" if answer.needs is None else f"{answer.needs:,} records"
+    if answer.choice is None:
+        return [name, "none", "", "", "", needs]
+    summary, signal = answer.choice.plan.summary(), answer.choice.signal
+    figures = ["?", "?"] if signal is None else [f"{signal.value:,.3g}", f"{signal.enough:,g}"]
+    return [name, f"{summary['records']:,}", f"{summary['llm_calls']:,}", *figures, needs]
 
 
 def _tune(config: Config, file: str, as_json: bool) -> None:

@@ -22,6 +22,7 @@ from dpray.config.sections import (
     RuntimeConfig,
 )
 from dpray.methods.aug_pe.settings import AugPeSettings
+from dpray.methods.auto import AutoSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
@@ -33,7 +34,7 @@ class Config(Section):
     data: DataConfig
     privacy: PrivacyConfig
     method: Annotated[
-        PrivatePredictionSettings | AugPeSettings | DpKpsSettings | DpSgdSettings,
+        PrivatePredictionSettings | AugPeSettings | DpKpsSettings | DpSgdSettings | AutoSettings,
         Field(discriminator="name"),
     ]
     engine: EngineConfig
@@ -58,7 +59,7 @@ class Config(Section):
             raise ValueError("engine.kind: private prediction needs logits: vllm or transformers")
         if self.method.name == "dp_sgd" and self.engine.kind == "openai":
             raise ValueError("engine.kind: the model is tuned here: vllm or transformers")
-        if self.engine.kind == "none" and self.method.name != "dp_kps":
+        if self.engine.kind == "none" and self.method.name not in ("dp_kps", "auto"):
             raise ValueError("engine.kind: none is for dp_kps only")
         if self.engine.kind != "none" and not self.engine.model:
             raise ValueError("engine.model: a folder, or a model's name")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 from dpray.accounting.accountant import cost
@@ -19,6 +17,7 @@ from dpray.config.config import Config
 from dpray.io.records import list_files, read_rows
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
+from dpray.methods.dp_kps.public_terms import read_vocabulary
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.runs.plan import Plan, with_labels
 from dpray.types import InputError
@@ -146,37 +145,3 @@ def _examples(settings: DpKpsSettings) -> list[str]:
             raise InputError(f"method.few_shot: {where}: no text in column 'text'")
         texts.append(row["text"])
     return texts
-
-
-def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
-    """Return the terms of a UTF-8 file, one per line, in the file's order.
-
-    What follows a tab is left out (so is a column of counts), and so are blank lines, and terms
-    that equal an earlier one but for case. `stop_words` "english" leaves out scikit-learn's list of
-    318 English function words. Raises InputError that names the key and the line.
-    """
-    terms: dict[str, str] = {}
-    try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError:
-                    raise InputError(
-                        f"method.vocabulary: {path}, line {number}: the bytes are not valid UTF-8"
-                    ) from None
-                term = " ".join(text.split("\t", 1)[0].split())
-                if term:
-                    terms.setdefault(unicodedata.normalize("NFC", term.casefold()), term)
-    except OSError as error:
-        reason = error.strerror or "cannot be read"
-        raise InputError(f"method.vocabulary: {path}: {reason}") from None
-    if stop_words == "english":
-        # Imported late: it takes a second.
-        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-
-        for word in ENGLISH_STOP_WORDS:
-            terms.pop(word, None)
-    if not terms:
-        raise InputError(f"method.vocabulary: {path}: there is no term in the file")
-    return list(terms.values())

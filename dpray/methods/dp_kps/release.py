@@ -23,7 +23,8 @@ from dpray.engines.requests import Ask, Request, answered
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.mechanisms.shares import largest_remainder
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
-from dpray.methods.dp_kps.plan import DpKpsPlan, read_vocabulary
+from dpray.methods.dp_kps.plan import DpKpsPlan
+from dpray.methods.dp_kps.public_terms import read_vocabulary
 from dpray.methods.dp_kps.vocabulary import TermMatcher
 from dpray.runs.rows import Row
 from dpray.runs.session import Release, Session

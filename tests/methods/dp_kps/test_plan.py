@@ -20,7 +20,8 @@ from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, parse_config
-from dpray.methods.dp_kps.plan import DpKpsPlan, read_vocabulary
+from dpray.methods.dp_kps.plan import DpKpsPlan
+from dpray.methods.dp_kps.public_terms import read_vocabulary
 from dpray.registry import make_plan
 from dpray.runs.plan import with_labels
 from dpray.types import Budget, BudgetRefused, InputError

@@ -1,0 +1,67 @@
+"""The free parameters of private prediction: the clip bound and the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from dpray.config.config import Config
+from dpray.methods.private_prediction.plan import make_plan
+from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
+from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+from dpray.runs.choice import Choice, Signal
+from dpray.types import InputError
+
+CLIP_BOUNDS = (10.0, 5.0, 3.0, 2.0, 1.0)
+BATCH_SIZES = (16, 32, 64, 128, 256)
+
+
+def choose(config: Config, settings: PrivatePredictionSettings, records: int) -> Choice:
+    """Take dclip at temperature 1 with the largest clip bound that affords the texts: the larger,
+    the more a token gains (docs/methods.md). Then take the smallest batches that do, because a text
+    costs a prompt for each record of its batch. Keys that are set stay as they are, a clip in all
+    its three.
+
+    Where nothing affords the texts, take what affords most. Raises InputError where nothing affords
+    one.
+    """
+    best: PrivatePredictionPlan | None = None
+    refused: list[InputError] = []
+    for tried in _tried(config, settings):
+        try:
+            plan = make_plan(config.model_copy(update={"method": tried}), tried)
+        except InputError as error:
+            refused.append(error)
+            continue
+        if best is None or plan.whole_texts > best.whole_texts:
+            best = plan
+        if best.whole_texts >= records:
+            break
+    if best is None:
+        raise refused[0]
+    chosen = best.settings
+    what = f"{chosen.clip} with c {chosen.clip_bound:g}, s {chosen.batch_size}, {chosen.batches}: "
+    why = "the largest clip, and then the smallest batches, that afford the texts"
+    if best.whole_texts < records:
+        why = "what affords most"
+    affordable = max([best.whole_texts, *best.texts_affordable.values()])
+    signal = Signal(affordable, records, "whole texts that epsilon pays for")
+    return Choice(best, best.settings, signal, (what + why,))
+
+
+def _tried(
+    config: Config, settings: PrivatePredictionSettings
+) -> Iterator[PrivatePredictionSettings]:
+    """Yield settings, first those that are better if they afford the texts."""
+    given, clips = settings.model_fields_set, [settings.clip_bound]
+    free: dict[str, Any] = {}
+    if given.isdisjoint({"clip", "clip_bound", "temperature"}):
+        free, clips = {"clip": "dclip", "temperature": 1.0}, list(CLIP_BOUNDS)
+    sizes = [settings.batch_size]
+    if "batch_size" not in given:
+        of_a_label = config.data.public_size * min(config.data.proportions.values())
+        sizes = [s for s in BATCH_SIZES if s <= of_a_label] or [max(1, int(of_a_label))]
+    for clip_bound, batch_size in product(clips, sizes):
+        free |= {"clip_bound": clip_bound, "batch_size": batch_size}
+        yield settings.model_copy(update=free)
