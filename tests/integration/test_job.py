@@ -4,10 +4,12 @@ directory, and how the run ends is seen from outside."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,13 +35,15 @@ JOBS = Path(__file__).parents[2] / "jobs"
 RUN_JOB = "import sys, submit; sys.exit(submit.run_job(sys.argv[1]))"
 
 
-def test_a_job_is_watched_from_outside_and_runs_to_its_release(
+def test_a_job_is_watched_and_stopped_from_outside_and_goes_on_to_its_release(
     waiting_runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
 ):
-    """The metrics pages are read while it waits in the midst of a batch."""
+    """The metrics pages are read while it waits in the midst of a batch; there `ray job stop` ends
+    it, and the same command goes on."""
     run = waiting_runs(privacy__dataset="watched")
     entrypoint = f"python {FAULT_DRIVER} waits {run.marker} {run.config}"
-    process = submitter(cluster, tmp_path, "-c", RUN_JOB, entrypoint, PYTHONPATH=str(JOBS))
+    submit = partial(submitter, cluster, tmp_path, "-c", RUN_JOB, entrypoint, PYTHONPATH=str(JOBS))
+    process = submit()
     wait_for(lambda: run.engines_waited() and run.in_mid_batch(), process)
     published = run.counts()["published"]
     rows = len(Path(run.tree["data"]["path"]).read_text().splitlines())
@@ -56,8 +60,18 @@ def test_a_job_is_watched_from_outside_and_runs_to_its_release(
     private = pages.value("ray_dpray_private_tokens_total", run=run.id)
     assert tokens and private and 0 < private <= tokens
 
+    assert process.stderr is not None
+    # Ray's own lines come before.
+    job = next(found[1] for line in process.stderr if (found := re.match(r"job (\S+);", line)))
+    stop = ["ray", "job", "stop", "--address", cluster.dashboard, job]
+    subprocess.run(stop, env=environment(), check=True, capture_output=True, timeout=TIMEOUT)
+    stopped = finish(process)
+    assert stopped.returncode == 4 and "the same command goes on" in stopped.stderr, stopped
+    assert run.counts()["published"] == published
+    run.assert_nothing_private(Ended(4, stopped.stdout, stopped.stderr))
+
     run.marker.touch()
-    submitted = finish(process)
+    submitted = finish(submit())
     assert submitted.returncode == 0, submitted.stdout[-2000:] + submitted.stderr[-2000:]
     assert "SUCCEEDED" in submitted.stderr
     [report] = [json.loads(line) for line in submitted.stdout.splitlines() if line[:2] == '{"']
