@@ -105,6 +105,7 @@ def test_keys_that_are_set_stay(ask: Callable[..., Answer]) -> None:
         choice = ask(name, **keys).choice
         assert choice is not None
         assert {key: getattr(choice.settings, key) for key in keys} == keys
+        assert name == "dp_kps" or choice.reasons[0].endswith(": as they are set")
 
 
 def test_more_epsilon_never_buys_less(tree: Callable[..., dict[str, Any]]) -> None:

@@ -33,7 +33,9 @@ def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
     chosen = best.settings
     what = f"T {chosen.iterations}, L {chosen.variations}: "
     why = "the most variations whose votes stand above the noise"
-    if not above:
+    if given >= {"iterations", "variations"}:
+        why = "as they are set"
+    elif not above:
         why = "the votes that come nearest to their noise"
     meaning = "votes a text, n / (n_syn L), over their noise"
     return Choice(best, chosen, Signal(votes(best), VOTES, meaning), (what + why,))

@@ -32,7 +32,9 @@ def choose(config: Config, settings: DpSgdSettings, records: int) -> Choice:
     assert best is not None
     what = f"{best.settings.epochs:g} passes in batches of {batch_size}: "
     why = "the most whose batches stand above the noise"
-    if units(best) < UNITS:
+    if "epochs" in given:
+        why = "as they are set"
+    elif units(best) < UNITS:
         why = "the least noise that is tried"
     return Choice(
         best, best.settings, Signal(units(best), UNITS, "q N / sigma of a batch"), (what + why,)

@@ -16,12 +16,14 @@ from dpray.types import InputError
 CLIP_BOUNDS = (10.0, 5.0, 3.0, 2.0, 1.0)
 BATCH_SIZES = (16, 32, 64, 128, 256)
 
+CLIP = {"clip", "clip_bound", "temperature"}
+"""These keys go together: where one is set, none is free."""
+
 
 def choose(config: Config, settings: PrivatePredictionSettings, records: int) -> Choice:
     """Take dclip at temperature 1 with the largest clip bound that affords the texts: the larger,
     the more a token gains (docs/methods.md). Then take the smallest batches that do, because a text
-    costs a prompt for each record of its batch. Keys that are set stay as they are, a clip in all
-    its three.
+    costs a prompt for each record of its batch. Keys that are set stay as they are.
 
     Where nothing affords the texts, take what affords most. Raises InputError where nothing affords
     one.
@@ -43,7 +45,9 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
     chosen = best.settings
     what = f"{chosen.clip} with c {chosen.clip_bound:g}, s {chosen.batch_size}, {chosen.batches}: "
     why = "the largest clip, and then the smallest batches, that afford the texts"
-    if best.whole_texts < records:
+    if _is_set(settings, CLIP) and _is_set(settings, {"batch_size"}):
+        why = "as they are set"
+    elif best.whole_texts < records:
         why = "what affords most"
     affordable = max([best.whole_texts, *best.texts_affordable.values()])
     signal = Signal(affordable, records, "whole texts that epsilon pays for")
@@ -54,14 +58,18 @@ def _tried(
     config: Config, settings: PrivatePredictionSettings
 ) -> Iterator[PrivatePredictionSettings]:
     """Yield settings, first those that are better if they afford the texts."""
-    given, clips = settings.model_fields_set, [settings.clip_bound]
+    clips = [settings.clip_bound]
     free: dict[str, Any] = {}
-    if given.isdisjoint({"clip", "clip_bound", "temperature"}):
+    if not _is_set(settings, CLIP):
         free, clips = {"clip": "dclip", "temperature": 1.0}, list(CLIP_BOUNDS)
     sizes = [settings.batch_size]
-    if "batch_size" not in given:
+    if not _is_set(settings, {"batch_size"}):
         of_a_label = config.data.public_size * min(config.data.proportions.values())
         sizes = [s for s in BATCH_SIZES if s <= of_a_label] or [max(1, int(of_a_label))]
     for clip_bound, batch_size in product(clips, sizes):
         free |= {"clip_bound": clip_bound, "batch_size": batch_size}
         yield settings.model_copy(update=free)
+
+
+def _is_set(settings: PrivatePredictionSettings, keys: set[str]) -> bool:
+    return not settings.model_fields_set.isdisjoint(keys)
