@@ -110,7 +110,7 @@ def within(
 
 def too_little(budget: Budget, draws: int) -> InputError:
     return InputError(
-        f"privacy.epsilon: {budget.epsilon:g} does not pay for one text of {draws} tokens from a "
-        "Poisson batch beside measured label proportions; a larger data.public_size, "
-        "method.batch_size or temperature is needed"
+        f"privacy.epsilon: {budget.epsilon:g} does not pay for one Poisson batch of {draws} "
+        "private tokens beside measured label proportions; a larger data.public_size, "
+        "method.batch_size or method.temperature, or fewer tokens (method.max_tokens), is needed"
     )

@@ -29,7 +29,7 @@ probability."""
 
 CUT = 1e-30
 """Any Poisson batch of a run is cut with at most this probability, while a label has at most
-`MORE_THAN_PUBLIC` times as many units as `data.public_size` says."""
+`MORE_THAN_PUBLIC` times as many records as `data.public_size` says."""
 
 MORE_THAN_PUBLIC = 1.5
 
@@ -122,7 +122,8 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def whole_texts(self) -> int:
-        """Return the number of texts that the charge pays for, however long they are."""
+        """Return the number of texts that the charge pays for in all batches, if each is as
+        long as it may be."""
         texts = self.settings.texts_per_batch
         if self.disjoint:
             texts = self.private_tokens // self.settings.max_tokens
@@ -130,8 +131,8 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def expected_texts(self) -> int:
-        """Return the number of texts that are decoded if each is as long as it may be: usually
-        there are more."""
+        """Return the number of texts that are decoded if each is as long as it may be. Disjoint
+        batches usually give more: a short text leaves its tokens to the next one."""
         if self.texts is not None:
             return self.batches.num_batches * self.settings.texts_per_batch
         a_batch = self.private_tokens // self.settings.max_tokens
@@ -237,8 +238,8 @@ class PrivatePredictionPlan(Plan):
 
     def _records(self) -> str:
         expected, most = self.expected_records, self.settings.max_records
-        if expected == most:
-            return f"at most {most}"
+        if expected == most or (not self.disjoint and self.allowances is None):
+            return f"at most {expected}"
         more = f"about {expected}, more if they are shorter than {self.settings.max_tokens} tokens"
         return more if most is None else f"{more}; at most {most}"
 
