@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dpray.accounting.event import Event
 from dpray.auditing.target import Target
@@ -19,6 +19,10 @@ from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.runs.plan import Plan, with_labels
+from dpray.types import InputError
+
+if TYPE_CHECKING:
+    from dpray.engines.base import Engine
 
 RESTATED = ("threshold", "noise", "sure_probability", "sure_entropy")
 """These fields of a mechanism are in a plan's summary as the sections they come from."""
@@ -165,6 +169,18 @@ class PrivatePredictionPlan(Plan):
             most = self.settings.max_copies
         jump = log * most
         return math.ceil(mean + jump / 3 + math.sqrt((jump / 3) ** 2 + 2 * mean * jump))
+
+    def check_engine(self, engine: Engine) -> None:
+        """Raise InputError where Poisson batches may have more rows than the engine's KV cache
+        holds."""
+        if self.disjoint or engine.most_rows is None or engine.most_rows > self.most_rows:
+            return
+        raise InputError(
+            "engine.kv_cache_gib (CPU) / engine.gpu_memory_utilization (GPU): the KV cache holds "
+            f"{engine.most_rows} prompts of full length, {engine.context_length} tokens, and "
+            f"method.batches poisson needs {self.most_rows + 1}: raise it, or lower "
+            "engine.max_model_len or method.batch_size"
+        )
 
     @property
     def most_batches(self) -> int:
