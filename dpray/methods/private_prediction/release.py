@@ -290,8 +290,8 @@ def batch_counts(session: BatchSession) -> dict[str, int]:
     }
 
 
-def starts(places: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int]]:
-    """Yield each unit with the number of its attempts; they come sorted by unit, and are not
-    held."""
-    for unit, attempts in groupby(places, key=itemgetter(0)):
+def starts(begun: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int]]:
+    """Yield each unit with the number of its attempts. `begun` has a pair of unit and attempt for
+    each, sorted by unit, and is not held."""
+    for unit, attempts in groupby(begun, key=itemgetter(0)):
         yield unit, sum(1 for _ in attempts)

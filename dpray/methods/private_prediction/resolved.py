@@ -150,8 +150,8 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def most_rows(self) -> int:
-        """Return the most private rows of a batch, but for a probability of `TOO_LARGE` a disjoint
-        batch, and of `CUT` all Poisson ones.
+        """Return a number of private rows that a disjoint batch exceeds with a probability of at
+        most `TOO_LARGE`, and any Poisson batch of the run with one of at most `CUT`.
 
         A batch's size is a sum over units, each of which is in it or not, with at most w rows: its
         number of records, or of copies of one record. By Bernstein's inequality such a sum of mean
