@@ -77,8 +77,9 @@ def choose_batches(
 def _disjoint(
     config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
 ) -> PrivatePredictionPlan:
-    if settings.texts is not None:
-        raise InputError("method.texts: for Poisson batches; disjoint ones have max_records")
+    if settings.for_poisson_only:
+        key = "texts_per_batch" if settings.texts is None else "texts"
+        raise InputError(f"method.{key}: for Poisson batches; disjoint ones have max_records")
     plan = PrivatePredictionPlan(config, config.data.proportions, settings, 1, template)
     r = settings.private_tokens
     if r is None:

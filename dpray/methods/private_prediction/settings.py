@@ -82,3 +82,8 @@ class PrivatePredictionSettings(Section):
         "left out, as they all fall into one batch, which has to fit the engine",
     )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
+
+    @property
+    def for_poisson_only(self) -> bool:
+        """Return whether a key is set that disjoint batches do not have."""
+        return self.texts is not None or self.texts_per_batch > 1

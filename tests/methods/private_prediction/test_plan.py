@@ -236,9 +236,13 @@ def test_few_texts_of_measured_labels_cost_less(settings: Callable[..., dict[str
         ),
         ({"privacy__epsilon": 1e-4}, r"^privacy\.epsilon: 0\.0001 does not pay for one Poisson"),
         ({"method__batches": "disjoint", "method__texts": 5}, r"^method\.texts: for Poisson"),
+        (
+            {"method__batches": "disjoint", "method__texts_per_batch": 2},
+            r"^method\.texts_per_batch: for Poisson",
+        ),
     ],
 )
-def test_what_poisson_batches_cannot_do_is_refused(
+def test_what_a_kind_of_batches_cannot_do_is_refused(
     settings: Callable[..., dict[str, Any]], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
