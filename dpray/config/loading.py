@@ -92,10 +92,16 @@ def parse(model: type[M], values: Any) -> M:
         place = list(first["loc"])
         if place[:1] == ["method"] and len(place) > 2:
             del place[1]  # the method's name, which is no key
-        key = ".".join(map(str, place))
         message = first["msg"].removeprefix("Value error, ")
+        # What checks a whole section names the key itself.
+        if named := re.match(r"([a-z_.]+): ", message):
+            place.append(named[1])
+            message = message[named.end() :]
+        key = ".".join(map(str, place))
         if first["type"] == "extra_forbidden":
             message = "there is no such key"
+        elif first["type"] in ("model_type", "model_attributes_type"):
+            message = "has keys of its own, and no value"
         elif first["type"].startswith("union_tag"):
             known = first.get("ctx", {}).get("expected_tags")
             key, message = "method.name", f"one of {known}" if known else "has to name a method"

@@ -92,10 +92,11 @@ class PublicPass:
     """Computes the logits of public prompts in forward passes that hold one row each.
 
     The shape of such a pass is a function of the prompt and of the tokens drawn so far, which are
-    public. So the logits are too, to the last bit, and a set of candidates cut out by them is the
-    same whoever is in the batch. In a pass shared with private rows the last bits move with these
-    rows, and a token at the edge of the set flips in or out: a loss without bound.
-    Proof: docs/privacy.md, section 2.4.
+    public. So the logits are too, to the last bit: a set of candidates cut out by them is the same
+    whoever is in the batch, and so is the public gate's answer. In a pass shared with private rows
+    the last bits move with these rows, and a token at the edge of the set flips in or out: a loss
+    without bound.
+    Proof: docs/privacy.md, sections 2.4 and 2.9.
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:

@@ -28,9 +28,9 @@ class VllmEngine(VllmModel):
 
     `private_rows` says that groups of private prompts are decoded: kernels whose rows do not depend
     on each other are taken where vLLM has them (`VLLM_BATCH_INVARIANT`: NVIDIA GPUs of compute
-    capability 8.0 or higher). `public_alone` says that tokens are cut out by a public row's logits,
-    which therefore may not share a forward pass with private rows: without such kernels a second
-    copy of the model computes them.
+    capability 8.0 or higher). `public_alone` says that a public row's logits decide which tokens
+    may be drawn, or from which rows: they may not share a forward pass with private rows, and
+    without such kernels a second copy of the model computes them.
     """
 
     @property

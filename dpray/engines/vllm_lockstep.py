@@ -7,8 +7,8 @@ another history than the others) is never sampled: its rows are ended, and
 `LockstepWorker.lockstep_finish` reports it to the engine. With tensor parallelism every rank does
 all of this with the same numbers.
 
-Where the candidates are cut out by public logits, the selector gets the public row's logits from a
-pass of their own (`PublicPass`), unless the kernels are invariant to the batch.
+Where public logits decide which tokens may be drawn, or from which rows, the selector gets them
+from a pass of their own (`PublicPass`), unless the kernels are invariant to the batch.
 
 A request belongs to a group by `SamplingParams.extra_args["dpray"]`: `group`, `row`, `size` (rows
 of the group, the public one included, which is the last) and `eos`; the public row also carries

@@ -77,8 +77,9 @@ class VllmModel(TextCodec):
         second_copy = public_alone and not invariant
         if second_copy and config.tensor_parallel_size > 1:
             raise EngineError(
-                "method.candidates: a model split over engine.tensor_parallel_size devices without "
-                "batch-invariant kernels has no room for a public row by itself; take `all`"
+                "method.candidates / method.public_gate: a model split over "
+                "engine.tensor_parallel_size devices without batch-invariant kernels has no room "
+                "for a public row by itself; take candidates `all` and no gate"
             )
         if config.max_model_len is None:
             self.context_length = min(self.context_length, DEFAULT_CONTEXT)
@@ -125,7 +126,8 @@ class VllmModel(TextCodec):
         except Exception as error:
             raise EngineError(
                 f"no second copy of {public_model} for public rows ({type(error).__name__}): lower "
-                "engine.gpu_memory_utilization, or take method.candidates: all"
+                "engine.gpu_memory_utilization, or take method.candidates: all and no "
+                "method.public_gate"
             ) from error
         shape: dict[str, Any] = shapes[0]
         return shape

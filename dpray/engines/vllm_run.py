@@ -1,6 +1,7 @@
 """Lockstep groups are admitted to vLLM whole: a group's rows enter in one step, or none of them.
 
-A group waits, warms vLLM's prefix cache, and runs.
+A group waits, sends its prompts ahead into vLLM's prefix cache where they do not fit one step, and
+runs.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _MAX_ATTEMPTS = 3
 
 
 @dataclass
-class _Running:
-    """A group has a new name in vLLM for every attempt."""
+class _Entry:
+    """Keeps a group on its way through vLLM, where it has a new name for every attempt."""
 
     group: LockstepGroup
     blocks: int
@@ -54,23 +55,23 @@ class LockstepRun:
     def __init__(self, model: VllmModel, source: Iterator[LockstepGroup]) -> None:
         self.model, self.source = model, source
         # The prompts of a group that is ready are in the prefix cache, or fit one step.
-        self.ready: deque[_Running] = deque()
-        self.cold: deque[_Running] = deque()
-        self.warming: _Running | None = None
-        self.running: dict[str, _Running] = {}
-        self.by_request: dict[str, _Running] = {}
+        self.ready: deque[_Entry] = deque()
+        self.cold: deque[_Entry] = deque()
+        self.warming: _Entry | None = None
+        self.running: dict[str, _Entry] = {}
+        self.by_request: dict[str, _Entry] = {}
 
     def run(self) -> Lockstep:
         try:
             while self._admit():
                 outputs = self.model.step()
-                for running in self.running.values():
-                    running.next_tokens = running.rows
+                for entry in self.running.values():
+                    entry.next_tokens = entry.rows  # one a row, once its prompt is computed
                 for output in outputs:
                     self._take(output)
                 finished = [r for r in self.running.values() if self._is_finished(r)]
-                for running in finished:
-                    yield from self._finish(running)
+                for entry in finished:
+                    yield from self._finish(entry)
                 if self.by_request and self.model.is_idle:
                     raise EngineError("vLLM lost a row of a group; nothing is drawn without it")
         except BaseException:
@@ -86,31 +87,31 @@ class LockstepRun:
         warms the cache: its rows would wait behind the warming ones."""
         while self.warming is None:
             if self.ready:
-                running = self.ready[0]
-                uncached = running.rows * max(self.model.block_sizes)
-                if not self._fits(running, uncached):
+                entry = self.ready[0]
+                uncached = entry.rows * max(self.model.block_sizes)
+                if not self._fits(entry, uncached):
                     break
                 self._start(self.ready.popleft(), uncached)
             elif self._pull() and self._fits(self.cold[0], self.cold[0].rows):
-                running = self.cold.popleft()
-                tokens = sum(map(len, running.group.prompts))
-                if running.attempt == 0 and tokens <= self._step_tokens_left():
-                    self._start(running, tokens)
+                entry = self.cold.popleft()
+                tokens = sum(map(len, entry.group.prompts))
+                if entry.attempt == 0 and tokens <= self._step_tokens_left():
+                    self._start(entry, tokens)
                 else:
-                    self._warm(running)
+                    self._warm(entry)
             else:
                 break
         return bool(self.running or self.warming)
 
     def _pull(self) -> bool:
-        """Return whether `cold` holds a group; where it did not, take one from the source."""
+        """Take a group from the source where `cold` has none; return whether it has one then."""
         if not self.cold:
             group = next(self.source, None)
             if group is not None:
                 self.cold.append(self._checked(group))
         return bool(self.cold)
 
-    def _checked(self, group: LockstepGroup) -> _Running:
+    def _checked(self, group: LockstepGroup) -> _Entry:
         """Return the group with the KV blocks that it needs at full length. Raises EngineError
         where it can never run."""
         model = self.model
@@ -132,15 +133,15 @@ class LockstepRun:
                 "engine.kv_cache_gib (CPU) or engine.gpu_memory_utilization (GPU), or lower "
                 "engine.max_model_len"
             )
-        return _Running(group, blocks)
+        return _Entry(group, blocks)
 
-    def _fits(self, running: _Running, tokens: int) -> bool:
+    def _fits(self, entry: _Entry, tokens: int) -> bool:
         """Return whether there are rows and KV cache for the whole group at full length, and room
         for `tokens` in the next step; by itself a group always fits (`_checked`)."""
         active = self.running.values()
         return not active or (
-            sum(r.rows for r in active) + running.rows <= self.model.max_rows
-            and sum(r.blocks for r in active) + running.blocks <= self.model.blocks
+            sum(r.rows for r in active) + entry.rows <= self.model.max_rows
+            and sum(r.blocks for r in active) + entry.blocks <= self.model.blocks
             and tokens <= self._step_tokens_left()
         )
 
@@ -148,27 +149,27 @@ class LockstepRun:
         """Count the tokens that the next scheduling step has left beside the groups that run."""
         return self.model.max_step_tokens - sum(r.next_tokens for r in self.running.values())
 
-    def _warm(self, running: _Running) -> None:
+    def _warm(self, entry: _Entry) -> None:
         params = self.model.sampling_params(
             max_tokens=1, temperature=0, detokenize=False, output_kind=self.model.final_only
         )
-        self.warming = running
-        self._submit(running, [params] * running.rows)
+        self.warming = entry
+        self._submit(entry, [params] * entry.rows)
 
-    def _start(self, running: _Running, next_tokens: int) -> None:
-        running.attempt += 1
-        running.next_tokens = next_tokens
-        running.name = str(next(self.model.serial))
-        self.running[running.name] = running
-        self._submit(running, self._row_params(running))
+    def _start(self, entry: _Entry, next_tokens: int) -> None:
+        entry.attempt += 1
+        entry.next_tokens = next_tokens
+        entry.name = str(next(self.model.serial))
+        self.running[entry.name] = entry
+        self._submit(entry, self._row_params(entry))
 
-    def _row_params(self, running: _Running) -> list[Any]:
-        model, group = self.model, running.group
+    def _row_params(self, entry: _Entry) -> list[Any]:
+        model, group = self.model, entry.group
         eos = model.eos_ids
         params = []
-        for row in range(running.rows):
-            public = row == running.rows - 1
-            ticket = {"group": running.name, "row": row, "size": running.rows, "eos": eos[0]}
+        for row in range(entry.rows):
+            public = row == entry.rows - 1
+            ticket = {"group": entry.name, "row": row, "size": entry.rows, "eos": eos[0]}
             if public:
                 ticket["factory"] = group.selector.factory
                 ticket["arguments"] = dict(group.selector.arguments)
@@ -185,52 +186,52 @@ class LockstepRun:
             )
         return params
 
-    def _submit(self, running: _Running, params: list[Any]) -> None:
-        running.requests, running.outputs, running.public_ids = [], {}, []
-        for ids, row_params in zip(running.group.prompts, params, strict=True):
+    def _submit(self, entry: _Entry, params: list[Any]) -> None:
+        entry.requests, entry.outputs, entry.public_ids = [], {}, []
+        for ids, row_params in zip(entry.group.prompts, params, strict=True):
             request = f"row-{next(self.model.serial)}"
-            running.requests.append(request)
-            self.by_request[request] = running
+            entry.requests.append(request)
+            self.by_request[request] = entry
             self.model.add(request, ids, row_params)
 
     # Results
 
     def _take(self, output: Any) -> None:
-        running = self.by_request[output.request_id]
+        entry = self.by_request[output.request_id]
         ids = list(output.outputs[0].token_ids)
-        if running.group.stop and output.request_id == running.requests[-1]:
-            running.public_ids.extend(ids)
-            ids = running.public_ids
+        if entry.group.stop and output.request_id == entry.requests[-1]:
+            entry.public_ids.extend(ids)
+            ids = entry.public_ids
         if output.finished:
             del self.by_request[output.request_id]
-            running.outputs[output.request_id] = ids
-            if running is self.warming and len(running.outputs) == running.rows:
+            entry.outputs[output.request_id] = ids
+            if entry is self.warming and len(entry.outputs) == entry.rows:
                 self.warming = None
-                self.ready.append(running)
+                self.ready.append(entry)
 
-    def _is_finished(self, running: _Running) -> bool:
+    def _is_finished(self, entry: _Entry) -> bool:
         """Return whether vLLM ended all rows, or a stop string ended the text."""
-        group, ids = running.group, running.public_ids
+        group, ids = entry.group, entry.public_ids
         stopped = ids and self.model.ended(group.public_prompt, ids, group.stop) is not None
-        return bool(stopped) or len(running.outputs) == running.rows
+        return bool(stopped) or len(entry.outputs) == entry.rows
 
-    def _finish(self, running: _Running) -> Lockstep:
-        reports = self.model.ask_workers("lockstep_finish", running.name)
+    def _finish(self, entry: _Entry) -> Lockstep:
+        reports = self.model.ask_workers("lockstep_finish", entry.name)
         report = reports[0]
-        left = [request for request in running.requests if request in self.by_request]
+        left = [request for request in entry.requests if request in self.by_request]
         self.model.abort(left)
         for request in left:
             del self.by_request[request]
-        del self.running[running.name]
-        if report["fate"] == "broken" and not report["tokens"] and running.attempt < _MAX_ATTEMPTS:
-            self.cold.appendleft(running)
+        del self.running[entry.name]
+        if report["fate"] == "broken" and not report["tokens"] and entry.attempt < _MAX_ATTEMPTS:
+            self.cold.appendleft(entry)
             return
-        self._check(running, reports)
-        following = yield self._result(running, report)
+        self._check(entry, reports)
+        following = yield self._result(entry, report)
         if following is not None:
             self.ready.append(self._checked(following))
 
-    def _check(self, running: _Running, reports: list[dict[str, Any]]) -> None:
+    def _check(self, entry: _Entry, reports: list[dict[str, Any]]) -> None:
         report = reports[0]
         if report["fate"] == "failed":
             raise selector_error(report["error"])
@@ -245,11 +246,11 @@ class LockstepRun:
         drawn = report["tokens"]
         if report["fate"] == "exhausted":
             drawn = [*drawn, self.model.eos_ids[0]]
-        if any(ids != drawn for ids in running.outputs.values()):
+        if any(ids != drawn for ids in entry.outputs.values()):
             raise EngineError("the rows of a group were not given the same tokens")
 
-    def _result(self, running: _Running, report: dict[str, Any]) -> LockstepResult:
-        group, tokens = running.group, report["tokens"]
+    def _result(self, entry: _Entry, report: dict[str, Any]) -> LockstepResult:
+        group, tokens = entry.group, report["tokens"]
         text: str | None = None
         reason: FinishReason = "exhausted"
         if report["fate"] == "running":

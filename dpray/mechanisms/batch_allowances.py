@@ -1,5 +1,5 @@
 """`BatchAllowances` bound, before the labels' shares are measured, the Poisson batches that each
-label may get after."""
+label may get when they are."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ class BatchAllowances:
         """Divide among the labels, by their measured proportions, as many batches as the allowances
         hold: `most` at most, or one for each label, if that is more."""
         allowed = {label: self.of_share(share).batches for label, share in proportions.items()}
-        number = min([most, *(int((allowed[i] + 1) / p) for i, p in proportions.items() if p > 0)])
+        # With a larger total some label's part, even rounded down, is more than it is allowed. With
+        # this one a part that is rounded up may be: the next smaller ones are tried.
+        bounds = (int((allowed[label] + 1) / p) for label, p in proportions.items() if p > 0)
+        number = min([most, *bounds])
         counts = next(
             counts
             for counts in map(partial(_divided, proportions), range(number, -1, -1))
@@ -91,5 +94,6 @@ class BatchAllowances:
 
 
 def _divided(proportions: Mapping[str, float], number: int) -> dict[str, int]:
+    """Divide so many batches among the labels, at least one each."""
     counts = largest_remainder(number, proportions)
     return {label: max(1, count) for label, count in counts.items()}

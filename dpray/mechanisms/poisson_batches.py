@@ -1,4 +1,5 @@
-"""`PoissonBatches` draws secret batches, one for each text or for a few."""
+"""`PoissonBatches` draws secret batches by independent coins; one text is decoded from each, or a
+few."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class PoissonBatches(Batches):
         public_size: int, proportions: Mapping[str, float], batch_size: int, batches: int
     ) -> PoissonBatches:
         """Divide `batches` among the labels by their proportions, at least one each, and expect
-        `batch_size` units in each, or all, where a label has fewer."""
+        `batch_size` of `public_size` records in each, or all, where a label has fewer."""
         counts = largest_remainder(batches, proportions)
         return PoissonBatches(
             {label: max(1, count) for label, count in counts.items()},

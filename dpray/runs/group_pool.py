@@ -71,8 +71,8 @@ class GroupPool:
         Ray frees those that are done.
 
         Raises the error that ended a task, and at the end the one with which an actor, its engine
-        or a block was lost. Want of memory is raised at once, and so is a worker that cannot be
-        made in the first place (InputError or EngineError).
+        or a block was lost. Running out of memory is raised at once, and so is the reason why a
+        worker cannot be made in the first place (InputError or EngineError).
         """
         blocks.reverse()
         self._places = [_Place(self._make) for _ in range(min(self._actors, len(blocks)))]
@@ -87,7 +87,7 @@ class GroupPool:
                 try:
                     outcomes = place.take()
                 except (RayError, EngineError) as error:
-                    # Want of memory is no loss, and ends the execution.
+                    # Running out of memory is no loss, and ends the execution.
                     if not (was_lost(error) or place.engine_failed(error)):
                         raise
                     lost = lost or error

@@ -29,15 +29,15 @@ ROWS_PER_BLOCK = 32_768
 @dataclass(frozen=True)
 class Groups:
     """`Groups` describe the groups of a run's rows: `joined` names those that a row of `schema` is
-    in, and `place` is a row that every group has whatever the data holds, so that an empty group
-    exists too. A worker finds the name of a row's group in the row's column `key`. `expected_rows`
-    is a public number of rows a group."""
+    in, and `placeholder` is a row that every group has whatever the data holds, so that an empty
+    group exists too. A worker finds the name of a row's group in the row's column `key`.
+    `expected_rows` is a public number of rows a group."""
 
     rows_of: RowsOf
     schema: pa.Schema
     key: str
     joined: Callable[[Row], Iterable[str]]
-    place: Row
+    placeholder: Row
     expected_rows: int
 
     def work(
@@ -66,7 +66,7 @@ class Groups:
         make_worker: Callable[[], GroupWorker],
         task_size: int,
     ) -> Generator[list[Outcome]]:
-        members: dict[str, list[Row]] = {group: [self.place] for group in wanted}
+        members: dict[str, list[Row]] = {group: [self.placeholder] for group in wanted}
         for row in local_rows(config.data, self.rows_of):
             for group in self.joined(row):
                 if group in members:
@@ -98,7 +98,7 @@ class Groups:
 
     def gathered(self, config: Config, wanted: Sequence[str], task_size: int) -> ray.data.Dataset:
         """Return the rows in `block_count` blocks that hold every wanted group whole, including its
-        `place`."""
+        placeholder."""
         reference = ray.put(frozenset(wanted))
         rows = ray_rows(config, self.rows_of, self.schema).map_batches(
             lambda table: self._members(table, ray.get(reference)),
@@ -111,12 +111,12 @@ class Groups:
             actors=max(runtime.actors, runtime.min_actors),
             rows=len(wanted) * self.expected_rows,
         )
-        places = ray.data.from_arrow(self._places(wanted))
-        return rows.union(places).repartition(number, keys=[self.key])
+        placeholders = ray.data.from_arrow(self._placeholders(wanted))
+        return rows.union(placeholders).repartition(number, keys=[self.key])
 
-    def _places(self, wanted: Sequence[str]) -> pa.Table:
+    def _placeholders(self, wanted: Sequence[str]) -> pa.Table:
         columns = {
-            field.name: pa.array([self.place[field.name]] * len(wanted), field.type)
+            field.name: pa.array([self.placeholder[field.name]] * len(wanted), field.type)
             for field in self.schema
         }
         return pa.table(columns | {self.key: pa.array(wanted, pa.string())})

@@ -85,10 +85,11 @@ class Plan(ABC):
         return {}
 
     def try_models(self, build: Callable[..., Engine]) -> Engine | None:
-        """Load the run's model once, where it will run: one that cannot be loaded costs nothing.
+        """Load the run's model once, where it will run: one that cannot be loaded, or does not hold
+        what the plan gives it, costs nothing.
 
         Returns the engine to an in-process run, which can use it; None where no model is loaded at
-        all. Raises InputError that says why it cannot be loaded.
+        all. Raises InputError that says what is wrong.
         """
         if not self.config.engine.is_local:
             return None
@@ -96,7 +97,21 @@ class Plan(ABC):
         from dpray.runs.engine import check_loads, with_absolute_model
 
         engine = with_absolute_model(self.config.engine)
-        return check_loads(self.config, partial(build, engine, **self.engine_options))
+        load = partial(build, engine, **self.engine_options)
+        return check_loads(self.config, partial(self._loaded, load))
+
+    def _loaded(self, load: Callable[[], Engine]) -> Engine:
+        engine = load()
+        try:
+            self.check_engine(engine)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def check_engine(self, engine: Engine) -> None:
+        """Raise InputError where the engine does not hold what the plan gives it."""
+        return  # most plans fit every engine
 
     def how_far(self, published: int) -> str:
         """Return the suffix that says how far an unfinished run is, by the number of published

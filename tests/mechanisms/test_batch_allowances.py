@@ -162,5 +162,5 @@ def test_a_smaller_probability_is_no_worse(q: float, times: float) -> None:
 
 
 def test_a_budget_that_pays_for_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^privacy\.epsilon: 0\.2 does not pay for one text"):
+    with pytest.raises(InputError, match=r"^privacy\.epsilon: 0\.2 does not pay for one Poisson"):
         calibrated_allowances(SIZES, 2, 0.1, HISTOGRAM, DRAW, DRAWS, Budget(0.2, 1e-6))

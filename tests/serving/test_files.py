@@ -36,20 +36,20 @@ def tree() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("section", "changes", "message"),
     [
-        ("serve", {"keys": []}, "serve: keys: give the hash of a key"),
+        ("serve", {"keys": []}, "serve.keys: give the hash of a key"),
         ("serve", {"keys": [KEY]}, "serve.keys: entry 1 is not"),
         ("serve", {"keys": [hashed(KEY), "sha256:12"]}, "serve.keys: entry 2 is not"),
         ("serve", {"keys": KEY}, "serve.keys: a list"),
-        ("serve", {"auth": "none"}, "serve: keys: are not asked for"),
-        ("serve", {"auth": "none", "keys": [], "host": "0.0.0.0"}, "serve: host: .* 127.0.0.1"),
+        ("serve", {"auth": "none"}, "serve.keys: are not asked for"),
+        ("serve", {"auth": "none", "keys": [], "host": "0.0.0.0"}, "serve.host: .* 127.0.0.1"),
         ("serve", {"prot": 3}, "serve.prot: there is no such key"),
-        ("serve", {"llm": None, "embedder": None}, "config: serve: nothing to serve"),
-        ("serve", {"llm": {"name": "x"}, "embedder": {"name": "x"}}, "config: serve.llm.name"),
-        ("serve", {"llm": {"min_replicas": 2}}, "serve.llm: max_replicas"),
-        ("serve", {"llm": {"target_ongoing_requests": 99}}, "serve.llm: target_ongoing_requests"),
-        ("engine", {"kind": "transformers"}, "config: engine.kind: vllm"),
-        ("engine", {"tensor_parallel_size": 2}, "config: serve.llm.gpus_per_replica"),
-        ("runtime", {"ray_address": "none"}, "config: runtime.ray_address"),
+        ("serve", {"llm": None, "embedder": None}, "serve: nothing to serve"),
+        ("serve", {"llm": {"name": "x"}, "embedder": {"name": "x"}}, "serve.llm.name"),
+        ("serve", {"llm": {"min_replicas": 2}}, "serve.llm.max_replicas"),
+        ("serve", {"llm": {"target_ongoing_requests": 99}}, "serve.llm.target_ongoing_requests"),
+        ("engine", {"kind": "transformers"}, "engine.kind: vllm"),
+        ("engine", {"tensor_parallel_size": 2}, "serve.llm.gpus_per_replica"),
+        ("runtime", {"ray_address": "none"}, "runtime.ray_address"),
         ("data", {"path": "x"}, "data: there is no such key"),
     ],
 )
@@ -149,7 +149,7 @@ def test_the_command_refuses_a_wrong_file_with_one_line() -> None:
     app = typer.Typer()
     app.command()(serve)
     with pytest.raises(
-        InputError, match=r"^serve: host: with auth: none it has to be 127\.0\.0\.1$"
+        InputError, match=r"^serve\.host: with auth: none it has to be 127\.0\.0\.1$"
     ):
         typer.main.get_command(app)(
             ["jobs/serve_cpu.yaml", "serve.host=0.0.0.0"], standalone_mode=False

@@ -41,8 +41,9 @@ class Example:
 
 @dataclass(frozen=True)
 class BatchOutput:
-    """Holds the released output of a batch. `private_tokens` of `tokens` were drawn from the
-    private prompts, and the unfinished text at t == r was dropped."""
+    """Holds the released output of a batch. `private_tokens` of its `tokens` were drawn from the
+    private prompts; those of the text that t == r left unfinished are counted, the text is not
+    among `examples`."""
 
     batch_id: str
     examples: tuple[Example, ...]
@@ -52,13 +53,14 @@ class BatchOutput:
 
 @dataclass(frozen=True)
 class PrivatePrediction:
-    """Holds the frozen plan of a run, all of it public.
+    """Holds what all batches of a run have in common, all of it public.
 
-    Guarantee: add or remove one unit. Batches hold disjoint units (see
-    `dpray.mechanisms.partition.HashPartition`), each draws at most r private tokens, so the whole
-    run costs `dp_event` once, however many batches there are. Lengths and numbers of texts are
-    bounded by `max_tokens` and `examples_per_batch`, public both.
-    Proof: docs/privacy.md, section 2.6.
+    Guarantee: add or remove one unit. A batch draws at most r private tokens and costs `dp_event`.
+    That is the cost of the whole run where batches are disjoint
+    (`dpray.mechanisms.partition.HashPartition`); `dpray.mechanisms.poisson_batches.PoissonBatches`
+    says what secret batches cost. Lengths and numbers of texts are bounded by `max_tokens` and
+    `examples_per_batch`, public both.
+    Proof: docs/privacy.md, sections 2.6 and 2.8.
     """
 
     mechanism: PrivateToken

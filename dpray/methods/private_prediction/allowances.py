@@ -56,7 +56,9 @@ def calibrated_allowances(
         q = probability(*sizes, share)
 
         def event(steps: float, share: float = share, q: float = q) -> Event:
-            return Composed((histogram, Allowance(share, q, after(steps)).dp_event(draw, draws)))
+            return Composed(
+                (histogram, Allowance(share, q, batches_after(steps)).dp_event(draw, draws))
+            )
 
         try:
             steps = calibrate(
@@ -69,13 +71,14 @@ def calibrated_allowances(
             )
         except ValueError:
             continue
-        found.append(Allowance(share, q, after(steps)))
+        found.append(Allowance(share, q, batches_after(steps)))
     if not found:
         raise too_little(budget, draws)
     return within(budget, histogram, draw, draws, BatchAllowances(*sizes, tuple(reversed(found))))
 
 
-def after(steps: float) -> int:
+def batches_after(steps: float) -> int:
+    """Return the number of batches at a step of the search: 1 at the first."""
     return math.floor(STEP ** (steps - 1))
 
 
@@ -110,7 +113,7 @@ def within(
 
 def too_little(budget: Budget, draws: int) -> InputError:
     return InputError(
-        f"privacy.epsilon: {budget.epsilon:g} does not pay for one text of {draws} tokens from a "
-        "Poisson batch beside measured label proportions; a larger data.public_size, "
-        "method.batch_size or temperature is needed"
+        f"privacy.epsilon: {budget.epsilon:g} does not pay for one Poisson batch of {draws} "
+        "private tokens beside measured label proportions; a larger data.public_size, "
+        "method.batch_size or method.temperature, or fewer tokens (method.max_tokens), is needed"
     )

@@ -15,8 +15,8 @@ def candidate_set(
     """Return the indices of the candidates, in ascending order; None means the whole vocabulary.
 
     `top_k`: the k highest public logits. `top_k_plus`: `{v : z_pub(v) >= l_k - margin}` with l_k
-    the k-th highest and `margin = 2c/s`, which holds every token that the private rows could lift
-    above the k-th (InvisibleInk 2025).
+    the k-th highest and `margin = 2c/s`: by so much one clipped row can lift one token of the
+    average against another (InvisibleInk 2025).
     Proof: docs/privacy.md, section 2.4.
     """
     if rule == "all" or k >= logits_public_V.numel():

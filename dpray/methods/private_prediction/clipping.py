@@ -1,9 +1,9 @@
 """This module averages clipped logits (Amin et al. 2024, Eq. 1; InvisibleInk 2025 for `dclip`).
 
-Both return `(1/s) * sum over rows of (something in [-c, c]^V)`, plus, for `dclip`, public logits.
-Adding or removing one row therefore moves no component by more than `c / s`: sensitivity `c / s` in
-the infinity norm, whatever the number of rows that are there. `s` is the public expected batch
-size, never the number of rows.
+`recentred_mean` and `dclip_mean` return `(1/s) * sum over rows of (something in [-c, c]^V)`, plus,
+for `dclip`, public log-probabilities. Adding or removing one row therefore moves no component by
+more than `c / s`: sensitivity `c / s` in the infinity norm, whatever the number of rows that are
+there. `s` is the public expected batch size, never the number of rows.
 
 This holds to the last bit of the sum. A clipped row is rounded towards zero to a multiple of 2^-24,
 at most c, by a rule on that row alone: its maximum, differences, products with powers of two, and a
@@ -48,6 +48,7 @@ def recentred_mean(
     """
     top_S1 = logits_SV.amax(dim=-1, keepdim=True).float()
     chosen_SK = _chosen(logits_SV, candidates_K)
+    # As z - max z + c is at most c, Eq. 1 is a clamp to [-c, c], with a base of -c.
     lowest_K = top_S1.new_full((1,), -clip_bound).expand(chosen_SK.shape[-1])
     return _clipped_sum(chosen_SK, top_S1, lowest_K, clip_bound) / batch_size
 

@@ -40,26 +40,14 @@ class BatchDecoder:
         self.engine = engine = load()
         # With public prompts, before a private one is here.
         try:
-            self._most_rows = self._room_for_rows()
+            plan.check_engine(engine)
             self._row_variation = row_variation(engine, plan.settings.batch_size)
         except BaseException:
             engine.close()  # the next attempt's engine needs its memory
             raise
+        is_bounded = engine.most_rows is not None and not plan.disjoint
+        self._most_rows = plan.most_rows if is_bounded else None
         self._room = engine.context_length - plan.method.max_tokens
-
-    def _room_for_rows(self) -> int | None:
-        """Return the number of private rows that the engine holds however long they are; None where
-        it holds any. Raises InputError where Poisson batches need more."""
-        most, needed = self.engine.most_rows, self.plan.most_rows
-        if most is None or self.plan.disjoint:
-            return None
-        if most <= needed:
-            raise InputError(
-                f"engine.kv_cache_gib / engine.max_num_seqs: the engine holds {most} prompts of "
-                f"full length, and method.batches poisson needs {needed + 1}: raise them, or lower "
-                "engine.max_model_len or method.batch_size"
-            )
-        return needed
 
     def work(self, tasks: Iterable[Iterable[Row]]) -> Generator[Outcome]:
         """Yield one outcome per batch, as soon as it is whole: `{batch, examples, private_tokens,

@@ -41,19 +41,20 @@ def sample_softmax(
 ) -> torch.Tensor:
     """Draw once from `softmax(logits / temperature)`; carries no guarantee by itself.
 
-    The draw is by inversion, of whole numbers with one uniform of 62 bits: a probability is off by
-    at most 2^-59, and by a relative V 2^-60 of V logits and the rounding of its exponential.
-    -inf entries are never drawn.
+    The weights are cut to whole numbers that add up to less than 2^62, exactly and in any order, so
+    that all ranks and devices agree; one uniform of 62 bits inverts their cumulative sum. Of V
+    logits, 2^19 at most, a probability is off by at most 2^-59, a relative V 2^-60, and the
+    rounding of its exponential. -inf entries are never drawn.
     Returns the index, a tensor without dimensions on the logits' device, and does not wait for it;
-    it is -1 where no entry is finite. The weights are cut to whole numbers that add up to less than
-    2^62, exactly and in any order, so that all ranks and devices agree. Takes at most 2^19 logits.
+    it is -1 where no entry is finite, or one is +inf or not a number.
     """
     # Imported late: a plan holds a sampler and needs no torch.
     import torch
 
     scaled = logits.double() / temperature
     weights = (scaled - scaled.max()).exp_()
-    # The sum of whole numbers is m 2^e with m < 1, and `scale` is 2^(62 + 33 - e).
+    # This sum is exact, and not below the weights' own: m 2^e with m < 1. So `scale`, the power of
+    # two 2^(62 + 33 - e), rounds no weight, and takes their sum to at most m 2^62.
     total = (weights * 2.0**33).ceil_().sum()
     scale = total.frexp().mantissa / total * 2.0**95
     cumulative = (weights * scale).nan_to_num_(nan=0.0).long().cumsum(0)

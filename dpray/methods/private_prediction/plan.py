@@ -43,7 +43,7 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
         what = f"{plan.private_tokens} tokens a batch" if plan.disjoint else f"{plan.texts} texts"
         raise InputError(
             f"{key}: {what} cost eps {plan.cost.epsilon:.4f}, more than privacy.epsilon "
-            f"{config.privacy.epsilon:g}"
+            f"{config.privacy.epsilon:g}; null takes as many as that pays for"
         )
     return plan
 
@@ -77,8 +77,9 @@ def choose_batches(
 def _disjoint(
     config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
 ) -> PrivatePredictionPlan:
-    if settings.texts is not None:
-        raise InputError("method.texts: for Poisson batches; disjoint ones have max_records")
+    if settings.for_poisson_only:
+        key = "texts_per_batch" if settings.texts is None else "texts"
+        raise InputError(f"method.{key}: for Poisson batches; disjoint ones have max_records")
     plan = PrivatePredictionPlan(config, config.data.proportions, settings, 1, template)
     r = settings.private_tokens
     if r is None:
@@ -93,7 +94,10 @@ def _poisson(
     config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
 ) -> PrivatePredictionPlan:
     if settings.sparse_vector is not None:
-        raise InputError("method.sparse_vector: its answers cost too much in Poisson batches")
+        raise InputError(
+            "method.sparse_vector: is for disjoint batches, its answers cost too much in Poisson "
+            "ones; method.public_gate costs nothing in either"
+        )
     a_batch = settings.texts_per_batch
     tokens = settings.private_tokens or a_batch * settings.max_tokens
     one = PrivatePredictionPlan(config, config.data.proportions, settings, tokens, template, 1)
@@ -156,10 +160,10 @@ def _affordable_batches(one: PrivatePredictionPlan) -> int:
         )
     except ValueError:
         raise InputError(
-            f"privacy.epsilon: {privacy.epsilon:g} does not pay for one text of "
-            f"{one.private_tokens} tokens from a Poisson batch, which costs "
-            f"{one.cost.epsilon:.4f}; a larger data.public_size, method.batch_size or temperature "
-            "is needed"
+            f"privacy.epsilon: {privacy.epsilon:g} does not pay for one Poisson batch of "
+            f"{one.private_tokens} private tokens of each label, which costs "
+            f"{one.cost.epsilon:.4f}; a larger data.public_size, method.batch_size or "
+            "method.temperature, or fewer tokens (method.max_tokens), is needed"
         ) from None
 
 
@@ -229,5 +233,5 @@ def _affordable_tokens(config: Config, settings: PrivatePredictionSettings, most
         ).epsilon
         raise InputError(
             f"privacy.epsilon: {config.privacy.epsilon:g} does not pay for one private token, "
-            f"which costs {one:.4f}; a larger method.batch_size or temperature is needed"
+            f"which costs {one:.4f}; a larger method.batch_size or method.temperature is needed"
         ) from None

@@ -38,10 +38,10 @@ CANDIDATES = (
 
 BatchSession = Session[PrivatePredictionPlan]
 
-MOST_TOGETHER = 512
+BATCHES_PER_PART = 512
 """At most about this many batches are published in one part."""
 
-SECONDS = 2.0
+SECONDS_PER_PART = 2.0
 """Finished batches are published this often on Ray: a part, its entries in the ledger and their way
 to the disk take the driver some ten milliseconds, however many batches they hold."""
 
@@ -53,6 +53,7 @@ def release(session: BatchSession) -> Release:
     """Decode the missing batches, until there are none, and release their texts."""
     done = Decoded.by_now(session)
     waiting = missing(session)
+    seconds = 0.0 if session.in_process else SECONDS_PER_PART
     parts = (f"{session.attempt_id}-{number:08d}.jsonl" for number in count())
     while batches := wave(session.plan, waiting, done):
         before, tokens, began = done.batches, done.tokens, monotonic()
@@ -60,7 +61,7 @@ def release(session: BatchSession) -> Release:
         session.show("batches", before, total, done.in_words())
         # Closed at once where a batch was lost: the engine has to go before the next one comes.
         with closing(decode(session, batches)) as tasks:
-            for outcomes in together(tasks, MOST_TOGETHER, 0.0 if session.in_process else SECONDS):
+            for outcomes in together(tasks, BATCHES_PER_PART, seconds):
                 for outcome in publish(session, next(parts), outcomes):
                     done.add(session.plan, outcome)
                     session.metrics.published(outcome["tokens"], outcome["private_tokens"])
@@ -95,8 +96,8 @@ def refuse_failed(session: BatchSession) -> None:
 
 
 def wave(plan: PrivatePredictionPlan, waiting: list[str], done: Decoded) -> list[str]:
-    """Return the batches to decode now: all that wait, or, for fewer records than batches, as many
-    as are expected to give the missing records.
+    """Return the batches to decode now: all that wait, or, of disjoint ones for fewer records than
+    batches, as many as are expected to give the missing records.
 
     A batch may give none, because its text was empty or not finished. What it gave is released, so
     what is decoded next is a public choice, and the batches still compose in parallel.
@@ -104,9 +105,9 @@ def wave(plan: PrivatePredictionPlan, waiting: list[str], done: Decoded) -> list
     most = plan.settings.max_records
     if most is None or plan.batches_decoded == plan.batches.num_batches:
         return waiting
-    # One batch that gave a record is assumed beside those that are known.
-    share = (done.records + 1) / (done.batches + 1)
-    return waiting[: max(0, math.ceil((most - done.records) / share))]
+    # Counted with one more batch that gave one record: it is never 0, and 1 before the first wave.
+    records_a_batch = (done.records + 1) / (done.batches + 1)
+    return waiting[: max(0, math.ceil((most - done.records) / records_a_batch))]
 
 
 def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]]:
@@ -289,8 +290,8 @@ def batch_counts(session: BatchSession) -> dict[str, int]:
     }
 
 
-def starts(places: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int]]:
-    """Yield each unit with the number of its attempts; they come sorted by unit, and are not
-    held."""
-    for unit, attempts in groupby(places, key=itemgetter(0)):
+def starts(begun: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int]]:
+    """Yield each unit with the number of its attempts. `begun` has a pair of unit and attempt for
+    each, sorted by unit, and is not held."""
+    for unit, attempts in groupby(begun, key=itemgetter(0)):
         yield unit, sum(1 for _ in attempts)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dpray.accounting.event import Event
 from dpray.auditing.target import Target
@@ -19,6 +19,10 @@ from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.runs.plan import Plan, with_labels
+from dpray.types import InputError
+
+if TYPE_CHECKING:
+    from dpray.engines.base import Engine
 
 RESTATED = ("threshold", "noise", "sure_probability", "sure_entropy")
 """These fields of a mechanism are in a plan's summary as the sections they come from."""
@@ -29,7 +33,7 @@ probability."""
 
 CUT = 1e-30
 """Any Poisson batch of a run is cut with at most this probability, while a label has at most
-`MORE_THAN_PUBLIC` times as many units as `data.public_size` says."""
+`MORE_THAN_PUBLIC` times as many records as `data.public_size` says."""
 
 MORE_THAN_PUBLIC = 1.5
 
@@ -122,7 +126,8 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def whole_texts(self) -> int:
-        """Return the number of texts that the charge pays for, however long they are."""
+        """Return the number of texts that the charge pays for in all batches, if each is as
+        long as it may be."""
         texts = self.settings.texts_per_batch
         if self.disjoint:
             texts = self.private_tokens // self.settings.max_tokens
@@ -130,8 +135,8 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def expected_texts(self) -> int:
-        """Return the number of texts that are decoded if each is as long as it may be: usually
-        there are more."""
+        """Return the number of texts that are decoded if each is as long as it may be. Disjoint
+        batches usually give more: a short text leaves its tokens to the next one."""
         if self.texts is not None:
             return self.batches.num_batches * self.settings.texts_per_batch
         a_batch = self.private_tokens // self.settings.max_tokens
@@ -145,8 +150,8 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def most_rows(self) -> int:
-        """Return the most private rows of a batch, but for a probability of `TOO_LARGE` a disjoint
-        batch, and of `CUT` all Poisson ones.
+        """Return a number of private rows that a disjoint batch exceeds with a probability of at
+        most `TOO_LARGE`, and any Poisson batch of the run with one of at most `CUT`.
 
         A batch's size is a sum over units, each of which is in it or not, with at most w rows: its
         number of records, or of copies of one record. By Bernstein's inequality such a sum of mean
@@ -164,6 +169,18 @@ class PrivatePredictionPlan(Plan):
             most = self.settings.max_copies
         jump = log * most
         return math.ceil(mean + jump / 3 + math.sqrt((jump / 3) ** 2 + 2 * mean * jump))
+
+    def check_engine(self, engine: Engine) -> None:
+        """Raise InputError where Poisson batches may have more rows than the engine's KV cache
+        holds."""
+        if self.disjoint or engine.most_rows is None or engine.most_rows > self.most_rows:
+            return
+        raise InputError(
+            "engine.kv_cache_gib (CPU) / engine.gpu_memory_utilization (GPU): the KV cache holds "
+            f"{engine.most_rows} prompts of full length, {engine.context_length} tokens, and "
+            f"method.batches poisson needs {self.most_rows + 1}: raise it, or lower "
+            "engine.max_model_len or method.batch_size"
+        )
 
     @property
     def most_batches(self) -> int:
@@ -237,8 +254,8 @@ class PrivatePredictionPlan(Plan):
 
     def _records(self) -> str:
         expected, most = self.expected_records, self.settings.max_records
-        if expected == most:
-            return f"at most {most}"
+        if expected == most or (not self.disjoint and self.allowances is None):
+            return f"at most {expected}"
         more = f"about {expected}, more if they are shorter than {self.settings.max_tokens} tokens"
         return more if most is None else f"{more}; at most {most}"
 

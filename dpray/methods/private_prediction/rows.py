@@ -1,4 +1,5 @@
-"""The rows of a file are validated and labelled; each joins one batch, or several.
+"""The rows of a file are validated and labelled; each joins one disjoint batch, or any number of
+Poisson batches.
 
 Workers that read import this module, and need neither the release nor the accountant for it."""
 
@@ -21,8 +22,8 @@ ROWS = pa.schema(
 
 
 def placeholder() -> Row:
-    """Return the one row that every batch has, whatever the data holds: with None for its `text`.
-    Empty batches run too."""
+    """Return the row that every batch has once, whatever the data holds, so that empty batches are
+    decoded too. It has None for its `text`."""
     return {"label": "", "text": None, "unit": "", "rank": 0}
 
 

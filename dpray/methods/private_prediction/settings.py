@@ -34,22 +34,24 @@ class PrivatePredictionSettings(Section):
     name: Literal["private_prediction"]
     batches: Literal["auto", "disjoint", "poisson"] = Field(
         "auto",
-        description="disjoint: the paper's, of which a record is in one; poisson: secret ones, of "
-        "which a record may be in many; auto: what affords more texts",
+        description="disjoint: the paper's, a record is in one; poisson: secret ones, a record may "
+        "be in many; auto: whichever affords more texts",
     )
     batch_size: Count = Field(127, description="s, the expected number of records of a batch")
     private_tokens: Count | None = Field(
         None,
-        description="r, private tokens a batch; null: as many as epsilon allows (disjoint), or as "
-        "its texts may have (poisson)",
+        description="r, the most private tokens of a batch; null: as many as epsilon allows "
+        "(disjoint), or texts_per_batch times max_tokens (poisson)",
     )
     texts: Count | None = Field(
         None,
         description="poisson: the number of texts that are decoded; null: max_records, or as many "
-        "as epsilon allows",
+        "as epsilon allows, if those are fewer",
     )
     texts_per_batch: Count = Field(1, description="poisson: texts that are decoded from one batch")
-    clip: Literal["recentred", "dclip"] = Field("recentred", description="Eq. 1, or differences")
+    clip: Literal["recentred", "dclip"] = Field(
+        "recentred", description="Eq. 1, or differences to the public logits"
+    )
     # Beyond it the sum of half a million rows would not be exact (docs/privacy.md, section 2.2).
     clip_bound: Positive = Field(10.0, le=1000.0, description="c")
     temperature: Positive = Field(2.0, description="tau")
@@ -61,18 +63,27 @@ class PrivatePredictionSettings(Section):
         None, description="tokens that the public prompt is sure of are free; null: off"
     )
     sparse_vector: SparseVectorConfig | None = Field(
-        None, description="tokens on which the private prompts agree with the public one; null: off"
+        None,
+        description="tokens on which the private prompts agree with the public one are free; null: "
+        "off",
     )
-    public_temperature: Positive = Field(1.5, description="tau of public tokens")
-    max_tokens: Count = Field(128, description="the longest text")
+    public_temperature: Positive = Field(
+        1.5, description="tau of tokens drawn from the public logits"
+    )
+    max_tokens: Count = Field(128, description="the longest text, in tokens")
     max_records: Count | None = Field(
         None,
-        description="at most so many records, shared equally over the batches; only as many "
-        "batches are decoded as give them; null: by r",
+        description="the most records; disjoint: shared equally over the batches, of which only as "
+        "many are decoded as give them; poisson: see texts; null: as many as epsilon allows",
     )
     max_copies: Count = Field(
         4,
-        description="where data.unit is null, further copies of a text and its label are left out: "
-        "they all fall into one batch, which has to fit the engine",
+        description="disjoint, where data.unit is null: further copies of a text and its label are "
+        "left out, as they all fall into one batch, which has to fit the engine",
     )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
+
+    @property
+    def for_poisson_only(self) -> bool:
+        """Return whether a key is set that disjoint batches do not have."""
+        return self.texts is not None or self.texts_per_batch > 1

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PrivateToken:
-    """Draws the next token from the clipped average of a batch's logits, or, with the sparse vector
-    on, for free from the public ones where the two are near.
+    """Draws the next token from the clipped average of a batch's logits, or for free from the
+    public ones: with the public gate where these are sure, with the sparse vector where the two are
+    near.
 
-    Guarantee: relation add-or-remove-one unit; a unit has at most `records_per_unit` rows in all
-    batches together, so the average moves by at most `records_per_unit * clip_bound / batch_size`
-    in any component, and the distance by `records_per_unit / batch_size`. At most
-    `private_tokens` tokens are drawn privately for a batch: `dp_event` is the cost of them all.
+    Guarantee: relation add-or-remove-one unit; a unit has at most `records_per_unit` rows, so a
+    batch's average moves by at most `records_per_unit * clip_bound / batch_size` in any component,
+    and the distance by `records_per_unit / batch_size`. At most `private_tokens` tokens are drawn
+    privately for a batch: `dp_event` is the cost of them all.
 
     This holds for logits of a row that depend on this row alone, and for candidates cut out by
     public logits that no private row touches. Engines satisfy the second exactly (`PublicPass`).
@@ -48,8 +49,7 @@ class PrivateToken:
 
     `batch_size` is the public expected size s; `threshold` and `noise` are theta and sigma of
     the sparse vector, both None where it is off. `sure_probability` or `sure_entropy` is the mark
-    of the public gate, both None where it is off: past it a token is drawn from the public logits,
-    and no other question is asked.
+    of the public gate, both None where it is off; where it opens, the sparse vector is not asked.
     Proof: docs/privacy.md, sections 2.1, 2.6 and 2.9.
     """
 
@@ -69,7 +69,7 @@ class PrivateToken:
 
     @cached_property
     def values(self) -> Mapping[str, Any]:
-        """Return the fields, which are plain values; made once, because every text takes them."""
+        """Return the fields, which are plain values; made once, because every text sends them."""
         return asdict(self)
 
     @cached_property
@@ -85,8 +85,7 @@ class PrivateToken:
 
     @property
     def dp_event(self) -> Event:
-        """Return the cost of one batch, which is that of the whole partition: batches are
-        disjoint."""
+        """Return the cost of one batch for a unit that is in it."""
         token: Event = self.sampler.dp_event
         if self.sparse_vector is not None:
             token = Composed((token, self.sparse_vector.dp_event))
@@ -159,10 +158,7 @@ class PrivateTokenSelector:
         text."""
         if self.t >= self.mechanism.private_tokens:
             return None
-        is_free = (yield from self._is_sure(logits_public_V)) or not (
-            yield from self._is_far(logits_private_SV, logits_public_V)
-        )
-        if is_free:
+        if (yield from self._is_free(logits_private_SV, logits_public_V)):
             self.public_tokens += 1
             token = self.mechanism.draw_public(logits_public_V, self.rng)
         else:
@@ -175,20 +171,20 @@ class PrivateTokenSelector:
             raise ValueError("no finite logit to draw from")
         return drawn
 
-    def _is_sure(self, logits_public_V: torch.Tensor) -> Waiting[bool]:
-        marks = self.mechanism.sure_probability, self.mechanism.sure_entropy
-        return marks != (None, None) and bool((yield is_sure(logits_public_V, *marks)))
-
-    def _is_far(
+    def _is_free(
         self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
     ) -> Waiting[bool]:
+        """Return whether the public gate is open, or else the sparse vector's answer is "near"."""
+        marks = self.mechanism.sure_probability, self.mechanism.sure_entropy
+        if marks != (None, None) and bool((yield is_sure(logits_public_V, *marks))):
+            return True
         sparse_vector = self.mechanism.sparse_vector
         if sparse_vector is None or self.noisy_threshold is None:
-            return True
+            return False
         distance = distribution_distance(
             logits_private_SV, logits_public_V, self.mechanism.batch_size
         )
-        return sparse_vector.is_far(float((yield distance)), self.noisy_threshold, self.rng)
+        return not sparse_vector.is_far(float((yield distance)), self.noisy_threshold, self.rng)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -199,5 +195,6 @@ class PrivateTokenSelector:
 
 
 def selector_arguments(mechanism: PrivateToken, key: str, **state: Any) -> dict[str, Any]:
-    """Return the plain values `PrivateTokenSelector` is built from."""
+    """Return the plain values that `PrivateTokenSelector` is built from; `state` is what the
+    batch's last text left."""
     return {"mechanism": mechanism.values, "key": key, **state}

@@ -237,7 +237,7 @@ def batch_options(
     for kind in kinds:
         if settings.batches not in (kind, "auto"):
             continue
-        if kind == "disjoint" and settings.texts is not None:
+        if kind == "disjoint" and settings.for_poisson_only:
             continue
         fitting = []
         for s in sizes:

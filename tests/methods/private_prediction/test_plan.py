@@ -172,6 +172,9 @@ def test_max_records_is_a_maximum_and_texts_are_what_is_asked_for(
 ) -> None:
     few = poisson(settings, method__max_records=24)
     assert few.texts == few.expected_records == 24
+    # A short text leaves its tokens to no other one: a Poisson batch has a fixed number of texts.
+    pairs = poisson(settings, method__texts=24, method__texts_per_batch=2)
+    assert pairs.lines()["records"] == few.lines()["records"] == "at most 24"
     most = poisson(settings, method__max_records=10**8, privacy__epsilon=0.5)
     assert most.texts is not None and 24 < most.texts < 10**8
     assert 0.49 < most.cost.epsilon <= 0.5
@@ -231,11 +234,15 @@ def test_few_texts_of_measured_labels_cost_less(settings: Callable[..., dict[str
             },
             r"^method\.batches: poisson with data\.label_proportions measured is for one record",
         ),
-        ({"privacy__epsilon": 1e-4}, r"^privacy\.epsilon: 0\.0001 does not pay for one text"),
+        ({"privacy__epsilon": 1e-4}, r"^privacy\.epsilon: 0\.0001 does not pay for one Poisson"),
         ({"method__batches": "disjoint", "method__texts": 5}, r"^method\.texts: for Poisson"),
+        (
+            {"method__batches": "disjoint", "method__texts_per_batch": 2},
+            r"^method\.texts_per_batch: for Poisson",
+        ),
     ],
 )
-def test_what_poisson_batches_cannot_do_is_refused(
+def test_what_a_kind_of_batches_cannot_do_is_refused(
     settings: Callable[..., dict[str, Any]], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
