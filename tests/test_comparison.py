@@ -91,7 +91,7 @@ def test_an_epsilon_that_pays_for_no_text_says_how_many_records_would(
     keys = {"batches": "poisson", "max_tokens": 64, "clip_bound": 10.0, "batch_size": 16}
     poor = ask("private_prediction", records=1, size=50, **keys)
     assert poor.choice is None and poor.why_not is not None
-    assert poor.why_not.startswith("privacy.epsilon: 4 does not pay for one text")
+    assert poor.why_not.startswith("privacy.epsilon: 4 does not pay for one Poisson batch")
     assert poor.needs is not None and poor.needs > 50
 
 
