@@ -38,13 +38,15 @@ class Piece:
     """A `Piece` is a part of a file: of JSONL the lines that begin from byte `begin` on and before
     byte `end`, of Parquet the row groups from `begin` on and before `end`; without `end`, the whole
     file. `lines` and `rows` come before it in the file, so that its rows have the numbers that they
-    have in the whole file. A blank line is no row."""
+    have in the whole file. A blank line is no row. `file_number` is the file's, from 0, in the
+    order of all files: it stays when their folder moves."""
 
     file: str
     begin: int = 0
     end: int | None = None
     lines: int = 0
     rows: int = 0
+    file_number: int = 0
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ class PoissonBatches(Batches):
 
     Claim: given who joined which other batches, and whatever the other units are, a unit joins a
     batch with just this probability. The coins are those of a keyed pseudorandom function of the
-    unit's place in the data (its file and row, or the value that makes several rows a unit), never
-    of its content: copies of a text have coins of their own. Who is in a batch is secret, and so is
-    the key.
+    unit's place in the data (the numbers of its file and row, or the value that makes several rows
+    a unit), never of its content: copies of a text have coins of their own. Who is in a batch is
+    secret, and so is the key.
     Proof: docs/privacy.md, section 2.8.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,9 @@ def record_rows(
 
 def local_rows(data: DataConfig, rows_of: RowsOf) -> list[Row]:
     """Read the rows of all files into this process, at most as many of each unit as its bound."""
-    rows = (row for file in list_files(data.path) for row in rows_of(Piece(file)))
+    files = list_files(data.path)
+    pieces = (Piece(file, file_number=number) for number, file in enumerate(files))
+    rows = (row for piece in pieces for row in rows_of(piece))
     return list(rows) if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
 
 
@@ -110,7 +113,10 @@ def pieces_on_ray(files: Sequence[str], size: int) -> list[Piece]:
     import ray
 
     count: Any = ray.remote(count_rows)
-    cuts = [cut(file, size) for file in files]
+    cuts = [
+        [replace(piece, file_number=number) for piece in cut(file, size)]
+        for number, file in enumerate(files)
+    ]
     counts = [
         [count.remote(piece) for piece in pieces]
         if len(pieces) > 1 and not pieces[0].file.endswith(".parquet")

@@ -31,7 +31,7 @@ from dpray.engines.requests import Ask, Request
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
-from dpray.runs.cluster import may_run_again, uses_ray
+from dpray.runs.cluster import find_error, may_run_again, uses_ray
 from dpray.runs.engine import BuildEngine, with_absolute_model
 from dpray.runs.engine_pool import EnginePool, on_pool
 from dpray.runs.folder import ReleaseFolder
@@ -151,7 +151,9 @@ class Session(Generic[P]):
             output = mechanism()
         except Exception as error:
             if not may_run_again(error):
-                self.ledger.fail(key, unit, self.attempt_id, type(error).__name__)
+                # What a task on Ray raised is in a wrapper, whose name is no class's.
+                raised = find_error(error, Exception) or error
+                self.ledger.fail(key, unit, self.attempt_id, type(raised).__name__)
             raise
         self.publish(f"{unit}.json", {unit: output})
         released = self.published(unit)

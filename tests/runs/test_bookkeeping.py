@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from dpray import registry as methods
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
 from dpray.config.config import Config, parse_config
+from dpray.registry import make_plan
 from dpray.runs import cluster
+from dpray.runs.engine import build_engine
+from dpray.runs.folder import ReleaseFolder
+from dpray.runs.session import Session
 from dpray.types import Budget, DprayError, InputError, Progress, Resumable
 
 
@@ -157,3 +162,29 @@ def test_what_people_keep_in_private_survives_the_run(config: Callable[..., Conf
     privacy = run.privacy.model_copy(update={"ledger": f"sqlite:///{ledger}"})
     methods.run(run.model_copy(update={"privacy": privacy}))
     assert Ledger.open(f"sqlite:///{ledger}").names() == ["notes"]
+
+
+def test_a_mechanism_that_raised_on_ray_is_never_repeated(config: Callable[..., Config]) -> None:
+    """Ray raises a class of its own for it, `RayTaskError(KeyError)`, which is no class's name."""
+    run = config()
+    plan, unit = make_plan(run), ("record", "add_or_remove_one")
+
+    def raises() -> Any:
+        found: Any = RayTaskError("call", "Traceback", KeyError("Marlowe"))
+        raise found.as_instanceof_cause()
+
+    with (
+        closing(Ledger.create_or_open(run.privacy.ledger)) as ledger,
+        closing(ReleaseFolder(run.output.path)) as folder,
+    ):
+        cost = Budget(plan.cost.epsilon, plan.cost.delta)
+        ledger.create_dataset("notes", cost, *unit)
+        ledger.reserve("notes", {"run": (plan.dp_event, cost)}, *unit)
+        session = Session(
+            plan, folder, ledger, "run", "0" * 32, lambda progress: None, build_engine
+        )
+        with pytest.raises(KeyError):
+            session.publish_once("counts", raises)
+        assert dict(ledger.failed("run"))["counts"][1] == "KeyError"
+        with pytest.raises(DprayError, match=r"counts failed with KeyError.* never repeated"):
+            session.publish_once("counts", dict)

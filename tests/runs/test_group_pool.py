@@ -174,6 +174,6 @@ class TestOnRay:
             Piece(str(files[0]), 0, 10, 0, 0),
             Piece(str(files[0]), 10, 20, 2, 1),
             Piece(str(files[0]), 20, 28, 4, 3),
-            Piece(str(files[1])),
-            Piece(str(files[2])),
+            Piece(str(files[1]), file_number=1),
+            Piece(str(files[2]), file_number=2),
         ]

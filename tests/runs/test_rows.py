@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from dpray.mechanisms.partition import HashPartition
 from dpray.methods.private_prediction.decoder import group_rows
 from dpray.methods.private_prediction.prompts import load_template
 from dpray.methods.private_prediction.rows import placeholder, private_rows
-from dpray.runs.rows import bound_contributions
+from dpray.runs.rows import bound_contributions, local_rows
 from dpray.types import InputError
 
 DATA = DataConfig(path="x", label="label", labels=("a", "b"), public_size=40, max_characters=1000)
@@ -77,10 +79,29 @@ def test_a_records_place_does_not_depend_on_how_its_file_is_cut(tmp_path: Path, 
         made = (private_rows(piece, DATA, load_template("texts"), True) for piece in pieces)
         return [row["unit"] for rows in made for row in rows]
 
-    pieces = cut(str(path), size)
+    pieces = [replace(piece, file_number=3) for piece in cut(str(path), size)]
     if len(pieces) > 1:
         pieces = list(numbered(pieces, map(count_rows, pieces)))
-    assert units(pieces) == units([Piece(str(path))]) == [f"{n} {path}" for n in range(20)]
+    whole = units([Piece(str(path), file_number=3)])
+    assert units(pieces) == whole == [f"file 3, row {n}" for n in range(20)]
+
+
+def test_a_records_place_stays_when_the_folder_of_its_file_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a job's working directory does, which has another name whenever the job is submitted."""
+    data = DATA.model_copy(update={"path": "*.jsonl", "label": None})
+    rows_of = partial(private_rows, data=data, template=load_template("texts"), by_place=True)
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    for name in ("x.jsonl", "y.jsonl"):
+        (before / name).write_text('{"text": "the same"}\n' * 3)
+    monkeypatch.chdir(before)
+    units = [row["unit"] for row in local_rows(data, rows_of)]
+    assert len(set(units)) == 6
+    before.rename(after)
+    monkeypatch.chdir(after)
+    assert [row["unit"] for row in local_rows(data, rows_of)] == units
 
 
 def test_lone_surrogates_become_text_a_tokenizer_takes(tmp_path: Path) -> None:

@@ -61,8 +61,16 @@ class PromptTemplate:
             raise KeyError(str(error)) from None
 
     def released(self, completion: str) -> str:
-        """Make the text that is released from what was decoded."""
-        return self._render("output", completion=completion).strip()
+        """Make the text that is released from what was decoded. Raises InputError where the
+        template fails on it: what was paid for is kept, and waits for a better template."""
+        try:
+            return self._render("output", completion=completion).strip()
+        except Exception as error:
+            kind = type(error).__name__
+            raise InputError(
+                f"method.template: {self.name}: `output` fails on a text that was decoded "
+                f"({kind}); mend it, and the same command goes on, at no further cost"
+            ) from None
 
     def _prompt(self, text: str, label: str) -> Prompt:
         variables = {"text": text, "label": label}
@@ -78,7 +86,7 @@ class PromptTemplate:
         compiled(self.private or "")
         compiled(self.output)
         try:
-            self.released("a text")
+            self._render("output", completion="a text")
         except SecurityError:
             raise
         except Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:
 def batches_key(session: BatchSession) -> SecretKey:
     """Return the secret key of the run's Poisson batches, the same in every attempt: a batch that
     was lost has the same units when it is drawn again. Raises InputError where a run that has begun
-    lost it."""
+    lost it, or has something else in its place."""
     path = session.folder.private / BATCHES_KEY
     if not path.exists():
         if any(unit != "labels" for unit, _ in session.ledger.started(session.key())):
@@ -154,7 +155,13 @@ def batches_key(session: BatchSession) -> SecretKey:
                 "begun; put it back, or choose another folder"
             )
         write_durably(path, new_key(), private=True)
-    return SecretKey(path.read_text(encoding="ascii"))
+    key = path.read_bytes().strip()
+    # Without a key, as an empty file is none, everybody could draw the coins.
+    if not re.fullmatch(rb"[0-9a-f]{64}", key):
+        raise InputError(
+            f"output.path: {path} does not hold a key; put back the one that was there"
+        )
+    return SecretKey(key.decode("ascii"))
 
 
 def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[Outcome]:

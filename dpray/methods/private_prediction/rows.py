@@ -36,7 +36,7 @@ def private_rows(
     for number, record in enumerate(read_records(piece, data, text_of), start=piece.rows):
         unit = record.unit_id
         if by_place and data.unit is None:
-            unit = f"{number} {piece.file}"
+            unit = f"file {piece.file_number}, row {number}"
         rank = content_rank(record.text, record.label)
         yield {"label": record.label or "", "text": record.text, "unit": unit, "rank": rank}
 

@@ -115,7 +115,7 @@ def test_neither_the_key_nor_who_is_in_which_batch_leaves_private(
     assert [name for form in forms(key) for name in holding(tmp_path, form)] == []
     # Outside of `private` there is no text of a record and no place of one.
     assert holding(tmp_path, b"Marlowe") == ["records.jsonl"]
-    places = [f"{number} {config.data.path}".encode() for number in range(60)]
+    places = [f"file 0, row {number}".encode() for number in range(60)]
     assert not any(holding(tmp_path, place) for place in places)
     written = capfd.readouterr()
     said = f"{written.out}{written.err}{first.said}{second.said}{report}"
@@ -135,7 +135,7 @@ def test_a_resumed_run_has_the_same_batches(config: Config, engine: Engine) -> N
     joined = Counter(
         batch
         for number in range(60)
-        for batch in plan.batches.joined(kept, "ab"[number % 2], f"{number} {config.data.path}")
+        for batch in plan.batches.joined(kept, "ab"[number % 2], f"file 0, row {number}")
     )
     sizes = first.sizes | second.sizes
     assert sizes == {batch: joined[batch] for batch in plan.batches.batch_ids()}
@@ -185,7 +185,11 @@ def test_a_run_that_lost_its_key_is_refused(config: Config, engine: Engine) -> N
     with pytest.raises(InputError, match=r"output\.path: .*batches\.key is missing"):
         second.run(config)
     assert second.sizes == {} and not first.path.exists()
-    first.path.write_text(kept)
+    for lost in ("", kept[:-1], "g" * 64):
+        first.path.write_text(lost)
+        with pytest.raises(InputError, match=r"output\.path: .*batches\.key does not hold a key"):
+            second.run(config)
+    first.path.write_text(kept + "\n")
     assert second.run(config)["batches"]["published"] == 24
 
 
@@ -223,7 +227,7 @@ def test_measured_labels_choose_the_batches_and_a_resumed_run_has_the_same(
     joined = Counter(
         batch
         for number, row in enumerate(rows)
-        for batch in plan.batches.joined(key, row["label"], f"{number} {data}")
+        for batch in plan.batches.joined(key, row["label"], f"file 0, row {number}")
     )
     sizes = first.sizes | second.sizes
     assert sizes == {batch: joined[batch] for batch in plan.batches.batch_ids()}

@@ -93,3 +93,13 @@ def test_a_wrong_template_says_what_is_wrong(tmp_path: Path, content: str, messa
 def test_no_such_template() -> None:
     with pytest.raises(InputError, match="no packaged template"):
         load_template("nowhere.yaml")
+
+
+def test_an_output_that_takes_a_text_apart_may_fail_and_quotes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("user: x\noutput: \"{{ completion.split(':')[1] }}\"\n")
+    template = load_template(str(path))
+    assert template.released("Title: The Case") == "The Case"
+    with pytest.raises(InputError, match=r"method\.template: .*`output` fails.*Undefined") as wrong:
+        template.released("Marlowe")
+    assert "Marlowe" not in str(wrong.value)
