@@ -30,6 +30,11 @@ def one_line(text: str) -> str:
     return " ".join(printable(text).split("\n"))
 
 
+def add_or_remove(privacy_unit: str) -> str:
+    """Say what neighbouring data sets differ by."""
+    return f"add or remove {'one record' if privacy_unit == 'record' else privacy_unit}"
+
+
 class Terminal(Console):
     """The console interprets no string as markup: a data set may be called "[/bold]", and a text
     may hold escape sequences. dpray's own bold and colour are `Text`."""

@@ -109,6 +109,20 @@ def test_settings_after_the_file_change_the_plan(
 
 
 @pytest.mark.parametrize(
+    ("unit", "words"),
+    [(None, "add or remove one record"), ("who", "add or remove all records with the same 'who'")],
+)
+def test_a_plan_says_what_neighbours_differ_by(
+    config_file: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    unit: str | None,
+    words: str,
+) -> None:
+    assert run_command(["plan", config_file(data__unit=unit)]) == 0
+    assert words in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"privacy__epsilon": float("nan")}, "privacy.epsilon"),

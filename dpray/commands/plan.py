@@ -14,7 +14,7 @@ from rich.table import Table
 from dpray import api
 from dpray.config.config import Config, load_config
 from dpray.progress import progress_bar
-from dpray.terminal import Terminal, titled_table
+from dpray.terminal import Terminal, add_or_remove, titled_table
 from dpray.types import InputError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _guarantee(summary: dict[str, Any]) -> str:
         return "none: privacy.epsilon is infinite, no noise is added"
     return (
         f"({summary['epsilon']:.4f}, {summary['delta']:g})-DP by the "
-        f"{summary['accountant']['bound']} bound, add or remove one {summary['privacy_unit']}"
+        f"{summary['accountant']['bound']} bound, {add_or_remove(summary['privacy_unit'])}"
     )
 
 

@@ -13,7 +13,7 @@ from dpray import api
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.config.config import Config, load_config
 from dpray.progress import progress_bar
-from dpray.terminal import Terminal
+from dpray.terminal import Terminal, add_or_remove
 
 
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -41,7 +41,7 @@ def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
     else:
         console.print(
             f"Spent: ({report['epsilon']:.4f}, {report['delta']:g})-DP, "
-            f"add or remove one {report['privacy_unit']}; left on "
+            f"{add_or_remove(report['privacy_unit'])}; left on "
             f"'{report['ledger']['dataset']}': eps {report['ledger']['left']['epsilon']:.4g}",
             soft_wrap=True,
         )

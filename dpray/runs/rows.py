@@ -46,6 +46,13 @@ def read_records(piece: Piece, data: DataConfig, text_of: TextOf | None = None) 
         yield to_record(where, row, data, text_of)
 
 
+def check_first_record(data: DataConfig, texts_from_columns: bool) -> None:
+    """Raise InputError, as `read_records` does, where the first row of the first file is no record:
+    most often a column is mistyped."""
+    first = Piece(list_files(data.path)[0])
+    next(read_records(first, data, (lambda row: "") if texts_from_columns else None))
+
+
 def _filled(piece: Piece) -> Iterator[tuple[Where, dict[str, Any]]]:
     empty = piece.end is None  # a piece may lie in the midst of a line
     for where, row in read_piece(piece):

@@ -35,6 +35,7 @@ from dpray.runs.metrics import nowhere, on_ray, rays_exporter
 from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
 from dpray.runs.privacy_report import privacy_report, versions
+from dpray.runs.rows import check_first_record
 from dpray.runs.session import Release, Session
 from dpray.types import Budget, BudgetRefused, DprayError, InputError, OnProgress, Progress
 
@@ -171,9 +172,11 @@ class Run:
         id.
 
         The files are hashed before the charge, once the budget is known to hold it: the ledger has
-        to recognise them to refuse them under another name. That releases nothing of the data but a
-        refusal, which charges nothing: no mechanism has run, and the ledger keeps only keyed
-        hashes. (A budget that another run takes in between is refused after the hashing.)
+        to recognise them to refuse them under another name. Their first row is read, because a run
+        with another column for the units is another run, and would be charged anew. That releases
+        nothing of the data but a refusal, which charges nothing: no mechanism has run, and the
+        ledger keeps only keyed hashes. (A budget that another run takes in between is refused after
+        the hashing.)
         """
         if self.plan.not_private:
             self._check_same_data()
@@ -198,16 +201,18 @@ class Run:
 
     def _check_budget(self, ledger: Ledger) -> None:
         """Check that the budget holds the plan, as do those of its tenant and of the data set's
-        ancestors.
+        ancestors, and then that the columns are there.
 
         A data set gets a budget of just the plan's cost in a ledger that this run made; in any
         other, an unknown name is more likely mistyped than new. Raises BudgetRefused, and
-        InputError for an unknown data set, another privacy unit or another relation.
+        InputError for an unknown data set, another privacy unit or another relation, and for a
+        first row that is no record.
         """
         name, tenant = self.plan.config.privacy.dataset, self.plan.config.privacy.tenant
         whole = Budget(self.plan.cost.epsilon, self.plan.cost.delta)
         stated_for = self.plan.privacy_unit, NEIGHBORING_RELATION
-        if ledger.account(name) is None:
+        is_new = ledger.account(name) is None
+        if is_new:
             names = ledger.names()
             # A run cut off between making the file and the data set left the ledger empty.
             if names or not self.run.get("made_ledger"):
@@ -215,7 +220,6 @@ class Run:
                     f"privacy.dataset: the ledger has no data set {name!r}; it has "
                     f"{', '.join(map(repr, names)) or 'none'} (`dpray ledger create` makes one)"
                 )
-            ledger.create_dataset(name, whole, *stated_for)
         else:
             try:
                 ledger.check(name, Charge(self.plan.dp_event, whole, tenant), *stated_for)
@@ -223,6 +227,9 @@ class Run:
                 if cluster.uses_ray(self.plan.config):
                     count_refusal(self.plan.config.privacy.ledger, refused.dataset)
                 raise
+        check_first_record(self.plan.config.data, self.plan.texts_from_columns)
+        if is_new:
+            ledger.create_dataset(name, whole, *stated_for)
 
     def _ledger_to_charge(self, planned: bool) -> Ledger:
         """Open the ledger. A new run on one machine may begin without one: an SQLite file is made,

@@ -51,6 +51,18 @@ def test_an_unknown_data_set_of_a_ledger_that_exists_is_refused(
     assert kinds(ledger) == ["create"]
 
 
+@pytest.mark.parametrize("key", ["text", "label", "unit"])
+def test_a_mistyped_column_is_told_before_the_charge(
+    config: Callable[..., Config], tmp_path: Path, key: str
+):
+    """Nor is there an account yet, which would be that of the mistyped column's units."""
+    url = f"sqlite:///{tmp_path}/new.db"
+    with pytest.raises(InputError, match=r"records\.jsonl, .*1.*'txet'"):
+        methods.run(config(privacy__ledger=url, **{f"data__{key}": "txet"}))
+    assert Ledger.open(url).names() == []
+    assert methods.run(config(privacy__ledger=url))["records"] > 0
+
+
 def test_a_run_is_charged_to_its_tenant_and_drawn_on_the_parent(
     config: Callable[..., Config], ledger: Ledger, records_file: Path
 ):
