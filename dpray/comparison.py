@@ -84,6 +84,8 @@ class Comparison:
 def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> Comparison:
     """Return every method's best answer; those keys of `config.method` that are set stay as they
     are. Raises InputError for a key of a method that is wrong in itself."""
+    if math.isinf(config.privacy.epsilon):
+        raise InputError("privacy.epsilon: infinity adds no noise, and there is none to compare")
     records, keys = question(config)
     answers = {}
     for done, name in enumerate(METHODS):
@@ -96,7 +98,10 @@ def question(config: Config) -> tuple[int, dict[str, dict[str, Any]]]:
     """Return the number of records that are wanted, and the keys that are set for each method."""
     method = config.method
     if isinstance(method, AutoSettings):
-        return method.records, {name: getattr(method, name) for name in METHODS}
+        keys = {name: getattr(method, name) for name in METHODS}
+        if named := [name for name in METHODS if "name" in keys[name]]:
+            raise InputError(f"method.{named[0]}.name: there is no such key")
+        return method.records, keys
     own = method.model_dump(exclude_unset=True)
     wanted = own.get(_records_key(method.name)) or RECORDS
     return wanted, {name: own if name == method.name else {} for name in METHODS}

@@ -149,6 +149,10 @@ def test_wrong_keys_are_errors_and_name_the_key(
     method = {"name": "auto", "aug_pe": {"iteration": 3}}
     with pytest.raises(InputError, match=r"^method\.aug_pe\.iteration: there is no such key"):
         compare(parse_config(tree(method=method)))
+    with pytest.raises(InputError, match=r"^method\.aug_pe\.name: there is no such key"):
+        compare(parse_config(tree(method={"name": "auto", "aug_pe": {"name": "dp_sgd"}})))
+    with pytest.raises(InputError, match=r"^privacy\.epsilon: infinity adds no noise"):
+        compare(parse_config(tree(method={"name": "aug_pe"}, privacy__epsilon=float("inf"))))
     file = tmp_path / "auto.yaml"
     file.write_text(yaml.safe_dump(tree()))
     for command in ("run", "audit"):
