@@ -260,20 +260,24 @@ class PrivatePredictionPlan(Plan):
         return more if most is None else f"{more}; at most {most}"
 
     def _warnings(self) -> list[str]:
+        settings, warnings = self.settings, list(self.rounding)
+        if self.disjoint and self.private_tokens < settings.max_tokens:
+            warnings.append(
+                "method.private_tokens is below method.max_tokens: a batch may end before its "
+                "first text does; a larger batch_size or epsilon, or a shorter text, helps"
+            )
+        if not self.disjoint and settings.public_gate and settings.private_tokens is None:
+            warnings.append(
+                "method.public_gate saves nothing while method.private_tokens is null: a Poisson "
+                "batch is charged for its private_tokens, which are then all tokens of its texts"
+            )
         if self.allowances is not None:
             rarest = self.allowances.allowances[-1].share
-            return [
-                *self.rounding,
+            warnings.append(
                 f"labels that are rarer than {rarest:.1%} of the records get batches of fewer than "
-                "method.batch_size records; a larger privacy.epsilon_labels, or epsilon, helps",
-            ]
-        if self.private_tokens >= self.settings.max_tokens or not self.disjoint:
-            return self.rounding
-        return [
-            *self.rounding,
-            "method.private_tokens is below method.max_tokens: a batch may end before its "
-            "first text does; a larger batch_size or epsilon, or a shorter text, helps",
-        ]
+                "method.batch_size records; a larger privacy.epsilon_labels, or epsilon, helps"
+            )
+        return warnings
 
 
 def texts_of_a_batch(settings: PrivatePredictionSettings, private_tokens: int, batches: int) -> int:

@@ -247,3 +247,19 @@ def test_what_a_kind_of_batches_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         poisson(settings, **changes)
+
+
+def test_a_gate_that_saves_nothing_is_warned_of(
+    plan: Callable[..., PrivatePredictionPlan],
+) -> None:
+    gate = {"probability": 0.9}
+    for changes, warned in (
+        ({"batches": "poisson"}, True),
+        ({"batches": "poisson", "private_tokens": 2}, False),
+        ({"batches": "disjoint"}, False),
+        ({"batches": "poisson", "public_gate": None}, False),
+    ):
+        asked = {"public_gate": gate, "max_records": 2} | changes
+        made = plan(**{f"method__{key}": value for key, value in asked.items()})
+        found = [w for w in made.summary()["warnings"] if w.startswith("method.public_gate")]
+        assert len(found) == warned
