@@ -156,7 +156,7 @@ def batches_key(session: BatchSession) -> SecretKey:
             )
         write_durably(path, new_key(), private=True)
     key = path.read_bytes().strip()
-    # Without a key, as an empty file is none, everybody could draw the coins.
+    # An empty key, of an empty file, would let everybody draw the coins.
     if not re.fullmatch(rb"[0-9a-f]{64}", key):
         raise InputError(
             f"output.path: {path} does not hold a key; put back the one that was there"
