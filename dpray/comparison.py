@@ -78,14 +78,16 @@ class Comparison:
         choice = self.answers[name].choice
         if choice is None:
             raise InputError(f"method.name: {name} has no plan: {self.answers[name].why_not}")
-        return plain(self.config) | {"method": choice.settings.model_dump(exclude_unset=True)}
+        return plain(self.config) | {"method": choice.plan.settings.model_dump(exclude_unset=True)}
 
 
 def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> Comparison:
     """Return every method's best answer; those keys of `config.method` that are set stay as they
     are. Raises InputError for a key of a method that is wrong in itself."""
     if math.isinf(config.privacy.epsilon):
-        raise InputError("privacy.epsilon: infinity adds no noise, and there is none to compare")
+        raise InputError(
+            "privacy.epsilon: infinity adds no noise: there is no signal to compare with it"
+        )
     records, keys = question(config)
     answers = {}
     for done, name in enumerate(METHODS):

@@ -104,7 +104,7 @@ def test_keys_that_are_set_stay(ask: Callable[..., Answer]) -> None:
     ):
         choice = ask(name, **keys).choice
         assert choice is not None
-        assert {key: getattr(choice.settings, key) for key in keys} == keys
+        assert {key: getattr(choice.plan.settings, key) for key in keys} == keys
         assert name == "dp_kps" or choice.reasons[0].endswith(": as they are set")
 
 
@@ -116,7 +116,7 @@ def test_more_epsilon_never_buys_less(tree: Callable[..., dict[str, Any]]) -> No
         found = answer(config, {"name": "aug_pe"}, 40)
         assert found.choice is not None and found.choice.signal is not None
         assert found.is_enough
-        settings: Any = found.choice.settings
+        settings: Any = found.choice.plan.settings
         variations.append(settings.iterations * (settings.variations - 1))
     assert variations[0] < variations[1]
 

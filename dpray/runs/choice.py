@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpray.config.base import Section
 from dpray.runs.plan import Plan
 
 
@@ -28,10 +27,9 @@ class Signal:
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan with its `settings`, the free ones chosen, and the reasons. There is no `signal` where
+    """A plan whose free settings are chosen, and the reasons. There is no `signal` where
     no public file says enough for one."""
 
     plan: Plan
-    settings: Section
     signal: Signal | None
     reasons: tuple[str, ...]

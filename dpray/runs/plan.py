@@ -17,6 +17,7 @@ from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
 from dpray.accounting.report import guarantee, no_guarantee
 from dpray.auditing.target import Target
+from dpray.config.base import Section
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.mechanisms.label_histogram import LabelHistogram
@@ -33,11 +34,12 @@ class Plan(ABC):
     """A `Plan` is one method's plan; all of it is public.
 
     `proportions` is the public share of each label. Where the shares are measured, it holds a
-    stand-in until then.
+    stand-in until then. `settings` are the method's keys.
     """
 
     config: Config
     proportions: Mapping[str, float]
+    settings: Section
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What the tests of this folder measure on a GPU is shown, with its name."""
+"""The figures that these tests measure are printed with the name of the GPU."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dpray.runs.together import together
 
 
 def lots_of(events: list[Any]) -> Iterator[list[Any]]:
-    """What comes, lot by lot; an exception is raised."""
+    """Yield the lots one after the other, and raise those that are exceptions."""
     for event in events:
         if isinstance(event, BaseException):
             raise event

@@ -38,7 +38,7 @@ def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
     elif not above:
         why = "the votes that come nearest to their noise"
     meaning = "votes a text, n / (n_syn L), over their noise"
-    return Choice(best, chosen, Signal(votes(best), VOTES, meaning), (what + why,))
+    return Choice(best, Signal(votes(best), VOTES, meaning), (what + why,))
 
 
 def _plan(config: Config, settings: AugPeSettings) -> AugPePlan:

@@ -22,7 +22,7 @@ def choose(config: Config, settings: DpKpsSettings, records: int) -> Choice:
     plan = make_plan(config.model_copy(update={"method": settings}), settings)
     found = words_found(plan)
     signal = None if found is None else Signal(found, WORDS, MEANING)
-    return Choice(plan, settings, signal, ("the defaults and what is set: no key is free",))
+    return Choice(plan, signal, ("the defaults and what is set: no key is free",))
 
 
 def words_found(plan: DpKpsPlan) -> int | None:
@@ -34,7 +34,7 @@ def words_found(plan: DpKpsPlan) -> int | None:
     known = [count for count in counts if count is not None]
     if len(known) < len(counts):
         return None
-    noise = plan.method.vocabulary.scale * math.log(len(counts))
+    total, noise = sum(known), plan.method.vocabulary.scale * math.log(len(counts))
     # A record names S terms; one that is in every record is counted once in each.
-    expected = [n * min(1.0, settings.phrases_per_record * count / sum(known)) for count in known]
+    expected = [n * min(1.0, settings.phrases_per_record * count / total) for count in known]
     return sum(count > noise for count in expected)

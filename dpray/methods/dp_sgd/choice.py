@@ -36,9 +36,7 @@ def choose(config: Config, settings: DpSgdSettings, records: int) -> Choice:
         why = "as they are set"
     elif units(best) < UNITS:
         why = "the least noise that is tried"
-    return Choice(
-        best, best.settings, Signal(units(best), UNITS, "q N / sigma of a batch"), (what + why,)
-    )
+    return Choice(best, Signal(units(best), UNITS, "q N / sigma of a batch"), (what + why,))
 
 
 def units(plan: DpSgdPlan) -> float:

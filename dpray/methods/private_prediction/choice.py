@@ -51,7 +51,7 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
         why = "what affords most"
     affordable = max([best.whole_texts, *best.texts_affordable.values()])
     signal = Signal(affordable, records, "whole texts that epsilon pays for")
-    return Choice(best, best.settings, signal, (what + why,))
+    return Choice(best, signal, (what + why,))
 
 
 def _tried(

@@ -77,8 +77,8 @@ class BatchDecoder:
     def _begun(
         self, tasks: Iterable[Iterable[Row]], under_way: set[str], not_begun: list[Exception]
     ) -> Iterator[tuple[str, list[str]]]:
-        """Yield each batch with its texts, after the ledger knows that its task begins. End, and
-        keep the error, where one cannot: the batches under way are none the worse for it."""
+        """Yield each batch with its texts, after the ledger knows that its task begins. Where a
+        task cannot begin, keep the error and end: the batches under way go on."""
         try:
             for rows in tasks:
                 if self.plan.disjoint and self.plan.config.data.unit is None:
