@@ -19,7 +19,7 @@ from dpray.version import __version__
 
 if TYPE_CHECKING:
     from dpray.accounting.ledger import Ledger
-    from dpray.api import SyntheticData, audit, compare, evaluate, load, plan, run
+    from dpray.api import SyntheticData, audit, compare, evaluate, load, plan, rehearse, run
     from dpray.config.config import Config
     from dpray.progress import progress_bar
 
@@ -40,6 +40,7 @@ __all__ = [
     "load",
     "plan",
     "progress_bar",
+    "rehearse",
     "run",
 ]
 

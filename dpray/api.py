@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dpray.comparison import Comparison
     from dpray.config.config import Config
     from dpray.engines.base import Engine
+    from dpray.rehearsal import Rehearsal
     from dpray.runs.plan import Plan
 
 # Imports within a function here load torch, Ray or scikit-learn, for which the other functions
@@ -59,6 +60,32 @@ def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> 
     from dpray.comparison import compare as compare_methods
 
     return compare_methods(config, on_progress)
+
+
+def rehearse(
+    config: Config,
+    public: str | Path,
+    out: str | Path,
+    on_progress: OnProgress = lambda progress: None,
+    **options: Any,
+) -> Rehearsal:
+    """Try the methods out on public records of the same shape, with true noise, and score them:
+    opens no private data, charges no budget. The folder `out` holds the runs, `rehearsal.json` and
+    `rehearsal.html`. `options` are those of `dpray.rehearsal.rehearse`.
+
+    rehearsed = dpray.rehearse(config, "public.jsonl", "out/rehearsal", epsilons=[1.0, 4.0])
+    rehearsed.best(1.0), rehearsed.summary()["epsilons"][0]["methods"]["aug_pe"]["scores"]
+    """
+    from dpray.evaluation.files import load_embedder
+    from dpray.rehearsal import rehearse as rehearse_methods
+    from dpray.report.rehearsal_page import write_rehearsal
+
+    parts: dict[str, Any] = {"run": run, "load_embedder": load_embedder} | options
+    rehearsed = rehearse_methods(
+        config, str(public), out=Path(out), on_progress=on_progress, **parts
+    )
+    write_rehearsal(Path(out), rehearsed.summary())
+    return rehearsed
 
 
 def run(

@@ -4,7 +4,7 @@ knows public numbers only, and opens no data."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -81,17 +81,21 @@ class Comparison:
         return plain(self.config) | {"method": choice.plan.settings.model_dump(exclude_unset=True)}
 
 
-def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> Comparison:
-    """Return every method's best answer; those keys of `config.method` that are set stay as they
-    are. Raises InputError for a key of a method that is wrong in itself."""
+def compare(
+    config: Config,
+    on_progress: OnProgress = lambda progress: None,
+    methods: Sequence[str] = METHODS,
+) -> Comparison:
+    """Return the best answer of every one of `methods`; those keys of `config.method` that are set
+    stay as they are. Raises InputError for a key of a method that is wrong in itself."""
     if math.isinf(config.privacy.epsilon):
         raise InputError(
             "privacy.epsilon: infinity adds no noise: there is no signal to compare with it"
         )
     records, keys = question(config)
     answers = {}
-    for done, name in enumerate(METHODS):
-        on_progress(Progress("comparing", done, len(METHODS), name))
+    for done, name in enumerate(methods):
+        on_progress(Progress("comparing", done, len(methods), name))
         answers[name] = answer(config, {"name": name} | keys[name], records)
     return Comparison(config, records, answers)
 

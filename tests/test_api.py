@@ -16,7 +16,7 @@ import dpray
 NAMES = [
     "Budget", "BudgetRefused", "Config", "DprayError", "InputError", "Ledger", "Progress",
     "Resumable", "SyntheticData", "__version__", "audit", "compare", "evaluate", "load",
-    "plan", "progress_bar", "run",
+    "plan", "progress_bar", "rehearse", "run",
 ]  # fmt: skip
 
 

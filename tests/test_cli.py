@@ -32,6 +32,7 @@ COMMANDS = {
     "dpray ledger show": "--html --json --ledger",
     "dpray ledger verify": "--contains --json --ledger",
     "dpray plan": "--compare --json --tune-clip --write config overrides",
+    "dpray rehearse": "--epsilon --json --method --out --public --records --write config overrides",
     "dpray report": "--json --no-public --public run_dir",
     "dpray run": "--json config overrides",
     "dpray serve": "--dry-run --json config overrides",

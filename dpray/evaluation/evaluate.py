@@ -131,9 +131,13 @@ def split(real: Sequence[Labelled]) -> tuple[list[Labelled], list[Labelled]]:
     rows does not matter, and copies of one text are never on both sides."""
     halves: tuple[list[Labelled], list[Labelled]] = ([], [])
     for record in real:
-        digest = hashlib.sha256(record[0].encode("utf-8", "surrogatepass")).digest()
-        halves[digest[0] & 1].append(record)
+        halves[is_for_test(record[0])].append(record)
     return halves
+
+
+def is_for_test(text: str) -> bool:
+    """Return whether a text falls into the second half of `split`."""
+    return bool(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[0] & 1)
 
 
 def _sets(records: Sets, classes: bool) -> Sets:

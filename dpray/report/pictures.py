@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,34 @@ def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -
         span = max(times[-1] - times[0], timedelta(minutes=1))
         axes.set_xlim(times[0] - span / 50, times[0] + span)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
+        return inline(figure)
+
+
+MARKS = ("o", "s", "^", "D")
+
+
+def scores_svg(
+    curves: Mapping[str, Sequence[tuple[float, Mapping[str, float]]]],
+    real: Mapping[str, float],
+    measure: str,
+) -> Markup:
+    """Draw each method's scores, with their deviations, over epsilon, and the score of real records
+    as a dotted line. `curves` maps a method to pairs of an epsilon and a mean and deviation."""
+    from matplotlib.ticker import NullLocator
+
+    with figure_of_the_page(3.0) as (figure, axes):
+        colours = (ACCENT, INK, MUTED, INK)
+        for (name, points), mark, colour in zip(curves.items(), cycle(MARKS), cycle(colours)):
+            epsilons, scores = zip(*points, strict=True)
+            means, deviations = ([score[key] for score in scores] for key in ("mean", "deviation"))
+            look: Any = {"fmt": f"{mark}-", "color": colour, "markersize": 5, "capsize": 3}
+            axes.errorbar(epsilons, means, deviations, label=name, linewidth=1.0, **look)
+        axes.axhline(real["mean"], color=MUTED, linewidth=0.8, linestyle=":", label="real records")
+        tried = sorted({epsilon for points in curves.values() for epsilon, _ in points})
+        axes.set(xscale="log", xlabel="epsilon", ylabel=measure)
+        axes.set_xticks(tried, [f"{epsilon:g}" for epsilon in tried])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.legend(frameon=False)
         return inline(figure)
 
 

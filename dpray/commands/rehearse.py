@@ -1,0 +1,120 @@
+"""`dpray rehearse` tries the methods out on public records and recommends the one that did best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+
+from dpray import api
+from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.config.config import load_config
+from dpray.progress import progress_bar
+from dpray.terminal import Terminal, titled_table
+from dpray.types import InputError
+
+if TYPE_CHECKING:
+    from dpray.rehearsal import Rehearsal, Rehearsed
+
+
+def rehearse(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    public: Annotated[
+        str,
+        typer.Option(help="PUBLIC records of the same kind, with the same columns and labels."),
+    ] = ...,  # type: ignore[assignment]
+    epsilon: Annotated[
+        list[float] | None,
+        typer.Option(help="Epsilon to try instead of privacy.epsilon; may be given several times."),
+    ] = None,
+    records: Annotated[
+        int, typer.Option(help="Texts of each run that are looked at; Aug-PE makes all of its own.")
+    ] = 100,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this method, even if its signal is below its noise; may be given "
+                          "several times."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the runs, where the same command goes on; by default "
+                          "`rehearsal` beside output.path."),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(help="Write the configuration of the best method to this new file."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Run the methods on public records of the same shape, with true noise, and score what they
+    make; opens no private data, costs no budget. Writes rehearsal.json and rehearsal.html."""
+    loaded = load_config(config, overrides or [])
+    if write is not None and write.exists():
+        raise InputError(f"--write: {write} is there already")
+    if write is not None and len(epsilon or []) > 1:
+        raise InputError("--write: takes one --epsilon")
+    folder = out or Path(loaded.output.path).parent / "rehearsal"
+    with progress_bar() as on_progress:
+        rehearsed = api.rehearse(
+            loaded,
+            public,
+            folder,
+            on_progress,
+            epsilons=epsilon or [],
+            records=records,
+        )
+    if write is not None:
+        (tried,) = rehearsed.found
+        text = yaml.safe_dump(rehearsed.tree(tried), sort_keys=False, allow_unicode=True)
+        write.write_text(text, encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(rehearsed.summary()))
+        return
+    show_rehearsal(rehearsed, Terminal())
+    Terminal().print(f"  {folder / 'rehearsal.html'}", highlight=False, soft_wrap=True)
+
+
+def show_rehearsal(rehearsed: Rehearsal, console: Terminal) -> None:
+    """Print the scores and the best method at each epsilon."""
+    stage = rehearsed.stage
+    title = (
+        f"{stage['drawn']:,} records drawn from {stage['records']:,} public ones, scored by "
+        f"{stage['test_records']:,} others (no private data was opened, nothing was charged)"
+    )
+    measures = [
+        name for name in ("accuracy", "frechet_distance", "mauve") if name in rehearsed.real
+    ]
+    columns = ("epsilon", "method", "records", *(name.replace("_", " ") for name in measures))
+    rows = [
+        [f"{epsilon:g}", *_row(name, one, measures)]
+        for epsilon, methods in rehearsed.found.items()
+        for name, one in methods.items()
+        if one.scores is not None
+    ]
+    real = ["", "real records", f"{stage['records']:,}", *_figures(rehearsed.real, measures)]
+    console.print(titled_table(title, columns, [*rows, real]))
+    for epsilon, methods in rehearsed.found.items():
+        for name, one in methods.items():
+            if one.why_not is not None:
+                console.note(f"{name} at eps {epsilon:g}", "yellow", one.why_not)
+        best = rehearsed.best(epsilon)
+        console.note(
+            f"best at eps {epsilon:g}", "green" if best else "yellow", best or "no method was tried"
+        )
+
+
+def _row(name: str, one: Rehearsed, measures: list[str]) -> Iterator[str]:
+    assert one.scores is not None
+    yield name
+    yield f"{one.scores['records']:,}"
+    yield from _figures(one.scores, measures)
+
+
+def _figures(scores: Any, measures: list[str]) -> Iterator[str]:
+    for name in measures:
+        yield f"{scores[name]['mean']:.3f} +- {scores[name]['deviation']:.3f}"

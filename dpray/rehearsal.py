@@ -1,0 +1,299 @@
+"""`rehearse` tries methods out on public records of the same shape, with the noise that the private
+ones would get. It opens no private data and charges no budget."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpray.comparison import METHODS, Answer, compare
+from dpray.config.config import Config, parse_config
+from dpray.io.records import Where, list_files, read_rows, text_of
+from dpray.types import InputError, OnProgress, Progress
+
+if TYPE_CHECKING:
+    from dpray.engines.base import Embedder
+    from dpray.evaluation.downstream import Embedded
+
+RunMethod = Callable[[Config, OnProgress], object]
+
+RECORDS = 100
+"""So many texts of a run are looked at, where a method may make fewer without another noise."""
+
+SEEDS = 5
+
+FEWEST = 20
+"""A half of the public records has at least so many."""
+
+SYNTHETIC = "synthetic.jsonl"
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """Holds what came of a method at one epsilon: the `scores` of what its run made, or None where
+    it was not run, and `why_not`."""
+
+    answer: Answer
+    scores: Mapping[str, Any] | None = None
+    why_not: str | None = None
+
+    def summary(self) -> dict[str, Any]:
+        return self.answer.summary() | {"scores": self.scores, "why_not": self.why_not}
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The methods' scores at every epsilon. `score` names the measure that decides: `accuracy`,
+    where records have labels, or else `frechet_distance`."""
+
+    config: Config
+    stage: Mapping[str, Any]
+    score: str
+    real: Mapping[str, Any]
+    found: Mapping[float, Mapping[str, Rehearsed]]
+
+    def best(self, epsilon: float) -> str | None:
+        """Return the name of the method with the best mean score at an epsilon; None where none was
+        rehearsed."""
+        scored = {n: one.scores for n, one in self.found[epsilon].items() if one.scores is not None}
+        sign = 1 if self.score == "accuracy" else -1
+        means = {name: sign * scores[self.score]["mean"] for name, scores in scored.items()}
+        return max(means, key=lambda name: means[name], default=None)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the object that `dpray rehearse --json` prints."""
+        return {
+            "public": dict(self.stage),
+            "score": self.score,
+            "real_records": dict(self.real),
+            "epsilons": [
+                {
+                    "epsilon": epsilon,
+                    "best": self.best(epsilon),
+                    "methods": {name: one.summary() for name, one in methods.items()},
+                }
+                for epsilon, methods in self.found.items()
+            ],
+        }
+
+    def tree(self, epsilon: float) -> dict[str, Any]:
+        """Return the configuration that runs the best method on the private records, as a plain
+        tree. Raises InputError where there is none."""
+        if (best := self.best(epsilon)) is None:
+            raise InputError(f"privacy.epsilon: at {epsilon:g} no method was rehearsed")
+        return _with_epsilon(self.config, epsilon) | {
+            "method": _chosen_method(self.found[epsilon][best].answer)
+        }
+
+
+def rehearse(
+    config: Config,
+    public: str,
+    *,
+    run: RunMethod,
+    load_embedder: Callable[[str], Embedder],
+    out: Path,
+    epsilons: Sequence[float] = (),
+    records: int = RECORDS,
+    methods: Sequence[str] = (),
+    on_progress: OnProgress = lambda progress: None,
+) -> Rehearsal:
+    """Run, by `run`, the methods whose signal is enough (`compare`) on public records, and score
+    what they make against other public records. Where `methods` are named it is these, whether
+    their signal is enough or not.
+
+    Half of the records of `public`, by a hash of their texts, play the private ones: as many as
+    `data.public_size` of them, each several times where they are fewer, so that batches, votes and
+    counts stand above the noise as far as they would in earnest. The other half is the test. Runs
+    get the noise of their plans; only the texts are fewer, `records` where a method can make fewer
+    with the same noise. Runs and their ledgers lie in the folder `out`, where the same call goes
+    on.
+
+    `epsilons` are tried in the place of `privacy.epsilon`. Raises InputError for public records
+    that do not have the configuration's columns and labels, for too few of them, and for
+    `data.path` itself: what a rehearsal says of private records would be paid for by no budget.
+    """
+    for epsilon in epsilons:
+        if not (0 < epsilon < math.inf):
+            raise InputError(f"--epsilon: {epsilon:g} is not above 0 and finite")
+    for name in methods:
+        if name not in METHODS:
+            raise InputError(f"--method: {name} is none of {', '.join(METHODS)}")
+    if records < FEWEST:
+        raise InputError(f"--records: {records} are too few, it takes {FEWEST}")
+    stage, test = _halves(config, public)
+    drawn = _draw(stage, config.data.public_size, config.data.unit)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "stage.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in drawn), encoding="utf-8")
+    judge = Judge(config, load_embedder(config.embedder.model), stage, test)
+
+    found: dict[float, dict[str, Rehearsed]] = {}
+    for epsilon in epsilons or (config.privacy.epsilon,):
+        asked = parse_config(_with_epsilon(config, epsilon))
+        answers = compare(asked, on_progress, methods or METHODS).answers
+        found[epsilon] = {}
+        for name, answer in answers.items():
+            if answer.choice is None or not (answer.is_enough or methods):
+                why_not = answer.why_not or "its signal does not stand above its noise"
+                found[epsilon][name] = Rehearsed(answer, why_not=why_not)
+                continue
+            folder = out / f"{name}-eps{epsilon:g}"
+            run(_staged(asked, answer, path, folder, records), on_progress)
+            on_progress(Progress("scoring", len(found[epsilon]), len(answers), name))
+            found[epsilon][name] = Rehearsed(answer, judge.scores(folder / SYNTHETIC))
+    of_stage = {
+        "file": public,
+        "records": len(stage),
+        "drawn": len(drawn),
+        "test_records": len(test),
+    }
+    return Rehearsal(config, of_stage, judge.score, judge.real, found)
+
+
+class Judge:
+    """Scores a run's records against public ones that had no part in it."""
+
+    def __init__(
+        self,
+        config: Config,
+        embedder: Embedder,
+        stage: Sequence[dict[str, Any]],
+        test: Sequence[dict[str, Any]],
+    ) -> None:
+        # Imported late: bad input should not have to wait for scikit-learn.
+        from dpray.evaluation.downstream import Embedded
+
+        self._embedder, self._embedded = embedder, Embedded
+        data = config.data
+        self._stage, self._test = (self._vectors(rows, data.text, data.label)
+                                   for rows in (stage, test))  # fmt: skip
+        self.score = "accuracy" if data.label is not None else "frechet_distance"
+        self.real = self._measured(self._stage)["real"]
+
+    def scores(self, path: Path) -> dict[str, Any]:
+        """Return means and deviations of each measure, over draws of the records."""
+        rows = [row for _, row in read_rows(str(path))]
+        if len(rows) < FEWEST:
+            raise InputError(f"{path.parent}: {len(rows)} records are too few to score")
+        label = "label" if self.score == "accuracy" else None
+        measured = self._measured(self._vectors(rows, "text", label))
+        return {"records": len(rows), **measured["made"]}
+
+    def _measured(self, made: Embedded) -> dict[str, dict[str, Any]]:
+        from dpray.evaluation.downstream import compare_downstream
+        from dpray.evaluation.fidelity import compare_fidelity
+
+        sides = (made.vectors, self._stage.vectors, self._test.vectors)
+        fidelity = compare_fidelity({"": sides}, SEEDS)["measures"]
+        found = {
+            side: {name: fidelity[name][compared] for name in ("frechet_distance", "mauve")}
+            for side, compared in (("made", "synthetic_to_real"), ("real", "real_to_real"))
+        }
+        if self.score == "accuracy":
+            sets = {"synthetic": made, "ceiling": self._stage}
+            classified = compare_downstream(sets, self._test, SEEDS)
+            found["made"]["accuracy"] = classified["synthetic"]["accuracy"]
+            found["real"]["accuracy"] = classified["ceiling"]["accuracy"]
+        return found
+
+    def _vectors(self, rows: Sequence[dict[str, Any]], text: str, label: str | None) -> Embedded:
+        vectors = self._embedder.embed([str(row[text]) for row in rows])
+        labels = [str(row[label]) if label is not None else "" for row in rows]
+        return self._embedded(vectors, np.array(labels))
+
+
+def _halves(config: Config, public: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Split the public records, so that copies of one text are never on both sides."""
+    # Imported late: so is what else needs scikit-learn.
+    from dpray.evaluation.evaluate import is_for_test
+
+    data = config.data
+    files = list_files(public, "--public")
+    if not set(files).isdisjoint(list_files(data.path) if _is_there(data.path) else []):
+        raise InputError("--public: is data.path; a rehearsal on private records is not private")
+    halves: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    for file in files:
+        for where, row in read_rows(file):
+            text = text_of(row, data.text, where)
+            _check_row(config, row, where)
+            halves[is_for_test(text)].append(row)
+    if min(map(len, halves)) < FEWEST:
+        total = sum(map(len, halves))
+        raise InputError(f"--public: {total} records are too few, it takes about {4 * FEWEST}")
+    return halves
+
+
+def _is_there(path: str) -> bool:
+    try:
+        list_files(path)
+    except InputError:
+        return False
+    return True
+
+
+def _check_row(config: Config, row: Mapping[str, Any], where: Where) -> None:
+    data = config.data
+    for key, column in (("data.label", data.label), ("data.unit", data.unit)):
+        if column is not None and row.get(column) is None:
+            raise InputError(f"--public: {where}: has no '{column}' ({key})")
+    if data.label is not None and str(row[data.label]) not in data.labels:
+        raise InputError(f"--public: {where}: its label is not one of data.labels")
+
+
+def _draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[dict[str, Any]]:
+    """Draw about `size` records, whole units of them, the same for the same arguments: all of them
+    in a random order, and again where they do not suffice, as other units."""
+    of_unit: dict[Any, list[dict[str, Any]]] = {}
+    for number, row in enumerate(rows):
+        of_unit.setdefault(number if unit is None else row[unit], []).append(row)
+    units, rng = list(of_unit.items()), np.random.default_rng(size)
+    drawn: list[dict[str, Any]] = []
+    for turn in count():
+        for place in rng.permutation(len(units)):
+            if len(drawn) >= size:
+                return drawn
+            name, its_rows = units[place]
+            new = {} if unit is None else {unit: f"{name}-{turn}"}
+            drawn += [row | new for row in its_rows]
+    raise AssertionError("unreachable: count() has no end")
+
+
+def _with_epsilon(config: Config, epsilon: float) -> dict[str, Any]:
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    return tree | {"privacy": tree["privacy"] | {"epsilon": epsilon}}
+
+
+def _chosen_method(answer: Answer) -> dict[str, Any]:
+    assert answer.choice is not None
+    return answer.choice.plan.settings.model_dump(exclude_unset=True)
+
+
+def _staged(config: Config, answer: Answer, stage: Path, folder: Path, records: int) -> Config:
+    """Return the configuration of the method's run on the stage, with a ledger of its own."""
+    method = _chosen_method(answer)
+    # The votes of Aug-PE are shared out over its records: fewer records would have less noise.
+    if method["name"] != "aug_pe":
+        for key in ("records", "max_records", "texts"):
+            if method.get(key) is not None:
+                method[key] = min(method[key], records)
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    changed = {
+        "data": {"path": str(stage)},
+        "privacy": {
+            "ledger": f"sqlite:///{folder}/private/ledger.db",
+            "dataset": "rehearsal",
+            "tenant": None,
+        },
+        "output": {"path": str(folder)},
+    }
+    return parse_config(
+        tree | {key: tree[key] | new for key, new in changed.items()} | {"method": method}
+    )

@@ -1,0 +1,194 @@
+"""The four methods beside each other with SmolLM2-135M, for docs/results.md.
+
+`python experiments/four_methods.py DATA[/METHOD]...` makes the runs that are not there yet, the
+first run of every cell before the second of any, with the endpoint of Aug-PE where it is wanted.
+DATA is a key of SETS, METHOD one of METHODS.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import product
+from math import inf, log
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+from typing import NamedTuple
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import psutil
+from runs import DATA, HERE, RUNS, finished, make
+
+from dpray.api import plan
+from dpray.config.config import load_config
+from dpray.io.records import read_rows
+from dpray.types import InputError
+
+EPSILONS = (1.0, 4.0, 8.0, inf)
+METHODS = {
+    "private_prediction": "private prediction, secret batches",
+    "aug_pe": "Aug-PE",
+    "dp_kps": "DP-KPS, with texts",
+    "dp_sgd": "DP-SGD, LoRA",
+}
+WITHOUT_NOISE = ("aug_pe", "dp_sgd")
+"""The methods that take an infinite epsilon."""
+
+CLIPS = (10.0, 7.0, 5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2)
+"""c: the largest one that epsilon pays all texts with."""
+
+ENDPOINT = "http://127.0.0.1:8000"
+COST = "cost.json"
+
+
+class DataSet(NamedTuple):
+    epsilons: Sequence[float] = (4.0,)
+    runs_of_each: int = 1
+    control: str = "Kind"
+    """What the label is called in the control codes of DP-SGD."""
+
+
+SETS = {
+    "agnews": DataSet(EPSILONS, 3, control="News Type"),
+    "yelp": DataSet(EPSILONS, 3, control="Business Category"),
+    "banking77": DataSet(control="Question about"),
+    "pubmed": DataSet(),
+}
+
+
+class Cell(NamedTuple):
+    """One run."""
+
+    data: str
+    method: str
+    epsilon: float
+    number: int
+
+    @property
+    def folder(self) -> Path:
+        name = f"{self.method}-{self.epsilon:g}-{self.number}"
+        return RUNS / "smollm2" / self.data / name
+
+
+def cells(data: str, method: str) -> list[Cell]:
+    about = SETS[data]
+    epsilons = [e for e in about.epsilons if e < inf or method in WITHOUT_NOISE]
+    return [Cell(data, method, e, n) for n, e in product(range(about.runs_of_each), epsilons)]
+
+
+@cache
+def labels(data: str) -> dict[str, float]:
+    """The share of each label among the public records; none where there are no labels."""
+    counts = Counter(row["label"] for _, row in read_rows(str(DATA / data / "public.jsonl")))
+    counts.pop(None, None)
+    return {label: count / counts.total() for label, count in sorted(counts.items())}
+
+
+@cache
+def size(data: str) -> int:
+    """N, the number of private records, which is public here."""
+    return sum(1 for _ in read_rows(str(DATA / data / "private.jsonl")))
+
+
+def changes(cell: Cell) -> list[str]:
+    """What is set after the method's configuration, but for epsilon."""
+    records, shares = size(cell.data), labels(cell.data)
+    found = [
+        f"data.path={DATA}/{cell.data}/private.jsonl",
+        f"data.public_size={records}",
+        f"data.labels={json.dumps(list(shares))}",
+        f"data.label_proportions={json.dumps(shares) if shares else 'null'}",
+        f"privacy.delta={1 / (records * log(records)):.1e}",
+    ]
+    if not shares:
+        found.append("data.label=null")
+    if cell.method == "dp_sgd" and shares:
+        found.append(f"method.control_columns.label={SETS[cell.data].control}")
+    if (prompt := prompts(cell)).exists():
+        found.append(f"method.template={prompt}")
+    if cell.method == "private_prediction":
+        found.append(f"method.clip_bound={largest_clip(cell.epsilon, found)}")
+    return found
+
+
+def largest_clip(epsilon: float, settings: list[str]) -> float:
+    file = HERE / "smollm2" / "private_prediction.yaml"
+    for clip in CLIPS:
+        tried = [*settings, f"privacy.epsilon={epsilon}", f"method.clip_bound={clip}"]
+        with suppress(InputError):
+            plan(load_config(file, tried))
+            return clip
+    raise SystemExit(f"no clip affords the texts at eps {epsilon:g}")
+
+
+def prompts(cell: Cell) -> Path:
+    return HERE / "smollm2" / "prompts" / f"{cell.data}_{cell.method}.yaml"
+
+
+def run(cell: Cell, server: psutil.Process | None = None) -> None:
+    """Make the run, and write the CPU time that it and the endpoint took beside it."""
+    before = cpu_seconds(server)
+    make(f"smollm2/{cell.method}", cell.folder, cell.epsilon, changes(cell))
+    cost = {"cpu_seconds": cpu_seconds(server) - before}
+    (cell.folder / COST).write_text(json.dumps(cost))
+
+
+def cpu_seconds(server: psutil.Process | None) -> float:
+    """Of the processes that have ended, and of the endpoint's, which have not."""
+    ended = getrusage(RUSAGE_CHILDREN)
+    found = ended.ru_utime + ended.ru_stime
+    for process in [server, *server.children(recursive=True)] if server else []:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            found += times.user + times.system
+    return float(found)
+
+
+@contextmanager
+def endpoint() -> Iterator[psutil.Process]:
+    """Hold `dpray serve` up for Aug-PE."""
+    command = [sys.executable, "-m", "dpray", "serve", str(HERE / "smollm2" / "serve.yaml")]
+    process = psutil.Popen(command)
+    try:
+        while not answers():
+            if process.poll() is not None:
+                raise SystemExit("the endpoint of Aug-PE did not come up")
+            time.sleep(5.0)
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def answers() -> bool:
+    try:
+        with urlopen(f"{ENDPOINT}/v1/models", timeout=5.0) as response:
+            return response.status == 200
+    except (URLError, OSError):
+        return False
+
+
+def main(wanted: Sequence[str]) -> None:
+    todo = [
+        cell
+        for data, _, method in (name.partition("/") for name in wanted or SETS)
+        for one in ([method] if method else METHODS)
+        for cell in cells(data, one)
+        if not finished(cell.folder)
+    ]
+    for cell in sorted(todo, key=lambda cell: cell.number):
+        if cell.method == "aug_pe":
+            with endpoint() as server:
+                run(cell, server)
+        else:
+            run(cell)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,255 @@
+"""Methods tried out on public records: what they are run on, how they are scored, what is said."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from sklearn.feature_extraction.text import HashingVectorizer
+
+import dpray
+from dpray.cli import run_command
+from dpray.config.config import Config, parse_config
+from dpray.rehearsal import Rehearsal, rehearse
+from dpray.report.rehearsal_page import render_rehearsal
+from dpray.types import InputError, OnProgress
+from tests.report.browser import needs_browser, rendered_in_silence
+
+WORDS = {"a": "cough fever throat sneeze", "b": "brake tyre engine road"}
+LABELS = {"label": "label", "labels": ["a", "b"]}
+
+
+class Hashed:
+    """Hashed word counts of length 1."""
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        counts = HashingVectorizer(n_features=64, alternate_sign=False).transform(texts)
+        return np.asarray(counts.todense(), dtype=np.float32)
+
+
+def text(label: str, rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS[label].split(), k=6))
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> str:
+    """120 public records of two classes that words tell apart."""
+    rng = random.Random(2)
+    rows = [{"text": f"{text('ab'[n % 2], rng)} {n}", "label": "ab"[n % 2]} for n in range(120)]
+    return write(tmp_path / "public.jsonl", rows)
+
+
+class Runs:
+    """Stands in for `dpray.run`: a method's texts have as many right labels as it is told."""
+
+    def __init__(self, right: dict[str, float]) -> None:
+        self.right, self.configs = right, []
+        self.stages: list[list[dict[str, Any]]] = []
+
+    def __call__(self, config: Config, on_progress: OnProgress) -> None:
+        self.configs.append(config)
+        self.stages.append(read(config.data.path))
+        rng, share = random.Random(3), self.right[config.method.name]
+        rows = []
+        for number in range(40):
+            label = "ab"[number % 2]
+            said = label if rng.random() < share else "ab"[1 - number % 2]
+            rows.append({"text": text(label, rng), "label": said})
+        folder = Path(config.output.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / "synthetic.jsonl", rows)
+
+
+@pytest.fixture
+def tree(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    words = tmp_path / "words.txt"
+    counted = [f"{word}\t100\n" for label in WORDS.values() for word in label.split()]
+    words.write_text("".join(counted))
+    method = {
+        "name": "auto",
+        "records": 60,
+        "private_prediction": {"max_tokens": 4, "batch_size": 16},
+        "dp_kps": {"vocabulary": str(words)},
+        "dp_sgd": {"max_length": 16},
+    }
+    asked = {"method": method, "data__path": "/nowhere/x.jsonl", "data__public_size": 4000}
+    return lambda **changes: settings(**(asked | {"privacy__epsilon": 4.0} | changes))
+
+
+RIGHT = {"aug_pe": 0.6, "dp_sgd": 0.5, "private_prediction": 1.0, "dp_kps": 0.7}
+
+
+def rehearsed(tree: dict[str, Any], public: str, out: Path, runs: Runs, **more: Any) -> Rehearsal:
+    parts = {"run": runs, "load_embedder": lambda name: Hashed(), "out": out}
+    return rehearse(parse_config(tree), public, **(parts | more))
+
+
+@pytest.mark.slow
+def test_the_best_method_on_the_stage_is_chosen(
+    tree: Callable[..., dict[str, Any]], public: str, tmp_path: Path
+) -> None:
+    runs, out = Runs(RIGHT), tmp_path / "rehearsal"
+    found = rehearsed(tree(), public, out, runs, records=20, methods=list(RIGHT))
+    assert found.best(4.0) == "private_prediction"
+    scores = {name: one.scores for name, one in found.found[4.0].items()}
+    means = {name: score["accuracy"]["mean"] for name, score in scores.items() if score}
+    assert means["private_prediction"] > 0.95 > means["dp_kps"] > means["dp_sgd"]
+    assert found.real["accuracy"]["mean"] > 0.95
+
+    # The stage: half of the public records, as many as the private data has, nearly equally often.
+    (stage,) = {json.dumps(rows) for rows in runs.stages}
+    drawn = Counter(row["text"] for row in json.loads(stage))
+    assert drawn.total() == 4000 and max(drawn.values()) - min(drawn.values()) == 1
+    assert len(drawn) + found.stage["test_records"] == 120
+
+    # The runs: the plans' noise, fewer texts but for Aug-PE, and nothing of the private run's.
+    for config in runs.configs:
+        name, settings = config.method.name, config.method
+        plan = found.found[4.0][name].answer.choice
+        assert plan is not None
+        key = "max_records" if name == "private_prediction" else "records"
+        assert getattr(settings, key) == (60 if name == "aug_pe" else 20)
+        given = {key: 20} if name != "aug_pe" else {}
+        assert settings.model_dump() == plan.plan.settings.model_dump() | given
+        assert config.privacy.epsilon == 4.0 and config.data.public_size == 4000
+        for place in (config.privacy.ledger, config.data.path, config.output.path):
+            assert str(out) in place
+
+    # What is written for the private records has all texts, and the private paths.
+    made = found.tree(4.0)
+    assert made["method"]["name"] == "private_prediction"
+    assert made["method"]["max_records"] == 60
+    assert {key: made[key] for key in ("data", "output", "engine")} == {
+        key: tree()[key] for key in ("data", "output", "engine")
+    }
+    parse_config(made)
+
+
+def test_methods_below_their_noise_are_left_out(
+    tree: Callable[..., dict[str, Any]], public: str, tmp_path: Path
+) -> None:
+    """At so small an epsilon DP-KPS is not above it, and the others want a language model."""
+    runs = Runs(RIGHT)
+    found = rehearsed(
+        tree(engine={"kind": "none"}), public, tmp_path / "out", runs, epsilons=[0.001]
+    )
+    assert runs.configs == [] and found.best(0.001) is None
+    for one in found.found[0.001].values():
+        assert one.scores is None and one.why_not
+    with pytest.raises(InputError, match=r"^privacy\.epsilon: at 0\.001 no method was rehearsed"):
+        found.tree(0.001)
+    page = render_rehearsal(found.summary())
+    assert "<svg" not in page and "its signal does not stand above its noise" in page
+
+
+def test_units_are_drawn_whole_and_anew(
+    tree: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    rng = random.Random(4)
+    rows = [{"text": f"{text('a', rng)} {n}", "patient": f"p{n // 3}"} for n in range(150)]
+    data = {
+        "path": "/nowhere/x.jsonl",
+        "unit": "patient",
+        "max_records_per_unit": 3,
+        "public_size": 1000,
+    }
+    method = {"name": "aug_pe", "records": 20, "iterations": 2, "variations": 2}
+    asked, runs = tree(data=data, method=method), Runs(RIGHT)
+    file = write(tmp_path / "patients.jsonl", rows)
+    found = rehearsed(asked, file, tmp_path / "out", runs, methods=["aug_pe"])
+    assert found.score == "frechet_distance" and found.best(4.0) == "aug_pe"
+    (stage,) = runs.stages[:1]
+    assert 1000 <= len(stage) < 1003
+    assert max(Counter(row["patient"] for row in stage).values()) <= 3
+
+
+def test_bad_public_records_are_errors(
+    tree: Callable[..., dict[str, Any]], public: str, tmp_path: Path
+) -> None:
+    runs = Runs(RIGHT)
+
+    def error(match: str, asked: dict[str, Any], file: str, **more: Any) -> None:
+        with pytest.raises(InputError, match=match):
+            rehearsed(asked, file, tmp_path / "out", runs, **more)
+
+    error("^--public: is data.path", tree(data__path=public), public)
+    error("^--public: is data.path", tree(data__path=f"{tmp_path}/*.jsonl"), public)
+    rows = read(public)
+    few = write(tmp_path / "few.jsonl", rows[:30])
+    error("^--public: 30 records are too few", tree(), few)
+    odd = write(tmp_path / "odd.jsonl", [*rows, {"text": "Marlowe", "label": "Marlowe"}])
+    error(r"^--public: odd\.jsonl, row 121: its label is not one of data\.labels$", tree(), odd)
+    bare = write(tmp_path / "bare.jsonl", [*rows, {"text": "Marlowe"}])
+    error(r"^--public: bare\.jsonl, row 121: has no 'label' \(data\.label\)$", tree(), bare)
+    error("^--public: no such file", tree(), "/nowhere/public.jsonl")
+    error("^--epsilon: 0 is not above 0", tree(), public, epsilons=[0.0])
+    error("^--records: 3 are too few", tree(), public, records=3)
+    error("^--method: pe is none of aug_pe, ", tree(), public, methods=["pe"])
+    assert runs.configs == []
+
+
+@pytest.mark.slow
+def test_real_runs_are_scored_written_and_gone_on_with(
+    tree: Callable[..., dict[str, Any]],
+    public: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """DP-KPS without a language model: the others want one, and say so."""
+    words = tree()["method"]["dp_kps"]
+    method = {"name": "auto", "records": 60, "dp_kps": words | {"vocabulary_size": 8}}
+    asked = tree(method=method, engine={"kind": "none"}, data__public_size=400)
+    out = tmp_path / "rehearsal"
+
+    def again() -> Rehearsal:
+        return dpray.rehearse(
+            parse_config(asked), public, out, epsilons=[2.0, 8.0], methods=["aug_pe", "dp_kps"],
+            load_embedder=lambda name: Hashed(),
+        )  # fmt: skip
+
+    found = again()
+    assert found.best(8.0) == "dp_kps"
+    for methods in found.found.values():
+        assert [one.scores is None for one in methods.values()] == [True, False]
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("synthetic.jsonl")}
+    assert len(before) == 2
+    assert again().summary() == found.summary() == json.loads((out / "rehearsal.json").read_text())
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert not (tmp_path / "ledger.db").exists(), "the ledger of the private data is not touched"
+
+    page = (out / "rehearsal.html").read_text()
+    assert page.count("<svg") == 1 and "best" in page
+
+    file = tmp_path / "auto.yaml"
+    file.write_text(yaml.safe_dump(asked))
+    assert run_command(["rehearse", str(file), "--public", str(file)]) == 2
+    assert "--public: no such file, or none of" in capsys.readouterr().err
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_page_needs_no_network_and_no_script(
+    tree: Callable[..., dict[str, Any]], public: str, tmp_path: Path
+) -> None:
+    tried = {"epsilons": [2.0, 8.0], "methods": ["aug_pe", "dp_kps"]}
+    found = rehearsed(tree(), public, tmp_path / "out", Runs(RIGHT), **tried)
+    page = tmp_path / "rehearsal.html"
+    page.write_text(render_rehearsal(found.summary()))
+    dom = rendered_in_silence(page)
+    assert "real records" in dom and dom.count("<svg") == 1
