@@ -108,6 +108,8 @@ def changes(cell: Cell) -> list[str]:
     ]
     if not shares:
         found.append("data.label=null")
+    if cell.method == "dp_kps":
+        found.append(f"method.few_shot={DATA}/{cell.data}/public.jsonl")
     if cell.method == "dp_sgd" and shares:
         found.append(f"method.control_columns.label={SETS[cell.data].control}")
     if (prompt := prompts(cell)).exists():

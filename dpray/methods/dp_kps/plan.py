@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice
 from typing import Any
 
 from dpray.accounting.accountant import cost
@@ -101,7 +100,9 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
         delta=privacy.delta,
         records_per_unit=config.data.max_records_per_unit,
     )
-    prompts = load_keyphrase_prompts(settings.template, settings.document_type, _examples(settings))
+    prompts = load_keyphrase_prompts(
+        settings.template, settings.document_type, _examples(settings), settings.few_shot_examples
+    )
     try:
         _ = method.vocabulary, method.kde
     except ValueError as error:
@@ -133,15 +134,23 @@ def with_joint_noise(config: Config, method: DpKps, epsilon: float) -> DpKps:
     return replace(method, noise_factor=factor)
 
 
-def _examples(settings: DpKpsSettings) -> list[str]:
-    """Return the first texts of the public few-shot file."""
+def _examples(settings: DpKpsSettings) -> dict[str, list[str]]:
+    """Return the texts of the public few-shot file by their labels, and all of them as "".
+
+    Raises InputError where it has fewer than a prompt shows."""
     if settings.few_shot is None:
-        return []
-    files = list_files(settings.few_shot, "method.few_shot")
-    rows = chain.from_iterable(map(read_rows, files))
-    texts = []
-    for where, row in islice(rows, settings.few_shot_examples):
-        if not isinstance(row.get("text"), str):
-            raise InputError(f"method.few_shot: {where}: no text in column 'text'")
-        texts.append(row["text"])
+        return {}
+    texts: dict[str, list[str]] = {"": []}
+    for file in list_files(settings.few_shot, "method.few_shot"):
+        for where, row in read_rows(file):
+            if not isinstance(row.get("text"), str):
+                raise InputError(f"method.few_shot: {where}: no text in column 'text'")
+            texts[""].append(row["text"])
+            if row.get("label") is not None:
+                texts.setdefault(str(row["label"]), []).append(row["text"])
+    if len(texts[""]) < settings.few_shot_examples:
+        raise InputError(
+            f"method.few_shot: {settings.few_shot} has {len(texts[''])} records; "
+            f"method.few_shot_examples is {settings.few_shot_examples}"
+        )
     return texts

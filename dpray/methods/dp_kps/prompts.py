@@ -4,14 +4,16 @@ A template is a YAML file with Jinja expressions; `templates/dp_kps/*.yaml` are 
 own is named by its path. Keys: `user` (the request), `prefix` (the beginning of the answer), `stop`
 (strings that end a text), `refusals` (beginnings of an answer that counts as a refusal). Variables:
 `document_type`, `terms` (a list), `label` (empty unless the configuration says that it is public),
-`examples` (public texts of the wanted form).
+`examples` (public texts of the wanted form, of the sequence's class where there are enough).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from dpray.io.sandbox import rendered
 from dpray.io.template_file import TemplateFile, faults_named, is_refusal, packaged
@@ -28,15 +30,36 @@ class KeyphrasePrompts:
 
     user: str
     document_type: str
-    examples: tuple[str, ...] = ()
+    examples: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Public texts by their labels, and all of them as ""; empty where none are shown."""
+
+    shown: int = 0
+    """The number of examples in a prompt."""
+
     prefix: str = ""
     stop: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
 
-    def prompt(self, terms: Sequence[str], label: str) -> Prompt:
-        known: dict[str, Any] = {"document_type": self.document_type, "examples": self.examples}
-        known |= {"terms": list(terms), "label": label}
+    def prompt(
+        self, terms: Sequence[str], label: str, rng: np.random.Generator, *, name_label: bool
+    ) -> Prompt:
+        """Make the prompt for a sequence of the class `label`, which it names where it may; `rng`
+        draws the examples."""
+        known: dict[str, Any] = {
+            "document_type": self.document_type,
+            "examples": self._examples_of(label, rng),
+            "terms": list(terms),
+            "label": label if name_label else "",
+        }
         return Prompt(rendered(self.user, known), rendered(self.prefix, known))
+
+    def _examples_of(self, label: str, rng: np.random.Generator) -> list[str]:
+        if not self.examples:
+            return []
+        texts = self.examples.get(label, ())
+        if len(texts) < self.shown:
+            texts = self.examples[""]
+        return [texts[place] for place in rng.choice(len(texts), self.shown, replace=False)]
 
     def refused(self, answer: str) -> bool:
         """Return whether the answer is empty or begins like one of the template's refusals."""
@@ -44,7 +67,10 @@ class KeyphrasePrompts:
 
 
 def load_keyphrase_prompts(
-    name_or_path: str, document_type: str, examples: Sequence[str] = ()
+    name_or_path: str,
+    document_type: str,
+    examples: Mapping[str, Sequence[str]] | None = None,
+    shown: int = 0,
 ) -> KeyphrasePrompts:
     """Load a packaged template by its name, or a YAML file. Raises InputError saying what is
     wrong."""
@@ -53,9 +79,10 @@ def load_keyphrase_prompts(
         prompts = KeyphrasePrompts(
             **file.texts("user", "prefix"),
             document_type=document_type,
-            examples=tuple(examples),
+            examples=examples or {},
+            shown=shown,
             stop=file.words("stop", stripped=False),
             refusals=file.words("refusals"),
         )
-        prompts.prompt(["term"], "label")
+        prompts.prompt(["term"], "label", np.random.default_rng(0), name_label=True)
     return prompts

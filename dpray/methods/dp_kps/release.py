@@ -57,7 +57,7 @@ def release(session: DpKpsSession) -> Release:
     if plan.makes_texts:
         session.show("texts")
         with session.language_model() as ask:
-            texts = write_texts(plan, sequences, ask)
+            texts = write_texts(session, sequences, ask)
     # A text that the model never wrote is left out.
     records = [
         {"text": text, "label": label or None, "terms": words}
@@ -156,17 +156,20 @@ def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
     return SentenceTransformerEmbedder(session.config.embedder.model).embed
 
 
-def write_texts(plan: DpKpsPlan, sequences: list[tuple[str, list[str]]], ask: Ask) -> list[str]:
+def write_texts(
+    session: DpKpsSession, sequences: list[tuple[str, list[str]]], ask: Ask
+) -> list[str]:
     """Return a text for each sequence, "" where the model wrote none."""
-    settings, prompts = plan.settings, plan.prompts
+    settings, prompts = session.plan.settings, session.plan.prompts
     sampling = Sampling(
         settings.max_tokens, temperature=settings.generation_temperature, stop=prompts.stop
     )
 
     def request(number: int, attempt: int) -> Request:
         label, terms = sequences[number]
-        named = label if settings.label_in_prompt else ""
-        return Request(f"text-{number}/{attempt}", prompts.prompt(terms, named), sampling)
+        rng = session.public_generator(f"examples-{number}")
+        prompt = prompts.prompt(terms, label, rng, name_label=settings.label_in_prompt)
+        return Request(f"text-{number}/{attempt}", prompt, sampling)
 
     return answered(ask, request, len(sequences), settings.max_retries, prompts.refused)
 

@@ -69,7 +69,11 @@ class DpKpsSettings(Section):
     few_shot: str | None = Field(
         None, description="a file of PUBLIC records shown in the prompt; null: none"
     )
-    few_shot_examples: Count = Field(3, description="how many of them a prompt shows")
+    few_shot_examples: Count = Field(
+        3,
+        description="how many of them a prompt shows, drawn for each prompt, of its class where "
+        "the file has `label`",
+    )
     max_tokens: Count = Field(256, description="the longest text")
     generation_temperature: Positive = Field(1.0, description="of the LLM")
     max_retries: int = Field(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dpray.methods.dp_kps.prompts import load_keyphrase_prompts
-from dpray.types import InputError
+from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
+from dpray.types import InputError, Prompt
+
+
+def ask(prompts: KeyphrasePrompts, terms: list[str], label: str = "", seed: int = 0) -> Prompt:
+    return prompts.prompt(terms, label, np.random.default_rng(seed), name_label=True)
 
 
 def test_the_packaged_request_names_the_terms_and_no_class() -> None:
     prompts = load_keyphrase_prompts("texts", "medical record")
-    asked = prompts.prompt(["aspirin", "heart failure"], "")
+    asked = ask(prompts, ["aspirin", "heart failure"])
     assert asked.user.strip() == (
         "Write a medical record that contains the following terms: aspirin, heart failure"
     )
@@ -22,10 +28,23 @@ def test_the_packaged_request_names_the_terms_and_no_class() -> None:
 
 
 def test_public_classes_and_examples_are_shown() -> None:
-    prompts = load_keyphrase_prompts("texts", "review", ["Nice food."])
-    asked = prompts.prompt(["food"], "Restaurants").user
+    prompts = load_keyphrase_prompts("texts", "review", {"": ["Nice food."]}, 1)
+    asked = ask(prompts, ["food"], "Restaurants").user
     assert asked.startswith("Here is a review:\nNice food.\n")
     assert "Write a review of the class Restaurants that contains" in asked
+    unnamed = prompts.prompt(["food"], "Restaurants", np.random.default_rng(0), name_label=False)
+    assert "Restaurants" not in unnamed.user
+
+
+def test_examples_are_drawn_of_the_class_where_there_are_enough() -> None:
+    bars = [f"bar {n}" for n in range(20)]
+    examples = {"": ["food 0", *bars], "Bars": bars, "Food": ["food 0"]}
+    prompts = load_keyphrase_prompts("texts", "review", examples, 2)
+    seen = [re.findall(r"bar \d+|food 0", ask(prompts, ["x"], "Bars", n).user) for n in range(200)]
+    assert all(len(set(shown)) == 2 and "food 0" not in shown for shown in seen)
+    assert {text for shown in seen for text in shown} == set(bars)
+    few = [ask(prompts, ["x"], label, n).user for label in ("Food", "") for n in range(20)]
+    assert all(len(re.findall(r"bar \d+|food 0", asked)) == 2 for asked in few)
 
 
 def test_a_template_of_ones_own(tmp_path: Path) -> None:
@@ -34,8 +53,8 @@ def test_a_template_of_ones_own(tmp_path: Path) -> None:
         "user: \"Write one with {{ terms | join('; ') }}\"\nprefix: 'Review:'\nstop: [x]\n"
     )
     prompts = load_keyphrase_prompts(str(own), "review")
-    assert prompts.prompt(["a", "b"], "").user == "Write one with a; b"
-    assert prompts.prompt(["a"], "").prefix == "Review:" and prompts.stop == ("x",)
+    assert ask(prompts, ["a", "b"]).user == "Write one with a; b"
+    assert ask(prompts, ["a"]).prefix == "Review:" and prompts.stop == ("x",)
 
 
 @pytest.mark.parametrize(
