@@ -23,6 +23,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import psutil
+import yaml
 from runs import DATA, HERE, RUNS, finished, make
 
 from dpray.api import plan
@@ -42,6 +43,9 @@ WITHOUT_NOISE = ("aug_pe", "dp_sgd")
 
 CLIPS = (10.0, 7.0, 5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2)
 """c: the largest one that epsilon pays all texts with."""
+
+EXAMPLES, LONGEST_EXAMPLE = 40, 500
+"""Public texts of a label, and their characters, in the prompts of Aug-PE."""
 
 ENDPOINT = "http://127.0.0.1:8000"
 COST = "cost.json"
@@ -112,7 +116,9 @@ def changes(cell: Cell) -> list[str]:
         found.append(f"method.few_shot={DATA}/{cell.data}/public.jsonl")
     if cell.method == "dp_sgd" and shares:
         found.append(f"method.control_columns.label={SETS[cell.data].control}")
-    if (prompt := prompts(cell)).exists():
+    if cell.method == "aug_pe":
+        found.append(f"method.template={prompts_with_examples(cell)}")
+    elif (prompt := prompts(cell)).exists():
         found.append(f"method.template={prompt}")
     if cell.method == "private_prediction":
         found.append(f"method.clip_bound={largest_clip(cell.epsilon, found)}")
@@ -131,6 +137,21 @@ def largest_clip(epsilon: float, settings: list[str]) -> float:
 
 def prompts(cell: Cell) -> Path:
     return HERE / "smollm2" / "prompts" / f"{cell.data}_{cell.method}.yaml"
+
+
+def prompts_with_examples(cell: Cell) -> Path:
+    """Write the prompts of Aug-PE with public texts of each label, one of which every request for a
+    random text shows; return the file."""
+    texts: dict[str, list[str]] = {label: [] for label in labels(cell.data) or ("",)}
+    for _, row in read_rows(str(DATA / cell.data / "public.jsonl")):
+        of_label = texts[row["label"] or ""]
+        if len(of_label) < EXAMPLES and len(row["text"]) < LONGEST_EXAMPLE:
+            of_label.append(" ".join(row["text"].split()))
+    template = yaml.safe_load(prompts(cell).read_text())
+    path = RUNS / "smollm2" / "prompts" / prompts(cell).name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(template | {"keywords": texts}, allow_unicode=True))
+    return path
 
 
 def run(cell: Cell, server: psutil.Process | None = None) -> None:
