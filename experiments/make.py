@@ -21,6 +21,7 @@ import attack_table
 import aug_pe_table
 import dp_sgd_table
 import facts_table
+import four_methods
 import kps_table
 import numpy as np
 import reproduction
@@ -176,6 +177,10 @@ def aug_pe(name: str) -> list[str]:
 
 
 SECTIONS: dict[str, Callable[[], list[str]]] = {
+    **{
+        f"SmolLM2-135M, four methods: {name}": partial(four_methods.table, name, embedded, embed)
+        for name in four_methods.SETS
+    },
     **{
         f"The four methods: {name}": partial(reproduction.table, name, embedded, embed)
         for name in ("agnews", "yelp")

@@ -181,11 +181,11 @@ def spread(values: Sequence[float]) -> str:
     return f"{found['mean']:.3f} ± {found['deviation']:.3f} ({len(values)})"
 
 
-def distance(made: Embedded, test: Embedded) -> float:
+def distance(made: Embedded, test: Embedded, a_side: int = A_SIDE) -> float:
     """NaN where a run released fewer texts."""
-    if len(made.labels) < A_SIDE:
+    if len(made.labels) < a_side:
         return float("nan")
-    return frechet_distance(draw(made, A_SIDE, 0).vectors, draw(test, A_SIDE, 1).vectors)
+    return frechet_distance(draw(made, a_side, 0).vectors, draw(test, a_side, 1).vectors)
 
 
 def draw(some: Embedded, size: int, seed: int) -> Embedded:
