@@ -234,7 +234,7 @@ def _cases() -> dict[str, Case]:
     add(
         "private prediction, sparse vector",
         lambda: sparse_vector_target(SPARSE),
-        4000,
+        1500,
         ("no noise", exact_answers, True),
         (halved, half_answers, False),
     )
