@@ -101,8 +101,8 @@ def twice_epsilon() -> AbstractContextManager[Any]:
 # Aug-PE and DP-KPS.
 
 VOTES = VoteHistogram(math.sqrt(4) * 1.5)
-TERMS = VocabularyHistogram(1000, 10, 3.0)
-DENSITIES = VocabularyHistogram(1000, 10, 6.0)
+TERMS = VocabularyHistogram(1000, 3, 3.0)
+DENSITIES = VocabularyHistogram(1000, 3, 6.0)
 FOURIER = FeatureSum(100, "laplace", 0.5)
 NORMAL = FeatureSum(100, "gaussian", 1.5)
 
@@ -280,7 +280,7 @@ def _cases() -> dict[str, Case]:
         ("three votes a record", votes_of_three, True),
     )
     add(
-        "DP-KPS, vocabulary, S = 10",
+        "DP-KPS, vocabulary, S = 3",
         lambda: vocabulary_target("vocabulary", TERMS),
         8000,
         ("no noise", noiseless(VocabularyHistogram), True),
