@@ -243,7 +243,7 @@ def _cases() -> dict[str, Case]:
     few_rows = token(private_tokens=1, batch_size=16, clip_bound=10.0)
     # A row moves a batch by half of what its unit may.
     of_two = token(private_tokens=1, temperature=0.6, records_per_unit=2)
-    copied, known = Runs(4, 0.1, one, copies=8), Runs(2, 0.1, four)
+    copied, known = Runs(4, 0.1, one, copies=2), Runs(2, 0.1, four)
     labels = Runs(1, 0.9, of_two, labels=("a", "b"))
     partition, divided = Runs(4, 0.1, one), Runs(1, 0.5, few_rows)
     # A batch costs as much as a trial: few batches, and as many trials as the fault's margin takes.
