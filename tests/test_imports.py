@@ -50,7 +50,7 @@ COMMANDS: dict[str, set[str]] = {
     "plan jobs/dp_kps_cpu.yaml method.stop_words=keep": ACCOUNTANT,
     "plan jobs/dp_kps_cpu.yaml": ACCOUNTANT | STOP_WORDS,
     f"plan jobs/dp_sgd_cpu.yaml {HUB}": ACCOUNTANT,
-    "plan jobs/dp_sgd_cpu.yaml": ACCOUNTANT | TOKENIZER,
+    "plan jobs/dp_sgd_cpu.yaml method.noise_multiplier=2": ACCOUNTANT | TOKENIZER,
 }
 """Each command, and the heavy libraries that it may import."""
 

@@ -36,10 +36,12 @@ def test_allowed():
 
 
 def outcome(folder, *options):
+    quiet = ["-m", "pytest", "-q", "-c", "/dev/null", "-p", "xdist"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", *options, str(folder)],
+        [sys.executable, *quiet, *options, str(folder)],
         cwd=ROOT,
-        env=os.environ | {"PYTEST_ADDOPTS": ""},
+        # Other plugins take most of the time to start.
+        env=os.environ | {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
     )

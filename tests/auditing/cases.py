@@ -101,8 +101,8 @@ def twice_epsilon() -> AbstractContextManager[Any]:
 # Aug-PE and DP-KPS.
 
 VOTES = VoteHistogram(math.sqrt(4) * 1.5)
-TERMS = VocabularyHistogram(1000, 10, 3.0)
-DENSITIES = VocabularyHistogram(1000, 10, 6.0)
+TERMS = VocabularyHistogram(1000, 3, 3.0)
+DENSITIES = VocabularyHistogram(1000, 3, 6.0)
 FOURIER = FeatureSum(100, "laplace", 0.5)
 NORMAL = FeatureSum(100, "gaussian", 1.5)
 
@@ -234,7 +234,7 @@ def _cases() -> dict[str, Case]:
     add(
         "private prediction, sparse vector",
         lambda: sparse_vector_target(SPARSE),
-        4000,
+        1500,
         ("no noise", exact_answers, True),
         (halved, half_answers, False),
     )
@@ -243,7 +243,7 @@ def _cases() -> dict[str, Case]:
     few_rows = token(private_tokens=1, batch_size=16, clip_bound=10.0)
     # A row moves a batch by half of what its unit may.
     of_two = token(private_tokens=1, temperature=0.6, records_per_unit=2)
-    copied, known = Runs(4, 0.1, one, copies=8), Runs(2, 0.1, four)
+    copied, known = Runs(4, 0.1, one, copies=2), Runs(2, 0.1, four)
     labels = Runs(1, 0.9, of_two, labels=("a", "b"))
     partition, divided = Runs(4, 0.1, one), Runs(1, 0.5, few_rows)
     # A batch costs as much as a trial: few batches, and as many trials as the fault's margin takes.
@@ -280,7 +280,7 @@ def _cases() -> dict[str, Case]:
         ("three votes a record", votes_of_three, True),
     )
     add(
-        "DP-KPS, vocabulary, S = 10",
+        "DP-KPS, vocabulary, S = 3",
         lambda: vocabulary_target("vocabulary", TERMS),
         8000,
         ("no noise", noiseless(VocabularyHistogram), True),

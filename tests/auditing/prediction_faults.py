@@ -68,8 +68,8 @@ def one_row_for_the_batch() -> AbstractContextManager[Any]:
 def colder(times: int) -> Fault:
     right = SoftmaxSampler.sample
 
-    def sample(self: SoftmaxSampler, utilities: Any, rng: Any) -> int:
-        return right(SoftmaxSampler(self.sensitivity, self.temperature / times), utilities, rng)
+    def sample(self: SoftmaxSampler, *arguments: Any) -> Any:
+        return right(SoftmaxSampler(self.sensitivity, self.temperature / times), *arguments)
 
     return lambda: patch.object(SoftmaxSampler, "sample", sample)
 

@@ -34,8 +34,8 @@ def token_counts(temperature: float) -> tuple[np.ndarray, list[int]]:
     logits = torch.from_numpy(utilities)
     sampler = SoftmaxSampler(sensitivity=0.1, temperature=temperature)
     rng = generator(new_key())
-    draws = [int(sampler.sample(logits, rng)) for _ in range(TOKENS)]
-    return utilities, np.bincount(draws, minlength=len(utilities)).tolist()
+    draws = sampler.sample(logits, rng, (TOKENS,))
+    return utilities, draws.bincount(minlength=len(utilities)).tolist()
 
 
 def test_tokens_have_the_softmax_distribution() -> None:
@@ -54,7 +54,7 @@ def private_counts(mechanism: PrivateToken, claimed: PrivateToken) -> bool:
     rows = torch.tensor([[2.0, 0.0, -1.0, 1.0, 0.5], [0.0, 3.0, -2.0, 1.0, 0.5]])
     public = torch.tensor([0.0, 1.0, 1.0, -1.0, 2.0])
     rng = generator(new_key())
-    draws = [int(mechanism.draw_private(rows, public, rng)) for _ in range(TOKENS)]
+    draws = mechanism.draw_private(rows, public, rng, (TOKENS,))
     z = rows.double().numpy()
     c, s = claimed.clip_bound, claimed.batch_size
     if claimed.clip == "recentred":
@@ -63,7 +63,7 @@ def private_counts(mechanism: PrivateToken, claimed: PrivateToken) -> bool:
         private, pub = np.log([softmax(row) for row in z]), np.log(softmax(public.double().numpy()))
         mean = pub + np.clip(private - pub, -c, c).sum(0) / s
     return fits_probabilities(
-        np.bincount(draws, minlength=5).tolist(), softmax(mean / claimed.temperature)
+        draws.bincount(minlength=5).tolist(), softmax(mean / claimed.temperature)
     )
 
 

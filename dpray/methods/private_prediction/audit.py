@@ -1,8 +1,9 @@
 """The audit of private prediction bounds the epsilon of private tokens, of the sparse vector's
 answers, and of whole runs with secret Poisson batches.
 
-The unit's rows are sure of one token, or of another where the sparse vector is asked; all draws are
-made by the selector that runs beside the language model.
+The unit's rows are sure of one token, or of another where the sparse vector is asked. Batches are
+stepped through by the method's algorithm and the selector that runs beside the language model;
+where many meet the same logits, the mechanism draws all their tokens at once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dpray.accounting.composed_events import SelfComposed
@@ -26,7 +28,7 @@ from dpray.auditing.target import Target
 from dpray.config.config import DataConfig
 from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, select_token
 from dpray.mechanisms.poisson_batches import PoissonBatches
-from dpray.mechanisms.randomness import new_key
+from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.rows import joined
@@ -156,15 +158,19 @@ def runs_target(
     def logits(members: int) -> Logits:
         return torch.cat([rows_SV, unit_V.expand(members, -1)]), public_V
 
-    def hits(present: Sequence[Row]) -> list[int]:
+    def members(present: Sequence[Row]) -> list[int]:
         secret = key()
-        members = Counter(name for row in present for name in joined(batches, secret, row))
-        return [_decoded(method, logits(members[name])).count(TARGET) for name in names]
+        counts = Counter(name for row in present for name in joined(batches, secret, row))
+        return [counts[name] for name in names]
 
     def draw(with_unit: bool, trials: int) -> Scores:
         present = rows if with_unit else rows[:-withheld]
-        found = np.array([hits(present) for _ in range(trials)], dtype=np.float64).T
-        return np.concatenate([[found.sum(axis=0), found.max(axis=0)], found])
+        members_BT = np.array([members(present) for _ in range(trials)]).T
+        hits_BT = np.zeros(members_BT.shape)
+        for number in np.unique(members_BT):
+            where_BT = members_BT == number
+            hits_BT[where_BT] = _hits(method, logits(int(number)), int(where_BT.sum()))
+        return np.concatenate([[hits_BT.sum(axis=0), hits_BT.max(axis=0)], hits_BT])
 
     tokens, among = mechanism.private_tokens, f", among {copies} others with the same records"
     labels = len(batches.batches_per_label)
@@ -175,7 +181,6 @@ def runs_target(
         f"{among if copies else ''}",
         batches.dp_event(mechanism.sampler.dp_event, tokens, withheld),
         draw,
-        at_once=max(1, 1000 // (tokens * len(names))),
     )
 
 
@@ -183,18 +188,17 @@ def tokens_target(mechanism: PrivateToken, tokens: int) -> MonteCarlo:
     """Audit `tokens` of a batch's private tokens; the statistic counts those that are TARGET."""
     mechanism = replace(mechanism, private_tokens=tokens, threshold=None, noise=None, **NO_GATE)
     inputs = {with_unit: _contested(mechanism, with_unit) for with_unit in (True, False)}
-    values = mechanism.values
+    # The text is long enough for the selector to end it.
+    method = PrivatePrediction(mechanism, max_tokens=tokens + 1, examples_per_batch=1)
 
     def draw(with_unit: bool, trials: int) -> Scores:
-        hits = [_drawn(values, inputs[with_unit]).count(TARGET) for _ in range(trials)]
-        return np.array([hits], dtype=np.float64)
+        return _hits(method, inputs[with_unit], trials)[None]
 
     return MonteCarlo(
         "private token" if tokens == 1 else f"{tokens} private tokens",
         f"{mechanism.records_per_unit} more row(s), sure of one token",
         SelfComposed(mechanism.sampler.dp_event, tokens),
         draw,
-        at_once=max(1, 1000 // tokens),
     )
 
 
@@ -223,30 +227,28 @@ def sparse_vector_target(mechanism: PrivateToken) -> MonteCarlo:
 
 
 @torch.inference_mode()
-def _drawn(mechanism: Mapping[str, Any], logits: Logits) -> list[int]:
-    selector = PrivateTokenSelector(mechanism, new_key())
-    tokens: list[int] = []
-    while (token := select_token(selector, *logits)) is not None:
-        tokens.append(token)
-    return tokens
+def _hits(method: PrivatePrediction, logits: Logits, batches: int) -> npt.NDArray[np.float64]:
+    """Return how many tokens of each of so many batches are TARGET, also those of a text that is
+    not finished; every step's logits are the same.
 
-
-@torch.inference_mode()
-def _decoded(method: PrivatePrediction, logits: Logits) -> list[int]:
-    """Return all tokens of a batch, also those of a text that is not finished; every step's logits
-    are the same."""
+    One batch is stepped through, which shows the mechanism of each text and the number of its
+    tokens. No token changes these, so the mechanism draws those of all batches at once.
+    """
     # The prompts tell the number of the batch's rows, which the algorithm may not use.
     steps = method.algorithm_1(Batch("0/0", ((TARGET,),) * len(logits[0]), (OTHER,)))
-    tokens: list[int] = []
+    hits = np.zeros(batches)
     group: LockstepGroup | None = next(steps)
     while group is not None:
         result = _in_lockstep(group, logits)
-        tokens += result.token_ids
+        mechanism = PrivateToken(**group.selector.arguments["mechanism"])
+        drawn = (batches, len(result.token_ids))
+        tokens = mechanism.draw_private(*logits, generator(new_key()), drawn)
+        hits += (tokens == TARGET).sum(dim=1).numpy()
         try:
             group = steps.send(result)
         except StopIteration:
             group = None
-    return tokens
+    return hits
 
 
 def _in_lockstep(group: LockstepGroup, logits: Logits) -> LockstepResult:

@@ -31,22 +31,31 @@ class SoftmaxSampler:
         """Return the cost of one draw."""
         return ExponentialMechanism(range=2.0 * self.sensitivity / self.temperature)
 
-    def sample(self, utilities: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        """Return the index of one draw, as `sample_softmax` does."""
-        return sample_softmax(utilities, self.temperature, rng)
+    def sample(
+        self,
+        utilities: torch.Tensor,
+        rng: np.random.Generator,
+        draws: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
+        """Return the index of one draw, or of several, as `sample_softmax` does."""
+        return sample_softmax(utilities, self.temperature, rng, draws)
 
 
 def sample_softmax(
-    logits: torch.Tensor, temperature: float, rng: np.random.Generator
+    logits: torch.Tensor,
+    temperature: float,
+    rng: np.random.Generator,
+    draws: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
-    """Draw once from `softmax(logits / temperature)`; carries no guarantee by itself.
+    """Draw once from `softmax(logits / temperature)`, or as often as the shape `draws` says;
+    carries no guarantee by itself.
 
     The weights are cut to whole numbers that add up to less than 2^62, exactly and in any order, so
     that all ranks and devices agree; one uniform of 62 bits inverts their cumulative sum. Of V
     logits, 2^19 at most, a probability is off by at most 2^-59, a relative V 2^-60, and the
     rounding of its exponential. -inf entries are never drawn.
-    Returns the index, a tensor without dimensions on the logits' device, and does not wait for it;
-    it is -1 where no entry is finite, or one is +inf or not a number.
+    Returns the index, a tensor without dimensions (or of the shape `draws`) on the logits' device,
+    and does not wait for it; it is -1 where no entry is finite, or one is +inf or not a number.
     """
     # Imported late: a plan holds a sampler and needs no torch.
     import torch
@@ -60,7 +69,9 @@ def sample_softmax(
     cumulative = (weights * scale).nan_to_num_(nan=0.0).long().cumsum(0)
     last = cumulative[-1]
     # last * uniform / 2^62, rounded down: by halves of both, because no integer has 124 bits.
-    high, low = divmod(int(rng.integers(2**62)), 2**31)
+    drawn = rng.integers(2**62, size=draws)
+    uniform = int(drawn) if draws is None else torch.from_numpy(drawn).to(logits.device)
+    high, low = uniform >> 31, uniform & (2**31 - 1)
     last_high, last_low = last >> 31, last & (2**31 - 1)
     middle = last_high * low + last_low * high + (last_low * low >> 31)
     mark = last_high * high + (middle >> 31)

@@ -113,14 +113,19 @@ class PrivateToken:
         return dclip_mean(logits_SV, logits_public_V, candidates_K, c, s)
 
     def draw_private(
-        self, logits_SV: torch.Tensor, logits_public_V: torch.Tensor, rng: np.random.Generator
+        self,
+        logits_SV: torch.Tensor,
+        logits_public_V: torch.Tensor,
+        rng: np.random.Generator,
+        draws: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
-        """Draw by lines 14 and 15: average, then the exponential mechanism.
+        """Draw by lines 14 and 15: average, then the exponential mechanism; in an audit as often as
+        the shape `draws` says.
 
         Returns the token as `sample_softmax` does; so does `draw_public`."""
         candidates_K = self.candidate_set(logits_public_V)
         mean_K = self.average(logits_SV, logits_public_V, candidates_K)
-        index = self.sampler.sample(mean_K, rng)
+        index = self.sampler.sample(mean_K, rng, draws)
         return index if candidates_K is None else candidates_K[index].where(index >= 0, -1)
 
     def draw_public(self, logits_public_V: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

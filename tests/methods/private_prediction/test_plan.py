@@ -213,7 +213,7 @@ def test_measured_labels_afford_nearly_as_many_texts_as_known_ones(
     rarest = made.allowances.allowances[-1]  # type: ignore[union-attr]
     # Noise of scale 2 takes 138 records off a count with probability 1e-30: half of 276.
     assert rarest.share == pytest.approx(2 * 2 * math.log(1e30) / 4000)
-    assert any("rarer than 6.9%" in warning for warning in made.summary()["warnings"])
+    assert any("rarer than 6.9%" in warning for warning in made.method_summary()["warnings"])
 
 
 def test_few_texts_of_measured_labels_cost_less(settings: Callable[..., dict[str, Any]]) -> None:

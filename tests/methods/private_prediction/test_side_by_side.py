@@ -122,6 +122,20 @@ def test_a_draw_inverts_the_cumulative_distribution_at_the_keys_uniform(
         assert int(sample_softmax(utilities.to(device), temperature, rng)) == expected
 
 
+def test_many_draws_are_those_that_are_made_one_by_one(device: str) -> None:
+    rng, twin = (generator("12" * 32) for _ in range(2))
+    logits = torch.tensor([[0.3, -1.0, 1.2, -20.0], [2.0, 0.0, -1.0, -20.0]], device=device)
+    token = PrivateToken(
+        batch_size=2, private_tokens=1, clip="dclip", clip_bound=1.0, temperature=0.8,
+        public_temperature=1.0, candidates="top_k_plus", k=2,
+    )  # fmt: skip
+    drawn = token.draw_private(logits, logits[0], rng, (30, 2))
+    singly = [int(token.draw_private(logits, logits[0], twin)) for _ in range(60)]
+    assert drawn.flatten().tolist() == singly and set(singly) == {0, 2}
+    nowhere = torch.full((2,), -math.inf, device=device)
+    assert sample_softmax(nowhere, 1.0, rng, (3,)).tolist() == [-1, -1, -1]
+
+
 def test_a_draw_does_not_depend_on_the_order_of_its_sum(device: str) -> None:
     """Entries that cannot be drawn may stand anywhere: each draw names the same token."""
     fixed = torch.Generator().manual_seed(3)
@@ -140,7 +154,7 @@ class Uniform:
     def __init__(self, value: int) -> None:
         self.value = value
 
-    def integers(self, high: int) -> int:
+    def integers(self, high: int, size: None) -> int:
         assert 0 <= self.value < high == 2**62
         return self.value
 
