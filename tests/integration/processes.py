@@ -205,13 +205,16 @@ def end(process: subprocess.Popen[Any]) -> None:
         one.kill()
 
 
-def wait_for(ready: Callable[[], object], process: subprocess.Popen[Any] | None = None) -> None:
-    """Until `ready`; fails where `process` ends before, or after TIMEOUT."""
+def wait_for(
+    ready: Callable[[], object], process: subprocess.Popen[Any] | None = None, pause: float = 0.1
+) -> None:
+    """Until `ready`, which is asked every `pause` seconds; fails where `process` ends before, or
+    after TIMEOUT."""
     deadline = time.monotonic() + TIMEOUT
     while not ready():
         assert time.monotonic() < deadline, "waited too long"
         assert process is None or process.poll() is None, "the process ended before"
-        time.sleep(0.1)
+        time.sleep(pause)
 
 
 DPRAY_RUN = ["-m", "dpray", "run"]
