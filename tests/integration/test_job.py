@@ -109,7 +109,7 @@ def test_a_job_charges_no_copy_of_a_ledger_that_ray_deletes(
     not; so is a relative output."""
     job = tmp_path / "job"
     job.mkdir()
-    run = runs(method__max_records=12, engine__model="owner/name")  # no tokenizer is read
+    run = runs(method__max_records=12)
     run.config.rename(job / "config.yaml")
     Ledger.create_or_open(f"sqlite:///{job}/brought.db").create_dataset(
         "notes", Budget(100, 1e-3), "record", "add_or_remove_one"
