@@ -256,8 +256,8 @@ def committed(connection: sa.Connection, dataset: str) -> Budget:
 
 
 _PRICING = threading.Lock()
-"""Of hundreds of threads that ask for one price, the first computes it under this lock, and the
-others find it in the cache."""
+"""One thread at a time computes a price: of hundreds that ask for the same one, the others find it
+in the cache."""
 
 
 def check_price(event: Event, asked: Budget) -> None:
