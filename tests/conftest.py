@@ -16,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 hypothesis_settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis_settings.load_profile("repeatable")
 
-pytest_plugins = ["tests.databases"]
+pytest_plugins = ["tests.clusters", "tests.databases"]
 
 
 LONGEST = (

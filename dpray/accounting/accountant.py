@@ -16,24 +16,29 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import logging as absl_logging
-from dp_accounting import get_epsilon_gaussian
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
-from dp_accounting.rdp import compute_epsilon
-from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
-from scipy.optimize import minimize_scalar
 
 from dpray.accounting.event import Event, check_delta
 from dpray.accounting.hash_chain import canonical_json
 
+# dp-accounting and scipy are imported late: they take two seconds, and an actor, which holds a plan
+# too, computes no cost.
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
+
 # dp-accounting warns of each Rényi order that it leaves out; the bound holds without them.
 absl_logging.set_verbosity(absl_logging.ERROR)
 
-RDP_ORDERS: tuple[float, ...] = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
+RDP_ORDERS: tuple[float, ...] = (
+    *(1 + tenths / 10 for tenths in range(1, 100)),
+    *(float(order) for order in (*range(11, 64), 128, 256, 512, 1024)),
+)
+"""They are dp-accounting's default orders."""
 
 # Rounding moves a delta of the FFT, or of the closed form, by about 1e-14: below this it is noise.
 PLD_MIN_DELTA = 1e-10
@@ -84,7 +89,7 @@ def bounds(event: Event, delta: float) -> dict[str, float]:
 def rdp_to_epsilon(rdp: float, order: float, delta: float) -> float:
     """Return epsilon at `delta` of a mechanism with this Rényi divergence at `order` (Canonne et
     al. 2020, Proposition 12)."""
-    return float(compute_epsilon([order], [rdp], delta)[0]) if rdp < math.inf else math.inf
+    return _epsilon_of_rdp([order], [rdp], delta) if rdp < math.inf else math.inf
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
@@ -93,6 +98,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         return math.inf
     if rho == 0:
         return 0.0
+    from scipy.optimize import minimize_scalar
 
     def epsilon(log_excess: float) -> float:
         """Return the bound at alpha = 1 + exp(log_excess)."""
@@ -114,7 +120,13 @@ def _rdp_epsilon(event: Event, delta: float) -> float:
         return math.inf  # to the library 0, where the divergences are too small for a float
     # To the library a divergence that is not a number costs nothing; here it bounds nothing.
     rdp = np.nan_to_num(event.rdp(RDP_ORDERS), nan=math.inf, posinf=math.inf)
-    return float(compute_epsilon(RDP_ORDERS, rdp, delta)[0])
+    return _epsilon_of_rdp(RDP_ORDERS, rdp, delta)
+
+
+def _epsilon_of_rdp(orders: Sequence[float], rdp: Any, delta: float) -> float:
+    from dp_accounting.rdp import compute_epsilon
+
+    return float(compute_epsilon(orders, rdp, delta)[0])
 
 
 def _pld_epsilon(event: Event, delta: float) -> float:
@@ -122,6 +134,8 @@ def _pld_epsilon(event: Event, delta: float) -> float:
         return math.inf
     mu = event.gaussian_mu()
     if mu is not None:
+        from dp_accounting import get_epsilon_gaussian
+
         with np.errstate(divide="ignore"):
             return float(get_epsilon_gaussian(1 / mu, delta)) + GAUSSIAN_TOLERANCE
     pld = _composed_pld(event)

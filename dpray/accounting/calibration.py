@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.optimize import toms748
-
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event, check_delta
@@ -100,6 +98,8 @@ class _Search:
     def reals(self, valid: float, invalid: float) -> float:
         """Interpolate, then bisect what the interpolation left open, so that a kink in the cost
         cannot spoil the answer."""
+        from scipy.optimize import toms748  # late: most plans are only read
+
         toms748(self.gap, *sorted((valid, invalid)), xtol=1e-300, rtol=TOLERANCE / 2)
         towards_invalid = sorted(self.epsilons, reverse=invalid < valid)
         first = next(i for i, value in enumerate(towards_invalid) if self.gap(value) > 0)

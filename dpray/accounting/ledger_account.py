@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -254,6 +255,11 @@ def committed(connection: sa.Connection, dataset: str) -> Budget:
     )
 
 
+_PRICING = threading.Lock()
+"""One thread at a time computes a price: of hundreds that ask for the same one, the others find it
+in the cache."""
+
+
 def check_price(event: Event, asked: Budget) -> None:
     """Raise `InputError` for numbers that are no budget, and for a run that asks for less than its
     event costs."""
@@ -262,7 +268,8 @@ def check_price(event: Event, asked: Budget) -> None:
 
     if not (math.isfinite(asked.epsilon) and asked.epsilon >= 0 and 0 <= asked.delta < 1):
         raise InputError(f"a charge has a finite epsilon and a delta below 1, not {asked}")
-    price = cost(event, asked.delta).epsilon
+    with _PRICING:
+        price = cost(event, asked.delta).epsilon
     if not price <= asked.epsilon * (1 + RELATIVE_ROUNDING):
         raise InputError(
             f"a charge of {asked} does not cover its event, which costs epsilon {price:.6g}"

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import ray
-import ray.data
-from ray.data._internal.stats import _StatsManager
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from dpray.config.config import Config
@@ -52,10 +50,13 @@ def start_ray(address: str | None) -> None:
             # Ray's own, without a class: one of its processes was not ready in time.
             reason = str(error).partition(". ")[0]
             raise Resumable(f"Ray did not start ({reason}); give the same command again") from None
+    # Imported late: actors, which connect to nothing, need no Ray Data, and it takes a second.
+    from ray.data import DataContext
+
     # Ray 2.60 deprecates the options of `map_batches` below, and offers no other place for
     # max_restarts and max_task_retries.
     warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
-    context = ray.data.DataContext.get_current()
+    context = DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.enable_auto_log_stats = False
@@ -89,6 +90,8 @@ def keep_counts_here() -> None:
 
     Raises AttributeError where Ray uses other functions for it: no count may leak unnoticed.
     """
+    from ray.data._internal.stats import _StatsManager
+
     for name in COUNTED_BY:
         getattr(_StatsManager, name)
         setattr(_StatsManager, name, staticmethod(_do_nothing))

@@ -10,16 +10,19 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import ray
-import ray.data
 
 from dpray.config.config import Config
 from dpray.runs.cluster import own_errors, uses_ray
 from dpray.runs.group_pool import GroupPool, GroupWorker, Outcome
 from dpray.runs.rows import CHUNK, Row, RowsOf, local_rows, ray_rows
 from dpray.runs.together import together
+
+if TYPE_CHECKING:
+    import ray.data
 
 MOST_BLOCKS = 2048
 BLOCKS_PER_ACTOR = 8
@@ -99,6 +102,8 @@ class Groups:
     def gathered(self, config: Config, wanted: Sequence[str], task_size: int) -> ray.data.Dataset:
         """Return the rows in `block_count` blocks that hold every wanted group whole, including its
         placeholder."""
+        from ray.data import from_arrow  # late: a worker needs no Ray Data
+
         reference = ray.put(frozenset(wanted))
         rows = ray_rows(config, self.rows_of, self.schema).map_batches(
             lambda table: self._members(table, ray.get(reference)),
@@ -111,7 +116,7 @@ class Groups:
             actors=max(runtime.actors, runtime.min_actors),
             rows=len(wanted) * self.expected_rows,
         )
-        placeholders = ray.data.from_arrow(self._placeholders(wanted))
+        placeholders = from_arrow(self._placeholders(wanted))
         return rows.union(placeholders).repartition(number, keys=[self.key])
 
     def _placeholders(self, wanted: Sequence[str]) -> pa.Table:

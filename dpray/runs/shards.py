@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import ray
-import ray.data
 
 from dpray.config.config import Config
 from dpray.runs.cluster import never_repeated, own_errors, uses_ray

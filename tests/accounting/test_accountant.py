@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +110,10 @@ def test_gaussian_closed_form_agrees_with_its_discretised_pld() -> None:
     event = SelfComposed(Gaussian(4), 6)
     almost = Composed((event, Laplace(1e6)))
     assert cost(almost, 1e-6).epsilon == pytest.approx(cost(event, 1e-6).epsilon, rel=1e-4)
+
+
+def test_the_renyi_orders_are_the_librarys() -> None:
+    assert tuple(map(float, DEFAULT_RDP_ORDERS)) == RDP_ORDERS
 
 
 def test_no_rounding_makes_a_mechanism_free() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from dpray.accounting.composition import RenyiComposition
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Gaussian, Laplace
 from dpray.accounting.ledger import AlreadyPublished, Ledger, LedgerConflict
+from dpray.accounting.ledger_account import check_price
 from dpray.types import Budget, BudgetRefused, InputError
 
 TENTH = Laplace(10.0)
@@ -368,3 +372,27 @@ def test_a_relative_path_stays_where_it_was_opened(tmp_path: Path, monkeypatch):
     os.chdir("/")
     ledger.create_dataset("notes", ASKED, *STATED_FOR)
     assert (tmp_path / "ledger.db").exists()
+
+
+def test_threads_that_ask_for_one_price_at_a_time_compute_it_once():
+    """As an accountant's threads do when hundreds of equal runs reserve together."""
+    computed: list[float] = []
+    gate = threading.Barrier(8)
+
+    class Slow(Laplace):
+        def pure_epsilon(self) -> float:
+            computed.append(time.monotonic())
+            time.sleep(0.2)
+            return super().pure_epsilon()
+
+    def ask(event: Laplace) -> None:
+        gate.wait(60)
+        check_price(event, ASKED)
+
+    event = Slow(10.0)
+    check_price(Slow(20.0), ASKED)
+    alone = len(computed)
+    computed.clear()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, [event] * 8))
+    assert len(computed) == alone

@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests of this folder, started the way an operator starts one."""
+"""Runs on the cluster, with and without faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from dpray.accounting.ledger import Ledger
 from dpray.types import Budget
-from tests.integration.processes import Cluster, Runs, end, ray_cluster, short
+from tests.integration.processes import Cluster, Runs, end, short
 from tests.integration.trainings import METHOD
 
 
@@ -19,14 +19,6 @@ from tests.integration.trainings import METHOD
 def short_folder() -> Iterator[Path]:
     with short() as folder:
         yield folder
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    # Its processes report to the metrics pages every five seconds, not every ten.
-    variables = {"RAY_metrics_report_interval_ms": "5000"}
-    with short() as folder, ray_cluster(folder, jobs=True, **variables) as cluster:
-        yield cluster
 
 
 @pytest.fixture

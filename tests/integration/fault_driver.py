@@ -1,8 +1,8 @@
 """A driver whose engine has a fault in it.
 
 The engine is `Words`, which starts in no time, where a real one costs an actor eight seconds of a
-core, and the driver that reads its tokenizer as many; real ones are in `test_ray_run` and
-`test_engine_pool`.
+core, and the driver that reads its tokenizer as many; real ones are in `test_ray_run`,
+`test_engine_pool`, and `test_faults` (vLLM).
 
 `python fault_driver.py FAULT MARKER CONFIG` runs a configuration like `dpray run CONFIG --json`.
 The file MARKER is seen by all processes of the cluster. FAULT is
@@ -206,9 +206,9 @@ def build(fault: str, marker: str, *_: Any, **__: Any) -> Any:
     return Waits(engine, marker) if fault == "waits" else engine
 
 
-def main(fault: str, marker: str, path: str) -> int:
+def main(fault: str, marker: str, path: str, *overrides: str) -> int:
     try:
-        report = methods.run(load_config(path), build=partial(build, fault, marker))
+        report = methods.run(load_config(path, [*overrides]), build=partial(build, fault, marker))
     except DprayError as error:
         print(f"dpray: {error}", file=sys.stderr)
         return error.exit_code

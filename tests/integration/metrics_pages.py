@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from dpray.runs.metrics import METRICS
-from tests.integration.processes import MARKER, TIMEOUT, TOKEN, Cluster
+from tests.clusters import TOKEN
+from tests.integration.processes import MARKER, TIMEOUT, Cluster
 
 RAYS_OWN_TAGS = {
     "Component", "JobId", "NodeAddress", "NodeId", "SessionName", "Version", "WorkerId", "ip",

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -24,12 +23,12 @@ import yaml
 
 from dpray.accounting.ledger import Ledger
 from dpray.cli import run_command
+from tests.clusters import TOKEN
+from tests.integration import fault_driver
 
 TIMEOUT = 900
 """Seconds. Ten times what the slowest step of a test takes where the cores have nothing else to do:
 a replica of vLLM that starts anew, under a minute and a half."""
-TOKEN = uuid.uuid4().hex
-"""Of our clusters alone: they are not open to everybody, and need no token of this account."""
 NODE = {
     # Ray's own workers come last of all (nice 15) otherwise: beside busy neighbours they get a
     # twentieth of a core.
@@ -38,7 +37,7 @@ NODE = {
     # seconds of a core.
     "RAY_enable_worker_prestart": "0",
     "RAY_num_workers_soft_limit": "8",
-    "RAY_idle_worker_killing_time_threshold_ms": "10000",
+    "RAY_idle_worker_killing_time_threshold_ms": "60000",
 }
 """The environment of our clusters' nodes."""
 MARKER = b"Marlowe"
@@ -99,6 +98,8 @@ def environment(**more: str) -> dict[str, str]:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ours = {
         "OMP_NUM_THREADS": "1",
+        # One process less for each training; it looks for notices of a cloud.
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
         "PATH": programs,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": TOKEN,
@@ -158,7 +159,10 @@ def ray_node(
         "object-store-memory": 150_000_000,
         "node-ip-address": "127.0.0.1",
     } | options
-    command = [str(Path(sys.executable).parent / "ray"), "start", "--block", *flags]
+    # Without what copies the workers' output to drivers, which dpray's do not take, and without the
+    # autoscaler.
+    flags = ("--block", "--include-log-monitor=false", "--no-monitor", *flags)
+    command = [str(Path(sys.executable).parent / "ray"), "start", *flags]
     with open(out, "wb") as file:
         node = subprocess.Popen(
             [*command, *(f"--{name}={value}" for name, value in options.items())],
@@ -201,17 +205,20 @@ def end(process: subprocess.Popen[Any]) -> None:
         one.kill()
 
 
-def wait_for(ready: Callable[[], object], process: subprocess.Popen[Any] | None = None) -> None:
-    """Until `ready`; fails where `process` ends before, or after TIMEOUT."""
+def wait_for(
+    ready: Callable[[], object], process: subprocess.Popen[Any] | None = None, pause: float = 0.1
+) -> None:
+    """Until `ready`, which is asked every `pause` seconds; fails where `process` ends before, or
+    after TIMEOUT."""
     deadline = time.monotonic() + TIMEOUT
     while not ready():
         assert time.monotonic() < deadline, "waited too long"
         assert process is None or process.poll() is None, "the process ended before"
-        time.sleep(0.1)
+        time.sleep(pause)
 
 
 DPRAY_RUN = ["-m", "dpray", "run"]
-FAULT_DRIVER = str(Path(__file__).with_name("fault_driver.py"))
+FAULT_DRIVER = fault_driver.__file__
 WORDS = "tests/words"
 """The model of `fault_driver` is no folder, so that no driver reads its tokenizer."""
 COMMAND_LINES = str(Path(__file__).with_name("command_lines.py"))
@@ -239,12 +246,14 @@ class Runs:
         self.output = Path(tree["output"]["path"])
         self.url: str = tree["privacy"]["ledger"]
         self.program = DPRAY_RUN
+        self.fault: str | None = None
         self.processes: list[subprocess.Popen[str]] = []
         self.marker = folder / "marker"
         self.folder = folder
 
     def with_fault(self, fault: str) -> Runs:
         """Give it the engine of `fault_driver` with a fault."""
+        self.fault = fault
         self.tree["engine"]["model"] = WORDS
         self.program = [FAULT_DRIVER, fault, str(self.marker)]
         return self
@@ -285,28 +294,19 @@ class Runs:
     def run(self, **variables: str) -> Ended:
         return self.finish(self.start(**variables))
 
-    def here(self, capfd: pytest.CaptureFixture[str]) -> Ended:
-        """The end of `dpray run` in this process and without Ray. It loads no libraries anew, and
-        where an unfinished run works may change."""
+    def here(self, capfd: pytest.CaptureFixture[str], address: str = "none") -> Ended:
+        """The end of `dpray run` in this process, which loads no libraries anew: without Ray, or
+        with the fixture `driver` and its cluster's address on Ray. Where an unfinished run works
+        may change."""
         capfd.readouterr()
-        code = run_command(["run", str(self.config), "runtime.ray_address=none", "--json"])
+        where = f"runtime.ray_address={address}"
+        if self.fault is None:
+            code = run_command(["run", str(self.config), where, "--json"])
+        else:
+            code = fault_driver.main(self.fault, str(self.marker), str(self.config), where)
         ended = Ended(code, *capfd.readouterr())
         self.assert_nothing_private(ended)
         return ended
-
-    def command_lines(self, lines: list[list[str]]) -> list[tuple[int, str]]:
-        """Exit codes and errors of command lines that one process runs one after the other."""
-        ended = subprocess.run(
-            [sys.executable, COMMAND_LINES, json.dumps(lines)],
-            env=environment(RAY_ADDRESS=self.cluster.address),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-        )
-        self.assert_nothing_private(Ended(ended.returncode, ended.stdout, ended.stderr))
-        assert ended.returncode == 0, ended.stderr
-        found: list[tuple[int, str]] = json.loads(ended.stdout)
-        return found
 
     def counts(self) -> dict[str, int]:
         """What the ledger says of this run's batches; all zero before it is charged."""

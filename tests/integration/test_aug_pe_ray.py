@@ -1,4 +1,4 @@
-"""Aug-PE on a real Ray of several actors, with what is killed in mid-run."""
+"""Aug-PE on a real Ray, with what is killed in mid-run. `test_gpu_placement` has several shards."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def endpoint() -> Iterator[Server]:
 
 @pytest.fixture
 def aug_pe(runs: Callable[..., Runs], endpoint: Server) -> Runs:
-    """Two shard actors with the real embedder, and an endpoint that answers one call at a time."""
-    run = runs(runtime__actors=2, data__public_size=60)
+    """A shard actor with the real embedder, and an endpoint that answers one call at a time."""
+    run = runs(runtime__actors=1, data__public_size=60)
     run.tree["method"] = AUG_PE
     run.tree["engine"] = {
         "kind": "openai", "model": "m", "base_url": endpoint.url, "max_in_flight": 2,

@@ -1,7 +1,8 @@
 """What is killed, altered, deleted or full in mid-run, and the run that follows: the ledger never
 undercounts, nothing is published twice, no private text is left behind (`Runs.finish`).
 
-A start of a driver or an actor costs ten seconds of a core, so that faults share runs."""
+A start of a driver or an actor costs five seconds of a core, so that faults share runs, and drivers
+that are not killed are this process."""
 
 from __future__ import annotations
 
@@ -10,19 +11,23 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from dpray import registry as methods
 from dpray.accounting.ledger import Ledger
 from dpray.cli import run_command
 from dpray.config.config import parse_config
 from dpray.registry import make_plan
-from dpray.types import Budget
-from tests.integration.processes import Cluster, Runs, wait_for
+from dpray.types import Budget, BudgetRefused
+from tests.integration.fault_driver import build
+from tests.integration.processes import Cluster, Ended, Runs, wait_for
 from tests.integration.trainings import assert_charged, held_in_mid_training
 
 pytestmark = pytest.mark.slow
@@ -40,7 +45,7 @@ def kill_workers(cluster: Cluster, name: str) -> None:
 
 def test_two_runs_race_for_the_last_of_a_budget(runs: MakeRuns, tmp_path: Path, records_file: Path):
     """The loser may have hashed its file before the winner's charge was there; a run that finds the
-    budget spent never opens it (`test_charging`)."""
+    budget spent never opens it (`test_charging`). Processes race in `test_ledger_processes`."""
     racers = []
     for name in ("one", "two"):
         data = tmp_path / f"{name}.jsonl"
@@ -48,19 +53,28 @@ def test_two_runs_race_for_the_last_of_a_budget(runs: MakeRuns, tmp_path: Path, 
         output = str(tmp_path / name)
         run = runs(data__path=str(data), output__path=output, runtime__ray_address="none")
         racers.append(run.with_fault("none"))
+
+    def race(run: Runs) -> dict[str, Any] | BudgetRefused:
+        try:
+            return methods.run(parse_config(run.tree), build=partial(build, "none", ""))
+        except BudgetRefused as refused:
+            return refused
+
     cost = make_plan(parse_config(racers[0].tree)).cost
     ledger = Ledger.create_or_open(racers[0].url)
     ledger.create_dataset(
         "notes", Budget(1.5 * cost.epsilon, 2 * cost.delta), "record", "add_or_remove_one"
     )
-    ended = [run.finish(process) for run, process in [(r, r.start()) for r in racers]]
-    assert sorted(each.code for each in ended) == [0, 3]
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(race, racers))
+    assert sum(isinstance(each, BudgetRefused) for each in ended) == 1
     for run, each in zip(racers, ended, strict=True):
-        if each.code == 0:
-            run.assert_whole(each.report)
+        run.assert_nothing_private(Ended(0, "", str(each)))
+        if isinstance(each, BudgetRefused):
+            assert "asked" in str(each) and "left" in str(each) and "\n" not in str(each)
+            assert each.exit_code == 3 and not (run.output / "synthetic.jsonl").exists()
         else:
-            assert "asked" in each.err and "left" in each.err and each.err.count("\n") == 1
-            assert not (run.output / "synthetic.jsonl").exists()
+            run.assert_whole(each)
 
 
 def alter_charge(
@@ -164,30 +178,39 @@ def test_disk_full(
     run.assert_whole(report)
 
 
-def test_engine_that_the_pool_cannot_load_and_then_one_that_raises_once(runs: MakeRuns):
+@pytest.mark.usefixtures("driver")
+def test_engine_that_the_pool_cannot_load_and_then_one_that_raises_once(
+    runs: MakeRuns, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+):
     """The first costs nothing, and the run can go on. Of the task in which the second one raises,
     the finished batches are published and the others decoded again, by another actor."""
     run = runs(method__max_records=12, runtime__batches_per_task=4, runtime__max_attempts=2)
-    ended = run.with_fault("loads_once").run()
+    ended = run.with_fault("loads_once").here(capfd, cluster.address)
     assert ended.code == 4 and ended.err.startswith(
         "dpray: there is no GPU here (2 times): 0 of 12"
     )
     assert run.counts()["starts"] == 0
     run.marker.unlink()
-    report = run.with_fault("fails_once").run().report
+    report = run.with_fault("fails_once").here(capfd, cluster.address).report
     assert run.marker.exists() and 1 <= report["batches"]["repeated"] <= 10
     run.assert_whole(report)
 
 
-def test_model_folder_that_no_node_has(runs: MakeRuns, tmp_path: Path):
+@pytest.mark.usefixtures("driver")
+def test_model_folder_that_no_node_has(
+    runs: MakeRuns, cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     """The model is named like a folder of the cluster's machines, and is on none."""
-    run = runs(engine__model=str(tmp_path / "nowhere"), runtime__ray_address="auto")
-    ended = run.run()
+    run = runs(engine__model=str(tmp_path / "nowhere"))
+    ended = run.here(capfd, "auto")
     assert ended.code == 2 and "engine.model: no such folder" in ended.err
     assert not (tmp_path / "ledger.db").exists()
 
 
-def test_2000_copies_of_a_text(runs: MakeRuns, records_file: Path):
+@pytest.mark.usefixtures("driver")
+def test_2000_copies_of_a_text(
+    runs: MakeRuns, cluster: Cluster, records_file: Path, capfd: pytest.CaptureFixture[str]
+):
     """They all belong into one batch, 25 times as many as vLLM may decode at once."""
     with open(records_file, "a") as file:
         file.writelines(['{"text": "thanks Marlowe", "label": "a"}\n'] * 2000)
@@ -197,7 +220,7 @@ def test_2000_copies_of_a_text(runs: MakeRuns, records_file: Path):
         engine__max_num_seqs=80,
         method__max_records=12,
     )
-    report = run.run().report
+    report = run.here(capfd, cluster.address).report
     assert report["batches"]["published"] == 12 and report["batches"]["repeated"] == 0
     run.assert_whole(report)
 

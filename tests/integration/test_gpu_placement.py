@@ -83,7 +83,7 @@ def test_aug_pe_votes_on_cpus_and_writes_on_gpus(
 ) -> None:
     """Both kinds of actors are there at a time: were the voters given the GPUs, or each kind all
     the CPUs, nothing would be written."""
-    run = runs(runtime__actors=2, runtime__cpus_per_actor=2)
+    run = runs(runtime__actors=2, runtime__cpus_per_actor=2).with_fault("none")
     run.tree["method"] = {
         "name": "aug_pe", "records": 6, "iterations": 2, "variations": 2, "max_tokens": 8,
         "word_var": None, "max_retries": 6,
@@ -94,7 +94,10 @@ def test_aug_pe_votes_on_cpus_and_writes_on_gpus(
     assert len(run.synthetic()) == report["records"] == 6
 
 
-def test_what_has_no_room_costs_nothing(runs: Callable[..., Runs], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("driver")
+def test_what_has_no_room_costs_nothing(
+    runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     decoding = {"runtime__actors": 3, "runtime__min_actors": 3}
     training = {
         "method": {"name": "dp_sgd", "batch_size": 20, "max_length": 32},
@@ -105,8 +108,9 @@ def test_what_has_no_room_costs_nothing(runs: Callable[..., Runs], tmp_path: Pat
         runs(**changes, output__path=str(tmp_path / name))
         for name, changes in {"decoding": decoding, "training": training}.items()
     ]
-    for code, errors in both[0].command_lines([["run", str(run.config)] for run in both]):
-        assert code == 2, errors
-        assert "runtime.gpus_per_actor" in errors and "3 actor(s) of 1 GPU(s)" in errors
-        assert "room for 2" in errors
+    for run in both:
+        ended = run.here(capfd, cluster.address)
+        assert ended.code == 2, ended.err
+        assert "runtime.gpus_per_actor" in ended.err and "3 actor(s) of 1 GPU(s)" in ended.err
+        assert "room for 2" in ended.err
     assert not Path(both[0].url.removeprefix("sqlite:///")).exists()

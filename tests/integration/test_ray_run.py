@@ -18,12 +18,15 @@ from tests.integration.processes import MARKER, Cluster, Runs, environment
 pytestmark = pytest.mark.slow
 
 
-def test_measured_labels_choose_secret_batches_on_the_cluster(runs: Callable[..., Runs]):
+@pytest.mark.usefixtures("driver")
+def test_measured_labels_choose_secret_batches_on_the_cluster(
+    runs: Callable[..., Runs], cluster: Cluster, capfd: pytest.CaptureFixture[str]
+):
     run = runs(
         method__batches="poisson", method__texts=12, data__label_proportions="measured",
         privacy__epsilon=80.0, privacy__epsilon_labels=20.0, runtime__actors=2,
     ).with_fault("none")  # fmt: skip
-    report = run.run().report
+    report = run.here(capfd, cluster.address).report
     assert report["sampling"]["label_mix_source"].startswith("measured")
     assert 2 <= report["batches"]["published"] <= 12 and report["records"] > 0
     assert 20 < report["epsilon"] <= 80

@@ -87,7 +87,8 @@ def test_every_stage_makes_the_references_steps(
         assert torch.isfinite(reference).all() and (reference - start).abs().max() > 1e-3
         # bfloat16 has 8 bits, and how it rounds depends on threads and ranks: 3.01 % was seen.
         moved = float((reference - start).abs().max())
-        tolerance = 1e-6 if precision == "float32" else 2 * ROUNDING_SLACK["bfloat16"] * moved
+        # float32's, in another order: 1.06e-6 was seen.
+        tolerance = 5e-6 if precision == "float32" else 2 * ROUNDING_SLACK["bfloat16"] * moved
         for stage in stages:
             for weights in saved.trained(stage, name, optimizer, precision):
                 torch.testing.assert_close(weights, reference, rtol=0, atol=tolerance)

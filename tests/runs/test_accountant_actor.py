@@ -68,15 +68,8 @@ def test_an_actors_name_hides_the_password():
     assert not any("hunter2" in name for name in names)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="tests")
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
-def url(cluster: None, tmp_path: Path) -> str:
+def url(driver: None, tmp_path: Path) -> str:
     url = f"sqlite:///{tmp_path}/ledger.db"
     Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
     return url
@@ -212,7 +205,7 @@ def test_a_ledger_deleted_under_the_actor_is_refused(accountant: AccountantClien
 @pytest.mark.slow
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_of_two_hundred_that_race_through_the_actor_for_the_last_unit_exactly_one_wins(
-    cluster: None, database: str, tmp_path: Path, request: pytest.FixtureRequest
+    driver: None, database: str, tmp_path: Path, request: pytest.FixtureRequest
 ):
     url = f"sqlite:///{tmp_path}/ledger.db"
     if database == "postgresql":

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from dpray.config.config import Config, parse_config
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.runs import engine_pool
 from dpray.runs.engine_pool import EnginePool
 from dpray.types import DprayError, InputError
+from tests.integration.processes import Cluster, ray_cluster, short
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
     """GPUs are what Ray believes in; nothing computes on one here."""
-    ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with short() as folder, ray_cluster(folder, cpus=4, gpus=4) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -175,15 +173,13 @@ def test_a_model_that_is_not_there_is_bad_input(
         pool.generate(prompts(2), [Sampling(1)] * 2)
 
 
-@pytest.mark.parametrize("kind", ["transformers", "vllm"])
 def test_a_real_model_writes_in_an_actor(
-    config: Callable[..., Config], model_folder: str, monkeypatch: pytest.MonkeyPatch, kind: str
+    config: Callable[..., Config], model_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if importlib.util.find_spec(kind) is None:
-        pytest.skip(f"{kind} is not installed")
+    """`test_2000_copies_of_a_text` has vLLM in an actor."""
     # Actors have another working directory than this process.
     monkeypatch.chdir(Path(model_folder).parent)
-    engine = {"kind": kind, "model": os.path.basename(model_folder), "kv_cache_gib": 0.1}
+    engine = {"kind": "transformers", "model": os.path.basename(model_folder)}
     pool = EnginePool(config(engine=engine, runtime__gpus_per_actor=0))
     made = pool.generate(prompts(3), [Sampling(5)] * 3)
     pool.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,6 @@ def test_the_number_of_blocks_stays_small_however_many_batches_there_are(
     tasks: int, actors: int, rows: int, expected: int
 ) -> None:
     assert block_count(tasks, actors, rows) == expected
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture
@@ -121,7 +114,7 @@ def work(config: Config, folder: Path, fault: str = "") -> tuple[list[str], Exce
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("driver")
 class TestOnRay:
     def test_every_group_comes_once(self, config: Config, tmp_path: Path) -> None:
         found, error = work(config, tmp_path)
