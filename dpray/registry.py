@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from dpray.config.config import Config
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 from dpray.io.records import list_files
 from dpray.runs.choice import Choice
 from dpray.runs.engine import BuildEngine, build_engine
@@ -48,7 +48,7 @@ def run(
     _check_chosen(config)
     list_files(config.data.path)
     if is_local(config) and config.engine.is_local:
-        check_model_path(config.engine.model)
+        resolve_model(config.engine.model)
     plan = make_plan(config)
     release = _module(config, "release").release
     with closing(ReleaseFolder(config.output.path)) as folder:

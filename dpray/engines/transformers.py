@@ -29,7 +29,7 @@ from dpray.engines.base import (
     select_token,
     selector_error,
 )
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 from dpray.engines.rows import Rows, advance, left_padded, load_model, prefill
 from dpray.engines.text import TextCodec, cut_at_stop
 
@@ -43,7 +43,7 @@ class TransformersEngine(TextCodec):
     """
 
     def __init__(self, config: EngineConfig, *, device: str = "auto", max_rows: int = 256) -> None:
-        model = check_model_path(config.model)
+        model = resolve_model(config.model)
         super().__init__(model, config.max_model_len)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"

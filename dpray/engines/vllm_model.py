@@ -16,7 +16,7 @@ from typing import Any
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError, engine_error
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
 
 DEFAULT_CONTEXT = 8192
@@ -70,7 +70,7 @@ class VllmModel(TextCodec):
     def __init__(
         self, config: EngineConfig, *, private_rows: bool = False, public_alone: bool = False
     ) -> None:
-        model = check_model_path(config.model)
+        model = resolve_model(config.model)
         super().__init__(model, config.max_model_len)
         vllm = _import_vllm()
         invariant = private_rows and take_invariant_kernels(vllm)

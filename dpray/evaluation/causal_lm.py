@@ -16,7 +16,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from dpray.engines.base import EngineError
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 from dpray.types import InputError
 
 Ids = tuple[int, ...]
@@ -37,7 +37,7 @@ class CausalLM:
 
         from dpray.engines.text import TextCodec
 
-        folder = check_model_path(name, "lm")
+        folder = resolve_model(name, "lm")
         disable_progress_bar()
         try:
             self.codec = TextCodec(folder, None)

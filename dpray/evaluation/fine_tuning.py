@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 from dpray.evaluation.causal_lm import CausalLM, padded
 from dpray.evaluation.downstream import Embedded
 from dpray.evaluation.scores import mean_and_deviation
@@ -55,7 +55,7 @@ class Encoder:
         from transformers.utils.logging import disable_progress_bar
 
         self.name, self.training = name, training
-        self.folder = check_model_path(name, "encoder")
+        self.folder = resolve_model(name, "encoder")
         disable_progress_bar()
         try:
             config: Any = AutoConfig.from_pretrained(self.folder)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine, EngineError
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 from dpray.runs.placement import hide_other_gpus
 from dpray.types import DprayError, InputError
 
@@ -40,7 +40,7 @@ def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> E
 
         # The configuration's check allows an API only for methods that just generate.
         return cast(Engine, OpenAIEngine(config))
-    check_model_path(config.model)
+    resolve_model(config.model)
     if config.kind == "vllm":
         from dpray.engines.vllm import VllmEngine
 

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from dpray.config.sections import EngineConfig
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 from dpray.engines.vllm_model import ENVIRONMENT, vllm_options
 from dpray.serving import embedding
 from dpray.serving.embedding import CountingEmbedder, Embedded, EmbeddingBatch
@@ -89,7 +89,7 @@ def _embedder(model: str, served: ServedEmbedder) -> serve.Application:
 
 def _located(model: str, key: str) -> str:
     """Make a folder's path absolute: the replicas have working directories of their own."""
-    path = Path(checked := check_model_path(model, key))
+    path = Path(checked := resolve_model(model, key))
     return str(path.resolve()) if path.is_dir() else checked
 
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from dpray.config.training import TrainingSettings
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 from dpray.training.clipped_loss import PerExampleLoss, check_norm_rules
 from dpray.types import InputError
 
@@ -52,7 +52,7 @@ def save_model(
     with torch.no_grad():
         for name, weight in weights.items():
             parameters[name].copy_(weight)
-    tokenizer = AutoTokenizer.from_pretrained(check_model_path(base))
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(base))
     with deepspeed_on_stderr():
         if settings.tuning == "lora":
             for adapters in model.peft_config.values():
@@ -66,7 +66,7 @@ def save_model(
 
 def _trainable(folder: str, settings: TrainingSettings) -> Any:
     disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(check_model_path(folder), dtype="float32")
+    model: Any = AutoModelForCausalLM.from_pretrained(resolve_model(folder), dtype="float32")
     if settings.tuning == "lora":
         from peft import LoraConfig, get_peft_model
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 from dpray.runs.engine import build_engine
 from dpray.types import InputError
 
@@ -22,11 +22,11 @@ def test_a_model_folder_that_is_not_there(kind: Any, model: str) -> None:
 
 
 def test_hub_names_and_folders_pass(tmp_path: Path) -> None:
-    assert check_model_path("google/gemma-3-1b-it") == "google/gemma-3-1b-it"
-    assert check_model_path(str(tmp_path)) == str(tmp_path)
+    assert resolve_model("google/gemma-3-1b-it") == "google/gemma-3-1b-it"
+    assert resolve_model(str(tmp_path)) == str(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(InputError):
-        check_model_path(str(tmp_path / "file"))
+        resolve_model(str(tmp_path / "file"))
 
 
 def test_without_vllm_the_message_names_the_other_engine(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dpray.engines import smollm2
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 from dpray.engines.smollm2 import (
     INSTALLED_BY,
     check_published,
@@ -91,4 +91,4 @@ def test_without_the_package_the_message_says_what_installs_it(tmp_path: Path) -
 def test_a_folder_of_that_name_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(smollm2.NAME).mkdir()
-    assert check_model_path("smollm2") == "smollm2"
+    assert resolve_model("smollm2") == "smollm2"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpray.config.config import DataConfig, EngineConfig
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
 from dpray.io.records import Piece, list_files
 from dpray.mechanisms.shares import largest_remainder
@@ -74,7 +74,7 @@ def draw_values(
 
 def text_encoder(engine: EngineConfig, settings: DpSgdSettings) -> TextEncoder:
     """Return the encoder with the tokenizer of the base model."""
-    codec = TextCodec(check_model_path(engine.model), engine.max_model_len)
+    codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
     return TextEncoder(codec.ids, codec.start_id, codec.eos_ids[0], settings.max_length)
 
 

@@ -15,7 +15,7 @@ from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
-from dpray.engines.model_path import check_model_path, is_at_hand
+from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes
@@ -179,7 +179,7 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
 def check_lengths(config: Config, settings: DpSgdSettings, codes: ControlCodes) -> None:
     """Raise InputError where `method.max_length` is more than the model's context, or leaves no
     token for a text after its control code."""
-    codec = TextCodec(check_model_path(config.engine.model), config.engine.max_model_len)
+    codec = TextCodec(resolve_model(config.engine.model), config.engine.max_model_len)
     if settings.max_length > codec.context_length:
         raise InputError(
             f"method.max_length: {settings.max_length} is more than the context of the model, "

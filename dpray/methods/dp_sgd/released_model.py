@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dpray.config.config import Config
-from dpray.engines.model_path import check_model_path
+from dpray.engines.model_path import resolve_model
 from dpray.methods.dp_sgd.control_codes import control_codes, text_encoder
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.plan import Losses
@@ -26,7 +26,7 @@ def released_losses(config: Config, settings: DpSgdSettings, folder: Path) -> Lo
     """
     from transformers import AutoModelForCausalLM
 
-    base = check_model_path(config.engine.model)
+    base = resolve_model(config.engine.model)
     lora = settings.tuning == "lora"
     model: Any = AutoModelForCausalLM.from_pretrained(base if lora else folder, dtype="float32")
     if lora:

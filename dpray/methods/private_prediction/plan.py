@@ -9,7 +9,7 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.calibration import calibrate
 from dpray.accounting.event import Event
 from dpray.config.config import Config
-from dpray.engines.model_path import check_model_path, is_at_hand
+from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import DEFAULT_CONTEXT
 from dpray.mechanisms.batch_allowances import BatchAllowances
@@ -198,7 +198,7 @@ def check_lengths(
     """Raise InputError where a prompt without its private text, or the public one, leaves no room
     in the model's context for a text of `method.max_tokens`."""
     engine = config.engine
-    codec = TextCodec(check_model_path(engine.model), engine.max_model_len)
+    codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
     context = codec.context_length
     if engine.kind == "vllm" and engine.max_model_len is None:
         context = min(context, DEFAULT_CONTEXT)
