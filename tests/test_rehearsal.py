@@ -23,7 +23,6 @@ from dpray.types import InputError, OnProgress
 from tests.report.browser import needs_browser, rendered_in_silence
 
 WORDS = {"a": "cough fever throat sneeze", "b": "brake tyre engine road"}
-LABELS = {"label": "label", "labels": ["a", "b"]}
 
 
 class Hashed:
@@ -240,6 +239,8 @@ def test_real_runs_are_scored_written_and_gone_on_with(
     file.write_text(yaml.safe_dump(asked))
     assert run_command(["rehearse", str(file), "--public", str(file)]) == 2
     assert "--public: no such file, or none of" in capsys.readouterr().err
+    assert run_command(["rehearse", str(file), "--public", public, "--method", "pe"]) == 2
+    assert "--method: pe is none of aug_pe, " in capsys.readouterr().err
 
 
 @needs_browser

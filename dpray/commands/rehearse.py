@@ -67,6 +67,7 @@ def rehearse(
             on_progress,
             epsilons=epsilon or [],
             records=records,
+            methods=method or [],
         )
     if write is not None:
         (tried,) = rehearsed.found
