@@ -38,6 +38,12 @@ class Answer:
         choice = self.choice
         return choice is not None and (choice.signal is None or choice.signal.is_enough)
 
+    @property
+    def method(self) -> dict[str, Any]:
+        """Return the section `method` of a configuration with what was chosen."""
+        assert self.choice is not None
+        return self.choice.plan.settings.model_dump(exclude_unset=True)
+
     def summary(self) -> dict[str, Any]:
         if self.choice is None:
             return {"feasible": False, "why_not": self.why_not, "needs_records": self.needs}
@@ -75,10 +81,10 @@ class Comparison:
 
     def tree(self, name: str) -> dict[str, Any]:
         """Return the configuration that runs a method as it was chosen, as a plain tree."""
-        choice = self.answers[name].choice
-        if choice is None:
-            raise InputError(f"method.name: {name} has no plan: {self.answers[name].why_not}")
-        return plain(self.config) | {"method": choice.plan.settings.model_dump(exclude_unset=True)}
+        answer = self.answers[name]
+        if answer.choice is None:
+            raise InputError(f"method.name: {name} has no plan: {answer.why_not}")
+        return plain(self.config) | {"method": answer.method}
 
 
 def compare(

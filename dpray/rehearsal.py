@@ -13,26 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpray.comparison import METHODS, Answer, compare
+from dpray.comparison import METHODS, Answer, compare, plain
 from dpray.config.config import Config, parse_config
 from dpray.io.records import Where, list_files, read_rows, text_of
 from dpray.types import InputError, OnProgress, Progress
 
 if TYPE_CHECKING:
     from dpray.engines.base import Embedder
-    from dpray.evaluation.downstream import Embedded
 
 RunMethod = Callable[[Config, OnProgress], object]
 
 RECORDS = 100
 """So many texts of a run are looked at, where a method may make fewer without another noise."""
 
-SEEDS = 5
-
 FEWEST = 20
-"""A half of the public records has at least so many."""
-
-SYNTHETIC = "synthetic.jsonl"
+"""A half of the public records has at least so many, and so has a release."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +45,8 @@ class Rehearsed:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The methods' scores at every epsilon. `score` names the measure that decides: `accuracy`,
-    where records have labels, or else `frechet_distance`."""
+    """The methods' scores at every epsilon, and those of `real` records, as many as a run is asked
+    for. `score` names the measure that decides, as the `Judge`'s does."""
 
     config: Config
     stage: Mapping[str, Any]
@@ -67,11 +62,17 @@ class Rehearsal:
         means = {name: sign * scores[self.score]["mean"] for name, scores in scored.items()}
         return max(means, key=lambda name: means[name], default=None)
 
+    @property
+    def measures(self) -> list[str]:
+        """Return the names of the scores, the one that decides first."""
+        return [name for name in self.real if name != "records"]
+
     def summary(self) -> dict[str, Any]:
         """Return the object that `dpray rehearse --json` prints."""
         return {
             "public": dict(self.stage),
             "score": self.score,
+            "measures": self.measures,
             "real_records": dict(self.real),
             "epsilons": [
                 {
@@ -85,11 +86,11 @@ class Rehearsal:
 
     def tree(self, epsilon: float) -> dict[str, Any]:
         """Return the configuration that runs the best method on the private records, as a plain
-        tree. Raises InputError where there is none."""
+        tree. Raises InputError if no method was rehearsed."""
         if (best := self.best(epsilon)) is None:
             raise InputError(f"privacy.epsilon: at {epsilon:g} no method was rehearsed")
         return _with_epsilon(self.config, epsilon) | {
-            "method": _chosen_method(self.found[epsilon][best].answer)
+            "method": self.found[epsilon][best].answer.method
         }
 
 
@@ -125,7 +126,7 @@ def rehearse(
             raise InputError(f"--epsilon: {epsilon:g} is not above 0 and finite")
     for name in methods:
         if name not in METHODS:
-            raise InputError(f"--method: {name} is none of {', '.join(METHODS)}")
+            raise InputError(f"--method: {name} is not one of {', '.join(METHODS)}")
     if records < FEWEST:
         raise InputError(f"--records: {records} are too few, it takes {FEWEST}")
     stage, test = _halves(config, public)
@@ -133,7 +134,12 @@ def rehearse(
     out.mkdir(parents=True, exist_ok=True)
     path = out / "stage.jsonl"
     path.write_text("".join(json.dumps(row, default=str) + "\n" for row in drawn), encoding="utf-8")
-    judge = Judge(config, load_embedder(config.embedder.model), stage, test)
+    # Imported late: bad input should not have to wait for scikit-learn.
+    from dpray.evaluation.judge import Judge
+
+    text, label = config.data.text, config.data.label
+    judge = Judge(load_embedder(config.embedder.model), stage, test, text, label)
+    real = judge.scores(drawn[:records], text, label or "")
 
     found: dict[float, dict[str, Rehearsed]] = {}
     for epsilon in epsilons or (config.privacy.epsilon,):
@@ -148,66 +154,14 @@ def rehearse(
             folder = out / f"{name}-eps{epsilon:g}"
             run(_staged(asked, answer, path, folder, records), on_progress)
             on_progress(Progress("scoring", len(found[epsilon]), len(answers), name))
-            found[epsilon][name] = Rehearsed(answer, judge.scores(folder / SYNTHETIC))
+            found[epsilon][name] = Rehearsed(answer, judge.scores(_released(folder)))
     of_stage = {
         "file": public,
         "records": len(stage),
         "drawn": len(drawn),
         "test_records": len(test),
     }
-    return Rehearsal(config, of_stage, judge.score, judge.real, found)
-
-
-class Judge:
-    """Scores a run's records against public ones that had no part in it."""
-
-    def __init__(
-        self,
-        config: Config,
-        embedder: Embedder,
-        stage: Sequence[dict[str, Any]],
-        test: Sequence[dict[str, Any]],
-    ) -> None:
-        # Imported late: bad input should not have to wait for scikit-learn.
-        from dpray.evaluation.downstream import Embedded
-
-        self._embedder, self._embedded = embedder, Embedded
-        data = config.data
-        self._stage, self._test = (self._vectors(rows, data.text, data.label)
-                                   for rows in (stage, test))  # fmt: skip
-        self.score = "accuracy" if data.label is not None else "frechet_distance"
-        self.real = self._measured(self._stage)["real"]
-
-    def scores(self, path: Path) -> dict[str, Any]:
-        """Return means and deviations of each measure, over draws of the records."""
-        rows = [row for _, row in read_rows(str(path))]
-        if len(rows) < FEWEST:
-            raise InputError(f"{path.parent}: {len(rows)} records are too few to score")
-        label = "label" if self.score == "accuracy" else None
-        measured = self._measured(self._vectors(rows, "text", label))
-        return {"records": len(rows), **measured["made"]}
-
-    def _measured(self, made: Embedded) -> dict[str, dict[str, Any]]:
-        from dpray.evaluation.downstream import compare_downstream
-        from dpray.evaluation.fidelity import compare_fidelity
-
-        sides = (made.vectors, self._stage.vectors, self._test.vectors)
-        fidelity = compare_fidelity({"": sides}, SEEDS)["measures"]
-        found = {
-            side: {name: fidelity[name][compared] for name in ("frechet_distance", "mauve")}
-            for side, compared in (("made", "synthetic_to_real"), ("real", "real_to_real"))
-        }
-        if self.score == "accuracy":
-            sets = {"synthetic": made, "ceiling": self._stage}
-            classified = compare_downstream(sets, self._test, SEEDS)
-            found["made"]["accuracy"] = classified["synthetic"]["accuracy"]
-            found["real"]["accuracy"] = classified["ceiling"]["accuracy"]
-        return found
-
-    def _vectors(self, rows: Sequence[dict[str, Any]], text: str, label: str | None) -> Embedded:
-        vectors = self._embedder.embed([str(row[text]) for row in rows])
-        labels = [str(row[label]) if label is not None else "" for row in rows]
-        return self._embedded(vectors, np.array(labels))
+    return Rehearsal(config, of_stage, judge.score, real, found)
 
 
 def _halves(config: Config, public: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -267,24 +221,26 @@ def _draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[d
 
 
 def _with_epsilon(config: Config, epsilon: float) -> dict[str, Any]:
-    tree = config.model_dump(mode="json", exclude_unset=True)
+    tree = plain(config)
     return tree | {"privacy": tree["privacy"] | {"epsilon": epsilon}}
 
 
-def _chosen_method(answer: Answer) -> dict[str, Any]:
-    assert answer.choice is not None
-    return answer.choice.plan.settings.model_dump(exclude_unset=True)
+def _released(folder: Path) -> list[dict[str, Any]]:
+    records = [row for _, row in read_rows(str(folder / "synthetic.jsonl"))]
+    if len(records) < FEWEST:
+        raise InputError(f"{folder}: {len(records)} records are too few to score")
+    return records
 
 
 def _staged(config: Config, answer: Answer, stage: Path, folder: Path, records: int) -> Config:
     """Return the configuration of the method's run on the stage, with a ledger of its own."""
-    method = _chosen_method(answer)
+    method = answer.method
     # The votes of Aug-PE are shared out over its records: fewer records would have less noise.
     if method["name"] != "aug_pe":
         for key in ("records", "max_records", "texts"):
             if method.get(key) is not None:
                 method[key] = min(method[key], records)
-    tree = config.model_dump(mode="json", exclude_unset=True)
+    tree = plain(config)
     changed = {
         "data": {"path": str(stage)},
         "privacy": {

@@ -19,9 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from runs import RUNS
-
-from dpray.io.records import read_rows
+from runs import RUNS, rows
 
 ENTITIES, RECORDS_OF_A_FACT, PUBLIC_RECORDS = 20, 150, 900
 WRONG_ANSWERS = 3
@@ -237,11 +235,11 @@ def write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def read(name: str) -> list[dict[str, str]]:
-    return [row for _, row in read_rows(str(FOLDER / name))]
+    return rows(FOLDER / name)
 
 
 def read_questions() -> list[Question]:
-    return [Question(**row) for _, row in read_rows(str(FOLDER / "questions.jsonl"))]
+    return [Question(**row) for row in rows(FOLDER / "questions.jsonl")]
 
 
 if __name__ == "__main__":

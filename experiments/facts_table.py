@@ -33,9 +33,7 @@ from facts import (
     write,
 )
 from facts_reader import SHOWN, answered
-from runs import RUNS, finished, make
-
-from dpray.io.records import read_rows
+from runs import RUNS, finished, make, released
 
 EPSILONS = (1.0, 4.0, 8.0, inf)
 
@@ -109,10 +107,6 @@ def by_fact_changes(about: Method, epsilon: float) -> list[str]:
 def names_of(first: Path) -> list[str]:
     """Return the names in a release; that there are ENTITIES companies is public."""
     return found_names((row["text"] for row in released(first)), ENTITIES)
-
-
-def released(out: Path) -> list[dict[str, Any]]:
-    return [row for _, row in read_rows(str(out / "synthetic.jsonl"))]
 
 
 def table() -> list[str]:

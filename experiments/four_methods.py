@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 import yaml
 from reproduction import RUNS_OF_EACH, distance, draw, spread
-from runs import DATA, HERE, RUNS, accuracy, as_embedded, finished, make
+from runs import DATA, HERE, RUNS, accuracy, as_embedded, finished, make, released, rows
 
 from dpray.api import plan
 from dpray.config.config import load_config
@@ -65,7 +65,7 @@ class DataSet(NamedTuple):
     epsilons: Sequence[float] = (4.0,)
     runs_of_each: int = 1
     control: str = "Kind"
-    """What the label is called in the control codes of DP-SGD."""
+    """The label's name in the control codes of DP-SGD."""
 
 
 SETS = {
@@ -99,7 +99,7 @@ def cells(data: str, method: str) -> list[Cell]:
 @cache
 def labels(data: str) -> dict[str, float]:
     """The share of each label among the public records; none where there are no labels."""
-    counts = Counter(row["label"] for _, row in read_rows(str(DATA / data / "public.jsonl")))
+    counts = Counter(row["label"] for row in rows(DATA / data / "public.jsonl"))
     counts.pop(None, None)
     return {label: count / counts.total() for label, count in sorted(counts.items())}
 
@@ -111,7 +111,7 @@ def size(data: str) -> int:
 
 
 def changes(cell: Cell) -> list[str]:
-    """What is set after the method's configuration, but for epsilon."""
+    """The settings that the data set adds to the method's configuration, but for epsilon."""
     records, shares = size(cell.data), labels(cell.data)
     found = [
         f"data.path={DATA}/{cell.data}/private.jsonl",
@@ -153,7 +153,7 @@ def prompts_with_examples(cell: Cell) -> Path:
     """Write the prompts of Aug-PE with public texts of each label, one of which every request for a
     random text shows; return the file."""
     texts: dict[str, list[str]] = {label: [] for label in labels(cell.data) or ("",)}
-    for _, row in read_rows(str(DATA / cell.data / "public.jsonl")):
+    for row in rows(DATA / cell.data / "public.jsonl"):
         of_label = texts[row["label"] or ""]
         if len(of_label) < EXAMPLES and len(row["text"]) < LONGEST_EXAMPLE:
             of_label.append(" ".join(row["text"].split()))
@@ -173,7 +173,7 @@ def run(cell: Cell, server: psutil.Process | None = None) -> None:
 
 
 def cpu_seconds(server: psutil.Process | None) -> float:
-    """Of the processes that have ended, and of the endpoint's, which have not."""
+    """The CPU time of the processes that have ended, and of the endpoint's, which have not."""
     ended = getrusage(RUSAGE_CHILDREN)
     found = ended.ru_utime + ended.ru_stime
     for process in [server, *server.children(recursive=True)] if server else []:
@@ -233,12 +233,12 @@ def table(
         "| method | eps | texts | accuracy | distance | copies, public | private | CPU |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    public, real = ([row["text"] for _, row in read_rows(str(DATA / data / f"{part}.jsonl"))]
-                    for part in ("public", "private"))  # fmt: skip
+    public, real = (
+        [row["text"] for row in rows(DATA / data / f"{part}.jsonl")]
+        for part in ("public", "private")
+    )
     for (method, epsilon), of_cell in found.items():
-        records = [
-            [row for _, row in read_rows(str(c.folder / "synthetic.jsonl"))] for c in of_cell
-        ]
+        records = [released(c.folder) for c in of_cell]
         sets = [as_embedded(rows, embed) for rows in records]
         minutes = [json.loads((c.folder / COST).read_text())["cpu_seconds"] / 60 for c in of_cell]
         texts = [row["text"] for rows in records for row in rows]

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runs import DATA, RUNS, finished, make
+from runs import DATA, RUNS, finished, make, released
 
 from dpray.evaluation.downstream import Embedded, logistic_regression
 from dpray.evaluation.network import three_layer_network
-from dpray.io.records import read_rows
 
 BUDGETS = ((1, 5), (5, 5), (1, 10), (5, 10))
 """eps_voc and eps_kde: Table 2 of the paper."""
@@ -118,7 +117,7 @@ def words_taken(data: str) -> list[str]:
     out = folder(data, "histogram", BUDGETS[-1], texts=True)
     if not finished(out):
         return []
-    records = [row for _, row in read_rows(str(out / "synthetic.jsonl"))]
+    records = released(out)
     shares = [
         np.mean([term in record["text"].lower() for term in record["terms"]]) for record in records
     ]

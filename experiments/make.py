@@ -28,13 +28,12 @@ import reproduction
 import secret_batches
 import typer
 from joblib import Memory
-from runs import DATA, HERE, RUNS, as_embedded
+from runs import DATA, HERE, RUNS, as_embedded, rows
 
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.files import FILM_SCHEMA
 from dpray.evaluation.structure import structure
-from dpray.io.records import read_rows
 
 RESULTS = HERE.parent / "docs" / "results.md"
 HEAD = """# Measured results
@@ -81,10 +80,6 @@ def section_as_it_was(heading: str) -> list[str]:
         if before()[start].startswith(f"## {heading}"):
             return "\n".join(before()[start:end]).strip().splitlines()
     return []
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [row for _, row in read_rows(str(path))]
 
 
 @cache

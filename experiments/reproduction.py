@@ -15,12 +15,11 @@ from typing import Any
 
 import dp_sgd_table
 import numpy as np
-from runs import DATA, RUNS, accuracy, as_embedded, finished, make
+from runs import DATA, RUNS, accuracy, as_embedded, finished, make, released
 
 from dpray.evaluation.downstream import Embedded
 from dpray.evaluation.fidelity import frechet_distance
 from dpray.evaluation.scores import mean_and_deviation
-from dpray.io.records import read_rows
 
 EPSILONS = (1.0, 4.0, 8.0)
 RUNS_OF_EACH = 3
@@ -156,7 +155,7 @@ def table(
 
 def some_records(out: Path) -> list[dict[str, Any]]:
     """Of a release, evenly spread and `MOST` at most."""
-    records = [row for _, row in read_rows(str(out / "synthetic.jsonl"))]
+    records = released(out)
     return records[:: -(-len(records) // MOST)]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpray.evaluation.downstream import Embedded, logistic_regression
+from dpray.io.records import read_rows
 
 HERE = Path(__file__).parent
 DATA = Path("../shared/data")
@@ -21,6 +22,15 @@ CANDIDATES = 1000
 
 def finished(out: Path) -> bool:
     return (out / "privacy_report.json").exists()
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [row for _, row in read_rows(str(path))]
+
+
+def released(out: Path) -> list[dict[str, Any]]:
+    """The records of a run."""
+    return rows(out / "synthetic.jsonl")
 
 
 def yaml_number(epsilon: float) -> str:

@@ -18,7 +18,7 @@ os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """Of all files of a pytest process, started the way an operator starts one."""
+    """One cluster for all files of a pytest process, started the way an operator starts one."""
     from tests.integration.processes import ray_cluster, short
 
     # Its processes report to the metrics pages every five seconds, not every ten.

@@ -146,6 +146,27 @@ def settings(tmp_path: Path, records_file: Path, model_folder: str) -> Callable[
 
 
 @pytest.fixture
+def auto_settings(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., Any]:
+    """The same for a question about all methods: 4,000 records that are not there, and the words of
+    DP-KPS's vocabulary with their counts."""
+
+    def make(counts: dict[str, int], records: int, **changes: Any) -> dict[str, Any]:
+        words = tmp_path / "words.txt"
+        words.write_text("".join(f"{word}\t{count}\n" for word, count in counts.items()))
+        method = {
+            "name": "auto",
+            "records": records,
+            "private_prediction": {"max_tokens": 4, "batch_size": 16},
+            "dp_kps": {"vocabulary": str(words)},
+            "dp_sgd": {"max_length": 16},
+        }
+        asked = {"data__path": "/nowhere/x.jsonl", "data__public_size": 4000}
+        return settings(**({"method": method, "privacy__epsilon": 4.0} | asked | changes))
+
+    return make
+
+
+@pytest.fixture
 def config_file(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., str]:
     """A file of `settings`, for the command line."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,12 @@ from dpray.config.config import parse_config
 from dpray.registry import make_plan
 from dpray.types import InputError
 
-COUNTS = [2**12 // (rank + 1) for rank in range(400)]
+COUNTS = {f"word{rank}": 2**12 // (rank + 1) for rank in range(400)}
 
 
 @pytest.fixture
-def tree(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """4,000 records that are not there, and a question about all methods."""
-    words = tmp_path / "words.txt"
-    words.write_text("".join(f"word{n}\t{count}\n" for n, count in enumerate(COUNTS)))
-    method = {
-        "name": "auto",
-        "records": 40,
-        "private_prediction": {"max_tokens": 4, "batch_size": 16},
-        "dp_kps": {"vocabulary": str(words)},
-        "dp_sgd": {"max_length": 16},
-    }
-    asked = {"method": method, "data__path": "/nowhere", "data__public_size": 4000}
-    return lambda **changes: settings(**(asked | {"privacy__epsilon": 4.0} | changes))
+def tree(auto_settings: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    return partial(auto_settings, COUNTS, 40)
 
 
 @pytest.fixture

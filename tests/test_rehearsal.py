@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,19 +77,9 @@ class Runs:
 
 
 @pytest.fixture
-def tree(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    words = tmp_path / "words.txt"
-    counted = [f"{word}\t100\n" for label in WORDS.values() for word in label.split()]
-    words.write_text("".join(counted))
-    method = {
-        "name": "auto",
-        "records": 60,
-        "private_prediction": {"max_tokens": 4, "batch_size": 16},
-        "dp_kps": {"vocabulary": str(words)},
-        "dp_sgd": {"max_length": 16},
-    }
-    asked = {"method": method, "data__path": "/nowhere/x.jsonl", "data__public_size": 4000}
-    return lambda **changes: settings(**(asked | {"privacy__epsilon": 4.0} | changes))
+def tree(auto_settings: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    counts = {word: 100 for label in WORDS.values() for word in label.split()}
+    return partial(auto_settings, counts, 60)
 
 
 RIGHT = {"aug_pe": 0.6, "dp_sgd": 0.5, "private_prediction": 1.0, "dp_kps": 0.7}
@@ -199,7 +190,7 @@ def test_bad_public_records_are_errors(
     error("^--public: no such file", tree(), "/nowhere/public.jsonl")
     error("^--epsilon: 0 is not above 0", tree(), public, epsilons=[0.0])
     error("^--records: 3 are too few", tree(), public, records=3)
-    error("^--method: pe is none of aug_pe, ", tree(), public, methods=["pe"])
+    error("^--method: pe is not one of aug_pe, ", tree(), public, methods=["pe"])
     assert runs.configs == []
 
 
@@ -240,7 +231,7 @@ def test_real_runs_are_scored_written_and_gone_on_with(
     assert run_command(["rehearse", str(file), "--public", str(file)]) == 2
     assert "--public: no such file, or none of" in capsys.readouterr().err
     assert run_command(["rehearse", str(file), "--public", public, "--method", "pe"]) == 2
-    assert "--method: pe is none of aug_pe, " in capsys.readouterr().err
+    assert "--method: pe is not one of aug_pe, " in capsys.readouterr().err
 
 
 @needs_browser

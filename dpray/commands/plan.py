@@ -98,14 +98,12 @@ def _guarantee(summary: dict[str, Any]) -> str:
 
 
 def _compare(config: Config, write: str | None, as_json: bool) -> None:
-    if write is not None and Path(write).exists():
-        raise InputError(f"--write: {write} is there already")
+    check_new(write)
     with progress_bar() as on_progress:
         comparison = api.compare(config, on_progress)
     best = comparison.recommended
     if write is not None and best is not None:
-        text = yaml.safe_dump(comparison.tree(best), sort_keys=False, allow_unicode=True)
-        Path(write).write_text(text, encoding="utf-8")
+        write_config(write, comparison.tree(best))
     if as_json:
         typer.echo(json.dumps(comparison.summary()))
         return
@@ -130,6 +128,18 @@ def _compare(config: Config, write: str | None, as_json: bool) -> None:
         console.note("recommended", "yellow", "none: no method's signal stands above its noise")
         return
     console.note("recommended", "green", best + (f", in {write}" if write is not None else ""))
+
+
+def check_new(write: str | None) -> None:
+    """Raise InputError where the file that a configuration is to be written to is there already."""
+    if write is not None and Path(write).exists():
+        raise InputError(f"--write: {write} is there already")
+
+
+def write_config(file: str, tree: dict[str, Any]) -> None:
+    """Write a configuration that a command has chosen."""
+    text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    Path(file).write_text(text, encoding="utf-8")
 
 
 def _answer(name: str, answer: Answer) -> list[str]:

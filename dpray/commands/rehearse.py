@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
 from dpray import api
-from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.commands.plan import AsJson, ConfigFile, Overrides, check_new, write_config
 from dpray.config.config import load_config
 from dpray.progress import progress_bar
 from dpray.terminal import Terminal, titled_table
 from dpray.types import InputError
 
 if TYPE_CHECKING:
-    from dpray.rehearsal import Rehearsal, Rehearsed
+    from dpray.rehearsal import Rehearsal
 
 
 def rehearse(
@@ -46,7 +45,7 @@ def rehearse(
                           "`rehearsal` beside output.path."),
     ] = None,
     write: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="Write the configuration of the best method to this new file."),
     ] = None,
     as_json: AsJson = False,
@@ -54,8 +53,7 @@ def rehearse(
     """Run the methods on public records of the same shape, with true noise, and score what they
     make; opens no private data, costs no budget. Writes rehearsal.json and rehearsal.html."""
     loaded = load_config(config, overrides or [])
-    if write is not None and write.exists():
-        raise InputError(f"--write: {write} is there already")
+    check_new(write)
     if write is not None and len(epsilon or []) > 1:
         raise InputError("--write: takes one --epsilon")
     folder = out or Path(loaded.output.path).parent / "rehearsal"
@@ -71,8 +69,7 @@ def rehearse(
         )
     if write is not None:
         (tried,) = rehearsed.found
-        text = yaml.safe_dump(rehearsed.tree(tried), sort_keys=False, allow_unicode=True)
-        write.write_text(text, encoding="utf-8")
+        write_config(write, rehearsed.tree(tried))
     if as_json:
         typer.echo(json.dumps(rehearsed.summary()))
         return
@@ -87,17 +84,15 @@ def show_rehearsal(rehearsed: Rehearsal, console: Terminal) -> None:
         f"{stage['drawn']:,} records drawn from {stage['records']:,} public ones, scored by "
         f"{stage['test_records']:,} others (no private data was opened, nothing was charged)"
     )
-    measures = [
-        name for name in ("accuracy", "frechet_distance", "mauve") if name in rehearsed.real
-    ]
+    measures = rehearsed.measures
     columns = ("epsilon", "method", "records", *(name.replace("_", " ") for name in measures))
     rows = [
-        [f"{epsilon:g}", *_row(name, one, measures)]
+        [f"{epsilon:g}", *_row(name, one.scores, measures)]
         for epsilon, methods in rehearsed.found.items()
         for name, one in methods.items()
         if one.scores is not None
     ]
-    real = ["", "real records", f"{stage['records']:,}", *_figures(rehearsed.real, measures)]
+    real = ["", *_row("real records", rehearsed.real, measures)]
     console.print(titled_table(title, columns, [*rows, real]))
     for epsilon, methods in rehearsed.found.items():
         for name, one in methods.items():
@@ -109,13 +104,8 @@ def show_rehearsal(rehearsed: Rehearsal, console: Terminal) -> None:
         )
 
 
-def _row(name: str, one: Rehearsed, measures: list[str]) -> Iterator[str]:
-    assert one.scores is not None
+def _row(name: str, scores: Mapping[str, Any], measures: list[str]) -> Iterator[str]:
     yield name
-    yield f"{one.scores['records']:,}"
-    yield from _figures(one.scores, measures)
-
-
-def _figures(scores: Any, measures: list[str]) -> Iterator[str]:
-    for name in measures:
-        yield f"{scores[name]['mean']:.3f} +- {scores[name]['deviation']:.3f}"
+    yield f"{scores['records']:,}"
+    for measure in measures:
+        yield f"{scores[measure]['mean']:.3f} +- {scores[measure]['deviation']:.3f}"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import signal
 import subprocess
@@ -37,6 +36,7 @@ from tests.integration.processes import (
     short,
     wait_for,
 )
+from tests.serving.front import hashed
 
 pytestmark = pytest.mark.slow
 
@@ -51,10 +51,6 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfo
 JSON = {"Content-Type": "application/json"}
 
 
-def hashed(key: str) -> str:
-    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
-
-
 @dataclass(frozen=True)
 class Served:
     process: subprocess.Popen[str]
@@ -66,7 +62,7 @@ class Served:
         return str(self.said["base_url"]).removesuffix("/v1")
 
     def client(self, key: str = KEY, retries: int = 0) -> openai.OpenAI:
-        """A new one reads all certificates: fifty milliseconds of a core."""
+        """A new client reads all certificates: fifty milliseconds of a core."""
         return openai.OpenAI(
             base_url=self.said["base_url"], api_key=key, max_retries=retries, timeout=TIMEOUT
         )
@@ -84,7 +80,7 @@ class Served:
         return self.http.get(path, headers=headers)
 
     def count(self, route: str, status: int) -> float:
-        """Of the metrics page."""
+        """The number of requests on the metrics page."""
         wanted = f'dpray_requests_total{{route="{route}",status="{status}"}} '
         lines = self.get("/metrics").text.splitlines()
         return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
@@ -195,11 +191,10 @@ def test_chat_and_completions_and_their_streams(served: Served) -> None:
     text = whole.choices[0].message.content
     assert (whole.usage.completion_tokens, bool(text)) == (12, True)
 
+    parts = [{"type": "text", "text": f"{WORD} the old bridge "}]
     stream = client.chat.completions.create(
         model=LLM,
-        messages=[
-            {"role": "user", "content": [{"type": "text", "text": f"{WORD} the old bridge "}]}
-        ],
+        messages=[{"role": "user", "content": parts}],
         max_tokens=12,
         temperature=0,
         stream=True,
