@@ -11,9 +11,9 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
 # Two processes, each with a Ray cluster of its own: a file's tests run in one of them. The longest
-# files come first (tests/conftest.py).
+# files come first (tests/conftest.py). A process that dies ends the tests: what it started may live.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 \
-	-n 2 --dist loadfile --no-loadscope-reorder
+	-n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .PHONY: install demo test check bench chaos gpu clean
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings as hypothesis_settings
 
 # The same examples in every run: a failure in CI is one that anybody can repeat.
@@ -45,6 +47,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return (first, path.parent.name not in ("integration", "auditing"), False)
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """End a pytest process whose tearing down hangs, after printing where. No other limit covers
+    that: once a test has failed, pytest-timeout and pytest itself watch no more."""
+    limit = float(item.config.getini("timeout"))
+    stderr = item.config.stash[fault_handler_stderr_fd_key]  # sys.stderr may be captured
+    faulthandler.dump_traceback_later(limit, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +35,19 @@ JOBS = Path(__file__).parents[2] / "jobs"
 RUN_JOB = "import sys, submit; sys.exit(submit.run_job(sys.argv[1]))"
 
 
+@pytest.fixture(autouse=True)
+def jobs(cluster: Cluster) -> Iterator[None]:
+    """No job outlives its test: it would keep CPUs that the next one waits for."""
+    from ray.job_submission import JobSubmissionClient
+
+    yield
+    client = JobSubmissionClient(cluster.dashboard)
+    for job in client.list_jobs():
+        if job.submission_id and not job.status.is_terminal():
+            client.stop_job(job.submission_id)
+            wait_for(lambda job=job: client.get_job_status(job.submission_id).is_terminal())
+
+
 def test_a_job_is_watched_and_stopped_from_outside_and_goes_on_to_its_release(
     waiting_runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
 ):
@@ -50,7 +63,7 @@ def test_a_job_is_watched_and_stopped_from_outside_and_goes_on_to_its_release(
     pages = Pages(cluster)
     wait_for(lambda: pages.value("ray_dpray_stage_done", run=run.id) == published, pause=1)
     time.sleep(15)  # three reports: Ray drops a gauge that is set but once after two of them
-    pages.assert_public(rows)
+    pages.assert_public("watched", rows)
     budget = pages.of_dataset("watched")
     assert budget["reserved_epsilon"] == budget["budget_epsilon"] > 0 == budget["committed_epsilon"]
     assert pages.value("ray_dpray_run_epsilon", run=run.id) == budget["reserved_epsilon"]
