@@ -32,6 +32,7 @@ from dpray.api import plan
 from dpray.config.config import load_config
 from dpray.evaluation.copies import shared_words
 from dpray.evaluation.downstream import Embedded
+from dpray.evaluation.fidelity import cluster_divergences
 from dpray.io.records import read_rows
 from dpray.types import InputError
 
@@ -42,6 +43,13 @@ METHODS = {
     "dp_kps": "DP-KPS, with texts",
     "dp_sgd": "DP-SGD, LoRA",
 }
+FLOOR = 0.001
+"""At this epsilon next to nothing of the private texts comes through: such a run shows what the
+model and the public texts in its prompts make by themselves."""
+
+AT_FLOOR = ("aug_pe", "dp_kps")
+"""The methods whose plans can be made there."""
+
 WITHOUT_NOISE = ("aug_pe", "dp_sgd")
 """The methods that take an infinite epsilon."""
 
@@ -92,7 +100,8 @@ class Cell(NamedTuple):
 
 def cells(data: str, method: str) -> list[Cell]:
     about = SETS[data]
-    epsilons = [e for e in about.epsilons if e < inf or method in WITHOUT_NOISE]
+    floor = [FLOOR] if method in AT_FLOOR else []
+    epsilons = floor + [e for e in about.epsilons if e < inf or method in WITHOUT_NOISE]
     return [Cell(data, method, e, n) for n, e in product(range(about.runs_of_each), epsilons)]
 
 
@@ -218,7 +227,7 @@ def table(
                 found.setdefault((method, cell.epsilon), []).append(cell)
     if not found:
         return []
-    private, test = (embedded(DATA / data / f"{part}.jsonl") for part in ("private", "test"))
+    test = embedded(DATA / data / "test.jsonl")
     lines = [
         f"## SmolLM2-135M, four methods: {data}, {size(data):,} private records",
         "",
@@ -226,12 +235,14 @@ def table(
         "deviation over runs that owe each other nothing (their number in brackets). Accuracy: a "
         "logistic regression on MiniLM embeddings, trained on what the run released, tested on "
         f"{len(test.labels):,} real test texts. Distance: Fréchet distance of the embeddings of "
-        f"{A_SIDE} released texts to those of {A_SIDE} test texts. Copies: released texts that "
+        f"{A_SIDE} released texts to those of {A_SIDE} test texts, and MAUVE of the same. "
+        f"Eps {FLOOR:g}: the floor, as next to nothing of the private texts comes through. "
+        f"Copies: released texts that "
         f"share {COPIED} words in a row with a public text, which prompts may show, and with a "
         "private one. CPU: minutes of one core for a run.",
         "",
-        "| method | eps | texts | accuracy | distance | copies, public | private | CPU |",
-        "|---|---|---|---|---|---|---|---|",
+        "| method | eps | texts | accuracy | distance | MAUVE | copies, public | private | CPU |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     public, real = (
         [row["text"] for row in rows(DATA / data / f"{part}.jsonl")]
@@ -251,15 +262,28 @@ def table(
             f"{np.mean(minutes):.0f}",
         ]
         lines.append("| " + " | ".join(figures) + " |")
-    few = [draw(private, A_SIDE, seed) for seed in range(RUNS_OF_EACH)]
-    figures = measured(few, test, bool(labels(data)))
-    lines.append(f"| {A_SIDE} real records | | {A_SIDE} | " + " | ".join(figures) + " | | | |")
+    for name in ("public", "private"):
+        part = embedded(DATA / data / f"{name}.jsonl")
+        few = [draw(part, A_SIDE, seed) for seed in range(RUNS_OF_EACH)]
+        figures = measured(few, test, bool(labels(data)))
+        lines.append(f"| {name} records | | {A_SIDE} | " + " | ".join(figures) + " | | | |")
     return lines
 
 
 def measured(sets: Sequence[Embedded], test: Embedded, labelled: bool) -> list[str]:
-    accuracies = spread([accuracy(each, test) for each in sets]) if labelled else ""
-    return [accuracies, spread([distance(each, test, A_SIDE) for each in sets])]
+    return [
+        spread([accuracy(each, test) for each in sets]) if labelled else "",
+        spread([distance(each, test, A_SIDE) for each in sets]),
+        spread([mauve(each, test) for each in sets]),
+    ]
+
+
+def mauve(made: Embedded, test: Embedded) -> float:
+    """NaN where a run released fewer texts."""
+    if len(made.labels) < A_SIDE:
+        return float("nan")
+    sides = (draw(made, A_SIDE, 0).vectors, draw(test, A_SIDE, 1).vectors)
+    return float(cluster_divergences(*sides, seed=0)["mauve"])
 
 
 def copied(texts: Sequence[str], originals: Sequence[str]) -> float:

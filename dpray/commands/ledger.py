@@ -232,6 +232,8 @@ def _runs(dataset: dict[str, Any]) -> Table:
     for run in dataset["entries"]:
         batches = run["batches"]
         number = f"{batches['published']} of {batches['started']} published"
+        if not batches["started"]:
+            number = "none begun"
         if batches["failed"]:
             number += f", {batches['failed']} failed"
         state = "finished" if batches["committed"] else "open"

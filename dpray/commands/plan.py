@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,10 +82,26 @@ def plan(
     table.add_row("model runs", in_words(made.config))
     console.print(table)
     for mechanism in summary["mechanisms"]:
-        alone = mechanism["cost"]["epsilon_alone"]
-        console.print(f"{mechanism['count']} x {mechanism['name']}: eps {alone:.4f} alone")
+        words = _in_words({"type": mechanism["name"]} | mechanism["parameters"])
+        count, epsilon = mechanism["count"], mechanism["cost"]["epsilon_alone"]
+        whose = "its" if count == 1 else "their"
+        console.print(f"{count} x {words}: eps {epsilon:.4f} on {whose} own")
     for warning in summary["warnings"]:
         console.note("warning", "yellow", warning)
+
+
+def _in_words(event: Mapping[str, Any]) -> str:
+    """Return what a mechanism does, from its JSON form."""
+    match event["type"]:
+        case "parallel":
+            parts = dict.fromkeys(_in_words(part) for part in event["events"])
+            return f"the dearest of {', '.join(parts)}"
+        case "self_composed":
+            return f"{event['count']} x {_in_words(event['event'])}"
+        case "composed":
+            return " and ".join(_in_words(part) for part in event["events"])
+        case name:
+            return str(name).replace("_", " ")
 
 
 def _guarantee(summary: dict[str, Any]) -> str:
