@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
+import sqlalchemy as sa
+
+from dpray.accounting.ledger_url import parse_url
 
 BINARIES = ("initdb", "pg_ctl")
 
@@ -88,3 +91,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/ledger.db"
     found: str = request.getfixturevalue("postgresql_url")
     return found
+
+
+@pytest.fixture
+def connection(url: str) -> Iterator[Callable[[], AbstractContextManager[sa.Connection]]]:
+    """Transactions behind the ledger's back."""
+    engine = sa.create_engine(parse_url(url), poolclass=sa.NullPool)
+    yield engine.begin
+    engine.dispose()

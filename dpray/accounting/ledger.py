@@ -40,7 +40,8 @@ from dpray.accounting.ledger_names import (
     check_public,
     plain,
 )
-from dpray.accounting.ledger_store import LedgerConflict, Store, entries, lock
+from dpray.accounting.ledger_schema import entries, lock
+from dpray.accounting.ledger_store import LedgerConflict, Store
 from dpray.accounting.ledger_transaction import Transaction
 from dpray.accounting.ledger_view import LedgerView
 from dpray.accounting.ledger_writer import Writer

@@ -29,7 +29,8 @@ from dpray.accounting.composition import (
 from dpray.accounting.event import Event
 from dpray.accounting.hash_chain import Entry
 from dpray.accounting.ledger_queries import counted_entries, find, folded, lineage
-from dpray.accounting.ledger_store import broken_chain, datasets
+from dpray.accounting.ledger_schema import datasets
+from dpray.accounting.ledger_store import broken_chain
 from dpray.types import Budget, BudgetRefused, InputError
 
 RELATIVE_ROUNDING = 1e-9

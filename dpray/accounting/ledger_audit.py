@@ -18,7 +18,7 @@ from dpray.accounting.ledger_queries import (
     dataset_names,
     find,
 )
-from dpray.accounting.ledger_store import datasets
+from dpray.accounting.ledger_schema import datasets
 from dpray.types import DprayError, InputError
 
 

@@ -9,13 +9,8 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from dpray.accounting.hash_chain import Entry
-from dpray.accounting.ledger_store import (
-    ACCOUNT,
-    account_index,
-    broken_chain,
-    datasets,
-    entries,
-)
+from dpray.accounting.ledger_schema import ACCOUNT, account_index, datasets, entries
+from dpray.accounting.ledger_store import broken_chain
 from dpray.types import InputError
 
 Listing = Literal["begin", "unfinished", "publish", "fail"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
+from dpray.accounting.ledger_schema import REVISIONS, revision, secret, upgrade
 from dpray.accounting.ledger_url import parse_url
 from dpray.io.files import touch_private
 from dpray.types import DprayError, InputError, first_line
@@ -40,60 +40,9 @@ TCP = {
 """libpq's keys, in seconds but for the last, in milliseconds: a server that is gone without a word
 is noticed within a minute. What the URL says instead is kept."""
 
-metadata = sa.MetaData()
-
-datasets = sa.Table(
-    "dpray_datasets",
-    metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    # Length and last hash of the chain: entries cut off its end leave no other trace.
-    sa.Column("length", sa.BigInteger, nullable=False),
-    sa.Column("head", sa.Text, nullable=False),
-    # An admission reads the entries of the account alone: without the number of those that follow
-    # the first one (reservations and tenants) it would not miss one.
-    sa.Column("reservations", sa.BigInteger, nullable=False),
-)
-
-ACCOUNT = sa.text("kind IN ('create', 'reserve')")
-"""An admission reads these entries. The condition is written out, because a database matches the
-words of a query with those of its partial index."""
-
-entries = sa.Table(
-    "dpray_entries",
-    metadata,
-    sa.Column("dataset", sa.Text, primary_key=True),
-    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
-    *(
-        sa.Column(name, sa.Text, nullable=False)
-        for name in ("kind", "key", "unit", "attempt", "at", "payload", "prev_hash", "hash")
-    ),
-    sa.Index("dpray_entries_identity", "kind", "key", "unit", "attempt", unique=True),
-    sqlite_with_rowid=False,
-)
-
-account_index = sa.Index(
-    "dpray_entries_account",
-    entries.c.dataset,
-    entries.c.seq,
-    sqlite_where=ACCOUNT,
-    postgresql_where=ACCOUNT,
-)
-
-secret = sa.Table(
-    "dpray_secret",
-    metadata,
-    # One row: the key of the digests by which files of data are known again.
-    sa.Column("data_key", sa.Text, primary_key=True),
-)
-
-OLDEST = frozenset({datasets.name, entries.name})
-"""Every ledger has these tables; one with these alone is of a version before `secret`."""
-
 PASSING = frozenset({"40001", "40P01", "57P01", "57P02", "57P03"})
 """PostgreSQL's states of: a serialization failure, a deadlock, a server that shuts down, crashed,
 or starts up."""
-
-_LOCK = 0x6470726179
 
 
 class LedgerError(DprayError):
@@ -109,8 +58,9 @@ class MissingLedger(InputError):
 
 
 class Store:
-    """Opens the ledger's database. `create` makes the tables that are missing; without it a missing
-    ledger is a `MissingLedger`. An older version's tables are brought up to date."""
+    """Opens the ledger's database. `create` makes a ledger that is missing; without it that is a
+    `MissingLedger`. An older version's tables are brought up to date; a newer version's ledger is
+    refused with `InputError`."""
 
     def __init__(self, url: str, *, create: bool) -> None:
         self._url = parse_url(url)
@@ -118,13 +68,15 @@ class Store:
         if create:
             if self._is_sqlite:
                 touch_private(str(self._url.database))
-            self._make_tables(self._engine(create=True))
+            maker = self._engine(create=True)
+            self._bring_up_to_date(maker, create=True)
+            maker.dispose()
         engine = self._engine(create=False)
         self._writer = engine.execution_options(dpray_write=True)
         snapshot = {} if self._is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = engine.execution_options(**snapshot)
         if not create:
-            self._check_tables()
+            self._bring_up_to_date(engine, create=False)
 
     def __str__(self) -> str:
         return self._url.render_as_string(hide_password=True)
@@ -160,19 +112,20 @@ class Store:
         own = bytes.fromhex(key)
         return [hmac.new(own, content, hashlib.sha256).hexdigest() for content in contents]
 
-    def _make_tables(self, engine: sa.Engine) -> None:
-        engine = engine.execution_options(dpray_write=True)
-        with self._errors(making=True), engine.begin() as connection:
-            _make(connection)
-        engine.dispose()
-
-    def _check_tables(self) -> None:
-        with self.read() as connection:
-            present = set(sa.inspect(connection).get_table_names())
-        if not present >= OLDEST:
+    def _bring_up_to_date(self, engine: sa.Engine, *, create: bool) -> None:
+        with self._errors(making=create), engine.begin() as connection:
+            present = revision(connection)
+        if present is None and not create:
             raise self._missing()
-        if secret.name not in present:
-            self._make_tables(self._writer)
+        if present is not None and present not in REVISIONS:
+            raise InputError(
+                f"the ledger {self} has the tables of a newer dpray (revision {present}, this one "
+                f"knows {REVISIONS[-1]}): install that version"
+            )
+        if present != REVISIONS[-1]:
+            writer = engine.execution_options(dpray_write=True)
+            with self._errors(making=create), writer.begin() as connection:
+                upgrade(connection)
 
     @contextmanager
     def _errors(self, *, making: bool = False) -> Iterator[None]:
@@ -233,39 +186,6 @@ def broken_chain(dataset: str) -> LedgerError:
         f"the ledger's entries of '{dataset}' are not as they were written: nothing more is "
         "charged to it (see `dpray ledger verify`)"
     )
-
-
-def lock(connection: sa.Connection) -> None:
-    """Let one session at a time make tables or data sets; SQLite lets in one writer anyway."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-
-
-def _make(connection: sa.Connection) -> None:
-    """Make the tables that are missing, and bring an older ledger's up to date; in a transaction of
-    its own."""
-    lock(connection)
-    present = sa.inspect(connection).get_table_names()
-    older = set(present) >= OLDEST and secret.name not in present
-    if older:
-        _count_reservations(connection)
-    metadata.create_all(connection)
-    if older:
-        account_index.create(connection)
-    if secret.name not in present:
-        connection.execute(sa.insert(secret).values(data_key=secrets.token_hex(32)))
-
-
-def _count_reservations(connection: sa.Connection) -> None:
-    """Add the number of reservations to the rows of an older ledger. A data set that has lost
-    entries gets a number that no chain has: nothing more is charged to it."""
-    connection.exec_driver_sql(
-        f"ALTER TABLE {datasets.name} ADD COLUMN reservations BIGINT NOT NULL DEFAULT -1"
-    )
-    own = sa.select(sa.func.count()).where(entries.c.dataset == datasets.c.name)
-    counted = own.where(entries.c.kind == "reserve").scalar_subquery()
-    whole = own.scalar_subquery() == datasets.c.length
-    connection.execute(sa.update(datasets).where(whole).values(reservations=counted))
 
 
 def _sqlite_engine(path: str, mode: str) -> sa.Engine:

@@ -11,13 +11,8 @@ import sqlalchemy as sa
 from dpray.accounting import ledger_queries as queries
 from dpray.accounting.hash_chain import Chain, Entry
 from dpray.accounting.ledger_account import Account, read_account
-from dpray.accounting.ledger_store import (
-    LedgerConflict,
-    LedgerError,
-    broken_chain,
-    datasets,
-    entries,
-)
+from dpray.accounting.ledger_schema import datasets, entries
+from dpray.accounting.ledger_store import LedgerConflict, LedgerError, broken_chain
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from dpray.accounting.hash_chain import Entry
 from dpray.accounting.ledger_account import Account, admit, committed, read_account, read_lineage
 from dpray.accounting.ledger_audit import problems, summaries
 from dpray.accounting.ledger_queries import PAGE, Listing, Place
-from dpray.accounting.ledger_store import LedgerConflict, Store, entries
+from dpray.accounting.ledger_schema import entries
+from dpray.accounting.ledger_store import LedgerConflict, Store
 from dpray.types import Budget
 
 

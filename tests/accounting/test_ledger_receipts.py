@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
 from dpray.accounting.ledger import Ledger, LedgerConflict
-from dpray.accounting.ledger_store import LedgerError, entries
-from dpray.accounting.ledger_url import parse_url
+from dpray.accounting.ledger_schema import entries
+from dpray.accounting.ledger_store import LedgerError
 from dpray.cli import run_command
 from dpray.types import Budget
 
@@ -35,14 +35,6 @@ def ledger(url: str) -> Ledger:
         reserve(ledger, run)
         ledger.commit(run)
     return ledger
-
-
-@pytest.fixture
-def connection(url: str, ledger: Ledger) -> Iterator[Callable[[], sa.Connection]]:
-    """Transactions behind the ledger's back."""
-    engine = sa.create_engine(parse_url(url), poolclass=sa.NullPool)
-    yield engine.begin
-    engine.dispose()
 
 
 def edit(connection: Callable[[], sa.Connection], *statements: str) -> None:
@@ -207,6 +199,7 @@ def test_the_last_commit_is_a_runs_last_entry(ledger: Ledger):
 AS_0_1_0 = (
     "DROP INDEX dpray_entries_account",
     "DROP TABLE dpray_secret",
+    "DROP TABLE dpray_version",
     "ALTER TABLE dpray_datasets DROP COLUMN reservations",
 )
 
