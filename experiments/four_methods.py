@@ -68,6 +68,8 @@ A_SIDE = 80
 COPIED = 8
 """So many words in a row are a copy."""
 
+SAMPLES = 10
+
 
 class DataSet(NamedTuple):
     epsilons: Sequence[float] = (4.0,)
@@ -268,6 +270,36 @@ def table(
         figures = measured(few, test, bool(labels(data)))
         lines.append(f"| {name} records | | {A_SIDE} | " + " | ".join(figures) + " | | | |")
     return lines
+
+
+def samples(data: str) -> list[str]:
+    """The section with texts that each method released at epsilon 4, at equal distances in the file
+    and unselected. Of those that copy public texts, which have a licence of their own, it says
+    just that."""
+    public = [row["text"] for row in rows(DATA / data / "public.jsonl")]
+    lines: list[str] = []
+    for method, name in METHODS.items():
+        cell = Cell(data, method, 4.0, 0)
+        if finished(cell.folder):
+            records = released(cell.folder)
+            records = records[:: len(records) // SAMPLES][:SAMPLES]
+            longest = shared_words([row["text"] for row in records], public)[0]
+            lines += ["", f"{name}:", ""]
+            for row, words in zip(records, longest, strict=True):
+                text = " ".join(row["text"].split())
+                if words >= COPIED:
+                    text = f"(shares {words} words in a row with a public text)"
+                lines.append(f"1. *{row['label']}*: {text}")
+    if not lines:
+        return []
+    mean = np.mean([len(row["text"].split()) for row in rows(DATA / data / "private.jsonl")])
+    return [
+        f"## SmolLM2-135M, {SAMPLES} texts a method: {data}, eps 4",
+        "",
+        f"{SAMPLES} of each release of the table above, at equal distances in its file, as they "
+        f"are. A real text has {mean:.0f} words on average.",
+        *lines,
+    ]
 
 
 def measured(sets: Sequence[Embedded], test: Embedded, labelled: bool) -> list[str]:

@@ -176,6 +176,9 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
         f"SmolLM2-135M, four methods: {name}": partial(four_methods.table, name, embedded, embed)
         for name in four_methods.SETS
     },
+    f"SmolLM2-135M, {four_methods.SAMPLES} texts a method: agnews": partial(
+        four_methods.samples, "agnews"
+    ),
     **{
         f"The four methods: {name}": partial(reproduction.table, name, embedded, embed)
         for name in ("agnews", "yelp")

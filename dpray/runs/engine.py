@@ -11,7 +11,7 @@ from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine, EngineError
 from dpray.engines.model_path import resolve_model
 from dpray.runs.placement import hide_other_gpus
-from dpray.types import DprayError, InputError
+from dpray.types import DprayError, InputError, Resumable
 
 T = TypeVar("T")
 BuildEngine = Callable[..., Engine]
@@ -79,8 +79,9 @@ def check_loads(config: Config, load: Callable[[], T]) -> T | None:
     """Load a model once, where the run will use it: one that cannot be loaded should cost nothing.
 
     Returns the loaded model to an in-process run, which can use it. On Ray, an actor with the
-    resources of the run's actors loads it and is ended, and None is returned. Raises InputError
-    that says why it cannot be loaded.
+    resources of the run's actors loads it and is ended, and None is returned; where that actor is
+    lost, another one loads it. Raises InputError that says why it cannot be loaded, Resumable where
+    actors are lost again and again.
     """
     loaded = _try_on_ray(config, load) if config.runtime.uses_ray else try_to_load(load)
     if isinstance(loaded, WorkerError):
@@ -92,16 +93,23 @@ def check_loads(config: Config, load: Callable[[], T]) -> T | None:
 def _try_on_ray(config: Config, load: Callable[[], Any]) -> WorkerError | None:
     import ray
 
-    from dpray.runs.cluster import never_repeated
+    from dpray.runs.cluster import never_repeated, was_lost
 
-    probe = never_repeated(_Probe, config, config.runtime.gpus_per_actor or 0.0).remote()
-    try:
-        failed: WorkerError | None = ray.get(probe.load.remote(load))
-    except ray.exceptions.RayError as error:
-        return WorkerError(f"the actor that loaded it was lost ({type(error).__name__})", False)
-    finally:
-        ray.kill(probe)
-    return failed
+    for _ in range(config.runtime.max_attempts):
+        probe = never_repeated(_Probe, config, config.runtime.gpus_per_actor or 0.0).remote()
+        try:
+            failed: WorkerError | None = ray.get(probe.load.remote(load))
+            return failed
+        except ray.exceptions.RayError as error:
+            last = type(error).__name__
+            if not was_lost(error):
+                return WorkerError(f"the actor that loaded it failed ({last})", False)
+        finally:
+            ray.kill(probe)
+    raise Resumable(
+        f"engine: actors that loaded it were lost {config.runtime.max_attempts} times ({last}); "
+        "nothing was charged, give the same command again"
+    )
 
 
 class _Probe:

@@ -12,8 +12,9 @@ import pytest
 from dpray.config.config import Config, parse_config
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.runs import engine_pool
+from dpray.runs.engine import check_loads
 from dpray.runs.engine_pool import EnginePool
-from dpray.types import DprayError, InputError
+from dpray.types import DprayError, InputError, Resumable
 from tests.integration.processes import Cluster, ray_cluster, short
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
@@ -193,3 +194,28 @@ def test_every_actor_gets_a_part_and_none_more_than_a_chunk() -> None:
     assert sizes(0, 2) == [] and sizes(1, 8) == [1] and sizes(7, 2) == [4, 3]
     most = engine_pool.CHUNK
     assert sizes(5 * most + 1, 2) == [most] * 5 + [1]
+
+
+@pytest.mark.parametrize("losses", [2, 3])
+def test_a_model_whose_actor_is_lost_is_loaded_on_another(
+    config: Callable[..., Config], tmp_path: Path, losses: int
+) -> None:
+    tries = tmp_path / "tries"
+    tries.mkdir()
+
+    def load() -> str:
+        before = len(list(tries.iterdir()))
+        (tries / f"{before}").touch()
+        if before < losses:
+            os._exit(1)
+        return "loaded"
+
+    asked = config(runtime__max_attempts=3)
+    if losses < 3:
+        assert check_loads(asked, load) is None
+    else:
+        with pytest.raises(
+            Resumable, match=r"lost 3 times \(ActorDiedError\); nothing was charged"
+        ):
+            check_loads(asked, load)
+    assert len(list(tries.iterdir())) == 3
