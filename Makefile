@@ -11,7 +11,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
 # Two processes, each with a Ray cluster of its own: a file's tests run in one of them. The longest
-# files come first (tests/conftest.py). A process that dies ends the tests: what it started may live.
+# files come first (tests/conftest.py). A process that dies ends the tests: what it started may still be running.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 \
 	-n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 

@@ -38,8 +38,7 @@ class Answer:
         choice = self.choice
         return choice is not None and (choice.signal is None or choice.signal.is_enough)
 
-    @property
-    def method(self) -> dict[str, Any]:
+    def chosen_method(self) -> dict[str, Any]:
         """Return the section `method` of a configuration with what was chosen."""
         assert self.choice is not None
         return self.choice.plan.settings.model_dump(exclude_unset=True)
@@ -84,7 +83,7 @@ class Comparison:
         answer = self.answers[name]
         if answer.choice is None:
             raise InputError(f"method.name: {name} has no plan: {answer.why_not}")
-        return plain(self.config) | {"method": answer.method}
+        return plain(self.config) | {"method": answer.chosen_method()}
 
 
 def compare(

@@ -46,7 +46,7 @@ class Rehearsed:
 @dataclass(frozen=True)
 class Rehearsal:
     """The methods' scores at every epsilon, and those of `real` records, as many as a run is asked
-    for. `score` names the measure that decides, as the `Judge`'s does."""
+    for or as there are. `score` names the measure that decides, as the `Judge`'s does."""
 
     config: Config
     stage: Mapping[str, Any]
@@ -90,7 +90,7 @@ class Rehearsal:
         if (best := self.best(epsilon)) is None:
             raise InputError(f"privacy.epsilon: at {epsilon:g} no method was rehearsed")
         return _with_epsilon(self.config, epsilon) | {
-            "method": self.found[epsilon][best].answer.method
+            "method": self.found[epsilon][best].answer.chosen_method()
         }
 
 
@@ -139,7 +139,7 @@ def rehearse(
 
     text, label = config.data.text, config.data.label
     judge = Judge(load_embedder(config.embedder.model), stage, test, text, label)
-    real = judge.scores(drawn[:records], text, label or "")
+    real = judge.scores(drawn[: min(records, len(stage))], text, label)
 
     found: dict[float, dict[str, Rehearsed]] = {}
     for epsilon in epsilons or (config.privacy.epsilon,):
@@ -234,7 +234,7 @@ def _released(folder: Path) -> list[dict[str, Any]]:
 
 def _staged(config: Config, answer: Answer, stage: Path, folder: Path, records: int) -> Config:
     """Return the configuration of the method's run on the stage, with a ledger of its own."""
-    method = answer.method
+    method = answer.chosen_method()
     # The votes of Aug-PE are shared out over its records: fewer records would have less noise.
     if method["name"] != "aug_pe":
         for key in ("records", "max_records", "texts"):

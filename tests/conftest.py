@@ -51,11 +51,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """End a pytest process whose tearing down hangs, after printing where. No other limit covers
-    that: once a test has failed, pytest-timeout and pytest itself watch no more."""
-    limit = float(item.config.getini("timeout"))
+    """End a pytest process whose teardown hangs, after printing where. No other limit covers that:
+    once a test has failed, pytest-timeout and pytest itself watch no more."""
+    given = item.config.getoption("timeout")
+    limit = float(item.config.getini("timeout") if given is None else given)
     stderr = item.config.stash[fault_handler_stderr_fd_key]  # sys.stderr may be captured
-    faulthandler.dump_traceback_later(limit, exit=True, file=stderr)
+    if limit > 0 and not item.config.getoption("usepdb"):
+        faulthandler.dump_traceback_later(limit, exit=True, file=stderr)
     try:
         return (yield)
     finally:

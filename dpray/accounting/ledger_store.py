@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
-from dpray.accounting.ledger_schema import REVISIONS, revision, secret, upgrade
+from dpray.accounting.ledger_schema import NEWEST, UnknownTables, revision, secret, upgrade
 from dpray.accounting.ledger_url import parse_url
 from dpray.io.files import touch_private
 from dpray.types import DprayError, InputError, first_line
@@ -59,8 +59,8 @@ class MissingLedger(InputError):
 
 class Store:
     """Opens the ledger's database. `create` makes a ledger that is missing; without it that is a
-    `MissingLedger`. An older version's tables are brought up to date; a newer version's ledger is
-    refused with `InputError`."""
+    `MissingLedger`. An older version's tables are brought up to date; tables that are not known are
+    a `LedgerError`."""
 
     def __init__(self, url: str, *, create: bool) -> None:
         self._url = parse_url(url)
@@ -69,8 +69,10 @@ class Store:
             if self._is_sqlite:
                 touch_private(str(self._url.database))
             maker = self._engine(create=True)
-            self._bring_up_to_date(maker, create=True)
-            maker.dispose()
+            try:
+                self._bring_up_to_date(maker, create=True)
+            finally:
+                maker.dispose()
         engine = self._engine(create=False)
         self._writer = engine.execution_options(dpray_write=True)
         snapshot = {} if self._is_sqlite else {"isolation_level": "REPEATABLE READ"}
@@ -117,12 +119,7 @@ class Store:
             present = revision(connection)
         if present is None and not create:
             raise self._missing()
-        if present is not None and present not in REVISIONS:
-            raise InputError(
-                f"the ledger {self} has the tables of a newer dpray (revision {present}, this one "
-                f"knows {REVISIONS[-1]}): install that version"
-            )
-        if present != REVISIONS[-1]:
+        if present != NEWEST:
             writer = engine.execution_options(dpray_write=True)
             with self._errors(making=create), writer.begin() as connection:
                 upgrade(connection)
@@ -131,6 +128,8 @@ class Store:
     def _errors(self, *, making: bool = False) -> Iterator[None]:
         try:
             yield
+        except UnknownTables as error:
+            raise LedgerError(f"the ledger {self} {error}") from None
         except SQLAlchemyError as error:
             raise self.error(error, making) from error
 

@@ -231,9 +231,10 @@ def _runs(dataset: dict[str, Any]) -> Table:
         table.add_column(heading)
     for run in dataset["entries"]:
         batches = run["batches"]
-        number = f"{batches['published']} of {batches['started']} published"
-        if not batches["started"]:
-            number = "none begun"
+        if batches["started"]:
+            number = f"{batches['published']} of {batches['started']} published"
+        else:
+            number = "none started"
         if batches["failed"]:
             number += f", {batches['failed']} failed"
         state = "finished" if batches["committed"] else "open"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 from rich.table import Table
 
 from dpray import api
+from dpray.commands.config_file import check_new, write_config
 from dpray.config.config import Config, load_config
 from dpray.progress import progress_bar
 from dpray.terminal import Terminal, add_or_remove, titled_table
@@ -82,7 +82,7 @@ def plan(
     table.add_row("model runs", in_words(made.config))
     console.print(table)
     for mechanism in summary["mechanisms"]:
-        words = _in_words({"type": mechanism["name"]} | mechanism["parameters"])
+        words = _mechanism_in_words({"type": mechanism["name"]} | mechanism["parameters"])
         count, epsilon = mechanism["count"], mechanism["cost"]["epsilon_alone"]
         whose = "its" if count == 1 else "their"
         console.print(f"{count} x {words}: eps {epsilon:.4f} on {whose} own")
@@ -90,18 +90,19 @@ def plan(
         console.note("warning", "yellow", warning)
 
 
-def _in_words(event: Mapping[str, Any]) -> str:
+def _mechanism_in_words(event: Mapping[str, Any]) -> str:
     """Return what a mechanism does, from its JSON form."""
     match event["type"]:
         case "parallel":
-            parts = dict.fromkeys(_in_words(part) for part in event["events"])
-            return f"the dearest of {', '.join(parts)}"
+            parts = list(dict.fromkeys(map(_mechanism_in_words, event["events"])))
+            return parts[0] if len(parts) == 1 else f"the most expensive of {' and '.join(parts)}"
         case "self_composed":
-            return f"{event['count']} x {_in_words(event['event'])}"
+            return f"{event['count']} x {_mechanism_in_words(event['event'])}"
         case "composed":
-            return " and ".join(_in_words(part) for part in event["events"])
+            return f"({' and '.join(map(_mechanism_in_words, event['events']))})"
         case name:
-            return str(name).replace("_", " ")
+            words = str(name).replace("_", " ")
+            return re.sub("gaussian|laplace|poisson", lambda found: found[0].title(), words)
 
 
 def _guarantee(summary: dict[str, Any]) -> str:
@@ -144,18 +145,6 @@ def _compare(config: Config, write: str | None, as_json: bool) -> None:
         console.note("recommended", "yellow", "none: no method's signal stands above its noise")
         return
     console.note("recommended", "green", best + (f", in {write}" if write is not None else ""))
-
-
-def check_new(write: str | None) -> None:
-    """Raise InputError where the file that a configuration is to be written to is there already."""
-    if write is not None and Path(write).exists():
-        raise InputError(f"--write: {write} is there already")
-
-
-def write_config(file: str, tree: dict[str, Any]) -> None:
-    """Write a configuration that a command has chosen."""
-    text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
-    Path(file).write_text(text, encoding="utf-8")
 
 
 def _answer(name: str, answer: Answer) -> list[str]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpray import api
-from dpray.commands.plan import AsJson, ConfigFile, Overrides, check_new, write_config
+from dpray.commands.config_file import check_new, write_config
+from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.config.config import load_config
 from dpray.progress import progress_bar
 from dpray.terminal import Terminal, titled_table
@@ -46,7 +47,9 @@ def rehearse(
     ] = None,
     write: Annotated[
         str | None,
-        typer.Option(help="Write the configuration of the best method to this new file."),
+        typer.Option(
+            metavar="FILE", help="Write the configuration of the best method to this new file."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip

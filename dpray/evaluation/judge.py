@@ -16,7 +16,7 @@ SEEDS = 5
 
 class Judge:
     """Scores records against `test`, real ones that had no part in them. `train` are other real
-    records, `text` and `label` the columns of both, which need have no label.
+    records, and `text` and `label` are the columns of both; without `label` they have none.
 
     `score` names the measure that decides: `accuracy`, where records have labels, or else
     `frechet_distance`.
@@ -35,7 +35,7 @@ class Judge:
         self.score = "accuracy" if label is not None else "frechet_distance"
 
     def scores(
-        self, records: Sequence[Mapping[str, Any]], text: str = "text", label: str = "label"
+        self, records: Sequence[Mapping[str, Any]], text: str = "text", label: str | None = "label"
     ) -> dict[str, Any]:
         """Return the number of records, and mean and deviation of each measure over draws of them.
         A release has the columns `text` and `label`."""

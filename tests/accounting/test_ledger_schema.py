@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
@@ -13,15 +16,24 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from dpray.accounting.ledger import Ledger
-from dpray.accounting.ledger_schema import MIGRATIONS, REVISIONS, metadata, revision, version
-from dpray.types import InputError
+from dpray.accounting.ledger_schema import (
+    MIGRATIONS,
+    NEWEST,
+    REVISIONS,
+    VERSION,
+    metadata,
+    revision,
+)
+from dpray.accounting.ledger_store import LedgerError
+from dpray.accounting.ledger_url import parse_url
 
 Transaction = Callable[[], AbstractContextManager[sa.Connection]]
 
 
 def test_the_revisions_are_those_of_the_folder() -> None:
     scripts = ScriptDirectory(str(MIGRATIONS)).walk_revisions()
-    assert tuple(script.revision for script in scripts)[::-1] == REVISIONS
+    assert [script.revision for script in scripts][::-1] == list(REVISIONS)
+    assert list(REVISIONS)[-1] == NEWEST
 
 
 def test_the_revisions_make_the_tables_that_the_code_uses(
@@ -29,19 +41,19 @@ def test_the_revisions_make_the_tables_that_the_code_uses(
 ) -> None:
     Ledger.create_or_open(url)
     with connection() as opened:
-        assert revision(opened) == REVISIONS[-1]
+        assert revision(opened) == NEWEST
         options = {"compare_type": True, "compare_server_default": True}
         context = MigrationContext.configure(opened, opts=options)
         found = compare_metadata(context, metadata)
     # The table of the revision is Alembic's own.
-    assert [difference[1].name for difference in found] == [version.name]
+    assert [difference[1].name for difference in found] == [VERSION]
 
 
 def test_a_ledger_without_a_written_revision_is_known_by_its_tables(
     url: str, connection: Transaction
 ) -> None:
     Ledger.create_or_open(url)
-    for gone, expected in ((version.name, "0002"), ("dpray_secret", "0001")):
+    for gone, expected in ((VERSION, "0002"), ("dpray_secret", "0001")):
         with connection() as opened:
             opened.exec_driver_sql(f"DROP TABLE {gone}")
             assert revision(opened) == expected
@@ -64,36 +76,92 @@ def test_a_revision_that_fails_changes_nothing(
         assert sa.inspect(opened).get_table_names() == []
     Ledger.create_or_open(url)
     with connection() as opened:
-        assert revision(opened) == REVISIONS[-1]
+        assert revision(opened) == NEWEST
 
 
 @pytest.mark.parametrize("open_ledger", [Ledger.open, Ledger.create_or_open])
-def test_a_newer_ledger_is_refused(
-    url: str, connection: Transaction, open_ledger: Callable[[str], Ledger]
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        (f"UPDATE {VERSION} SET version_num = '0999'", "has the revision '0999', which this dpray"),
+        (f"INSERT INTO {VERSION} VALUES ('0999')", "has the revision '0002', '0999', which this"),
+        (f"DELETE FROM {VERSION}", "has the revision none, which this dpray does not know"),
+        ("DROP TABLE dpray_secret", "has lost its tables dpray_secret$"),
+    ],
+)
+def test_a_ledger_that_is_not_known_is_refused(
+    url: str,
+    connection: Transaction,
+    open_ledger: Callable[[str], Ledger],
+    statement: str,
+    said: str,
 ) -> None:
     Ledger.create_or_open(url)
     with connection() as opened:
-        opened.execute(sa.update(version).values(version_num="0999"))
-    with pytest.raises(InputError, match=r"tables of a newer dpray \(revision 0999, this one"):
+        opened.exec_driver_sql(statement)
+    with pytest.raises(LedgerError, match=said):
         open_ledger(url)
 
 
-def test_one_of_many_makes_the_tables(url: str, connection: Transaction) -> None:
-    together, errors = Barrier(8), []
+def test_two_ledgers_in_two_schemas_are_two_ledgers(postgresql_url: str) -> None:
+    """A newer one that the search path also finds is no part of the first one."""
+    engine = sa.create_engine(parse_url(postgresql_url), poolclass=sa.NullPool)
+    a, b = (f"{name}_{uuid.uuid4().hex}" for name in "ab")
+    with engine.begin() as opened:
+        for name in (a, b):
+            opened.exec_driver_sql(f"CREATE SCHEMA {name}")
+    own = postgresql_url.partition("%3D")[2]  # its search path
+    first, second, both = (postgresql_url.replace(own, path) for path in (a, b, f"{a},{b}"))
+    for one in (first, second):
+        Ledger.create_or_open(one)
+    with engine.begin() as opened:
+        opened.exec_driver_sql(f"UPDATE {b}.{VERSION} SET version_num = '0999'")
+        opened.exec_driver_sql(f"DROP TABLE {a}.{VERSION}")
+        opened.exec_driver_sql(f"DROP TABLE {a}.dpray_secret")
+        opened.exec_driver_sql(f"DROP INDEX {a}.dpray_entries_account")
+        opened.exec_driver_sql(f"ALTER TABLE {a}.dpray_datasets DROP COLUMN reservations")
+    assert Ledger.open(both).verify() == []
+    empty = f"{a}_empty"
+    with engine.begin() as opened:
+        opened.exec_driver_sql(f"CREATE SCHEMA {empty}")
+    assert Ledger.open(postgresql_url.replace(own, f"{empty},{a}")).verify() == []
+    with engine.begin() as opened:
+        for schema, expected in ((a, NEWEST), (b, "0999")):
+            found = opened.exec_driver_sql(f"SELECT version_num FROM {schema}.{VERSION}").scalars()
+            assert found.all() == [expected]
+    engine.dispose()
 
-    def make() -> None:
+
+def at_once(work: Sequence[Callable[[], object]]) -> list[Exception]:
+    """Do it in a thread each; return what was raised."""
+    together, errors = Barrier(len(work)), []
+
+    def do(one: Callable[[], object]) -> None:
         together.wait()
         try:
-            Ledger.create_or_open(url)
+            one()
         except Exception as error:
             errors.append(error)
 
-    threads = [Thread(target=make) for _ in range(8)]
+    threads = [Thread(target=do, args=(one,)) for one in work]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert errors == []
+    return errors
+
+
+def test_one_of_many_makes_the_tables(url: str, connection: Transaction) -> None:
+    assert at_once([partial(Ledger.create_or_open, url)] * 8) == []
     with connection() as opened:
         assert opened.execute(sa.text("SELECT count(*) FROM dpray_secret")).scalar() == 1
-        assert opened.execute(sa.select(version.c.version_num)).scalars().all() == [REVISIONS[-1]]
+        assert opened.execute(sa.text(f"SELECT version_num FROM {VERSION}")).scalars().all() == [
+            NEWEST
+        ]
+
+
+def test_many_make_a_ledger_each(tmp_path: Path) -> None:
+    urls = [f"sqlite:///{tmp_path}/{number}.db" for number in range(16)]
+    assert at_once([partial(Ledger.create_or_open, url) for url in urls]) == []
+    for url in urls:
+        assert Ledger.open(url).verify() == []

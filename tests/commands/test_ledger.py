@@ -47,16 +47,16 @@ def spend(url: str) -> None:
     ledger.publish_many("run-1", "attempt-1", [("a/0", "a" * 64)])
 
 
-def test_a_run_that_has_begun_no_batch_says_so(url: str, tmp_path: Path) -> None:
+def test_a_run_that_has_started_no_batch_says_so(url: str, tmp_path: Path) -> None:
     assert create(url).exit_code == 0
     stated_for = ("record", NEIGHBORING_RELATION)
     Ledger.open(url).reserve(
         "clinic-notes", {"run-1": (Laplace(1.0), Budget(1.0, 1e-7))}, *stated_for
     )
     page = tmp_path / "ledger.html"
-    assert "none begun" in call("show", url).stdout
+    assert "none started" in call("show", url).stdout
     call("show", url, "--html", str(page))
-    assert ">none begun<" in page.read_text()
+    assert ">none started<" in page.read_text()
 
 
 def test_create_and_show(url: str):

@@ -173,7 +173,10 @@ def ray_node(
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_for(lambda: "Ray runtime started" in out.read_text(), node)
+        try:
+            wait_for(lambda: "Ray runtime started" in out.read_text(), node)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {out.read_text()[-2000:]}") from None
         yield node
     finally:
         kill(node)  # asked to end, it takes ten seconds

@@ -36,7 +36,7 @@ RUN_JOB = "import sys, submit; sys.exit(submit.run_job(sys.argv[1]))"
 
 
 @pytest.fixture(autouse=True)
-def jobs(cluster: Cluster) -> Iterator[None]:
+def no_job_is_left(cluster: Cluster) -> Iterator[None]:
     """No job outlives its test: it would keep CPUs that the next one waits for."""
     from ray.job_submission import JobSubmissionClient
 

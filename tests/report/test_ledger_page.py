@@ -50,7 +50,7 @@ def test_everything_is_stated(tmp_path: Path):
         "renyi at order",
         "run-1 for red on clinic",
         "1 of 2 finished",
-        "none begun open",
+        "none started open",
         "run-2 for red",
         "unused 1 / 0 0 / 0 1 / 0 0",
         "No run has been charged.",

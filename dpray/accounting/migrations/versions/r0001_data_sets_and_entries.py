@@ -1,13 +1,13 @@
 """Data sets and their chains of entries."""
 
 import sqlalchemy as sa
-from alembic import op
+from alembic.operations import Operations
 
 revision = "0001"
 down_revision = None
 
 
-def upgrade() -> None:
+def upgrade(op: Operations) -> None:
     op.create_table(
         "dpray_datasets",
         sa.Column("name", sa.Text, primary_key=True),

@@ -4,7 +4,7 @@ the digests by which files are known again."""
 import secrets
 
 import sqlalchemy as sa
-from alembic import op
+from alembic.operations import Operations
 
 revision = "0002"
 down_revision = "0001"
@@ -12,9 +12,9 @@ down_revision = "0001"
 ACCOUNT = sa.text("kind IN ('create', 'reserve')")
 
 
-def upgrade() -> None:
-    # A data set that has lost entries keeps a number that no chain has: nothing more is charged to
-    # it.
+def upgrade(op: Operations) -> None:
+    # A data set that has lost entries keeps -1, which no chain can have, so nothing more is charged
+    # to it.
     op.add_column(
         "dpray_datasets",
         sa.Column("reservations", sa.BigInteger, nullable=False, server_default=sa.text("-1")),

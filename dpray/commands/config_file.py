@@ -1,0 +1,25 @@
+"""The configuration that a command chooses, as a new file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dpray.types import InputError
+
+
+def check_new(write: str | None) -> None:
+    """Raise InputError where the file is there already: before the work, not after it."""
+    if write is not None and Path(write).exists():
+        raise InputError(f"--write: {write} is there already")
+
+
+def write_config(file: str, tree: dict[str, Any]) -> None:
+    """Write a configuration to a new file."""
+    try:
+        with open(file, "x", encoding="utf-8") as opened:
+            yaml.safe_dump(tree, opened, sort_keys=False, allow_unicode=True)
+    except OSError as error:
+        raise InputError(f"--write: {file} cannot be written: {error.strerror}") from None
