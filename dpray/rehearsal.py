@@ -15,7 +15,8 @@ import numpy as np
 
 from dpray.comparison import METHODS, Answer, compare, plain
 from dpray.config.config import Config, parse_config
-from dpray.io.records import Where, list_files, read_rows, text_of
+from dpray.io.public_files import public_files
+from dpray.io.records import Where, read_rows, text_of
 from dpray.types import InputError, OnProgress, Progress
 
 if TYPE_CHECKING:
@@ -170,11 +171,8 @@ def _halves(config: Config, public: str) -> tuple[list[dict[str, Any]], list[dic
     from dpray.evaluation.evaluate import is_for_test
 
     data = config.data
-    files = list_files(public, "--public")
-    if not set(files).isdisjoint(list_files(data.path) if _is_there(data.path) else []):
-        raise InputError("--public: is data.path; a rehearsal on private records is not private")
     halves: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
-    for file in files:
+    for file in public_files(public, "--public", data.path):
         for where, row in read_rows(file):
             text = text_of(row, data.text, where)
             _check_row(config, row, where)
@@ -183,14 +181,6 @@ def _halves(config: Config, public: str) -> tuple[list[dict[str, Any]], list[dic
         total = sum(map(len, halves))
         raise InputError(f"--public: {total} records are too few, it takes about {4 * FEWEST}")
     return halves
-
-
-def _is_there(path: str) -> bool:
-    try:
-        list_files(path)
-    except InputError:
-        return False
-    return True
 
 
 def _check_row(config: Config, row: Mapping[str, Any], where: Where) -> None:

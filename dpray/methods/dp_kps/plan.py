@@ -13,7 +13,7 @@ from dpray.accounting.calibration import calibrate
 from dpray.accounting.event import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
-from dpray.io.records import list_files, read_rows
+from dpray.io.few_shot import read_few_shot
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.methods.dp_kps.public_terms import read_vocabulary
@@ -100,9 +100,8 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
         delta=privacy.delta,
         records_per_unit=config.data.max_records_per_unit,
     )
-    prompts = load_keyphrase_prompts(
-        settings.template, settings.document_type, _examples(settings), settings.few_shot_examples
-    )
+    few_shot = read_few_shot(settings.few_shot, settings.few_shot_examples, config.data.path)
+    prompts = load_keyphrase_prompts(settings.template, settings.document_type, few_shot)
     try:
         _ = method.vocabulary, method.kde
     except ValueError as error:
@@ -132,25 +131,3 @@ def with_joint_noise(config: Config, method: DpKps, epsilon: float) -> DpKps:
         while cost(event(factor), delta).epsilon > epsilon:
             factor, step = 1.0 + step, 2.0 * step
     return replace(method, noise_factor=factor)
-
-
-def _examples(settings: DpKpsSettings) -> dict[str, list[str]]:
-    """Return the texts of the public few-shot file by their labels, and all of them as "".
-
-    Raises InputError where it has fewer than a prompt shows."""
-    if settings.few_shot is None:
-        return {}
-    texts: dict[str, list[str]] = {"": []}
-    for file in list_files(settings.few_shot, "method.few_shot"):
-        for where, row in read_rows(file):
-            if not isinstance(row.get("text"), str):
-                raise InputError(f"method.few_shot: {where}: no text in column 'text'")
-            texts[""].append(row["text"])
-            if row.get("label") is not None:
-                texts.setdefault(str(row["label"]), []).append(row["text"])
-    if len(texts[""]) < settings.few_shot_examples:
-        raise InputError(
-            f"method.few_shot: {settings.few_shot} has {len(texts[''])} records; "
-            f"method.few_shot_examples is {settings.few_shot_examples}"
-        )
-    return texts

@@ -9,12 +9,13 @@ own is named by its path. Keys: `user` (the request), `prefix` (the beginning of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from dpray.io.few_shot import FewShot
 from dpray.io.sandbox import rendered
 from dpray.io.template_file import TemplateFile, faults_named, is_refusal, packaged
 from dpray.types import Prompt
@@ -30,12 +31,7 @@ class KeyphrasePrompts:
 
     user: str
     document_type: str
-    examples: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Public texts by their labels, and all of them as ""; empty where none are shown."""
-
-    shown: int = 0
-    """The number of examples in a prompt."""
-
+    few_shot: FewShot = field(default_factory=FewShot)
     prefix: str = ""
     stop: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
@@ -54,12 +50,10 @@ class KeyphrasePrompts:
         return Prompt(rendered(self.user, known), rendered(self.prefix, known))
 
     def _examples_of(self, label: str, rng: np.random.Generator) -> list[str]:
-        if not self.examples:
+        if not (shown := self.few_shot.shown):
             return []
-        texts = self.examples.get(label, ())
-        if len(texts) < self.shown:
-            texts = self.examples[""]
-        return [texts[place] for place in rng.choice(len(texts), self.shown, replace=False)]
+        texts = self.few_shot.of_label(label)
+        return [texts[place] for place in rng.choice(len(texts), shown, replace=False)]
 
     def refused(self, answer: str) -> bool:
         """Return whether the answer is empty or begins like one of the template's refusals."""
@@ -67,10 +61,7 @@ class KeyphrasePrompts:
 
 
 def load_keyphrase_prompts(
-    name_or_path: str,
-    document_type: str,
-    examples: Mapping[str, Sequence[str]] | None = None,
-    shown: int = 0,
+    name_or_path: str, document_type: str, few_shot: FewShot | None = None
 ) -> KeyphrasePrompts:
     """Load a packaged template by its name, or a YAML file. Raises InputError saying what is
     wrong."""
@@ -79,8 +70,7 @@ def load_keyphrase_prompts(
         prompts = KeyphrasePrompts(
             **file.texts("user", "prefix"),
             document_type=document_type,
-            examples=examples or {},
-            shown=shown,
+            few_shot=few_shot or FewShot(),
             stop=file.words("stop", stripped=False),
             refusals=file.words("refusals"),
         )

@@ -4,7 +4,7 @@ outputs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 
 from dpray.accounting.ledger import Ledger
@@ -117,25 +117,48 @@ class BatchDecoder:
         template = self.plan.template
         for batch_id, private in texts:
             label = self.plan.batches.label_of(batch_id)
+            examples = shown_examples(self.engine, template, label, batch_id, self._room)
             yield Batch(
                 batch_id,
                 tuple(
-                    encode_private(self.engine, template, text, label, self._room)
+                    encode_private(self.engine, template, text, label, examples, self._room)
                     for text in private
                 ),
-                self.engine.encode(template.public_prompt(label)),
+                self.engine.encode(template.public_prompt(label, examples)),
             )
 
 
+def shown_examples(
+    engine: Engine, template: PromptTemplate, label: str, batch: str, room: int
+) -> Sequence[str]:
+    """Return the public texts that the prompts of a batch show: fewer than were drawn where the
+    prompt would take more than half of `room` without its private text."""
+    examples = template.examples(label, batch)
+    while examples and 2 * len(_frame(engine, template, label, examples)) > room:
+        examples.pop()
+    return examples
+
+
+def _frame(
+    engine: Engine, template: PromptTemplate, label: str, examples: Sequence[str]
+) -> tuple[int, ...]:
+    return engine.encode(template.private_prompt("", label, examples))
+
+
 def encode_private(
-    engine: Engine, template: PromptTemplate, text: str, label: str, room: int
+    engine: Engine,
+    template: PromptTemplate,
+    text: str,
+    label: str,
+    examples: Sequence[str],
+    room: int,
 ) -> tuple[int, ...]:
     """Return a private prompt's tokens, its text cut so that they are at most `room`: a rule on
     this text alone."""
-    frame = len(engine.encode(template.private_prompt("", label)))
-    most = max(room - frame, 0)
+    most = max(room - len(_frame(engine, template, label, examples)), 0)
     while True:
-        tokens = engine.encode(template.private_prompt(engine.truncate(text, most), label))
+        prompt = template.private_prompt(engine.truncate(text, most), label, examples)
+        tokens = engine.encode(prompt)
         if len(tokens) <= room:
             return tokens
         if most == 0:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpray.engines.base import EngineError, LockstepGroup, SelectorSpec, Waiting
-from dpray.methods.private_prediction.decoder import encode_private
+from dpray.methods.private_prediction.decoder import encode_private, shown_examples
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.token import PrivateToken
 
@@ -126,8 +126,9 @@ def measure(
 
     def groups() -> Iterator[LockstepGroup]:
         for label, (rows, held_out) in texts.items():
-            public = template.public_prompt(label)
-            private = [encode_private(engine, template, row, label, room) for row in rows]
+            examples = shown_examples(engine, template, label, label, room)
+            public = template.public_prompt(label, examples)
+            private = [encode_private(engine, template, row, label, examples, room) for row in rows]
             for number, text in enumerate(held_out):
                 ids = engine.ids(continuation(public.prefix, text))[:max_tokens]
                 if not ids:

@@ -12,6 +12,7 @@ from dpray.config.config import Config
 from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import DEFAULT_CONTEXT
+from dpray.io.few_shot import read_few_shot
 from dpray.mechanisms.batch_allowances import BatchAllowances
 from dpray.methods.private_prediction.allowances import calibrated_allowances
 from dpray.methods.private_prediction.prompts import PromptTemplate, load_template
@@ -33,7 +34,7 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
     """Resolve everything that is null or auto. Raises InputError where the keys together cost more
     than `privacy.epsilon`, or do not fit the engine, or the model, where that is a folder here."""
     config = _with_dtype(config)
-    template = load_template(settings.template)
+    template = template_of(config, settings)
     if is_at_hand(config.engine.model):
         check_lengths(config, settings, template)
     plan = choose_batches(config, settings, template)
@@ -46,6 +47,14 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
             f"{config.privacy.epsilon:g}; null takes as many as that pays for"
         )
     return plan
+
+
+def template_of(config: Config, settings: PrivatePredictionSettings) -> PromptTemplate:
+    """Load the template, with the public texts that it shows. Raises InputError for a wrong one."""
+    shown = settings.few_shot_examples
+    return load_template(
+        settings.template, read_few_shot(settings.few_shot, shown, config.data.path)
+    )
 
 
 def choose_batches(

@@ -4,18 +4,22 @@ A template is a YAML file with Jinja expressions; `templates/*.yaml` are package
 named by its path. Keys: `user` (the request), `prefix` (the beginning of the answer), `placeholder`
 (what stands in a private text's place in the public prompt), `stop` (strings that end a text),
 `private` (optional: makes the text from a row's columns), `output` (optional: makes the released
-text from `{{ completion }}`). Variables: `text`, `label`, and in `private` the row's columns.
+text from `{{ completion }}`). Variables: `text`, `label`, `examples` (public texts of the wanted
+form, the same in all prompts of a batch), and in `private` the row's columns.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
 
+from dpray.io.few_shot import FewShot
 from dpray.io.sandbox import SecurityError, compiled, rendered
-from dpray.io.template_file import TemplateFile, faults_named, packaged
+from dpray.io.template_file import Fault, TemplateFile, faults_named, packaged
 from dpray.types import InputError, Prompt
 
 PACKAGE = "dpray.methods.private_prediction"
@@ -35,19 +39,28 @@ class PromptTemplate:
     private: str | None = None
     output: str = "{{ completion }}"
     name: str = field(default="", compare=False)
+    few_shot: FewShot = field(default_factory=FewShot, compare=False)
 
-    def private_prompt(self, text: str, label: str) -> Prompt:
+    def examples(self, label: str, batch: str) -> list[str]:
+        """Draw the public texts that the prompts of a batch show, the same every time for the same
+        batch."""
+        if not (shown := self.few_shot.shown):
+            return []
+        return random.Random(batch).sample(self.few_shot.of_label(label), shown)
+
+    def private_prompt(self, text: str, label: str, examples: Sequence[str] = ()) -> Prompt:
         """Make the prompt with a private text. Raises InputError that, unlike the template's own
         error, quotes no word of it."""
         try:
-            return self._prompt(text, label)
+            return self._prompt(text, label, examples)
         except Exception as error:
             kind = type(error).__name__
             raise InputError(f"method.template: {self.name}: fails on a text ({kind})") from None
 
-    def public_prompt(self, label: str) -> Prompt:
+    def public_prompt(self, label: str, examples: Sequence[str] = ()) -> Prompt:
         """Make the prompt with the placeholder, which holds no private text."""
-        return self._prompt(self._render("placeholder", label=label), label)
+        placeholder = self._render("placeholder", label=label, examples=examples)
+        return self._prompt(placeholder, label, examples)
 
     def text_of(self, row: dict[str, Any]) -> str:
         """Make the private text from a row's columns, where the template has `private`.
@@ -72,17 +85,19 @@ class PromptTemplate:
                 f"({kind}); mend it, and the same command goes on, at no further cost"
             ) from None
 
-    def _prompt(self, text: str, label: str) -> Prompt:
-        variables = {"text": text, "label": label}
+    def _prompt(self, text: str, label: str, examples: Sequence[str]) -> Prompt:
+        variables = {"text": text, "label": label, "examples": list(examples)}
         return Prompt(self._render("user", **variables), self._render("prefix", **variables))
 
-    def _render(self, part: str, **variables: str) -> str:
+    def _render(self, part: str, **variables: Any) -> str:
         return rendered(getattr(self, part), variables)
 
     def try_out(self) -> None:
-        """Render the parts that public words can be put into, and compile the others, which take a
-        row or a completion: that finds what is not in the language."""
-        self.public_prompt("label")
+        """Render the parts that public words can be put into, without examples too, and compile the
+        others, which take a row or a completion: that finds what is not in the language."""
+        without, shown = self.public_prompt("label"), self.few_shot.shown
+        if shown and self.public_prompt("label", ["example"] * shown) == without:
+            raise Fault("shows no `examples`, which method.few_shot gives")
         compiled(self.private or "")
         compiled(self.output)
         try:
@@ -93,12 +108,14 @@ class PromptTemplate:
             return  # it may ask for JSON
 
 
-def load_template(name_or_path: str) -> PromptTemplate:
+def load_template(name_or_path: str, few_shot: FewShot | None = None) -> PromptTemplate:
     """Load a packaged template by its name, or a YAML file. Raises InputError saying what is
     wrong."""
     with faults_named(name_or_path):
         file = TemplateFile.read(name_or_path, packaged(PACKAGE), {*TEXTS, "stop"}, "user")
         stop = file.words("stop", stripped=False)
-        template = PromptTemplate(**file.texts(*TEXTS), stop=stop, name=name_or_path)
+        template = PromptTemplate(
+            **file.texts(*TEXTS), stop=stop, name=name_or_path, few_shot=few_shot or FewShot()
+        )
         template.try_out()
     return template

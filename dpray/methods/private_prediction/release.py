@@ -263,7 +263,7 @@ def report(session: BatchSession, done: Decoded) -> dict[str, Any]:
             "candidates": CANDIDATES if plan.settings.candidates != "all" else "all tokens",
         },
         "numerics": {"dtype": session.config.engine.dtype, "row_variation": done.row_variation},
-        "public_inputs": {"template": settings.template},
+        "public_inputs": {"template": settings.template, "few_shot": settings.few_shot},
         "not_covered": [*NOT_COVERED, *rounding(plan, done.row_variation)],
         "noise_source": NOISE_SOURCE,
     }

@@ -81,6 +81,14 @@ class PrivatePredictionSettings(Section):
         description="disjoint, where data.unit is null: further copies of a text and its label are "
         "left out, as they all fall into one batch, which has to fit the engine",
     )
+    few_shot: str | None = Field(
+        None, description="a file of PUBLIC records shown in all prompts of a batch; null: none"
+    )
+    few_shot_examples: Count = Field(
+        2,
+        description="how many of them, drawn for each batch, of its label where the file has "
+        "`label`; fewer where they would take more than half of the model's context",
+    )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
 
     @property

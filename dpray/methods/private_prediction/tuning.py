@@ -4,7 +4,6 @@ kind as the private ones. It opens no private data and costs no epsilon."""
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
@@ -16,15 +15,17 @@ import numpy as np
 
 from dpray.config.config import Config
 from dpray.engines.base import EngineError
-from dpray.io.records import Piece, list_files
+from dpray.io.public_files import public_files
+from dpray.io.records import Piece
 from dpray.methods.private_prediction.gains import Gains, measure, sampled
 from dpray.methods.private_prediction.plan import (
     check_lengths,
     check_rows,
     choose_batches,
     make_plan,
+    template_of,
 )
-from dpray.methods.private_prediction.prompts import PromptTemplate, load_template
+from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan, private_token
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.rows import read_records
@@ -104,7 +105,7 @@ def tune_clip(
     settings = config.method
     if not isinstance(settings, PrivatePredictionSettings):
         raise InputError(f"{OPTION}: for method.name private_prediction, not {settings.name}")
-    template = load_template(settings.template)
+    template = template_of(config, settings)
     texts = public_texts(config, template, file)
     check_lengths(config, settings, template)
     wanted = settings.texts or settings.max_records
@@ -132,12 +133,7 @@ def tune_clip(
 def public_texts(config: Config, template: PromptTemplate, file: str) -> dict[str, list[str]]:
     """Return the different public texts of each label that has a share."""
     data = config.data.model_copy(update={"unit": None})
-    files = list_files(file, OPTION)
-    private: list[str] = []
-    with suppress(InputError):  # the private data may be elsewhere: a plan does not need it
-        private = list_files(data.path)
-    if {*map(_identity, files)} & {*map(_identity, private)}:
-        raise InputError(f"{OPTION}: {file} is data.path itself; give public texts")
+    files = public_files(file, OPTION, data.path)
     text_of = None if template.private is None else template.text_of
     found: dict[str, dict[str, None]] = {
         label: {} for label, share in data.proportions.items() if share > 0
@@ -154,17 +150,6 @@ def public_texts(config: Config, template: PromptTemplate, file: str) -> dict[st
             of = f" of the label {label}" if label else ""
             raise InputError(f"{OPTION}: {file} has {len(texts)} texts{of}; 2 or more are needed")
     return {label: list(texts) for label, texts in found.items()}
-
-
-def _identity(file: str) -> tuple[int, int] | str:
-    """Return what two names of one file have in common, by any of its links and schemes."""
-    scheme, _, name = file.rpartition("://")
-    if scheme == "hf":
-        return name if "#" in name else f"{name}#train"  # as `read_rows` has it
-    if scheme not in ("", "file"):
-        return name  # in a cloud
-    status = os.stat(name)
-    return status.st_dev, status.st_ino
 
 
 def _measure(

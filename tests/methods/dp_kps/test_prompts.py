@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpray.io.few_shot import FewShot
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.types import InputError, Prompt
 
@@ -28,7 +29,7 @@ def test_the_packaged_request_names_the_terms_and_no_class() -> None:
 
 
 def test_public_classes_and_examples_are_shown() -> None:
-    prompts = load_keyphrase_prompts("texts", "review", {"": ["Nice food."]}, 1)
+    prompts = load_keyphrase_prompts("texts", "review", FewShot({"": ["Nice food."]}, 1))
     asked = ask(prompts, ["food"], "Restaurants").user
     assert asked.startswith("Here is a review:\nNice food.\n")
     assert "Write a review of the class Restaurants that contains" in asked
@@ -39,7 +40,7 @@ def test_public_classes_and_examples_are_shown() -> None:
 def test_examples_are_drawn_of_the_class_where_there_are_enough() -> None:
     bars = [f"bar {n}" for n in range(20)]
     examples = {"": ["food 0", *bars], "Bars": bars, "Food": ["food 0"]}
-    prompts = load_keyphrase_prompts("texts", "review", examples, 2)
+    prompts = load_keyphrase_prompts("texts", "review", FewShot(examples, 2))
     seen = [re.findall(r"bar \d+|food 0", ask(prompts, ["x"], "Bars", n).user) for n in range(200)]
     assert all(len(set(shown)) == 2 and "food 0" not in shown for shown in seen)
     assert {text for shown in seen for text in shown} == set(bars)

@@ -11,7 +11,9 @@ import pytest
 
 from dpray.config.config import parse_config
 from dpray.engines.base import EngineError, Lockstep, LockstepGroup, LockstepResult
-from dpray.methods.private_prediction.decoder import BatchDecoder
+from dpray.io.few_shot import FewShot
+from dpray.methods.private_prediction.decoder import BatchDecoder, encode_private, shown_examples
+from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.registry import make_plan
 from dpray.types import DprayError
 
@@ -117,3 +119,27 @@ def test_what_our_own_code_raises_fails_what_has_begun_and_shows_no_text(decoder
     assert [outcome["batch"] for outcome in outcomes if "examples" in outcome] == TASKS[0]
     assert book.failures == [(f"0/{number}", "KeyError") for number in (2, 3, 4, 5)]
     assert "Marlowe" not in str(outcomes)
+
+
+class ByWord(SideBySide):
+    """Has a token for each word."""
+
+    def encode(self, prompt: Any) -> tuple[int, ...]:
+        return tuple(hash(word) for word in f"{prompt.user} {prompt.prefix}".split())
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        return " ".join(text.split()[:max_tokens])
+
+
+@pytest.mark.parametrize(("room", "shown"), [(30, 2), (22, 2), (21, 1), (12, 1), (11, 0)])
+def test_public_examples_leave_half_of_the_room_to_the_private_text(room: int, shown: int) -> None:
+    few_shot = FewShot({"": ["one two three four five", "six seven eight nine ten"]}, 2)
+    template = PromptTemplate(
+        "Like {% for each in examples %}{{ each }} {% endfor %}{{ text }}", few_shot=few_shot
+    )
+    engine: Any = ByWord()
+    examples = shown_examples(engine, template, "", "0/0", room)
+    assert len(examples) == shown
+    assert examples == template.examples("", "0/0")[:shown]
+    tokens = encode_private(engine, template, "word " * 100, "", examples, room)
+    assert len(tokens) == room

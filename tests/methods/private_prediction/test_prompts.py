@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dpray.io.few_shot import FewShot
 from dpray.io.template_file import packaged
 from dpray.methods.private_prediction.prompts import PACKAGE, load_template
 from dpray.types import InputError
@@ -88,6 +89,38 @@ def test_a_wrong_template_says_what_is_wrong(tmp_path: Path, content: str, messa
     with pytest.raises(InputError, match=r"method\.template") as wrong:
         load_template(str(path))
     assert message in str(wrong.value) and "\n" not in str(wrong.value)
+
+
+@pytest.mark.parametrize("of_label", [5, 1])
+def test_all_prompts_of_a_batch_show_the_same_public_examples(of_label: int) -> None:
+    goals = [f"goal {number}" for number in range(of_label)]
+    texts = {"": [*goals, "a war", "a fair"], "Sports": goals}
+    template = load_template("agnews_chat", FewShot(texts, 2))
+    seen = set()
+    for number in range(100):
+        shown = template.examples("Sports", f"0/{number}")
+        assert shown == template.examples("Sports", f"0/{number}") and len(set(shown)) == 2
+        # Where a label has too few of them, all are drawn from.
+        assert set(shown) <= set(goals if of_label == 5 else texts[""])
+        seen.update(shown)
+        for prompt in (
+            template.private_prompt("a kick", "Sports", shown),
+            template.public_prompt("Sports", shown),
+        ):
+            assert all(f"Paragraph: {text}\n" in prompt.user for text in shown)
+    assert seen == set(goals if of_label == 5 else texts[""])
+    assert load_template("agnews_chat").examples("Sports", "0/0") == []
+
+
+def test_examples_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None:
+    few_shot = FewShot({"": ["a", "b"]}, 2)
+    with pytest.raises(InputError, match=r"method\.template: texts: shows no `examples`"):
+        load_template("texts", few_shot)
+    own = tmp_path / "own.yaml"
+    # A batch may show none of them, where they are too long.
+    own.write_text("user: '{{ examples[0] }} {{ text }}'")
+    with pytest.raises(InputError, match=r"method\.template: .*no element 0|undefined"):
+        load_template(str(own), few_shot)
 
 
 def test_no_such_template() -> None:

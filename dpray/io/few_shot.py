@@ -1,0 +1,48 @@
+"""Public records of the wanted form that a prompt may show: few-shot examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dpray.io.public_files import public_files
+from dpray.io.records import read_rows
+from dpray.types import InputError
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """Holds the public texts by their labels, and all of them as "". A prompt shows `shown` of
+    them: none, as long as there are none."""
+
+    texts: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+    shown: int = 0
+
+    def of_label(self, label: str) -> Sequence[str]:
+        """Return the texts to draw from: those of the label if they are enough for a prompt, or
+        else all."""
+        texts = self.texts.get(label, ())
+        return texts if len(texts) >= self.shown else self.texts[""]
+
+
+def read_few_shot(file: str | None, shown: int, private: str) -> FewShot:
+    """Read the texts of `method.few_shot`, in the columns `text` and `label`; None is no file.
+
+    Raises InputError for the file `private` itself, the configuration's `data.path`, where a row
+    has no text, and for fewer texts than a prompt shows."""
+    if file is None:
+        return FewShot()
+    texts: dict[str, list[str]] = {"": []}
+    for path in public_files(file, "method.few_shot", private):
+        for where, row in read_rows(path):
+            if not isinstance(row.get("text"), str):
+                raise InputError(f"method.few_shot: {where}: no text in column 'text'")
+            texts[""].append(row["text"])
+            if row.get("label") is not None:
+                texts.setdefault(str(row["label"]), []).append(row["text"])
+    if len(texts[""]) < shown:
+        raise InputError(
+            f"method.few_shot: {file} has {len(texts[''])} records; "
+            f"method.few_shot_examples is {shown}"
+        )
+    return FewShot(texts, shown)
