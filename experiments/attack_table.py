@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import reproduction
 from runs import DATA, RUNS, audit_canaries, finished
 
+from dpray.engines.base import Embedder
 from dpray.evaluation.membership import membership
 from dpray.io.records import read_rows
 
@@ -37,17 +37,7 @@ def run(data: str, method: str) -> None:
     audit_canaries(file, out, EPSILON, changes)
 
 
-class Kept:
-    """An embedder whose vectors are kept on disk."""
-
-    def __init__(self, embed: Callable[[list[str]], np.ndarray]) -> None:
-        self._embed = embed
-
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        return self._embed(list(texts))
-
-
-def table(data: str, embed: Callable[[list[str]], np.ndarray]) -> list[str]:
+def table(data: str, embedder: Embedder) -> list[str]:
     """The section of the page; empty where no run is at hand."""
     releases = {
         (reproduction.NAMES[method], f"{epsilon:g}"): texts(reproduction.some_records(out))
@@ -74,7 +64,7 @@ def table(data: str, embed: Callable[[list[str]], np.ndarray]) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for (name, epsilon), made in releases.items():
-        scores = membership(inside, outside, made, Kept(embed))["scores"]
+        scores = membership(inside, outside, made, embedder)["scores"]
         cells = [name, epsilon]
         for found in (scores["nearest_cosine"], scores["ngram_overlap"]):
             low, high = found["auc_interval"]

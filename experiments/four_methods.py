@@ -1,7 +1,8 @@
 """The four methods beside each other with SmolLM2-135M, for docs/results.md.
 
 `python experiments/four_methods.py DATA[/METHOD]...` makes the runs that are not there yet, the
-first run of every cell before the second of any, with the endpoint of Aug-PE where it is wanted.
+first run of every cell before the second of any, with the endpoint of Aug-PE where it is wanted,
+and keeps their figures in experiments/measured.
 DATA is a key of SETS, METHOD one of METHODS.
 """
 
@@ -11,8 +12,8 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import product
 from math import inf, log
@@ -25,20 +26,20 @@ from urllib.request import urlopen
 import numpy as np
 import psutil
 import yaml
-from reproduction import RUNS_OF_EACH, distance, draw, spread
-from runs import DATA, HERE, RUNS, accuracy, as_embedded, finished, make, released, rows
+from embedding import embedded
+from figures import A_SIDE, COPIED, SAMPLES, Figures, Yardstick
+from reproduction import RUNS_OF_EACH, draw, spread
+from runs import DATA, HERE, RUNS, finished, make, released, rows
 
 from dpray.api import plan
 from dpray.config.config import load_config
-from dpray.evaluation.copies import shared_words
-from dpray.evaluation.downstream import Embedded
-from dpray.evaluation.fidelity import cluster_divergences
 from dpray.io.records import read_rows
 from dpray.types import InputError
 
 EPSILONS = (1.0, 4.0, 8.0, inf)
 METHODS = {
     "private_prediction": "private prediction, secret batches",
+    "private_prediction_bare": "private prediction, prompts without public texts",
     "aug_pe": "Aug-PE",
     "dp_kps": "DP-KPS, with texts",
     "dp_sgd": "DP-SGD, LoRA",
@@ -61,14 +62,6 @@ EXAMPLES, LONGEST_EXAMPLE = 40, 500
 
 ENDPOINT = "http://127.0.0.1:8000"
 COST = "cost.json"
-
-A_SIDE = 80
-"""Records a side of a Fréchet distance; a run may release a few fewer than were asked for."""
-
-COPIED = 8
-"""So many words in a row are a copy."""
-
-SAMPLES = 10
 
 
 READING = """\
@@ -94,9 +87,12 @@ class DataSet(NamedTuple):
     control: str = "Kind"
     """The label's name in the control codes of DP-SGD."""
 
+    left_out: Sequence[str] = ("private_prediction_bare",)
+    """Methods that are not run."""
+
 
 SETS = {
-    "agnews": DataSet(EPSILONS, 3, control="News Type"),
+    "agnews": DataSet(EPSILONS, 3, control="News Type", left_out=()),
     "yelp": DataSet(EPSILONS, 3, control="Business Category"),
     "banking77": DataSet(control="Question about"),
     "pubmed": DataSet(),
@@ -116,9 +112,21 @@ class Cell(NamedTuple):
         name = f"{self.method}-{self.epsilon:g}-{self.number}"
         return RUNS / "smollm2" / self.data / name
 
+    @property
+    def file(self) -> str:
+        """The name of its configuration in experiments/smollm2, and of its prompts."""
+        return self.method.removesuffix("_bare")
+
+    @property
+    def kept(self) -> Path:
+        """The file of its figures, which is committed."""
+        return HERE / "measured" / "smollm2" / self.data / f"{self.folder.name}.json"
+
 
 def cells(data: str, method: str) -> list[Cell]:
     about = SETS[data]
+    if method in about.left_out:
+        return []
     floor = [FLOOR] if method in AT_FLOOR else []
     epsilons = floor + [e for e in about.epsilons if e < inf or method in WITHOUT_NOISE]
     return [Cell(data, method, e, n) for n, e in product(range(about.runs_of_each), epsilons)]
@@ -150,7 +158,7 @@ def changes(cell: Cell) -> list[str]:
     ]
     if not shares:
         found.append("data.label=null")
-    if cell.method == "dp_kps":
+    if cell.method in ("private_prediction", "dp_kps"):
         found.append(f"method.few_shot={DATA}/{cell.data}/public.jsonl")
     if cell.method == "dp_sgd" and shares:
         found.append(f"method.control_columns.label={SETS[cell.data].control}")
@@ -158,7 +166,7 @@ def changes(cell: Cell) -> list[str]:
         found.append(f"method.template={prompts_with_examples(cell)}")
     elif (prompt := prompts(cell)).exists():
         found.append(f"method.template={prompt}")
-    if cell.method == "private_prediction":
+    if cell.file == "private_prediction":
         found.append(f"method.clip_bound={largest_clip(cell.epsilon, found)}")
     return found
 
@@ -174,7 +182,7 @@ def largest_clip(epsilon: float, settings: list[str]) -> float:
 
 
 def prompts(cell: Cell) -> Path:
-    return HERE / "smollm2" / "prompts" / f"{cell.data}_{cell.method}.yaml"
+    return HERE / "smollm2" / "prompts" / f"{cell.data}_{cell.file}.yaml"
 
 
 def prompts_with_examples(cell: Cell) -> Path:
@@ -195,7 +203,7 @@ def prompts_with_examples(cell: Cell) -> Path:
 def run(cell: Cell, server: psutil.Process | None = None) -> None:
     """Make the run, and write the CPU time that it and the endpoint took beside it."""
     before = cpu_seconds(server)
-    make(f"smollm2/{cell.method}", cell.folder, cell.epsilon, changes(cell))
+    make(f"smollm2/{cell.file}", cell.folder, cell.epsilon, changes(cell))
     cost = {"cpu_seconds": cpu_seconds(server) - before}
     (cell.folder / COST).write_text(json.dumps(cost))
 
@@ -235,81 +243,77 @@ def answers() -> bool:
         return False
 
 
-def table(
-    data: str, embedded: Callable[[Path], Embedded], embed: Callable[[list[str]], np.ndarray]
-) -> list[str]:
-    """The section of the page; empty where no run is at hand."""
-    found: dict[tuple[str, float], list[Cell]] = {}
+def table(data: str) -> list[str]:
+    """The section of the page; empty where no run was measured."""
+    found: dict[tuple[str, float], list[Figures]] = {}
     for method in METHODS:
         for cell in cells(data, method):
-            if finished(cell.folder):
-                found.setdefault((method, cell.epsilon), []).append(cell)
+            if cell.kept.exists():
+                kept = json.loads(cell.kept.read_text())
+                found.setdefault((method, cell.epsilon), []).append(kept["figures"])
     if not found:
         return []
-    test = embedded(DATA / data / "test.jsonl")
+    real = Yardstick(data)
     lines = [
         f"## SmolLM2-135M, four methods: {data}, {size(data):,} private records",
         "",
         f"`python experiments/four_methods.py {data}`; settings in experiments/smollm2. Mean and "
         "deviation over runs that owe each other nothing (their number in brackets). Accuracy: a "
         "logistic regression on MiniLM embeddings, trained on what the run released, tested on "
-        f"{len(test.labels):,} real test texts. Distance: Fréchet distance of the embeddings of "
-        f"{A_SIDE} released texts to those of {A_SIDE} test texts, and MAUVE of the same. "
+        f"{len(real.test.labels):,} real test texts. Distance: Fréchet distance of the embeddings "
+        f"of {A_SIDE} released texts to those of {A_SIDE} test texts, and MAUVE of the same. "
         f"Eps {FLOOR:g}: the floor, as next to nothing of the private texts comes through. "
-        f"Copies: released texts that "
-        f"share {COPIED} words in a row with a public text, which prompts may show, and with a "
-        "private one. CPU: minutes of one core for a run.",
+        f"Copies: released texts that share {COPIED} words in a row with a public text, which "
+        "prompts may show, and with a private one. Membership: AUC of telling private records from "
+        "test texts by the nearest released text (0.5 is chance). CPU: minutes of one core for a "
+        "run.",
         "",
-        "| method | eps | texts | accuracy | distance | MAUVE | copies, public | private | CPU |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| method | eps | texts | accuracy | distance | MAUVE | copies, public | private "
+        "| membership | CPU |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    public, real = (
-        [row["text"] for row in rows(DATA / data / f"{part}.jsonl")]
-        for part in ("public", "private")
-    )
-    for (method, epsilon), of_cell in found.items():
-        records = [released(c.folder) for c in of_cell]
-        sets = [as_embedded(rows, embed) for rows in records]
-        minutes = [json.loads((c.folder / COST).read_text())["cpu_seconds"] / 60 for c in of_cell]
-        texts = [row["text"] for rows in records for row in rows]
-        figures = [
-            METHODS[method],
-            f"{epsilon:g}",
-            " to ".join(f"{n}" for n in sorted({len(rows) for rows in records})),
-            *measured(sets, test, bool(labels(data))),
-            *(f"{copied(texts, of):.0%}" for of in (public, real)),
-            f"{np.mean(minutes):.0f}",
-        ]
-        lines.append("| " + " | ".join(figures) + " |")
-    for name in ("public", "private"):
-        part = embedded(DATA / data / f"{name}.jsonl")
-        few = [draw(part, A_SIDE, seed) for seed in range(RUNS_OF_EACH)]
-        figures = measured(few, test, bool(labels(data)))
-        lines.append(f"| {name} records | | {A_SIDE} | " + " | ".join(figures) + " | | | |")
+    for (method, epsilon), runs in found.items():
+        texts = sorted({f"{figures['texts']}" for figures in runs}, key=int)
+        line = [METHODS[method], f"{epsilon:g}", " to ".join(texts)]
+        lines.append("| " + " | ".join([*line, *in_words(runs)]) + " |")
+    for part in ("public", "private"):
+        records = embedded(DATA / data / f"{part}.jsonl")
+        few = [real.of_vectors(draw(records, A_SIDE, seed)) for seed in range(RUNS_OF_EACH)]
+        lines.append("| " + " | ".join([f"{part} records", "", f"{A_SIDE}", *in_words(few)]) + " |")
     return lines
 
 
+def in_words(runs: Sequence[Figures]) -> list[str]:
+    """The columns from accuracy on; empty where there is no figure."""
+
+    def values(name: str) -> list[float]:
+        return [value for figures in runs if (value := figures.get(name)) is not None]
+
+    def mean(name: str, form: str) -> str:
+        return f"{np.mean(found):{form}}" if (found := values(name)) else ""
+
+    return [
+        *(
+            spread(values(name)) if values(name) else ""
+            for name in ("accuracy", "distance", "mauve")
+        ),
+        mean("copies_public", ".0%"),
+        mean("copies_private", ".0%"),
+        mean("membership", ".3f"),
+        mean("cpu_minutes", ".0f"),
+    ]
+
+
 def samples(data: str) -> list[str]:
-    """The section with texts that each method released at epsilon 4, at equal distances in the file
-    and unselected. Of those that copy public texts, which have a licence of their own, it says
-    just that."""
-    public = [row["text"] for row in rows(DATA / data / "public.jsonl")]
+    """The section with texts that each method released at epsilon 4."""
     lines: list[str] = []
     for method, name in METHODS.items():
-        cell = Cell(data, method, 4.0, 0)
-        if finished(cell.folder):
-            records = released(cell.folder)
-            records = records[:: len(records) // SAMPLES][:SAMPLES]
-            longest = shared_words([row["text"] for row in records], public)[0]
-            lines += ["", f"{name}:", ""]
-            for row, words in zip(records, longest, strict=True):
-                text = " ".join(row["text"].split())
-                if words >= COPIED:
-                    text = f"(shares {words} words in a row with a public text)"
-                lines.append(f"1. *{row['label']}*: {text}")
+        if (kept := Cell(data, method, 4.0, 0).kept).exists():
+            texts = json.loads(kept.read_text())["samples"]
+            lines += ["", f"{name}:", "", *(f"1. {text}" for text in texts)]
     if not lines:
         return []
-    mean = np.mean([len(row["text"].split()) for row in rows(DATA / data / "private.jsonl")])
+    mean = np.mean([len(text.split()) for text in Yardstick(data).private])
     return [
         f"## SmolLM2-135M, {SAMPLES} texts a method: {data}, eps 4",
         "",
@@ -319,25 +323,15 @@ def samples(data: str) -> list[str]:
     ]
 
 
-def measured(sets: Sequence[Embedded], test: Embedded, labelled: bool) -> list[str]:
-    return [
-        spread([accuracy(each, test) for each in sets]) if labelled else "",
-        spread([distance(each, test, A_SIDE) for each in sets]),
-        spread([mauve(each, test) for each in sets]),
-    ]
-
-
-def mauve(made: Embedded, test: Embedded) -> float:
-    """NaN where a run released fewer texts."""
-    if len(made.labels) < A_SIDE:
-        return float("nan")
-    sides = (draw(made, A_SIDE, 0).vectors, draw(test, A_SIDE, 1).vectors)
-    return float(cluster_divergences(*sides, seed=0)["mauve"])
-
-
-def copied(texts: Sequence[str], originals: Sequence[str]) -> float:
-    """The share of texts with `COPIED` words in a row of an original."""
-    return float(np.mean(shared_words(texts, originals)[0] >= COPIED))
+def measure(cell: Cell) -> None:
+    """Write what the run is worth to a file that is kept."""
+    records, yardstick = released(cell.folder), Yardstick(cell.data)
+    cost = json.loads((cell.folder / COST).read_text())
+    figures = yardstick.of_release(records) | {"cpu_minutes": cost["cpu_seconds"] / 60}
+    rounded = {name: value and round(value, 4) for name, value in figures.items()}
+    kept = {"figures": rounded, "samples": yardstick.samples(records)}
+    cell.kept.parent.mkdir(parents=True, exist_ok=True)
+    cell.kept.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
 
 def main(wanted: Sequence[str]) -> None:
@@ -346,14 +340,13 @@ def main(wanted: Sequence[str]) -> None:
         for data, _, method in (name.partition("/") for name in wanted or SETS)
         for one in ([method] if method else METHODS)
         for cell in cells(data, one)
-        if not finished(cell.folder)
+        if not cell.kept.exists()
     ]
     for cell in sorted(todo, key=lambda cell: cell.number):
-        if cell.method == "aug_pe":
-            with endpoint() as server:
+        if not finished(cell.folder):
+            with endpoint() if cell.method == "aug_pe" else nullcontext() as server:
                 run(cell, server)
-        else:
-            run(cell)
+        measure(cell)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import attack_table
@@ -23,15 +22,14 @@ import dp_sgd_table
 import facts_table
 import four_methods
 import kps_table
-import numpy as np
 import reproduction
 import secret_batches
 import typer
-from joblib import Memory
-from runs import DATA, HERE, RUNS, as_embedded, rows
+from embedding import Kept, embed, embedded, embedder
+from figures import SAMPLES
+from runs import DATA, HERE, RUNS, rows
 
-from dpray.engines.embedder import SentenceTransformerEmbedder
-from dpray.evaluation.downstream import Embedded, compare_downstream
+from dpray.evaluation.downstream import compare_downstream
 from dpray.evaluation.files import FILM_SCHEMA
 from dpray.evaluation.structure import structure
 
@@ -81,22 +79,6 @@ def section_as_it_was(heading: str) -> list[str]:
         if before()[start].startswith(f"## {heading}"):
             return "\n".join(before()[start:end]).strip().splitlines()
     return []
-
-
-@cache
-def embedder() -> SentenceTransformerEmbedder:
-    return SentenceTransformerEmbedder("sentence-transformers/all-MiniLM-L6-v2")
-
-
-@Memory(RUNS / "embeddings", verbose=0).cache
-def embed(texts: list[str]) -> np.ndarray:
-    """Each list of texts is embedded once, and kept on disk."""
-    return embedder().embed(texts)
-
-
-def embedded(path: Path) -> Embedded:
-    """A file's vectors and labels."""
-    return as_embedded(rows(path), embed)
 
 
 def share(report: dict[str, Any]) -> str:
@@ -174,7 +156,7 @@ def aug_pe(name: str) -> list[str]:
 
 SECTIONS: dict[str, Callable[[], list[str]]] = {
     **{
-        f"SmolLM2-135M, four methods: {name}": partial(four_methods.table, name, embedded, embed)
+        f"SmolLM2-135M, four methods: {name}": partial(four_methods.table, name)
         for name in four_methods.SETS
     },
     "SmolLM2-135M, what the table says": lambda: [
@@ -182,9 +164,10 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
         "",
         *four_methods.READING.splitlines(),
     ],
-    f"SmolLM2-135M, {four_methods.SAMPLES} texts a method: agnews": partial(
-        four_methods.samples, "agnews"
-    ),
+    **{
+        f"SmolLM2-135M, {SAMPLES} texts a method: {name}": partial(four_methods.samples, name)
+        for name in four_methods.SETS
+    },
     **{
         f"The four methods: {name}": partial(reproduction.table, name, embedded, embed)
         for name in ("agnews", "yelp")
@@ -194,7 +177,9 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
         "",
         *reproduction.READING.splitlines(),
     ],
-    **{f"Attacks: {name}": partial(attack_table.table, name, embed) for name in ("agnews", "yelp")},
+    **{
+        f"Attacks: {name}": partial(attack_table.table, name, Kept()) for name in ("agnews", "yelp")
+    },
     "Secret batches: agnews": partial(secret_batches.table, embedded),
     "New facts": facts_table.table,
     "Private prediction: AG News": news,

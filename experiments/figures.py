@@ -1,0 +1,98 @@
+"""What four_methods.py measures of a run's release. The figures are kept beside the scripts, so
+that a table can be put together of runs whose folders are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from embedding import Kept, embed, embedded
+from reproduction import distance, draw
+from runs import DATA, accuracy, as_embedded, rows
+
+from dpray.evaluation.copies import shared_words
+from dpray.evaluation.downstream import Embedded
+from dpray.evaluation.fidelity import cluster_divergences
+from dpray.evaluation.membership import membership
+
+A_SIDE = 80
+"""Records a side of a Fréchet distance; a run may release a few fewer than were asked for."""
+
+COPIED = 8
+"""So many words in a row are a copy."""
+
+SAMPLES = 10
+
+Figures = dict[str, float | None]
+
+
+class Yardstick:
+    """A data set's real texts, which releases are compared with."""
+
+    def __init__(self, data: str) -> None:
+        self.data = data
+
+    @cached_property
+    def test(self) -> Embedded:
+        return embedded(DATA / self.data / "test.jsonl")
+
+    def texts(self, part: str) -> list[str]:
+        return [row["text"] for row in rows(DATA / self.data / f"{part}.jsonl")]
+
+    @cached_property
+    def public(self) -> list[str]:
+        return self.texts("public")
+
+    @cached_property
+    def private(self) -> list[str]:
+        return self.texts("private")
+
+    @property
+    def labelled(self) -> bool:
+        return len(set(self.test.labels)) > 1
+
+    def of_release(self, records: Sequence[dict[str, Any]]) -> Figures:
+        """All figures of a run's records."""
+        texts = [record["text"] for record in records]
+        scores = membership(self.private, self.texts("test"), texts, Kept())["scores"]
+        return {
+            "texts": len(texts),
+            **self.of_vectors(as_embedded(records, embed)),
+            "copies_public": copied(texts, self.public),
+            "copies_private": copied(texts, self.private),
+            "membership": scores["nearest_cosine"]["auc"],
+        }
+
+    def of_vectors(self, made: Embedded) -> Figures:
+        """The figures that real records have, too; those of a side of `A_SIDE` texts are None for
+        fewer."""
+        enough = len(made.labels) >= A_SIDE
+        return {
+            "accuracy": accuracy(made, self.test) if self.labelled else None,
+            "distance": distance(made, self.test, A_SIDE) if enough else None,
+            "mauve": self.mauve(made) if enough else None,
+        }
+
+    def mauve(self, made: Embedded) -> float:
+        sides = (draw(made, A_SIDE, 0).vectors, draw(self.test, A_SIDE, 1).vectors)
+        return float(cluster_divergences(*sides, seed=0)["mauve"])
+
+    def samples(self, records: Sequence[dict[str, Any]]) -> list[str]:
+        """Records at equal distances in the release, unselected. Of those that copy public texts,
+        which have a licence of their own, it says just that."""
+        records = records[:: max(1, len(records) // SAMPLES)][:SAMPLES]
+        longest = shared_words([record["text"] for record in records], self.public)[0]
+        found = []
+        for record, words in zip(records, longest, strict=True):
+            text = " ".join(record["text"].split())
+            if words >= COPIED:
+                text = f"(shares {words} words in a row with a public text)"
+            found.append(f"*{record['label']}*: {text}" if self.labelled else text)
+        return found
+
+
+def copied(texts: Sequence[str], originals: Sequence[str]) -> float:
+    """The share of texts with `COPIED` words in a row of an original."""
+    return float(np.mean(shared_words(texts, originals)[0] >= COPIED))
