@@ -161,7 +161,6 @@ def test_candidates_only_select(clip) -> None:  # type: ignore[no-untyped-def]
 def test_candidate_sets() -> None:
     public = torch.tensor([0.0, 3.0, 2.9, 1.0, -1.0])
     assert candidate_set(public, "all", 2, 0.5) is None
-    assert candidate_set(public, "top_k", 9, 0.5) is None
 
     def chosen(rule: str, k: int, margin: float) -> list[int]:
         found = candidate_set(public, rule, k, margin)  # type: ignore[arg-type]
@@ -169,5 +168,6 @@ def test_candidate_sets() -> None:
         return found.tolist()
 
     assert chosen("top_k", 2, 0.5) == [1, 2]
+    assert chosen("top_k", 9, 0.5) == [0, 1, 2, 3, 4]
     assert chosen("top_k_plus", 1, 0.2) == [1, 2]
     assert chosen("top_k_plus", 2, 2.0) == [1, 2, 3]

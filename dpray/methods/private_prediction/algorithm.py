@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 from dpray.accounting.event import Event
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult, SelectorSpec
@@ -67,6 +68,7 @@ class PrivatePrediction:
     max_tokens: int
     examples_per_batch: int
     stop: tuple[str, ...] = ()
+    longest_copy: int | None = None
 
     @property
     def dp_event(self) -> Event:
@@ -104,7 +106,7 @@ class PrivatePrediction:
         t = tokens = texts = 0
         while t < self.mechanism.private_tokens and texts < self.examples_per_batch:
             selector = selector_arguments(
-                self.mechanism, new_key(), t=t, noisy_threshold=noisy_threshold
+                self.mechanism, new_key(), t=t, noisy_threshold=noisy_threshold, **self._bar(S)
             )
             x = yield LockstepGroup(
                 group_id=S.batch_id,
@@ -120,3 +122,9 @@ class PrivatePrediction:
             if x.finish_reason != "exhausted":
                 X.append(Example(x.text, x.finish_reason, len(x.token_ids)))
         return BatchOutput(S.batch_id, tuple(X), t, tokens)
+
+    def _bar(self, S: Batch) -> dict[str, Any]:
+        """Return what keeps a text from copying the public prompt."""
+        if self.longest_copy is None:
+            return {}
+        return {"prompt": S.public_prompt, "longest_copy": self.longest_copy}

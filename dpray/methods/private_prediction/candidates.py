@@ -16,11 +16,13 @@ def candidate_set(
 
     `top_k`: the k highest public logits. `top_k_plus`: `{v : z_pub(v) >= l_k - margin}` with l_k
     the k-th highest and `margin = 2c/s`: by so much one clipped row can lift one token of the
-    average against another (InvisibleInk 2025).
+    average against another (InvisibleInk 2025). A token whose public logit is -inf is none.
     Proof: docs/privacy.md, section 2.4.
     """
-    if rule == "all" or k >= logits_public_V.numel():
+    if rule == "all":
         return None
+    if k >= logits_public_V.numel():
+        return torch.nonzero(logits_public_V > -torch.inf).squeeze(-1)
     top = torch.topk(logits_public_V.float(), k)
     if rule == "top_k":
         return top.indices.sort().values

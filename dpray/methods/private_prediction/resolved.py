@@ -89,7 +89,13 @@ class PrivatePredictionPlan(Plan):
         texts = self.settings.texts_per_batch
         if self.disjoint:
             texts = texts_of_a_batch(self.settings, self.private_tokens, self.batches.num_batches)
-        return PrivatePrediction(mechanism, self.settings.max_tokens, texts, self.template.stop)
+        return PrivatePrediction(
+            mechanism,
+            self.settings.max_tokens,
+            texts,
+            self.template.stop,
+            self.settings.longest_copy,
+        )
 
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.private_prediction.audit import runs_targets, targets
@@ -223,6 +229,7 @@ class PrivatePredictionPlan(Plan):
                 "max_tokens": settings.max_tokens,
                 "max_records_per_batch": self.method.examples_per_batch,
                 "max_copies": settings.max_copies,
+                "longest_copy": settings.longest_copy,
                 "model_dtype": self.config.engine.dtype,
             },
             "records": self.expected_records,

@@ -89,7 +89,18 @@ class PrivatePredictionSettings(Section):
         description="how many of them, drawn for each batch, of its label where the file has "
         "`label`; fewer where they would take more than half of the model's context",
     )
+    longest_copy: Count | None = Field(
+        None,
+        description="the most tokens in a row that a text may share with its public prompt, "
+        "examples included, or with itself; for candidates top_k and top_k_plus; null: no bound",
+    )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PrivatePredictionSettings:
+        if self.longest_copy is not None and self.candidates == "all":
+            raise ValueError("longest_copy: is for candidates top_k and top_k_plus")
+        return self
 
     @property
     def for_poisson_only(self) -> bool:

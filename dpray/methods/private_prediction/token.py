@@ -7,7 +7,8 @@ carries it through a text, in the process that holds the logits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,7 @@ from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
 from dpray.engines.base import Waiting
 from dpray.mechanisms.randomness import generator
+from dpray.methods.private_prediction.copies import CopyBar
 from dpray.methods.private_prediction.exponential import SoftmaxSampler, sample_softmax
 from dpray.methods.private_prediction.public_gate import is_sure
 from dpray.methods.private_prediction.sparse_vector import SparseVector, distribution_distance
@@ -138,7 +140,9 @@ class PrivateTokenSelector:
 
     `mechanism` is a `PrivateToken`'s fields. `key` is a fresh key for every text. `t` private
     tokens were drawn for the batch before this text and `noisy_threshold` is in force (None: none
-    is drawn yet). All are plain values: they travel in a request to the process with the logits.
+    is drawn yet). With `longest_copy` a token is no candidate that makes the text share more tokens
+    in a row than these with the public `prompt`, or with itself. All are plain values: they travel
+    in a request to the process with the logits.
     """
 
     def __init__(
@@ -147,11 +151,14 @@ class PrivateTokenSelector:
         key: str,
         t: int = 0,
         noisy_threshold: float | None = None,
+        prompt: Sequence[int] = (),
+        longest_copy: int | None = None,
     ) -> None:
         self.mechanism = PrivateToken(**mechanism)
         self.rng = generator(key)
         self.t = t
         self.public_tokens = 0
+        self.copies = None if longest_copy is None else CopyBar(prompt, longest_copy)
         self.noisy_threshold = noisy_threshold
         if self.mechanism.sparse_vector is not None and noisy_threshold is None:
             self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)
@@ -163,6 +170,10 @@ class PrivateTokenSelector:
         text."""
         if self.t >= self.mechanism.private_tokens:
             return None
+        if self.copies is not None and (barred := self.copies.barred):
+            # The logits are the engine's own.
+            logits_public_V = logits_public_V.clone()
+            logits_public_V[list(barred)] = -math.inf
         if (yield from self._is_free(logits_private_SV, logits_public_V)):
             self.public_tokens += 1
             token = self.mechanism.draw_public(logits_public_V, self.rng)
@@ -174,6 +185,8 @@ class PrivateTokenSelector:
         drawn = int((yield token))
         if drawn < 0:
             raise ValueError("no finite logit to draw from")
+        if self.copies is not None:
+            self.copies.add(drawn)
         return drawn
 
     def _is_free(
@@ -199,7 +212,7 @@ class PrivateTokenSelector:
         }
 
 
-def selector_arguments(mechanism: PrivateToken, key: str, **state: Any) -> dict[str, Any]:
-    """Return the plain values that `PrivateTokenSelector` is built from; `state` is what the
-    batch's last text left."""
-    return {"mechanism": mechanism.values, "key": key, **state}
+def selector_arguments(mechanism: PrivateToken, key: str, **others: Any) -> dict[str, Any]:
+    """Return the plain values that `PrivateTokenSelector` is built from; `others` are what the
+    batch's last text left, and what a text must not copy."""
+    return {"mechanism": mechanism.values, "key": key, **others}
