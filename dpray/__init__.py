@@ -19,7 +19,7 @@ from dpray.version import __version__
 
 if TYPE_CHECKING:
     from dpray.accounting.ledger import Ledger
-    from dpray.api import SyntheticData, audit, compare, evaluate, load, plan, rehearse, run
+    from dpray.api import SyntheticData, audit, bench, compare, evaluate, load, plan, rehearse, run
     from dpray.config.config import Config
     from dpray.progress import progress_bar
 
@@ -35,6 +35,7 @@ __all__ = [
     "SyntheticData",
     "__version__",
     "audit",
+    "bench",
     "compare",
     "evaluate",
     "load",

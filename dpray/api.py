@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dpray.comparison import Comparison
     from dpray.config.config import Config
     from dpray.engines.base import Engine
+    from dpray.pace import Pace
     from dpray.rehearsal import Rehearsal
     from dpray.runs.plan import Plan
 
@@ -86,6 +87,24 @@ def rehearse(
     )
     write_rehearsal(Path(out), rehearsed.summary())
     return rehearsed
+
+
+def bench(
+    config: Config,
+    public: str | Path,
+    on_progress: OnProgress = lambda progress: None,
+    **options: Any,
+) -> Pace:
+    """Measure how long a configuration takes on this machine, by three short runs on public records
+    of the same shape: opens no private data, charges no budget. `dpray plan` shows it from then
+    on. `options` are those of `dpray.pace.bench`.
+
+    pace = dpray.bench(config, "public.jsonl")
+    pace.seconds(dpray.plan(config)) / 3600
+    """
+    from dpray.pace import bench as measure_pace
+
+    return measure_pace(config, str(public), on_progress=on_progress, **options)
 
 
 def run(

@@ -18,6 +18,7 @@ from dpray.version import __version__
 
 COMMANDS = {
     "plan": "Epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data.",
+    "bench": "How long a plan takes on this machine, by short runs on public records.",
     "rehearse": "Try the methods out on public records, with true noise, at no cost.",
     "run": "Make synthetic records; the same command resumes an unfinished run.",
     "evaluate": "Measure synthetic records against real ones. Not private.",

@@ -12,6 +12,7 @@ from dpray.config.config import Config, parse_config
 from dpray.methods.auto import AutoSettings
 from dpray.registry import choose
 from dpray.runs.choice import Choice
+from dpray.stage import plain
 from dpray.types import InputError, OnProgress, Progress
 
 METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
@@ -146,11 +147,6 @@ def answer(config: Config, keys: dict[str, Any], records: int) -> Answer:
         middle = math.isqrt(few * many)
         few, many = (few, middle) if at(middle).is_enough else (middle, many)
     return Answer(found.choice, found.why_not, many)
-
-
-def plain(config: Config) -> dict[str, Any]:
-    """Return the configuration as the tree that it was made of."""
-    return config.model_dump(mode="json", exclude_unset=True)
 
 
 def _records_key(name: str) -> str:

@@ -3,20 +3,16 @@ ones would get. It opens no private data and charges no budget."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from dpray.comparison import METHODS, Answer, compare, plain
+from dpray.comparison import METHODS, Answer, compare
 from dpray.config.config import Config, parse_config
-from dpray.io.public_files import public_files
-from dpray.io.records import Where, read_rows, text_of
+from dpray.io.records import read_rows
+from dpray.stage import draw, plain, public_records, staged, write_stage
 from dpray.types import InputError, OnProgress, Progress
 
 if TYPE_CHECKING:
@@ -131,10 +127,8 @@ def rehearse(
     if records < FEWEST:
         raise InputError(f"--records: {records} are too few, it takes {FEWEST}")
     stage, test = _halves(config, public)
-    drawn = _draw(stage, config.data.public_size, config.data.unit)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "stage.jsonl"
-    path.write_text("".join(json.dumps(row, default=str) + "\n" for row in drawn), encoding="utf-8")
+    drawn = draw(stage, config.data.public_size, config.data.unit)
+    path = write_stage(drawn, out)
     # Imported late: bad input should not have to wait for scikit-learn.
     from dpray.evaluation.judge import Judge
 
@@ -170,44 +164,13 @@ def _halves(config: Config, public: str) -> tuple[list[dict[str, Any]], list[dic
     # Imported late: so is what else needs scikit-learn.
     from dpray.evaluation.evaluate import is_for_test
 
-    data = config.data
     halves: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
-    for file in public_files(public, "--public", data.path):
-        for where, row in read_rows(file):
-            text = text_of(row, data.text, where)
-            _check_row(config, row, where)
-            halves[is_for_test(text)].append(row)
+    for text, row in public_records(config, public):
+        halves[is_for_test(text)].append(row)
     if min(map(len, halves)) < FEWEST:
         total = sum(map(len, halves))
         raise InputError(f"--public: {total} records are too few, it takes about {4 * FEWEST}")
     return halves
-
-
-def _check_row(config: Config, row: Mapping[str, Any], where: Where) -> None:
-    data = config.data
-    for key, column in (("data.label", data.label), ("data.unit", data.unit)):
-        if column is not None and row.get(column) is None:
-            raise InputError(f"--public: {where}: has no '{column}' ({key})")
-    if data.label is not None and str(row[data.label]) not in data.labels:
-        raise InputError(f"--public: {where}: its label is not one of data.labels")
-
-
-def _draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[dict[str, Any]]:
-    """Draw about `size` records, whole units of them, the same for the same arguments: all of them
-    in a random order, and again where they do not suffice, as other units."""
-    of_unit: dict[Any, list[dict[str, Any]]] = {}
-    for number, row in enumerate(rows):
-        of_unit.setdefault(number if unit is None else row[unit], []).append(row)
-    units, rng = list(of_unit.items()), np.random.default_rng(size)
-    drawn: list[dict[str, Any]] = []
-    for turn in count():
-        for place in rng.permutation(len(units)):
-            if len(drawn) >= size:
-                return drawn
-            name, its_rows = units[place]
-            new = {} if unit is None else {unit: f"{name}-{turn}"}
-            drawn += [row | new for row in its_rows]
-    raise AssertionError("unreachable: count() has no end")
 
 
 def _with_epsilon(config: Config, epsilon: float) -> dict[str, Any]:
@@ -230,16 +193,4 @@ def _staged(config: Config, answer: Answer, stage: Path, folder: Path, records: 
         for key in ("records", "max_records", "texts"):
             if method.get(key) is not None:
                 method[key] = min(method[key], records)
-    tree = plain(config)
-    changed = {
-        "data": {"path": str(stage)},
-        "privacy": {
-            "ledger": f"sqlite:///{folder}/private/ledger.db",
-            "dataset": "rehearsal",
-            "tenant": None,
-        },
-        "output": {"path": str(folder)},
-    }
-    return parse_config(
-        tree | {key: tree[key] | new for key, new in changed.items()} | {"method": method}
-    )
+    return parse_config(staged(config, method, stage, folder))

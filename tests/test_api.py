@@ -15,7 +15,7 @@ import dpray
 
 NAMES = [
     "Budget", "BudgetRefused", "Config", "DprayError", "InputError", "Ledger", "Progress",
-    "Resumable", "SyntheticData", "__version__", "audit", "compare", "evaluate", "load",
+    "Resumable", "SyntheticData", "__version__", "audit", "bench", "compare", "evaluate", "load",
     "plan", "progress_bar", "rehearse", "run",
 ]  # fmt: skip
 

@@ -25,6 +25,10 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(help="key.sub=value settings.", metavar="[KEY=VALUE]...")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+Rate = Annotated[
+    float | None,
+    typer.Option(help="Price of an hour of all machines of the run, in any currency.", min=0.0),
+]
 
 
 def plan(
@@ -53,9 +57,11 @@ def plan(
             metavar="FILE",
         ),
     ] = None,
+    rate: Rate = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
+    """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data. Where
+    `dpray bench` has measured this configuration's pace, show the time that a run takes, too."""
     loaded = load_config(config, overrides or [])
     if tune_clip is not None:
         _tune(loaded, tune_clip, as_json)
@@ -66,10 +72,15 @@ def plan(
     if write is not None:
         raise InputError("--write: it is for --compare, or method.name auto")
     # Imported late: a mistyped key should not have to wait for torch.
+    from dpray.pace import known_pace
     from dpray.runs.placement import in_words
 
     made = api.plan(loaded)
-    summary = made.summary()
+    pace = known_pace(loaded)
+    if pace is None and rate is not None:
+        raise InputError("--rate: `dpray bench` has not measured how long this takes")
+    time = {} if pace is None else {"time": pace.summary(made, rate)}
+    summary = made.summary() | time
     if as_json:
         typer.echo(json.dumps(summary))
         return
@@ -80,6 +91,8 @@ def plan(
     for name, value in made.lines().items():
         table.add_row(name, value)
     table.add_row("model runs", in_words(made.config))
+    if pace is not None:
+        table.add_row("time", time_in_words(summary["time"]))
     console.print(table)
     for mechanism in summary["mechanisms"]:
         words = _mechanism_in_words({"type": mechanism["name"]} | mechanism["parameters"])
@@ -103,6 +116,27 @@ def _mechanism_in_words(event: Mapping[str, Any]) -> str:
         case name:
             words = str(name).replace("_", " ")
             return re.sub("gaussian|laplace|poisson", lambda found: found[0].title(), words)
+
+
+def time_in_words(time: Mapping[str, Any]) -> str:
+    """Return a plan's time, from its JSON form."""
+    price = "" if time["price"] is None else f", at a price of {time['price']:,.2f}"
+    return (
+        f"about {duration(time['seconds'])}{price}; the largest process takes "
+        f"{time['memory_gib']:.1f} GiB (`dpray bench`, {time['measured']})"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words, with two digits that count."""
+    for name, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return (
+                f"{seconds / length:.2g} {name}"
+                if seconds < 10 * length
+                else (f"{seconds / length:,.0f} {name}")
+            )
+    return f"{seconds:.0f} seconds"
 
 
 def _guarantee(summary: dict[str, Any]) -> str:

@@ -120,6 +120,17 @@ class Plan(ABC):
         units."""
         return ""
 
+    @property
+    def fewest_records(self) -> int:
+        """Return the fewest private records of which a short run makes a text, or a step, as this
+        plan's run does."""
+        return 1
+
+    def of_size(self, texts: int) -> dict[str, Any]:
+        """Return the keys of `method` with which a short run makes so many texts, each in the time
+        that this plan's takes."""
+        return {"records": texts}
+
     def with_salt(self, salt: str) -> Self:
         """Return the plan with the run's public salt, which some plans depend on."""
         return self

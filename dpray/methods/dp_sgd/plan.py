@@ -67,6 +67,10 @@ class DpSgdPlan(Plan):
         return targets(self.method)
 
     @property
+    def fewest_records(self) -> int:
+        return self.settings.batch_size
+
+    @property
     def column_values(self) -> dict[str, Sequence[str]]:
         control = {name: tuple(shares) for name, shares in self.settings.control_values.items()}
         return super().column_values | control

@@ -108,6 +108,18 @@ class PrivatePredictionPlan(Plan):
     def texts_from_columns(self) -> bool:
         return self.template.private is not None
 
+    @property
+    def fewest_records(self) -> int:
+        rarest = min(share for share in self.proportions.values() if share > 0)
+        return math.ceil(self.settings.batch_size / rarest)
+
+    def of_size(self, texts: int) -> dict[str, Any]:
+        batches = self.settings.batches
+        if self.disjoint:
+            r = self.private_tokens
+            return {"batches": batches, "max_records": texts, "private_tokens": r}
+        return {"batches": batches, "texts": texts, "max_records": None}
+
     def with_salt(self, salt: str) -> Self:
         return replace(self, salt=salt)
 

@@ -1,0 +1,48 @@
+"""`dpray bench` measures how long a plan takes on this machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from dpray import api
+from dpray.commands.plan import AsJson, ConfigFile, Overrides, Rate, duration, time_in_words
+from dpray.config.config import load_config
+from dpray.pace import RECORDS, TEXTS
+from dpray.progress import progress_bar
+from dpray.terminal import Terminal
+
+
+def bench(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    public: Annotated[
+        str,
+        typer.Option(help="PUBLIC records of the same kind, with the same columns and labels."),
+    ] = ...,  # type: ignore[assignment]
+    records: Annotated[
+        int, typer.Option(help="Records of the larger runs; more are slower, and more exact.")
+    ] = RECORDS,
+    texts: Annotated[
+        int, typer.Option(help="Texts of the shorter runs; more are slower, and more exact.")
+    ] = TEXTS,
+    rate: Rate = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make three short runs on public records, and keep how long they took: `dpray plan` shows it.
+    Opens no private data, costs no budget."""
+    loaded = load_config(config, overrides or [])
+    with progress_bar() as on_progress:
+        pace = api.bench(loaded, public, on_progress, records=records, texts=texts)
+    time = pace.summary(api.plan(loaded), rate)
+    if as_json:
+        typer.echo(json.dumps({"pace": asdict(pace), "time": time}))
+        return
+    console = Terminal()
+    console.print(f"start: {duration(pace.start)}", highlight=False)
+    console.print(f"1,000 records: {duration(1000 * pace.per_record)}", highlight=False)
+    console.print(f"1,000 texts: {duration(1000 * pace.per_text)}", highlight=False)
+    console.print(f"the plan: {time_in_words(time)}", highlight=False, soft_wrap=True)

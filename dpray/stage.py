@@ -1,0 +1,86 @@
+"""Public records of the same shape stand in for the private ones, in short runs with ledgers of
+their own: they open no private data and charge no budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpray.config.config import Config
+from dpray.io.public_files import public_files
+from dpray.io.records import Where, read_rows, text_of
+from dpray.types import InputError
+
+FILE = "stage.jsonl"
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """Return the configuration as the tree that it was made of."""
+    return config.model_dump(mode="json", exclude_unset=True)
+
+
+def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the texts and the rows of `--public`. Raises InputError for a row that does not have
+    the configuration's columns and labels, and for `data.path` itself."""
+    for file in public_files(public, "--public", config.data.path):
+        for where, row in read_rows(file):
+            text = text_of(row, config.data.text, where)
+            _check_row(config, row, where)
+            yield text, row
+
+
+def _check_row(config: Config, row: Mapping[str, Any], where: Where) -> None:
+    data = config.data
+    for key, column in (("data.label", data.label), ("data.unit", data.unit)):
+        if column is not None and row.get(column) is None:
+            raise InputError(f"--public: {where}: has no '{column}' ({key})")
+    if data.label is not None and str(row[data.label]) not in data.labels:
+        raise InputError(f"--public: {where}: its label is not one of data.labels")
+
+
+def draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[dict[str, Any]]:
+    """Draw about `size` records, whole units of them, the same for the same arguments: all of them
+    in a random order, and again where they do not suffice, as other units."""
+    of_unit: dict[Any, list[dict[str, Any]]] = {}
+    for number, row in enumerate(rows):
+        of_unit.setdefault(number if unit is None else row[unit], []).append(row)
+    units, rng = list(of_unit.items()), np.random.default_rng(size)
+    drawn: list[dict[str, Any]] = []
+    for turn in count():
+        for place in rng.permutation(len(units)):
+            if len(drawn) >= size:
+                return drawn
+            name, its_rows = units[place]
+            new = {} if unit is None else {unit: f"{name}-{turn}"}
+            drawn += [row | new for row in its_rows]
+    raise AssertionError("unreachable: count() has no end")
+
+
+def write_stage(rows: Sequence[Mapping[str, Any]], folder: Path, name: str = FILE) -> Path:
+    """Write the records that stand in for the private ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def staged(config: Config, method: Mapping[str, Any], stage: Path, folder: Path) -> dict[str, Any]:
+    """Return the configuration, as a plain tree, of a run of `method` on the stage, in `folder`,
+    with a ledger of its own."""
+    tree = plain(config)
+    changed = {
+        "data": {"path": str(stage)},
+        "privacy": {
+            "ledger": f"sqlite:///{folder}/private/ledger.db",
+            "dataset": "rehearsal",
+            "tenant": None,
+        },
+        "output": {"path": str(folder)},
+    }
+    own = {key: tree[key] | new for key, new in changed.items()}
+    return tree | own | {"method": dict(method)}

@@ -1,0 +1,194 @@
+"""How long a plan takes: the short runs that measure it, what is kept, and what is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import dpray
+from dpray.cli import run_command
+from dpray.commands.plan import duration
+from dpray.config.config import parse_config
+from dpray.pace import Pace, bench, known_pace
+from dpray.types import DprayError, InputError
+
+Settings = Callable[..., dict[str, Any]]
+
+START, A_RECORD, A_TEXT = 20.0, 0.01, 1.5
+
+
+class Runs:
+    """Stands in for `dpray run`, and takes as long as it is told."""
+
+    def __init__(self, a_record: float = A_RECORD) -> None:
+        self.a_record = a_record
+        self.trees: list[dict[str, Any]] = []
+
+    def __call__(self, file: Path) -> float:
+        tree = yaml.safe_load(file.read_text())
+        lines = Path(tree["data"]["path"]).read_text().splitlines()
+        tree["rows"] = [json.loads(line) for line in lines]
+        self.trees.append(tree)
+        method = tree["method"]
+        texts = method.get("texts") or method.get("max_records") or method.get("records")
+        return START + self.a_record * len(tree["rows"]) + A_TEXT * texts
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> str:
+    path = tmp_path / "public.jsonl"
+    rows = [{"text": f"public {number}", "label": "ab"[number % 2]} for number in range(50)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> str:
+    path = tmp_path / "words.txt"
+    path.write_text("cough\nfever\nmorning\n")
+    return str(path)
+
+
+PRIVATE_PREDICTION = {
+    "name": "private_prediction",
+    "batch_size": 5,
+    "max_tokens": 4,
+    "clip_bound": 1.0,
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "poisson": PRIVATE_PREDICTION | {"batches": "poisson"},
+    "disjoint": PRIVATE_PREDICTION | {"batches": "disjoint"},
+    "dp_kps": {"name": "dp_kps", "sequence_length": 2},
+    "dp_sgd": {"name": "dp_sgd", "batch_size": 16, "max_length": 16},
+    "aug_pe": {"name": "aug_pe", "iterations": 2},
+}
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_three_runs_tell_the_time_of_every_plan(
+    settings: Settings, public: str, vocabulary: str, tmp_path: Path, kind: str
+) -> None:
+    method = dict(METHODS[kind])
+    if kind == "dp_kps":
+        method |= {"vocabulary": vocabulary}
+    config = parse_config(settings(method=method, data__public_size=400))
+    runs = Runs()
+    pace = bench(config, public, run=runs, cache=tmp_path / "cache", records=100, texts=6)
+    assert (pace.start, pace.per_record, pace.per_text) == pytest.approx((START, A_RECORD, A_TEXT))
+    assert known_pace(config, tmp_path / "cache") == pace
+    plan = dpray.plan(config)
+    texts = plan.summary()["records"]
+    assert pace.seconds(plan) == pytest.approx(START + 400 * A_RECORD + texts * A_TEXT)
+
+    # Public records, drawn again where they do not suffice; a ledger of the runs' own.
+    sizes = [(len(tree["rows"]), tree["data"]["public_size"]) for tree in runs.trees]
+    assert sizes == [(100, 100), (100, 100), (50, 50)]
+    for tree in runs.trees:
+        assert all(row["text"].startswith("public") for row in tree["rows"])
+        assert str(tmp_path / "ledger.db") not in tree["privacy"]["ledger"]
+        assert tree["output"]["path"] != config.output.path
+        assert not Path(tree["output"]["path"]).exists()
+        assert tree["engine"] | {"dtype": "float32"} == settings()["engine"] | {"dtype": "float32"}
+    if kind == "disjoint":  # a text takes its part of as many private tokens as in the plan
+        tokens = {tree["method"]["private_tokens"] for tree in runs.trees}
+        assert tokens == {plan.private_tokens}  # type: ignore[attr-defined]
+
+
+def test_what_chance_makes_negative_is_none() -> None:
+    seconds = {(100, 4): 10.0, (100, 12): 9.0, (50, 4): 11.0}
+    assert Pace.fitted(seconds, 1.0) == Pace(
+        10.0, 0.0, 0.0, 1.0, Pace.fitted(seconds, 1.0).measured
+    )
+
+
+def test_another_method_model_or_cluster_was_not_measured(
+    settings: Settings, public: str, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+
+    def known(**changes: Any) -> bool:
+        return known_pace(parse_config(settings(**changes)), cache) is not None
+
+    assert not known()
+    bench(parse_config(settings()), public, run=Runs(), cache=cache, records=60)
+    assert known() and known(method__max_records=99, privacy__epsilon=8.0, data__public_size=999)
+    for change in (
+        {"method__batch_size": 6},
+        {"engine__dtype": "bfloat16"},
+        {"runtime__actors": 2},
+        {"engine__model": "another"},
+    ):
+        assert not known(**change)
+    (cache / "bench.json").write_text("{")
+    assert not known()
+
+
+def test_what_cannot_be_measured_is_said(
+    settings: Settings, public: str, records_file: Path, tmp_path: Path
+) -> None:
+    def refused(message: str, file: str = public, **changes: Any) -> None:
+        options = {name: changes.pop(name) for name in ("records", "texts") if name in changes}
+        with pytest.raises(InputError, match=message) as wrong:
+            bench(parse_config(settings(**changes)), file, run=Runs(), cache=tmp_path, **options)
+        assert "Marlowe" not in str(wrong.value)
+
+    refused("^--public: .* is data.path itself", str(records_file))
+    refused("^--public: public.jsonl, row 1: its label is not one", data__labels=["c", "d"])
+    refused("^--records, --texts: are too few", records=1)
+    refused("^--records, --texts: are too few", texts=0)
+    refused("^privacy.epsilon: infinity", method={"name": "aug_pe"}, privacy__epsilon=float("inf"))
+    rare = METHODS["poisson"] | {"clip_bound": 5.0, "temperature": 1.0, "texts": 4}
+    rare |= {"max_tokens": 100}
+    refused(
+        "^--records: a run of 60 has no plan: ", method=rare, data__public_size=10**8, records=60
+    )
+
+
+def test_a_run_that_fails_says_why(settings: Settings, public: str, tmp_path: Path) -> None:
+    config = parse_config(settings(engine={"kind": "transformers", "model": str(tmp_path)}))
+    with pytest.raises(DprayError, match=r"engine\.model|failed"):
+        bench(config, public, cache=tmp_path, records=60)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 seconds"), (119, "119 seconds"), (120, "2 minutes"), (5400, "90 minutes"),
+     (9000, "2.5 hours"), (100_000, "28 hours"), (200_000, "2.3 days"), (2e6, "23 days")],
+)  # fmt: skip
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+@pytest.mark.slow
+def test_the_command_line(
+    settings: Settings,
+    public: str,
+    vocabulary: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "config.yaml"
+    method = METHODS["dp_kps"] | {"vocabulary": vocabulary}
+    path.write_text(yaml.safe_dump(settings(method=method, engine={"kind": "none"})))
+
+    assert run_command(["plan", str(path), "--rate", "2"]) == 2
+    assert "`dpray bench` has not measured" in capsys.readouterr().err
+    assert run_command(["bench", str(path), "--public", public, "--rate", "2", "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["pace"]["start"] > 0.5 and 0.01 < measured["time"]["memory_gib"] < 20
+    assert run_command(["plan", str(path), "--rate", "2", "--json"]) == 0
+    time = json.loads(capsys.readouterr().out)["time"]
+    assert time == measured["time"] and time["price"] == pytest.approx(time["seconds"] / 1800)
+    assert run_command(["plan", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "about" in said and "seconds; the largest process takes" in said
+    # Nothing of the short runs is left, and the plan's own folder was not touched.
+    assert sorted(each.name for each in tmp_path.iterdir() if "bench" in each.name) == []
+    assert not (tmp_path / "out").exists()
