@@ -158,6 +158,8 @@ def changes(cell: Cell) -> list[str]:
     ]
     if not shares:
         found.append("data.label=null")
+    if cell.method == "private_prediction_bare":
+        found += ["method.few_shot=null", "method.longest_copy=null"]
     if cell.method in ("private_prediction", "dp_kps"):
         found.append(f"method.few_shot={DATA}/{cell.data}/public.jsonl")
     if cell.method == "dp_sgd" and shares:
