@@ -58,7 +58,7 @@ CLIPS = (10.0, 7.0, 5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2)
 """c: the largest one that epsilon pays all texts with."""
 
 EXAMPLES, LONGEST_EXAMPLE = 40, 500
-"""Public texts of a label, and their characters, in the prompts of Aug-PE."""
+"""Public texts of a label in the prompts of Aug-PE, and characters of one in any prompt."""
 
 ENDPOINT = "http://127.0.0.1:8000"
 COST = "cost.json"
@@ -161,7 +161,7 @@ def changes(cell: Cell) -> list[str]:
     if cell.method == "private_prediction_bare":
         found += ["method.few_shot=null", "method.longest_copy=null"]
     if cell.method in ("private_prediction", "dp_kps"):
-        found.append(f"method.few_shot={DATA}/{cell.data}/public.jsonl")
+        found.append(f"method.few_shot={short_public_texts(cell.data)}")
     if cell.method == "dp_sgd" and shares:
         found.append(f"method.control_columns.label={SETS[cell.data].control}")
     if cell.method == "aug_pe":
@@ -187,13 +187,27 @@ def prompts(cell: Cell) -> Path:
     return HERE / "smollm2" / "prompts" / f"{cell.data}_{cell.file}.yaml"
 
 
+@cache
+def short_public_texts(data: str) -> Path:
+    """Write the public records that are short enough for a prompt; return the file."""
+    path = RUNS / "smollm2" / "prompts" / f"{data}_public.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    short = (row for row in rows(DATA / data / "public.jsonl") if is_short(row["text"]))
+    path.write_text("".join(json.dumps(row) + "\n" for row in short))
+    return path
+
+
+def is_short(text: str) -> bool:
+    return len(text) < LONGEST_EXAMPLE
+
+
 def prompts_with_examples(cell: Cell) -> Path:
     """Write the prompts of Aug-PE with public texts of each label, one of which every request for a
     random text shows; return the file."""
     texts: dict[str, list[str]] = {label: [] for label in labels(cell.data) or ("",)}
     for row in rows(DATA / cell.data / "public.jsonl"):
         of_label = texts[row["label"] or ""]
-        if len(of_label) < EXAMPLES and len(row["text"]) < LONGEST_EXAMPLE:
+        if len(of_label) < EXAMPLES and is_short(row["text"]):
             of_label.append(" ".join(row["text"].split()))
     template = yaml.safe_load(prompts(cell).read_text())
     path = RUNS / "smollm2" / "prompts" / prompts(cell).name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -45,6 +46,21 @@ def check_writable(path: Path, key: str) -> None:
             pass
     except (OSError, ValueError) as error:
         raise InputError(f"{key}: cannot write {path} ({type(error).__name__})") from None
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Return whether an error, or one that it was raised from, says that no space is left: the
+    system's, or SQLite's, which SQLAlchemy has as `orig`."""
+    seen: list[BaseException | None] = [error]
+    while seen:
+        if (found := seen.pop()) is None:
+            continue
+        if isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if getattr(found, "sqlite_errorname", None) == "SQLITE_FULL":
+            return True
+        seen += [found.__cause__, getattr(found, "orig", None)]
+    return False
 
 
 def make_private(folder: Path) -> None:

@@ -115,7 +115,7 @@ class CallCache:
             with self._lock:
                 yield
         except sqlite3.Error as error:
-            raise CallCacheError(f"{self._path}: {error}") from None
+            raise CallCacheError(f"{self._path}: {error}") from error
 
 
 def forget_calls(path: Path) -> None:

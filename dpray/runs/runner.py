@@ -23,7 +23,7 @@ from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
 from dpray.accounting.run_ledger import NullLedger
 from dpray.engines.base import Engine
-from dpray.io.files import write_durably
+from dpray.io.files import disk_is_full, write_durably
 from dpray.io.records import file_digests, fingerprint
 from dpray.mechanisms.partition import new_salt
 from dpray.runs import cluster
@@ -37,9 +37,19 @@ from dpray.runs.plan import Plan
 from dpray.runs.privacy_report import privacy_report, versions
 from dpray.runs.rows import check_first_record
 from dpray.runs.session import Release, Session
-from dpray.types import Budget, BudgetRefused, DprayError, InputError, OnProgress, Progress
+from dpray.types import (
+    Budget,
+    BudgetRefused,
+    DprayError,
+    InputError,
+    OnProgress,
+    Progress,
+    Resumable,
+)
 
 DATA_FINGERPRINT = "data.sha256"
+
+DISK_FULL = "output.path: no space is left on its disk, or on the ledger's"
 
 CONNECTION_KEYS = {
     "base_url", "max_in_flight", "attempts", "timeout", "max_num_seqs", "max_num_batched_tokens",
@@ -77,6 +87,14 @@ class Run:
 
         Raises InputError, BudgetRefused before the data is opened, and Resumable.
         """
+        try:
+            return self._execute()
+        except Exception as error:
+            if isinstance(error, Resumable) or not disk_is_full(error):
+                raise
+            raise Resumable(f"{DISK_FULL}; make room, and the same command goes on") from error
+
+    def _execute(self) -> dict[str, Any]:
         self._check_same_plan()
         if self.run["state"] == "finished":
             self.folder.remove_work()  # it may have been cut off just before
@@ -283,9 +301,11 @@ class Run:
             # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
             except (KeyboardInterrupt, SystemExit):
                 raise session.unfinished("interrupted") from None
-            except DprayError:
-                raise
             except Exception as error:
+                if disk_is_full(error):
+                    raise session.unfinished(DISK_FULL) from error
+                if isinstance(error, DprayError):
+                    raise
                 if cluster.ended_for_memory(error):
                     raise self._ended_for_memory(session) from error
                 if (why := cluster.reason_to_repeat(error)) is None:

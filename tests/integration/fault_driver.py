@@ -12,6 +12,8 @@ The file MARKER is seen by all processes of the cluster. FAULT is
   after which it does not;
 - `waits`: when two texts of its second block of groups are finished, or two prompts are answered,
   an engine makes a file MARKER.PID and waits until MARKER is there, and nobody has the second;
+- `slow`: every text takes a fifth of a second, and the file MARKER.begun gets a line with the name
+  of each group when its first text begins;
 - `loads_once`: only the first engine that is loaded, anywhere, can be, and makes MARKER.
 """
 
@@ -197,13 +199,38 @@ class Waits:
         return self.engine.generate(prompts, sampling, waiting)
 
 
+class Slow:
+    def __init__(self, engine: Engine, marker: str) -> None:
+        self.engine, self.begun = engine, Path(marker).with_suffix(".begun")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        def noted() -> Iterable[LockstepGroup]:
+            for group in groups:
+                with open(self.begun, "a") as file:
+                    file.write(f"{group.group_id}\n")
+                yield group
+
+        return watched(self.engine.decode_lockstep(noted()), lambda *_: time.sleep(0.2))
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Any, on_completion: OnCompletion
+    ) -> list[Completion]:
+        def late(i: int, completion: Completion) -> None:
+            time.sleep(0.2)
+            on_completion(i, completion)
+
+        return self.engine.generate(prompts, sampling, late)
+
+
 def build(fault: str, marker: str, *_: Any, **__: Any) -> Any:
     if fault == "loads_once" and not first_time(marker):
         raise EngineError("there is no GPU here")
     engine: Any = Words()
-    if fault == "fails_once":
-        return FailsOnce(engine, marker)
-    return Waits(engine, marker) if fault == "waits" else engine
+    faulty = {"fails_once": FailsOnce, "waits": Waits, "slow": Slow}
+    return faulty[fault](engine, marker) if fault in faulty else engine
 
 
 def main(fault: str, marker: str, path: str, *overrides: str) -> int:

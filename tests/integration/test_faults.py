@@ -169,7 +169,8 @@ def test_disk_full(
     # Room for run.json and some parts, and not for all of them.
     (small_disk / "filler").write_bytes(bytes(40 * 1024))
     ended = run.here(capfd)
-    assert ended.code == 1 and ended.err.count("\n") == 1
+    assert ended.code == 4 and ended.err.count("\n") == 1
+    assert ended.err.startswith("dpray: output.path: no space is left on its disk")
     assert not (run.output / "synthetic.jsonl").exists()
     (small_disk / "filler").unlink()
     subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)

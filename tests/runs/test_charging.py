@@ -15,7 +15,7 @@ from dpray.accounting.ledger import Ledger
 from dpray.cli import run_command
 from dpray.config.config import Config, parse_config
 from dpray.runs import runner
-from dpray.types import Budget, BudgetRefused, DprayError, InputError
+from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable
 from tests.integration.opened import Opened
 
 
@@ -229,7 +229,7 @@ def test_a_run_cut_off_between_its_last_entry_and_its_report_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(runner.ReleaseFolder, "write_json", crash)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(Resumable, match="no space is left.*the same command goes on"):
             methods.run(run)
     assert kinds(ledger).count("commit") == 1
     report = methods.run(run)

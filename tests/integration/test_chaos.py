@@ -1,0 +1,267 @@
+"""Every method on a cluster of three nodes on which things fail at random times (`make chaos`).
+
+What fails and when follows from the method and the round's number; `CHAOS_ROUNDS` says how many
+rounds, and a round that fails prints its story. Whatever happened, the release is whole, each
+unit is published once, the ledger counts at least what was executed, and no private word is
+anywhere but in the data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sqlite3
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dpray.accounting.ledger import Ledger
+from tests.engines.api_server import running_server
+from tests.integration.processes import (
+    Cluster,
+    Ended,
+    Runs,
+    another_node,
+    kill,
+    ray_cluster,
+    short,
+    workers_of,
+)
+from tests.integration.test_aug_pe_ray import AUG_PE, assert_once
+from tests.integration.trainings import assert_charged
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+ROUNDS = [
+    pytest.param(number, marks=pytest.mark.chaos)
+    for number in range(int(os.environ.get("CHAOS_ROUNDS", "1")))
+]
+FIRST_IN_SUITE = [0, *ROUNDS[1:]]
+"""The first round without the mark `chaos`: `make test` has it, too."""
+
+MOST_FAULTS = 6
+"""So many things fail in a round, if it lasts so long."""
+
+PAUSE = 4.0
+"""Seconds between faults, on the average."""
+
+MOST_STARTS = 15
+"""A run that is not done after so many starts never will be."""
+
+ACTORS = ("GroupActor", "ShardActor", "EngineActor", "RayTrainWorker")
+
+
+class Nodes:
+    """A head and two other nodes, in whose places new ones come."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.started = 0
+        self.others: list[tuple[ExitStack, subprocess.Popen[bytes]]] = []
+        for _ in range(2):
+            self._add()
+
+    def _add(self) -> None:
+        self.started += 1
+        stack = ExitStack()
+        out = self.folder / f"node-{self.started}.out"
+        self.others.append((stack, stack.enter_context(another_node(self.cluster, out))))
+
+    def replace_one(self, rng: random.Random) -> None:
+        stack, node = self.others.pop(rng.randrange(len(self.others)))
+        kill(node)
+        stack.close()
+        self._add()
+
+    def workers(self, *names: str) -> list[psutil.Process]:
+        every = [self.cluster.head, *(node for _, node in self.others)]
+        return [worker for node in every for name in names for worker in workers_of(node, name)]
+
+    def close(self) -> None:
+        for stack, _ in self.others:
+            stack.close()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    settings = {"cpus": 2, "RAY_health_check_period_ms": "500"}
+    with short() as folder, ray_cluster(folder, **settings) as cluster:
+        nodes = Nodes(cluster, folder)
+        yield nodes
+        nodes.close()
+
+
+@pytest.fixture
+def cluster(nodes: Nodes) -> Cluster:
+    """The one of the fixtures `runs` and `training`."""
+    return nodes.cluster
+
+
+class Storm:
+    """Starts a run again and again until it is done, and breaks something now and then."""
+
+    def __init__(self, run: Runs, nodes: Nodes, seed: str) -> None:
+        self.run, self.nodes, self.rng = run, nodes, random.Random(seed)
+        self.story: list[str] = []
+        self.filler = run.output.parent / "filler"
+        self.faults: dict[str, Callable[[subprocess.Popen[str]], None]] = {
+            "driver": lambda driver: driver.kill(),
+            "actor": lambda driver: self._kill(*ACTORS),
+            "accountant": lambda driver: self._kill("Accountant"),
+            "node": lambda driver: nodes.replace_one(self.rng),
+            "database": lambda driver: self._lock_database(),
+        }
+        if os.path.ismount(run.output.parent):
+            self.faults["disk"] = self._fill_disk
+
+    def _kill(self, *names: str) -> None:
+        if workers := self.nodes.workers(*names):
+            with suppress(psutil.NoSuchProcess):
+                self.rng.choice(workers).kill()
+
+    def _lock_database(self) -> None:
+        file = self.run.url.removeprefix("sqlite:///")
+        with closing(sqlite3.connect(file)) as database, suppress(sqlite3.OperationalError):
+            database.execute("BEGIN EXCLUSIVE")
+            time.sleep(3.0)
+            database.rollback()
+
+    def _fill_disk(self, driver: subprocess.Popen[str]) -> None:
+        """Until the driver ends of it, or for five seconds."""
+        with suppress(OSError), open(self.filler, "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        deadline = time.monotonic() + 5.0
+        while driver.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.filler.unlink()
+
+    def weather(self) -> dict[str, Any]:
+        """Return the report of the run's end."""
+        for start in range(MOST_STARTS):
+            driver = self.run.start()
+            self.story.append(f"start {start + 1}")
+            self._break_until_the_end(driver)
+            ended = self.run.finish(driver)
+            self.story.append(f"exit code {ended.code} {ended.err.strip()[-300:]}")
+            if ended.code == 0:
+                return ended.report
+            self._assert_expected(ended)
+        raise AssertionError(f"not done after {MOST_STARTS} starts: {self.story}")
+
+    def _break_until_the_end(self, driver: subprocess.Popen[str]) -> None:
+        while driver.poll() is None:
+            deadline = time.monotonic() + self.rng.expovariate(1 / PAUSE)
+            while driver.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+            broken = sum(each in self.faults for each in self.story)
+            if driver.poll() is None and broken < MOST_FAULTS:
+                fault = self.rng.choice(sorted(self.faults))
+                self.story.append(fault)
+                self.faults[fault](driver)
+
+    def _assert_expected(self, ended: Ended) -> None:
+        """A run that was not killed says in a line that the same command goes on."""
+        if ended.code < 0:
+            assert "driver" in self.story
+        else:
+            assert ended.code == 4 and ended.err.count("\n") == 1, self.story
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder for the output: a small disk, where this process may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], capture_output=True
+    )
+    yield folder
+    if mounted.returncode == 0:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def weathered(
+    run: Runs, nodes: Nodes, number: int, check: Callable[[dict[str, Any]], None]
+) -> None:
+    storm = Storm(run, nodes, f"{run.tree['method']['name']}, round {number}")
+    try:
+        check(storm.weather())
+    finally:
+        print(f"round {number}:", ", ".join(storm.story))
+
+
+THREE = {"runtime__actors": 3, "runtime__cpus_per_actor": 2}
+"""One on each node."""
+
+
+@pytest.mark.parametrize("number", FIRST_IN_SUITE)
+def test_private_prediction(
+    runs: Callable[..., Runs], nodes: Nodes, disk: Path, number: int
+) -> None:
+    batches = ["disjoint", "poisson"][number % 2]
+    changes = {"runtime__batches_per_task": 1, "output__path": str(disk / "out")}
+    run = runs(**THREE, **changes, method__batches=batches).with_fault("slow")
+
+    def check(report: dict[str, Any]) -> None:
+        run.assert_whole(report)
+        lines = run.marker.with_suffix(".begun").read_text().split()
+        executed = Counter(
+            line for line in lines if "/" in line
+        )  # the engine's own tests have none
+        with closing(Ledger.open(run.url)) as ledger:
+            begun = Counter(unit for unit, _ in ledger.started(run.id))
+        assert len(executed) == report["batches"]["published"]
+        assert all(executed[batch] <= begun[batch] for batch in executed)
+
+    weathered(run, nodes, number, check)
+
+
+@pytest.mark.parametrize("number", ROUNDS)
+def test_aug_pe(runs: Callable[..., Runs], nodes: Nodes, disk: Path, number: int) -> None:
+    run = runs(**THREE, data__public_size=60, output__path=str(disk / "out"))
+    run.tree["method"] = AUG_PE
+    with running_server() as endpoint:
+        run.tree["engine"] = {"kind": "openai", "model": "m", "base_url": endpoint.url}
+        weathered(run, nodes, number, lambda report: assert_once(run, report))
+        assert "Marlowe" not in json.dumps([body for _, body in endpoint.requests])
+
+
+@pytest.mark.parametrize("number", ROUNDS)
+def test_dp_kps(
+    runs: Callable[..., Runs], nodes: Nodes, disk: Path, tmp_path: Path, number: int
+) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("\n".join(f"word{n}" for n in range(20)))
+    run = runs(**THREE, output__path=str(disk / "out")).with_fault("slow")
+    run.tree["method"] = {
+        "name": "dp_kps", "vocabulary": str(words), "vocabulary_size": 10, "records": 60,
+        "sequence_length": 2, "max_tokens": 8,
+    }  # fmt: skip
+
+    def check(report: dict[str, Any]) -> None:
+        with closing(Ledger.open(run.url)) as ledger:
+            assert ledger.verify() == []
+            account = ledger.account("notes")
+            published = [unit for unit, _ in ledger.published(run.id)]
+        assert account is not None and len(account.charges) == 1
+        assert (account.spent.epsilon, account.spent.delta) == (report["epsilon"], report["delta"])
+        assert len(published) == len(set(published)) == 2  # the vocabulary and the densities
+        assert len(run.synthetic()) == report["records"] == 60
+
+    weathered(run, nodes, number, check)
+
+
+@pytest.mark.parametrize("number", ROUNDS)
+def test_dp_sgd(training: Callable[..., Runs], nodes: Nodes, disk: Path, number: int) -> None:
+    run = training(runtime__cpus_per_actor=2, output__path=str(disk / "out"))
+    # A fault before or after the training repeats no step.
+    weathered(run, nodes, number, lambda report: assert_charged(run, report, MOST_FAULTS, least=0))
