@@ -229,7 +229,7 @@ def test_a_run_cut_off_between_its_last_entry_and_its_report_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(runner.ReleaseFolder, "write_json", crash)
-        with pytest.raises(Resumable, match="no space is left.*the same command goes on"):
+        with pytest.raises(Resumable, match=r"no space is left.*the same command goes on"):
             methods.run(run)
     assert kinds(ledger).count("commit") == 1
     report = methods.run(run)
