@@ -39,6 +39,8 @@ def _check_row(config: Config, row: Mapping[str, Any], where: Where) -> None:
     for key, column in (("data.label", data.label), ("data.unit", data.unit)):
         if column is not None and row.get(column) is None:
             raise InputError(f"--public: {where}: has no '{column}' ({key})")
+        if column is not None and isinstance(row[column], list | dict):
+            raise InputError(f"--public: {where}: '{column}' holds more than one value ({key})")
     if data.label is not None and str(row[data.label]) not in data.labels:
         raise InputError(f"--public: {where}: its label is not one of data.labels")
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -29,14 +34,16 @@ class Runs:
         self.a_record = a_record
         self.trees: list[dict[str, Any]] = []
 
-    def __call__(self, file: Path) -> float:
+    def __call__(self, file: Path) -> tuple[float, float]:
         tree = yaml.safe_load(file.read_text())
         lines = Path(tree["data"]["path"]).read_text().splitlines()
         tree["rows"] = [json.loads(line) for line in lines]
         self.trees.append(tree)
         method = tree["method"]
         texts = method.get("texts") or method.get("max_records") or method.get("records")
-        return START + self.a_record * len(tree["rows"]) + A_TEXT * texts
+        # The first run takes longer, as it does where nothing is in memory yet.
+        late = 30.0 if len(self.trees) == 1 else 0.0
+        return late + START + self.a_record * len(tree["rows"]) + A_TEXT * texts, 0.5
 
 
 @pytest.fixture
@@ -87,7 +94,8 @@ def test_three_runs_tell_the_time_of_every_plan(
 
     # Public records, drawn again where they do not suffice; a ledger of the runs' own.
     sizes = [(len(tree["rows"]), tree["data"]["public_size"]) for tree in runs.trees]
-    assert sizes == [(100, 100), (100, 100), (50, 50)]
+    assert sizes == [(50, 50), (100, 100), (100, 100), (50, 50)]
+    assert pace.memory_gib == 0.5
     for tree in runs.trees:
         assert all(row["text"].startswith("public") for row in tree["rows"])
         assert str(tmp_path / "ledger.db") not in tree["privacy"]["ledger"]
@@ -124,6 +132,17 @@ def test_another_method_model_or_cluster_was_not_measured(
         {"engine__model": "another"},
     ):
         assert not known(**change)
+    (name,) = kept = json.loads((cache / "bench.json").read_text())
+    for wrong in (
+        kept | {name: 5},
+        kept | {name: kept[name] | {"more": 1}},
+        kept | {name: {"start": 1.0}},
+        kept | {name: kept[name] | {"start": "a"}},
+        kept | {name: kept[name] | {"per_text": float("nan")}},
+        [kept],
+    ):
+        (cache / "bench.json").write_text(json.dumps(wrong))
+        assert not known()
     (cache / "bench.json").write_text("{")
     assert not known()
 
@@ -141,18 +160,52 @@ def test_what_cannot_be_measured_is_said(
     refused("^--public: public.jsonl, row 1: its label is not one", data__labels=["c", "d"])
     refused("^--records, --texts: are too few", records=1)
     refused("^--records, --texts: are too few", texts=0)
+    with open(tmp_path / "lists.jsonl", "w") as lists:
+        lists.write('{"text": "a", "label": "a", "patient": [1]}\n')
+    refused("row 1: 'patient' holds more than one", lists.name, data__unit="patient")
+    (tmp_path / "file").touch()
+    refused("^output.path: cannot write", output__path=str(tmp_path / "file" / "a" / "b"))
     refused("^privacy.epsilon: infinity", method={"name": "aug_pe"}, privacy__epsilon=float("inf"))
     rare = METHODS["poisson"] | {"clip_bound": 5.0, "temperature": 1.0, "texts": 4}
     rare |= {"max_tokens": 100}
     refused(
-        "^--records: a run of 60 has no plan: ", method=rare, data__public_size=10**8, records=60
+        "^--records: a run of 30 has no plan: ", method=rare, data__public_size=10**8, records=60
     )
 
 
 def test_a_run_that_fails_says_why(settings: Settings, public: str, tmp_path: Path) -> None:
-    config = parse_config(settings(engine={"kind": "transformers", "model": str(tmp_path)}))
-    with pytest.raises(DprayError, match=r"engine\.model|failed"):
+    config = parse_config(settings(engine={"kind": "transformers", "model": f"{tmp_path}/none"}))
+    with pytest.raises(InputError, match=r"engine\.model: no such folder"):
         bench(config, public, cache=tmp_path, records=60)
+
+    def killed(file: Path) -> tuple[float, float]:
+        raise DprayError("a run on public records was killed by signal 9")
+
+    with pytest.raises(DprayError, match="killed by signal 9"):
+        bench(parse_config(settings()), public, run=killed, cache=tmp_path, records=60)
+    assert not list(tmp_path.glob("bench-*"))
+
+
+@pytest.mark.slow
+def test_a_request_to_end_leaves_nothing_behind(
+    settings: Settings, public: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    # An endpoint that nobody is at: the run waits for it.
+    engine = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:9/v1", "attempts": 50}
+    path.write_text(yaml.safe_dump(settings(method=METHODS["aug_pe"], engine=engine)))
+    command = [sys.executable, "-m", "dpray", "bench", str(path), "--public", public]
+    started = subprocess.Popen(command, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)})
+    process = psutil.Process(started.pid)
+    deadline = time.monotonic() + 300
+    while not (children := process.children()):
+        assert time.monotonic() < deadline and started.poll() is None
+        time.sleep(0.1)
+    assert list(tmp_path.glob("bench-*"))
+    started.terminate()
+    assert started.wait(300) == 143
+    assert not psutil.wait_procs(children, timeout=60)[1]
+    assert not list(tmp_path.glob("bench-*"))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +232,7 @@ def test_the_command_line(
     path.write_text(yaml.safe_dump(settings(method=method, engine={"kind": "none"})))
 
     assert run_command(["plan", str(path), "--rate", "2"]) == 2
-    assert "`dpray bench` has not measured" in capsys.readouterr().err
+    assert "`dpray bench CONFIG --public FILE` measures it" in capsys.readouterr().err
     assert run_command(["bench", str(path), "--public", public, "--rate", "2", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)
     assert measured["pace"]["start"] > 0.5 and 0.01 < measured["time"]["memory_gib"] < 20

@@ -32,8 +32,8 @@ def bench(
     rate: Rate = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make three short runs on public records, and keep how long they took: `dpray plan` shows it.
-    Opens no private data, costs no budget."""
+    """Make short runs on public records, and keep how long they took: `dpray plan` shows it. Opens no
+    private data and charges no privacy budget; an endpoint is called for real."""
     loaded = load_config(config, overrides or [])
     with progress_bar() as on_progress:
         pace = api.bench(loaded, public, on_progress, records=records, texts=texts)
@@ -42,7 +42,9 @@ def bench(
         typer.echo(json.dumps({"pace": asdict(pace), "time": time}))
         return
     console = Terminal()
+    thousands = {"1,000 records": pace.per_record, "1,000 texts": pace.per_text}
     console.print(f"start: {duration(pace.start)}", highlight=False)
-    console.print(f"1,000 records: {duration(1000 * pace.per_record)}", highlight=False)
-    console.print(f"1,000 texts: {duration(1000 * pace.per_text)}", highlight=False)
+    for name, seconds in thousands.items():
+        words = duration(1000 * seconds) if seconds else "too little to measure"
+        console.print(f"{name}: {words}", highlight=False)
     console.print(f"the plan: {time_in_words(time)}", highlight=False, soft_wrap=True)

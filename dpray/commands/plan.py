@@ -67,6 +67,8 @@ def plan(
         _tune(loaded, tune_clip, as_json)
         return
     if compare or loaded.method.name == "auto":
+        if rate is not None:
+            raise InputError("--rate: it is for the plan of one method")
         _compare(loaded, write, as_json)
         return
     if write is not None:
@@ -78,7 +80,10 @@ def plan(
     made = api.plan(loaded)
     pace = known_pace(loaded)
     if pace is None and rate is not None:
-        raise InputError("--rate: `dpray bench` has not measured how long this takes")
+        raise InputError(
+            "--rate: it is not known how long this takes on this machine; "
+            "`dpray bench CONFIG --public FILE` measures it"
+        )
     time = {} if pace is None else {"time": pace.summary(made, rate)}
     summary = made.summary() | time
     if as_json:

@@ -9,6 +9,9 @@ from dpray.io.public_files import public_files
 from dpray.io.records import read_rows
 from dpray.types import InputError
 
+LONGEST = 100_000
+"""Characters of an example; no prompt has room for more."""
+
 
 @dataclass(frozen=True)
 class FewShot:
@@ -29,7 +32,8 @@ def read_few_shot(file: str | None, shown: int, private: str) -> FewShot:
     """Read the texts of `method.few_shot`, in the columns `text` and `label`; None is no file.
 
     Raises InputError for the file `private` itself, the configuration's `data.path`, where a row
-    has no text, and for fewer texts than a prompt shows."""
+    has no text or a text is too long, and for fewer texts than a prompt shows. An empty text is
+    left out."""
     if file is None:
         return FewShot()
     texts: dict[str, list[str]] = {"": []}
@@ -37,8 +41,12 @@ def read_few_shot(file: str | None, shown: int, private: str) -> FewShot:
         for where, row in read_rows(path):
             if not isinstance(row.get("text"), str):
                 raise InputError(f"method.few_shot: {where}: no text in column 'text'")
+            if len(row["text"]) > LONGEST:
+                raise InputError(f"method.few_shot: {where}: more than {LONGEST:,} characters")
+            if not row["text"].strip():
+                continue
             texts[""].append(row["text"])
-            if row.get("label") is not None:
+            if row.get("label") not in (None, ""):
                 texts.setdefault(str(row["label"]), []).append(row["text"])
     if len(texts[""]) < shown:
         raise InputError(

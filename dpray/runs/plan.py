@@ -122,13 +122,13 @@ class Plan(ABC):
 
     @property
     def fewest_records(self) -> int:
-        """Return the fewest private records of which a short run makes a text, or a step, as this
-        plan's run does."""
+        """Return the fewest private records with which a short run has batches as large as this
+        plan's."""
         return 1
 
     def of_size(self, texts: int) -> dict[str, Any]:
-        """Return the keys of `method` with which a short run makes so many texts, each in the time
-        that this plan's takes."""
+        """Return the keys of `method` for a short run of about so many texts, each of which takes
+        as long as one of this plan's."""
         return {"records": texts}
 
     def with_salt(self, salt: str) -> Self:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,10 @@ def test_the_private_file_is_not_public_by_any_other_name(tmp_path: Path, public
 def test_examples_are_read_by_label(public: Path) -> None:
     few_shot = read_few_shot(str(public), 2, "/nowhere")
     assert few_shot.of_label("x") == ["a", "c"]
-    assert few_shot.of_label("y") == ["a", "b", "c"] == few_shot.of_label("")
+    # No text, no example; and a blank label is none.
+    public.write_text(public.read_text() + '{"text": " "}\n{"text": "d", "label": ""}\n')
+    few_shot = read_few_shot(str(public), 2, "/nowhere")
+    assert few_shot.of_label("y") == ["a", "b", "c", "d"] == few_shot.of_label("")
     assert read_few_shot(None, 2, "/nowhere").shown == 0
 
 
@@ -42,5 +46,7 @@ def test_what_is_wrong_with_examples_is_said(public: Path) -> None:
 
     refused(".* has 3 records; method.few_shot_examples is 4", 4)
     refused(".* is data.path itself", private=str(public))
+    public.write_text(json.dumps({"text": "a" * 100_001}) + "\n")
+    refused("public.jsonl, row 1: more than 100,000 characters")
     public.write_text('{"text": "a"}\n{"words": "b"}\n')
     refused("public.jsonl, row 2: no text in column .text.$")

@@ -16,7 +16,8 @@ def candidate_set(
 
     `top_k`: the k highest public logits. `top_k_plus`: `{v : z_pub(v) >= l_k - margin}` with l_k
     the k-th highest and `margin = 2c/s`: by so much one clipped row can lift one token of the
-    average against another (InvisibleInk 2025). No token whose public logit is -inf is among them.
+    average against another (InvisibleInk 2025). Where k public logits are finite, no other token
+    is among the candidates.
     Proof: docs/privacy.md, section 2.4.
     """
     if rule == "all":

@@ -92,11 +92,16 @@ class PromptTemplate:
     def _render(self, part: str, **variables: Any) -> str:
         return rendered(getattr(self, part), variables)
 
+    def _both(self, examples: Sequence[str]) -> tuple[Prompt, Prompt]:
+        """Make a prompt with a text and the public one."""
+        return self._prompt("text", "label", examples), self.public_prompt("label", examples)
+
     def try_out(self) -> None:
-        """Render the parts that public words can be put into, without examples too, and compile the
-        others, which take a row or a completion: that finds what is not in the language."""
-        without, shown = self.public_prompt("label"), self.few_shot.shown
-        if shown and self.public_prompt("label", ["example"] * shown) == without:
+        """Render the parts that public words can be put into, with any number of examples that may
+        be shown, and compile the others, which take a row or a completion: that finds what is not
+        in the language."""
+        without, *shown = (self._both(["example"] * n) for n in range(self.few_shot.shown + 1))
+        if shown and any(one == other for one, other in zip(shown[-1], without, strict=True)):
             raise Fault("shows no `examples`, which method.few_shot gives")
         compiled(self.private or "")
         compiled(self.output)

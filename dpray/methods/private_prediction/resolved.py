@@ -118,7 +118,8 @@ class PrivatePredictionPlan(Plan):
         if self.disjoint:
             r = self.private_tokens
             return {"batches": batches, "max_records": texts, "private_tokens": r}
-        return {"batches": batches, "texts": texts, "max_records": None}
+        a_batch = self.settings.texts_per_batch
+        return {"batches": batches, "texts": a_batch * texts, "max_records": None}
 
     def with_salt(self, salt: str) -> Self:
         return replace(self, salt=salt)

@@ -82,12 +82,14 @@ class PrivatePredictionSettings(Section):
         "left out, as they all fall into one batch, which has to fit the engine",
     )
     few_shot: str | None = Field(
-        None, description="a file of PUBLIC records shown in all prompts of a batch; null: none"
+        None,
+        description="a file of PUBLIC records, columns `text` and `label`, which all prompts of a "
+        "batch show where the template has `examples`; null: none",
     )
     few_shot_examples: Count = Field(
         2,
         description="how many of them, drawn for each batch, of its label where the file has "
-        "`label`; fewer where they would take more than half of the model's context",
+        "enough of it; fewer where the prompt would take more than half of the model's context",
     )
     longest_copy: Count | None = Field(
         None,

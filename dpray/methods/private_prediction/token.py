@@ -170,16 +170,13 @@ class PrivateTokenSelector:
         text."""
         if self.t >= self.mechanism.private_tokens:
             return None
-        if self.copies is not None and (barred := self.copies.barred):
-            # The logits are the engine's own.
-            logits_public_V = logits_public_V.clone()
-            logits_public_V[list(barred)] = -math.inf
-        if (yield from self._is_free(logits_private_SV, logits_public_V)):
+        drawable_V = self._without_copies(logits_public_V)
+        if (yield from self._is_free(logits_private_SV, logits_public_V, drawable_V)):
             self.public_tokens += 1
-            token = self.mechanism.draw_public(logits_public_V, self.rng)
+            token = self.mechanism.draw_public(drawable_V, self.rng)
         else:
             self.t += 1
-            token = self.mechanism.draw_private(logits_private_SV, logits_public_V, self.rng)
+            token = self.mechanism.draw_private(logits_private_SV, drawable_V, self.rng)
             if self.mechanism.sparse_vector is not None:
                 self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)
         drawn = int((yield token))
@@ -189,12 +186,25 @@ class PrivateTokenSelector:
             self.copies.add(drawn)
         return drawn
 
+    def _without_copies(self, logits_public_V: torch.Tensor) -> torch.Tensor:
+        """Return the public logits with -inf for the tokens that would be copies."""
+        if self.copies is None or not (barred := self.copies.barred):
+            return logits_public_V
+        drawable_V = logits_public_V.clone()  # the logits are the engine's own
+        drawable_V[list(barred)] = -math.inf
+        return drawable_V
+
     def _is_free(
-        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+        self,
+        logits_private_SV: torch.Tensor,
+        logits_public_V: torch.Tensor,
+        drawable_V: torch.Tensor,
     ) -> Waiting[bool]:
-        """Return whether the public gate is open, or else the sparse vector's answer is "near"."""
+        """Return whether the public gate is open, or else the sparse vector's answer is "near". The
+        gate looks at the tokens that may be drawn, and the distance at all of them: private logits
+        have no bars."""
         marks = self.mechanism.sure_probability, self.mechanism.sure_entropy
-        if marks != (None, None) and bool((yield is_sure(logits_public_V, *marks))):
+        if marks != (None, None) and bool((yield is_sure(drawable_V, *marks))):
             return True
         sparse_vector = self.mechanism.sparse_vector
         if sparse_vector is None or self.noisy_threshold is None:

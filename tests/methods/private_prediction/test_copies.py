@@ -97,6 +97,15 @@ def test_the_engines_logits_stay_as_they_are() -> None:
     assert torch.equal(public, before)
 
 
+def test_the_sparse_vector_compares_all_tokens() -> None:
+    """What may not be drawn is no difference between the private rows and the public one."""
+    far = mechanism(threshold=0.5, noise=1e-6)
+    selector = PrivateTokenSelector(far, new_key(), prompt=(0, 1), longest_copy=1)
+    for n in (0, 0, 0):
+        assert select_token(selector, torch.eye(V)[[n, n]] * 9, torch.eye(V)[n] * 9) is not None
+    assert selector.state()["t"] == 0 and selector.state()["public_tokens"] == 3
+
+
 @pytest.mark.parametrize("longest", [None, 3])
 def test_a_runs_texts_are_kept_from_copying(longest: int | None) -> None:
     method = PrivatePrediction(PrivateToken(**mechanism()), 8, 1, longest_copy=longest)

@@ -117,9 +117,18 @@ def test_examples_that_a_template_does_not_show_are_refused(tmp_path: Path) -> N
     with pytest.raises(InputError, match=r"method\.template: texts: shows no `examples`"):
         load_template("texts", few_shot)
     own = tmp_path / "own.yaml"
-    # A batch may show none of them, where they are too long.
-    own.write_text("user: '{{ examples[0] }} {{ text }}'")
-    with pytest.raises(InputError, match=r"method\.template: .*no element 0|undefined"):
+    # A batch may show one of them, or none, where they are too long.
+    for template in (
+        "user: '{{ examples[0] }} {{ text }}'",
+        "user: '{% if examples %}{{ examples[1] }}{% endif %} {{ text }}'",
+        "user: '{{ text }}'\nplaceholder: '{% if examples %}{{ examples[1] }}{% endif %}'",
+    ):
+        own.write_text(template)
+        with pytest.raises(InputError, match=r"method\.template: .*(no element|undefined)"):
+            load_template(str(own), few_shot)
+    # Private prompts would show none.
+    own.write_text("user: '{{ text }}'\nplaceholder: '{{ examples | join }}'")
+    with pytest.raises(InputError, match="shows no `examples`"):
         load_template(str(own), few_shot)
 
 
