@@ -32,7 +32,7 @@ def bench(
     rate: Rate = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make short runs on public records, and keep how long they took: `dpray plan` shows it. Opens no
+    """Make short runs on public records, and keep how long they took, for `dpray plan`. Opens no
     private data and charges no privacy budget; an endpoint is called for real."""
     loaded = load_config(config, overrides or [])
     with progress_bar() as on_progress:
