@@ -18,7 +18,7 @@ from ray.dashboard.modules.metrics.dashboards import default_dashboard_panels
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
 from dpray.runs.metrics import METRICS
-from dpray.serving.metrics import GatewayMetrics
+from dpray.serving.metrics import GatewayMetrics, merged_page
 from tests.cluster.files import CLUSTER
 
 MONITORING = CLUSTER / "monitoring"
@@ -58,10 +58,10 @@ def ours() -> set[str]:
 def gateways() -> set[str]:
     metrics = GatewayMetrics()
     metrics.answered("other", 200, 0.1)
-    page = metrics.page(0).decode()
+    text = merged_page({"one": metrics.families(0)}).decode()
     return {
         sample.name
-        for family in text_string_to_metric_families(page)
+        for family in text_string_to_metric_families(text)
         for sample in family.samples
         if not sample.name.endswith("_created")
     }
