@@ -180,7 +180,10 @@ def test_panels_neither_overlap_nor_share_an_id():
 
 RUN = '{run="r", dataset="notes", method="dp_sgd"}'
 DONE, PARTS = f"ray_dpray_stage_done{RUN}", f"ray_dpray_stage_parts{RUN}"
-GOOD, BAD = 'dpray_requests_total{status="200"}', 'dpray_requests_total{status="503"}'
+GOOD, BAD, ONE_DIES, ANOTHER_COMES = (
+    f'dpray_requests_total{{gateway="{gateway}", status="{status}"}}'
+    for gateway, status in (("a", 200), ("a", 503), ("b", 200), ("c", 200))
+)
 NOTES = '{dataset="notes"}'
 BUDGET = {
     f"ray_dpray_budget_epsilon{NOTES}": "10x200",
@@ -220,6 +223,18 @@ FIRES = {
     "DprayGatewayFails": [
         (True, {GOOD: "0+9x200", BAD: "0+1x200"}),
         (False, {GOOD: "0+99x200", BAD: "0+1x200"}),
+        # All gateways count together, though one dies and another takes its place.
+        (False, {GOOD: "0+9x200", BAD: "0+1x200", ONE_DIES: "0+90x200"}),
+        (
+            False,
+            {
+                GOOD: "0+9x200",
+                BAD: "0+1x200",
+                ONE_DIES: "0+90x100 _x100",
+                ANOTHER_COMES: "_x101 0+90x99",
+            },
+        ),
+        (True, {GOOD: "0+9x200", BAD: "0+1x200", ONE_DIES: "0+90x100 _x100"}),
     ],
 }
 
