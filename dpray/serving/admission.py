@@ -32,8 +32,8 @@ class _Ask:
 class Admission:
     """Asks `coordinator` for places in the name of `gateway`, one report at a time.
 
-    Reports never overtake each other, and each holds everything, so that none is missed when one is
-    lost: a place whose answer got lost is not in the next report, which gives it back.
+    Reports never overtake each other and each is complete, so that a lost one does no harm: a place
+    whose answer was lost is not in the next report, which gives it back.
     """
 
     def __init__(

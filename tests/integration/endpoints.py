@@ -14,7 +14,7 @@ import openai
 import yaml
 
 from tests.integration.processes import MARKER, TIMEOUT, Cluster, environment, wait_for
-from tests.serving.front import requests
+from tests.serving.front import requests, samples
 
 WORD = MARKER.decode()
 KEY, OTHER = "dpray-integration-key-one", "dpray-integration-key-two"
@@ -67,6 +67,11 @@ class Served:
         """The number of requests on the metrics page, which may lack the last second's."""
         return requests(self.get("/metrics").text, route, status)
 
+    def in_flight(self) -> list[float]:
+        """The requests in flight of each gateway; those of one may be a second old."""
+        page = self.get("/metrics").text
+        return [sample.value for sample in samples(page, "dpray_requests_in_flight")]
+
     def assert_counted(self, route: str, status: int, count: float) -> None:
         wait_for(lambda: self.count(route, status) >= count)
         assert self.count(route, status) == count
@@ -80,11 +85,3 @@ def chat(client: openai.OpenAI, words: str = "", tokens: int = 12) -> Any:
         temperature=0,
         extra_body={"ignore_eos": True},
     )
-
-
-def comes_to_its_end(stream: openai.Stream[openai.types.Completion]) -> bool:
-    try:
-        reasons = [choice.finish_reason for part in stream for choice in part.choices]
-    except (openai.APIError, httpx.TransportError):
-        return False
-    return "length" in reasons
