@@ -48,7 +48,7 @@ class Answer:
     """Holds the refusal of each ask, None for a place that was given; and the secret of all."""
 
     refusals: tuple[str | None, ...] | None
-    """It is None while the coordinator does not know all requests in flight: ask later."""
+    """Without them, the coordinator does not know all requests in flight yet: ask later."""
     secret: bytes = field(repr=False)
 
 
