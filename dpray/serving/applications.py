@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 
 from ray import serve
@@ -200,7 +200,8 @@ class Ingress:
         if embedder is not None and config.embedder is not None:
             endpoints["/v1/embeddings"] = _embeddings(embedder, embedder_name, config.embedder)
         logging.getLogger("vllm").setLevel(logging.CRITICAL)
-        card = {"object": "model", "created": int(time()), "owned_by": "dpray"}
+        # The same on all gateways, which do not know when the model was made.
+        card = {"object": "model", "created": 0, "owned_by": "dpray"}
         cards = [{"id": name, **card} for name in (llm_name, embedder_name) if name]
         shared = None if coordinator is None else RemoteCoordinator(coordinator)
         self._gateway = Gateway(config, endpoints, cards, Readiness(), api_error, shared)

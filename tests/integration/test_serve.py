@@ -134,7 +134,9 @@ def test_a_wrong_key_is_refused_everywhere(served: Served, key: str) -> None:
 
 
 def test_both_keys_are_right(served: Served) -> None:
-    assert served.client(OTHER).models.list().data == served.client(KEY).models.list().data
+    expected = served.client(OTHER).models.list().data
+    # Whichever gateway answers.
+    assert all(served.client(KEY).models.list().data == expected for _ in range(8))
 
 
 def test_chat_and_completions_and_their_streams(served: Served) -> None:
