@@ -1,16 +1,13 @@
-"""Every caller has an API key, a limit on requests in flight, and a cache salt."""
+"""Every caller has an API key and a cache salt."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import ipaddress
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from dpray.serving.errors import ApiError
-from dpray.serving.settings import LimitsConfig
 
 ANYBODY = "anybody"
 """Every caller has this name where no key is needed."""
@@ -38,37 +35,8 @@ class Keys:
         return str(found.index(True))
 
 
-class InFlight:
-    """Counts the requests in flight, in total and for each caller."""
-
-    def __init__(self, limits: LimitsConfig) -> None:
-        self._limits = limits
-        self._of: Counter[str] = Counter()
-
-    @property
-    def total(self) -> int:
-        return self._of.total()
-
-    @contextmanager
-    def one(self, caller: str) -> Iterator[None]:
-        """Count a request while it is in flight. Raises ApiError 429 where the limit is reached."""
-        if self.total >= self._limits.max_in_flight:
-            raise _too_many("too many requests in flight")
-        if self._of[caller] >= self._limits.max_in_flight_per_key:
-            raise _too_many("too many requests of this key in flight")
-        self._of[caller] += 1
-        try:
-            yield
-        finally:
-            self._of[caller] -= 1
-
-
-def _too_many(message: str) -> ApiError:
-    return ApiError(429, message, "rate_limit_exceeded", headers={"Retry-After": "1"})
-
-
 def cache_salt(secret: bytes, caller: str) -> str:
-    """Return the salt of a caller's entries in vLLM's prefix cache, from a secret of this process.
+    """Return the salt of a caller's entries in vLLM's prefix cache, by all gateways' secret.
 
     Without it, the time of an answer would tell a caller whether another one had sent some prompt.
     """

@@ -1,8 +1,8 @@
-"""The Ray Serve application has a gateway, an LLM (`ray.serve.llm` on vLLM) and an embedder.
+"""The Ray Serve application has gateways, an LLM (`ray.serve.llm` on vLLM) and an embedder.
 
-The actors delegate to `gateway`, `embedding` and Ray's own LLM ingress. The replicas log nothing
-that can hold a prompt: no access log, and nothing below CRITICAL, because Serve and vLLM log the
-errors of requests with their text.
+The actors delegate to `gateway`, `coordinator` (where there are several gateways), `embedding` and
+Ray's own LLM ingress. The replicas log nothing that can hold a prompt: no access log, and nothing
+below CRITICAL, because Serve and vLLM log the errors of requests with their text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 
 from ray import serve
@@ -24,14 +24,20 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.model_path import resolve_model
 from dpray.engines.vllm_model import ENVIRONMENT, vllm_options
 from dpray.serving import embedding
+from dpray.serving.coordinator import Answer, Coordinator, Report
 from dpray.serving.embedding import CountingEmbedder, Embedded, EmbeddingBatch
 from dpray.serving.gateway import Endpoint, Gateway
+from dpray.serving.metrics import Families
 from dpray.serving.ray_errors import api_error
 from dpray.serving.settings import ReplicasConfig, ServeConfig, ServedEmbedder, ServeFile, parse
 
 APPLICATION = "dpray"
 BUILDER = "dpray.serving.applications:build"
 _READY_SECONDS = 2.0
+_HEALTH_SECONDS = 1.0
+"""Serve looks so often whether the gateways and the coordinator live, which answer at once."""
+_ON_HEAD = {"node:__internal_head__": 0.001}
+"""It is a resource that Ray gives to the head alone."""
 _REPLICA_LOGS = {"enable_access_log": False, "log_level": "CRITICAL"}
 SYSTEM_LOGS = {"enable_access_log": False, "log_level": "WARNING"}
 """Configures the logs of Serve's controller and proxy: an access log would hold callers' paths."""
@@ -69,16 +75,32 @@ def application(file: ServeFile) -> serve.Application:
     if (name := file.embedder_name) and file.embedder and file.serve.embedder:
         embedder = _embedder(file.embedder.model, file.serve.embedder)
         bound |= {"embedder": embedder, "embedder_name": name}
+    if file.serve.gateways > 1:
+        bound["coordinator"] = _coordinator(file.serve)
     gateway = serve.deployment(
         name="gateway",
-        # One replica, so that the limits and the metrics count all requests.
-        num_replicas=1,
+        num_replicas=file.serve.gateways,
         # More than the limit, so that the gateway itself refuses a request, in OpenAI's format.
         max_ongoing_requests=4 * file.serve.limits.max_in_flight,
+        health_check_period_s=_HEALTH_SECONDS,
         logging_config=_REPLICA_LOGS,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(ENVIRONMENT)}},
     )(serve.ingress()(Ingress))
     return gateway.bind(file.serve, **bound)
+
+
+def _coordinator(config: ServeConfig) -> serve.Application:
+    deployed = serve.deployment(
+        name="coordinator",
+        num_replicas=1,
+        # A gateway has two calls under way, and one more for each reader of the metrics.
+        max_ongoing_requests=100 * config.gateways,
+        health_check_period_s=_HEALTH_SECONDS,
+        logging_config=_REPLICA_LOGS,
+        # No machine can be lost with it alone: Serve does not outlive its head.
+        ray_actor_options={"num_cpus": 0, "resources": _ON_HEAD},
+    )
+    return deployed(Coordinator).bind(config.limits, config.gateways)
 
 
 def _embedder(model: str, served: ServedEmbedder) -> serve.Application:
@@ -158,7 +180,7 @@ class EmbeddingServer:
 
 
 class Ingress:
-    """The gateway's actor delegates to `Gateway`."""
+    """A gateway's actor delegates to `Gateway`."""
 
     def __init__(
         self,
@@ -167,6 +189,7 @@ class Ingress:
         llm_name: str = "",
         embedder: DeploymentHandle | None = None,
         embedder_name: str = "",
+        coordinator: DeploymentHandle | None = None,
     ) -> None:
         endpoints: dict[str, Endpoint] = {}
         if llm is not None:
@@ -177,12 +200,29 @@ class Ingress:
         if embedder is not None and config.embedder is not None:
             endpoints["/v1/embeddings"] = _embeddings(embedder, embedder_name, config.embedder)
         logging.getLogger("vllm").setLevel(logging.CRITICAL)
-        card = {"object": "model", "created": int(time()), "owned_by": "dpray"}
+        # The same on all gateways, which do not know when the model was made.
+        card = {"object": "model", "created": 0, "owned_by": "dpray"}
         cards = [{"id": name, **card} for name in (llm_name, embedder_name) if name]
-        self._gateway = Gateway(config, endpoints, cards, Readiness(), api_error)
+        shared = None if coordinator is None else RemoteCoordinator(coordinator)
+        self._gateway = Gateway(config, endpoints, cards, Readiness(), api_error, shared)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._gateway
+
+
+class RemoteCoordinator:
+    """Calls the `Coordinator` behind `handle`. Raises what Serve raises when it is lost."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def exchange(self, report: Report) -> Answer:
+        answer: Answer = await self._handle.exchange.remote(report)
+        return answer
+
+    async def publish(self, gateway: str, families: Families) -> Mapping[str, Families]:
+        published: Mapping[str, Families] = await self._handle.publish.remote(gateway, families)
+        return published
 
 
 def _embeddings(handle: DeploymentHandle, name: str, served: ServedEmbedder) -> Endpoint:

@@ -1,4 +1,4 @@
-"""The gateway authenticates, limits, counts, and answers errors in OpenAI's format.
+"""A gateway authenticates, limits, counts, and answers errors in OpenAI's format.
 
 It is a plain ASGI application that knows no Ray, so that tests run it without a cluster; in a
 cluster `applications.Ingress` is the actor around it.
@@ -10,8 +10,8 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -21,9 +21,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from dpray.serving.access import ANYBODY, InFlight, Keys, cache_salt, is_loopback
+from dpray.serving.access import ANYBODY, Keys, cache_salt, is_loopback
+from dpray.serving.admission import Admission
+from dpray.serving.coordinator import RENEWAL_SECONDS, Coordinator, Shared
 from dpray.serving.errors import INTERNAL, ApiError, model_not_found
-from dpray.serving.metrics import CONTENT_TYPE, GatewayMetrics
+from dpray.serving.metrics import CONTENT_TYPE, Families, GatewayMetrics, merged_page
 from dpray.serving.settings import ServeConfig
 from dpray.types import valid_unicode
 
@@ -40,7 +42,10 @@ logger = logging.getLogger("dpray.serving")
 
 
 class Gateway:
-    """`endpoints` answer POST requests, by path; `models` are OpenAI's model cards."""
+    """`endpoints` answer POST requests, by path; `models` are OpenAI's model cards.
+
+    Without a `coordinator` this gateway is the only one.
+    """
 
     def __init__(
         self,
@@ -49,13 +54,15 @@ class Gateway:
         models: Sequence[Mapping[str, Any]],
         ready: Ready,
         translate: Translate = lambda error: None,
+        coordinator: Shared | None = None,
     ) -> None:
         self._config, self._ready, self._translate = config, ready, translate
         self._models = {str(model["id"]): dict(model) for model in models}
         self._keys = Keys(config.keys) if config.auth == "keys" else None
-        self._in_flight = InFlight(config.limits)
+        self._name = secrets.token_hex(4)
+        self._coordinator = coordinator or Coordinator(config.limits)
+        self._admission = Admission(self._name, self._coordinator)
         self._metrics = GatewayMetrics()
-        self._salt_secret = secrets.token_bytes(32)
         self._posts = frozenset(endpoints)
         self._router = Router(
             [
@@ -69,6 +76,7 @@ class Gateway:
                 ),
             ],
             redirect_slashes=False,
+            lifespan=self._lifespan,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,12 +111,12 @@ class Gateway:
             return
         request = Request(scope)
         caller = self._caller(request)
-        scope["dpray.salt"] = cache_salt(self._salt_secret, caller)
         limits = self._config.limits
-        with ExitStack() as held:
+        async with AsyncExitStack() as held:
             if scope["method"] == "POST":
                 _check_headers(request, limits.max_request_bytes)
-                held.enter_context(self._in_flight.one(caller))
+                await held.enter_async_context(self._admission.place(caller))
+                scope["dpray.salt"] = cache_salt(self._admission.secret, caller)
                 receive = _bounded(receive, limits.max_request_bytes)
             try:
                 async with asyncio.timeout(limits.request_timeout_seconds):
@@ -144,7 +152,26 @@ class Gateway:
         return JSONResponse({"status": status, "deployments": state}, code)
 
     async def _metrics_page(self, request: Request) -> Response:
-        return Response(self._metrics.page(self._in_flight.total), media_type=CONTENT_TYPE)
+        return Response(merged_page(await self._publish()), media_type=CONTENT_TYPE)
+
+    async def _publish(self) -> Mapping[str, Families]:
+        families = self._metrics.families(self._admission.in_flight)
+        return await self._coordinator.publish(self._name, families)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: object) -> AsyncIterator[None]:
+        renewals = asyncio.create_task(self._renew())
+        yield
+        renewals.cancel()
+
+    async def _renew(self) -> None:
+        """Renew the leases of this gateway's requests and metrics for as long as it lives."""
+        while True:
+            self._admission.report()
+            with suppress(Exception):
+                async with asyncio.timeout(RENEWAL_SECONDS):
+                    await self._publish()
+            await asyncio.sleep(RENEWAL_SECONDS)
 
     async def _model_list(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": list(self._models.values())})

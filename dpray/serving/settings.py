@@ -77,6 +77,10 @@ class ServeConfig(Section):
     keys: tuple[str, ...] = Field(
         (), description='the hash of each API key, "sha256:HEX", never the key itself'
     )
+    gateways: Count = Field(
+        1,
+        description="processes that take requests, with the same limits for all of them together",
+    )
     start_timeout_seconds: Positive = Field(
         1800.0, description="give up where the models are not up after it"
     )

@@ -18,7 +18,7 @@ from ray.dashboard.modules.metrics.dashboards import default_dashboard_panels
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
 from dpray.runs.metrics import METRICS
-from dpray.serving.metrics import GatewayMetrics
+from dpray.serving.metrics import GatewayMetrics, merged_page
 from tests.cluster.files import CLUSTER
 
 MONITORING = CLUSTER / "monitoring"
@@ -58,10 +58,10 @@ def ours() -> set[str]:
 def gateways() -> set[str]:
     metrics = GatewayMetrics()
     metrics.answered("other", 200, 0.1)
-    page = metrics.page(0).decode()
+    text = merged_page({"one": metrics.families(0)}).decode()
     return {
         sample.name
-        for family in text_string_to_metric_families(page)
+        for family in text_string_to_metric_families(text)
         for sample in family.samples
         if not sample.name.endswith("_created")
     }
@@ -180,7 +180,10 @@ def test_panels_neither_overlap_nor_share_an_id():
 
 RUN = '{run="r", dataset="notes", method="dp_sgd"}'
 DONE, PARTS = f"ray_dpray_stage_done{RUN}", f"ray_dpray_stage_parts{RUN}"
-GOOD, BAD = 'dpray_requests_total{status="200"}', 'dpray_requests_total{status="503"}'
+GOOD, BAD, ONE_DIES, ANOTHER_COMES = (
+    f'dpray_requests_total{{gateway="{gateway}", status="{status}"}}'
+    for gateway, status in (("a", 200), ("a", 503), ("b", 200), ("c", 200))
+)
 NOTES = '{dataset="notes"}'
 BUDGET = {
     f"ray_dpray_budget_epsilon{NOTES}": "10x200",
@@ -220,6 +223,18 @@ FIRES = {
     "DprayGatewayFails": [
         (True, {GOOD: "0+9x200", BAD: "0+1x200"}),
         (False, {GOOD: "0+99x200", BAD: "0+1x200"}),
+        # All gateways count together, though one dies and another takes its place.
+        (False, {GOOD: "0+9x200", BAD: "0+1x200", ONE_DIES: "0+90x200"}),
+        (
+            False,
+            {
+                GOOD: "0+9x200",
+                BAD: "0+1x200",
+                ONE_DIES: "0+90x100 _x100",
+                ANOTHER_COMES: "_x101 0+90x99",
+            },
+        ),
+        (True, {GOOD: "0+9x200", BAD: "0+1x200", ONE_DIES: "0+90x100 _x100"}),
     ],
 }
 

@@ -1,19 +1,17 @@
-"""`dpray serve` as an operator starts it: real Ray Serve, real vLLM, real embeddings, and the
-`openai` client. One start for the whole module; every text sent holds the marker."""
+"""`dpray serve` as an operator starts it: real Ray Serve, real vLLM, real embeddings, two gateways,
+and the `openai` client. One start for the whole module; every text sent holds the marker."""
 
 from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from shutil import copytree
+from threading import Event
+from time import monotonic
 from typing import Any
 
 import httpx
@@ -21,69 +19,39 @@ import numpy as np
 import openai
 import psutil
 import pytest
-import yaml
 
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from tests.cluster.proxy import flood, in_lines, in_one_header, peak_bytes, running_proxy
+from tests.integration.endpoints import (
+    EMBEDDER,
+    KEY,
+    LLM,
+    OTHER,
+    WORD,
+    Served,
+    chat,
+    start_serve,
+)
 from tests.integration.processes import (
     MARKER,
     TIMEOUT,
     Cluster,
     end,
-    environment,
     free_ports,
     ray_cluster,
     short,
     wait_for,
 )
-from tests.serving.front import hashed
+from tests.serving.front import hashed, samples
+from tests.serving.traffic import traffic
 
 pytestmark = pytest.mark.slow
 
-WORD = MARKER.decode()
-KEY, OTHER = "dpray-integration-key-one", "dpray-integration-key-two"
-EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
-LLM = "tiny"
 IN_FLIGHT = 12
 RETRIES = TIMEOUT // 8
 """The retries of a client that waits for a replica, eight seconds before each but the first few."""
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 JSON = {"Content-Type": "application/json"}
-
-
-@dataclass(frozen=True)
-class Served:
-    process: subprocess.Popen[str]
-    said: dict[str, Any]
-    cluster: Cluster
-
-    @property
-    def url(self) -> str:
-        return str(self.said["base_url"]).removesuffix("/v1")
-
-    def client(self, key: str = KEY, retries: int = 0) -> openai.OpenAI:
-        """A new client reads all certificates: fifty milliseconds of a core."""
-        return openai.OpenAI(
-            base_url=self.said["base_url"], api_key=key, max_retries=retries, timeout=TIMEOUT
-        )
-
-    @cached_property
-    def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=TIMEOUT)
-
-    def post(self, path: str, **more: Any) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {KEY}"} | more.pop("headers", {})
-        return self.http.post(path, headers=headers, **more)
-
-    def get(self, path: str, key: str | None = KEY) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return self.http.get(path, headers=headers)
-
-    def count(self, route: str, status: int) -> float:
-        """The number of requests on the metrics page."""
-        wanted = f'dpray_requests_total{{route="{route}",status="{status}"}} '
-        lines = self.get("/metrics").text.splitlines()
-        return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
 
 
 @pytest.fixture(scope="module")
@@ -114,20 +82,13 @@ def served(
         "serve": {
             "port": free_ports(1)[0],
             "keys": [hashed(OTHER), hashed(KEY)],
+            "gateways": 2,
             "start_timeout_seconds": TIMEOUT,
             "limits": {"max_request_bytes": 20_000, "max_in_flight_per_key": IN_FLIGHT},
             "embedder": {"max_batch_size": 8},
         },
     }
-    path = folder / "serve.yaml"
-    path.write_text(yaml.safe_dump(config))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dpray", "serve", str(path), "--json"],
-        env=environment(RAY_ADDRESS=cluster.address),
-        stdout=subprocess.PIPE,
-        stderr=open(folder / "err", "w"),  # noqa: SIM115
-        text=True,
-    )
+    process = start_serve(cluster, config, folder)
     try:
         assert process.stdout is not None
         wait_for(lambda: cluster.workers("ProxyActor"), process)
@@ -143,16 +104,6 @@ def served(
             end(process)
 
 
-def chat(client: openai.OpenAI, words: str = "", tokens: int = 12) -> Any:
-    return client.chat.completions.create(
-        model=LLM,
-        messages=[{"role": "user", "content": f"{WORD} the old bridge {words}"}],
-        max_tokens=tokens,
-        temperature=0,
-        extra_body={"ignore_eos": True},
-    )
-
-
 def test_the_models_are_listed_and_healthy(served: Served) -> None:
     client = served.client()
 
@@ -161,7 +112,8 @@ def test_the_models_are_listed_and_healthy(served: Served) -> None:
     assert (served.said["llm"], served.said["embedder"]) == (LLM, EMBEDDER)
     health = served.get("/health", key=None)
     assert (health.status_code, health.json()["status"]) == (200, "ok")
-    assert len(health.json()["deployments"]) == 3
+    assert len(health.json()["deployments"]) == 4
+    assert len(served.cluster.workers("ServeReplica:dpray:gateway")) == 2
 
 
 def test_a_proxy_that_ray_killed_for_a_slow_start_has_a_successor(served: Served) -> None:
@@ -182,7 +134,9 @@ def test_a_wrong_key_is_refused_everywhere(served: Served, key: str) -> None:
 
 
 def test_both_keys_are_right(served: Served) -> None:
-    assert served.client(OTHER).models.list().data == served.client(KEY).models.list().data
+    expected = served.client(OTHER).models.list().data
+    # Whichever gateway answers.
+    assert all(served.client(KEY).models.list().data == expected for _ in range(8))
 
 
 def test_chat_and_completions_and_their_streams(served: Served) -> None:
@@ -305,7 +259,56 @@ def test_too_many_at_once_get_a_429_and_the_others_their_answer(served: Served) 
         answered = list(pool.map(one, range(4 * IN_FLIGHT)))
     assert IN_FLIGHT <= sum(answered) < 4 * IN_FLIGHT
     assert waits == ["1"] * answered.count(0)
-    assert served.count("/v1/chat/completions", 429) == answered.count(0)
+    served.assert_counted("/v1/chat/completions", 429, answered.count(0))
+
+
+def test_a_gateway_that_is_killed_costs_a_retry_and_no_request(served: Served) -> None:
+    """First the coordinator, for which requests wait; then one of two gateways, which is lost with
+    the requests that it has under way."""
+    client, go = served.client(OTHER), Event()
+
+    def embed(client: openai.OpenAI) -> Callable[[], object]:
+        return lambda: client.embeddings.create(model=EMBEDDER, input=WORD)
+
+    def in_two_pieces(_: int) -> bool:
+        """Whether a request is answered whose body has a pause in it."""
+
+        def body() -> Iterator[bytes]:
+            yield f'{{"model": "{EMBEDDER}", '.encode()
+            go.wait(TIMEOUT)
+            yield f'"input": "{WORD}"}}'.encode()
+
+        try:
+            return served.post("/v1/embeddings", content=body(), headers=JSON).is_success
+        except httpx.TransportError:
+            return False
+
+    def is_refused() -> bool:
+        with pytest.raises(openai.RateLimitError):
+            embed(served.client())()
+        return True
+
+    with ThreadPoolExecutor(IN_FLIGHT) as pool, ExitStack() as ends:
+        ends.callback(go.set)
+        held = [pool.submit(in_two_pieces, n) for n in range(IN_FLIGHT)]
+        wait_for(lambda: sum(served.in_flight()) == IN_FLIGHT)
+        # A limit for each gateway would let these in.
+        assert all(is_refused() for _ in range(4))
+        retries = client.with_options(max_retries=openai.DEFAULT_MAX_RETRIES)
+        with traffic(embed(retries)) as retried, traffic(embed(client)) as tried:
+            wait_for(lambda: len(tried.answered) >= 10)
+            served.cluster.workers("ServeReplica:dpray:coordinator")[0].kill()
+            began = monotonic()
+            wait_for(lambda: tried.answered_since(began) >= 10)
+            assert tried.failed == [] and is_refused()
+            served.cluster.workers("ServeReplica:dpray:gateway")[0].kill()
+            began = monotonic()
+            wait_for(lambda: tried.answered_since(began) >= 30)
+    answered = [each.result() for each in held]
+    assert retried.failed == []
+    assert tried.outage(began) < 5, tried.failed
+    # Those of the gateway that lives.
+    assert True in answered and False in answered
 
 
 def test_lost_replicas_cost_a_retry_and_no_request(served: Served) -> None:
@@ -376,12 +379,15 @@ def test_metrics_count_by_route_and_status(served: Served) -> None:
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve(WORD)
 
+    served.assert_counted("/v1/embeddings", 200, was[0] + 3)
+    served.assert_counted("/v1/models/{model}", 404, was[1] + 1)
     page = served.get("/metrics").text
-    assert served.count("/v1/embeddings", 200) == was[0] + 3
-    assert served.count("/v1/models/{model}", 404) == was[1] + 1
-    assert 'dpray_request_seconds_bucket{le="+Inf",route="/v1/completions"}' in page
-    assert "dpray_requests_in_flight 0.0" in page
+    bucket = {"le": "+Inf", "route": "/v1/completions"}
+    assert samples(page, "dpray_request_seconds_bucket", **bucket)
     assert WORD not in page
+
+    # Of the gateway that a test killed there is nothing, and of its successor there is.
+    wait_for(lambda: served.in_flight() == [0, 0])
 
 
 def test_it_ends_when_told_to_and_nothing_sent_was_logged(served: Served) -> None:

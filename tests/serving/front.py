@@ -8,8 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from starlette.responses import JSONResponse, Response
 
+from dpray.serving.coordinator import Shared
 from dpray.serving.gateway import Endpoint, Gateway
 from dpray.serving.ray_errors import api_error
 from dpray.serving.settings import ServeConfig
@@ -39,9 +42,11 @@ def config(**changes: Any) -> ServeConfig:
 def gateway(
     answer: Endpoint = echo,
     ready: Callable[[], Awaitable[Mapping[str, bool]]] = always_ready,
+    coordinator: Shared | None = None,
     **changes: Any,
 ) -> Gateway:
-    return Gateway(config(**changes), {CHAT: answer, EMBEDDINGS: answer}, CARDS, ready, api_error)
+    endpoints = {CHAT: answer, EMBEDDINGS: answer}
+    return Gateway(config(**changes), endpoints, CARDS, ready, api_error, coordinator)
 
 
 def http(
@@ -63,10 +68,28 @@ def ask(app: Gateway, path: str = CHAT, key: str | None = KEY, **more: Any) -> h
     return asyncio.run(send())
 
 
+def samples(page: str, name: str, **labels: str) -> list[Sample]:
+    """The samples of a metrics page with this name and these labels."""
+    return [
+        sample
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+
+
+def requests(page: str, route: str, status: int) -> float:
+    """The number of requests on a metrics page, of all gateways."""
+    found = samples(page, "dpray_requests_total", route=route, status=str(status))
+    return sum(sample.value for sample in found)
+
+
+def in_flight(page: str) -> float:
+    return sum(sample.value for sample in samples(page, "dpray_requests_in_flight"))
+
+
 def counted(app: Gateway, route: str, status: int) -> float:
-    line = f'dpray_requests_total{{route="{route}",status="{status}"}} '
-    page = ask(app, "/metrics").text
-    return sum(float(each.removeprefix(line)) for each in page.splitlines() if line in each)
+    return requests(ask(app, "/metrics").text, route, status)
 
 
 def assert_openais(answer: httpx.Response, status: int, code: str) -> None:

@@ -43,6 +43,7 @@ def tree() -> dict[str, Any]:
         ("serve", {"auth": "none"}, "serve.keys: are not asked for"),
         ("serve", {"auth": "none", "keys": [], "host": "0.0.0.0"}, "serve.host: .* 127.0.0.1"),
         ("serve", {"prot": 3}, "serve.prot: there is no such key"),
+        ("serve", {"gateways": 0}, "serve.gateways"),
         ("serve", {"llm": None, "embedder": None}, "serve: nothing to serve"),
         ("serve", {"llm": {"name": "x"}, "embedder": {"name": "x"}}, "serve.llm.name"),
         ("serve", {"llm": {"min_replicas": 2}}, "serve.llm.max_replicas"),
