@@ -264,7 +264,7 @@ class Answering:
 
 def _answer(config: Any, make: Callable[[], Any], places: int, answers: int = 200) -> float:
     """Return what the pool takes for an answer while it waits for so many actors."""
-    actor = ray.remote(num_cpus=0)(Answering).remote(answers)
+    actor: Any = ray.remote(num_cpus=0)(Answering).remote(answers)
     waiting = GroupPool(config, make, "batch", TASK)
     waiting._make = lambda: actor
     waiting._actors = places

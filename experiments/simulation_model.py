@@ -14,7 +14,7 @@ too many actors in a row were lost.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -34,6 +34,16 @@ from dpray.runs.group_pool import TICK
 from dpray.runs.groups import block_count
 
 Events = Generator[simpy.Event, Any, None]
+
+
+def gathering(costs: Costs, machines: Machines, load: Load, blocks: int) -> float:
+    """Return the seconds in which all rows are read and the batches gathered, few or many."""
+    shared = (
+        costs.gather_worker * machines.workers
+        + costs.gather_row * load.batches * load.rows
+        + costs.gather_block * blocks
+    )
+    return costs.gather + shared / machines.cores + costs.gather_pair * load.pieces * blocks
 
 
 class Place:
@@ -60,7 +70,7 @@ class Simulation:
         self.steps = texts.sum(axis=1).tolist()
         self.rows = (1 + rng.poisson(load.rows, load.batches)).tolist()
         self.published = np.zeros(load.batches, dtype=bool)
-        self.spent: Counter[str] = Counter()
+        self.spent: defaultdict[str, float] = defaultdict(float)
         self.driver_busy = self.accountant_busy = self.decoding_wall = 0.0
         self.calls = self.repeated = self.lost_actors = self.attempts = self.commands = 0
         self.starting = 0
@@ -104,7 +114,7 @@ class Simulation:
         yield self.env.timeout(costs.finish + costs.finish_batch * load.batches)
 
     def _attempt(self) -> Events:
-        costs, load, cores = self.costs, self.load, self.machines.cores
+        costs, load = self.costs, self.load
         self.attempts += 1
         waiting = np.flatnonzero(~self.published)
         runtime = RuntimeConfig(actors=self.machines.actors)
@@ -112,13 +122,9 @@ class Simulation:
         number = load.blocks or block_count(
             -(-len(waiting) // self.task), self.machines.actors, len(waiting) * load.rows
         )
-        rows = load.batches * load.rows  # all of them are read, whichever batches wait
         yield self.env.timeout(
             costs.resume_batch * (load.batches - len(waiting))
-            + costs.gather
-            + costs.gather_worker * self.machines.workers / cores
-            + (costs.gather_row * rows + costs.gather_block * number) / cores
-            + costs.gather_pair * load.pieces * number
+            + gathering(costs, self.machines, load, number)
         )
         # A block has the batches that a hash brings there.
         self.rng.shuffle(waiting)

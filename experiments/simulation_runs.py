@@ -27,7 +27,7 @@ from tests.integration.processes import ray_cluster, ray_node, short
 T = TypeVar("T")
 
 HERE = Path(__file__).resolve().parent
-PATHS = {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
+PATHS: dict[str, Any] = {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
 """The environment in which actors find these modules and the tests' ones."""
 
 SETTLED = 12.0

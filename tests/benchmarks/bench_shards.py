@@ -82,7 +82,9 @@ def config_of(folder: Path, rows: int, batch_size: int, **method: int) -> Config
 
 
 def plan_of(folder: Path, rows: int, batch_size: int, **method: int) -> Plan:
-    return make_plan(config_of(folder, rows, batch_size, **method)).with_salt(new_salt())
+    plan: Any = make_plan(config_of(folder, rows, batch_size, **method))
+    salted: Plan = plan.with_salt(new_salt())
+    return salted
 
 
 class Stub:
