@@ -149,6 +149,8 @@ class Simulation:
         self.starting = len(places)
         for place in places:
             place.process = self.env.process(self._actor(place, 0.0))
+        if self.machines.killed is not None and self.attempts == 1:
+            self.env.process(self._kill_one(places, self.machines.killed))
         finished: list[int] = []
         last = self.env.now
         while blocks or any(place.is_busy for place in places):
@@ -163,9 +165,12 @@ class Simulation:
                 if what == "end" and not place.is_ended:
                     place.is_busy = False
                     idle.append(place)
+                elif what == "ask" and not place.is_ended:
+                    self._hand(place, blocks.pop() if blocks else [])
                 elif what == "lost" and not place.is_ended:
                     if self.load.requeued and place.left:
                         blocks.append(sorted(place.left))
+                    place.left.clear()
                     self._replace(place, places, bool(blocks))
             is_late = self.env.now - last >= SECONDS_PER_PART
             if finished and (is_late or len(finished) >= BATCHES_PER_PART):
@@ -179,16 +184,19 @@ class Simulation:
     def _hand_out(self, places: list[Place], idle: list[Place], blocks: list[list[int]]) -> None:
         """Give blocks to idle actors; where there are no more, end the actors without one."""
         while blocks and idle:
-            place = idle.pop()
-            assert place.handed is not None
-            block = blocks.pop()
-            place.is_busy, place.left = True, set(block)
-            place.handed.succeed(block)
+            self._hand(idle.pop(), blocks.pop())
         if not blocks:
             idle.clear()
             for place in [place for place in places if not place.is_busy]:
                 places.remove(place)
                 self._end(place)
+
+    @staticmethod
+    def _hand(place: Place, block: list[int]) -> None:
+        assert place.handed is not None
+        place.is_busy = True
+        place.left.update(block)
+        place.handed.succeed(block)
 
     def _replace(self, place: Place, places: list[Place], goes_on: bool) -> None:
         place.is_busy = False
@@ -288,6 +296,14 @@ class Simulation:
         if actor is not None and actor.is_alive:
             actor.interrupt("lost")
 
+    def _kill_one(self, places: list[Place], after: float) -> Events:
+        while not self.published.any():
+            yield self.env.timeout(TICK / 10)
+        yield self.env.timeout(after)
+        busy = next((place for place in places if place.is_busy), None)
+        if busy is not None and busy.process is not None and busy.process.is_alive:
+            busy.process.interrupt("lost")
+
     def _spend(self, what: str, seconds: float) -> Events:
         began = self.env.now
         try:
@@ -298,8 +314,7 @@ class Simulation:
     def _decode(self, place: Place, block: list[int], factor: float, under_way: set[int]) -> Events:
         """Decode a block as `LockstepRun` does: the next batch is taken when there is room, one
         waits for it, and the engine waits while its task begins in the ledger."""
-        engine, number = self.engine, max(1, round(len(block) / self.task))
-        tasks: Iterator[list[int]] = (task.tolist() for task in np.array_split(block, number))
+        engine, tasks, ahead = self.engine, self._tasks(block), self.load.ahead
         running: list[tuple[int, int]] = []
         taken: deque[int] = deque()
         done: list[int] = []
@@ -313,6 +328,14 @@ class Simulation:
                     yield from self._begin(len(task))
                     under_way.update(task)
                     taken.extend(task)
+                elif not taken and ahead:
+                    yield from self._spend("decoding", seconds * factor)
+                    seconds = 0.0
+                    place.handed = self.env.event()
+                    self._tell(place, "ask", [])
+                    block = yield place.handed
+                    tasks, ahead = self._tasks(block), bool(block)
+                    continue
                 if not taken or (running and rows + self.rows[taken[0]] > engine.room):
                     break
                 batch = taken.popleft()
@@ -332,6 +355,10 @@ class Simulation:
                 under_way.difference_update(done)
                 place.left.difference_update(done)
                 done = []
+
+    def _tasks(self, block: list[int]) -> Iterator[list[int]]:
+        number = max(1, round(len(block) / self.task))
+        return (task.tolist() for task in np.array_split(block, number))
 
     def _begin(self, batches: int) -> Events:
         began = self.env.now

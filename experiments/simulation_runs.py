@@ -13,16 +13,19 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Timer
 from typing import Any, TypeVar
 
+import psutil
 from simulation_values import Engine, Load
 
 from dpray.config.config import Config
 from dpray.engines.base import Lockstep, LockstepGroup, LockstepResult
 from dpray.registry import run
+from dpray.runs.group_pool import GroupActor
 from dpray.types import Progress
 from tests.benchmarks.bench_shards import Stub, config_of, write_rows
-from tests.integration.processes import ray_cluster, ray_node, short
+from tests.integration.processes import ray_cluster, ray_node, short, workers_of
 
 T = TypeVar("T")
 
@@ -125,27 +128,30 @@ def configure(folder: Path, engine: Engine, load: Load, actors: int) -> Config:
     return config.model_copy(update={"runtime": config.runtime.model_copy(update=runtime)})
 
 
-def real_run(number: int, actors: int, engine: Engine, load: Load) -> dict[str, float]:
-    """Run private prediction on so many nodes; return the seconds of the whole run and, of these,
-    those before the first batch and after the last one, and how many batches there were."""
-    seen: list[tuple[float, Progress]] = []
+def real_run(
+    number: int, actors: int, engine: Engine, load: Load, killed: float | None
+) -> tuple[float, int]:
+    """Run private prediction on so many nodes; return its seconds, and how many batches were
+    repeated. With `killed`, the process of an actor is killed so many seconds after the first part
+    was published."""
     with nodes(number, actors // number) as folder:
         config = configure(folder, engine, load, actors)
+        timers: list[Timer] = []
+
+        def on_progress(progress: Progress) -> None:
+            published = progress.completed if progress.stage == "batches" else 0
+            if killed is not None and published and not timers:
+                timers.append(Timer(killed, kill_actor))
+                timers[0].start()
+
         began = time.monotonic()
-        report = run(
-            config,
-            on_progress=lambda progress: seen.append((time.monotonic() - began, progress)),
-            build=partial(build, engine),
-        )
+        report = run(config, on_progress=on_progress, build=partial(build, engine))
         seconds = time.monotonic() - began
-    batches = [(when, progress) for when, progress in seen if progress.stage == "batches"]
-    if report["batches"]["published"] != batches[-1][1].completed:
+    if report["batches"]["published"] != load.batches:
         raise RuntimeError("some batches were not published")
-    return {
-        "seconds": seconds,
-        "before": batches[0][0],
-        "first": batches[1][0],
-        "after": seconds - batches[-1][0],
-        "batches": report["batches"]["published"],
-        "repeated": report["batches"]["repeated"],
-    }
+    return seconds, report["batches"]["repeated"]
+
+
+def kill_actor() -> None:
+    """Kill the process of an actor of this process' cluster."""
+    workers_of(psutil.Process(), GroupActor.__name__)[0].kill()

@@ -75,7 +75,8 @@ class Machines:
     """`Machines` run `actors`. All processes of Ray share `cores`, and as many as `workers` gather,
     one for each CPU that Ray is told of. Actors are lost at `losses` per
     actor and hour; the driver notices it after `notice` seconds, and another machine is there after
-    `replace` seconds. A share `slow` of the actors takes `slow_factor` times as long."""
+    `replace` seconds. A share `slow` of the actors takes `slow_factor` times as long. With
+    `killed`, one actor is lost as well, so many seconds after the first part was published."""
 
     actors: int
     cores: float
@@ -85,14 +86,16 @@ class Machines:
     replace: float = 120.0
     slow: float = 0.0
     slow_factor: float = 2.0
+    killed: float | None = None
 
 
 @dataclass(frozen=True)
 class Load:
     """A `Load` is `batches` of about `rows` records, in files of so many `bytes` that are read in
     `pieces`. Blocks and tasks are as in dpray, unless `blocks` or `task` say otherwise. A gathered
-    block is handed out in `slices` (1 in dpray); if `requeued` (not in dpray), another actor gets
-    what a lost one leaves, in the same attempt."""
+    block is handed out in `slices` (1 in dpray). Two more are not in dpray: if `ahead`, an actor
+    gets its next block when the last task of the one before has begun; if `requeued`, another actor
+    gets what a lost one leaves, in the same attempt."""
 
     batches: int
     rows: int
@@ -101,6 +104,7 @@ class Load:
     blocks: int | None = None
     task: int | None = None
     slices: int = 1
+    ahead: bool = False
     requeued: bool = False
 
 

@@ -98,6 +98,18 @@ def test_what_is_lost_can_go_to_another_actor_of_the_attempt() -> None:
     assert found.attempts == 1
 
 
+def test_an_engine_that_has_its_next_block_is_always_full() -> None:
+    found = simulate(FREE, ENGINE, machines(1), load(640, blocks=30, ahead=True))
+    assert found.efficiency == pytest.approx(1.0)
+    assert simulate(FREE, ENGINE, machines(1), load(640, blocks=30)).efficiency < 0.95
+
+
+def test_a_killed_actor_costs_another_attempt() -> None:
+    killed = machines(4, killed=10.0, notice=0.0, replace=0.0)
+    found = simulate(FREE, ENGINE, killed, load(400))
+    assert (found.lost_actors, found.attempts) == (1, 2)
+
+
 def test_the_measured_costs_are_whole() -> None:
     found = simulate(costs(), replace(GPU, room=50), machines(2), Load(40, 10, 8, 4e5))
     assert 0.0 < found.efficiency < 1.0
