@@ -119,9 +119,10 @@ class Simulation:
         waiting = np.flatnonzero(~self.published)
         runtime = RuntimeConfig(actors=self.machines.actors)
         self.task = load.task or task_size(runtime, True, len(waiting))
-        number = load.blocks or block_count(
-            -(-len(waiting) // self.task), self.machines.actors, len(waiting) * load.rows
-        )
+        tasks = -(-len(waiting) // self.task)
+        number = block_count(tasks, self.machines.actors, len(waiting) * load.rows)
+        if load.blocks is not None:
+            number = min(tasks, load.blocks)
         yield self.env.timeout(
             costs.resume_batch * (load.batches - len(waiting))
             + gathering(costs, self.machines, load, number)
