@@ -89,8 +89,8 @@ def measure_() -> None:
     """Measure the costs, and write them."""
     from simulation_costs import measure
 
-    found = asdict(measure())
-    COSTS.write_text(json.dumps({name: float(f"{s:.3g}") for name, s in found.items()}, indent=2))
+    found = {name: float(f"{seconds:.3g}") for name, seconds in asdict(measure()).items()}
+    COSTS.write_text(json.dumps(found, indent=2) + "\n")
     table(("cost", "seconds"), ((f"`{name}`", f"{s:.2g}") for name, s in found.items()))
 
 
