@@ -22,7 +22,7 @@ def cluster() -> Iterator[Any]:
     from tests.integration.processes import ray_cluster, short
 
     # Its processes report to the metrics pages every five seconds, not every ten.
-    variables = {"RAY_metrics_report_interval_ms": "5000"}
+    variables: dict[str, Any] = {"RAY_metrics_report_interval_ms": "5000"}
     with short() as folder, ray_cluster(folder, jobs=True, **variables) as cluster:
         yield cluster
 

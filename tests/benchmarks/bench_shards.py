@@ -45,11 +45,11 @@ PRIVATE_TOKENS, MAX_TOKENS = 8, 4
 """Every batch gives two texts."""
 
 
-def write_rows(folder: Path, rows: int) -> None:
-    for part in range(FILES):
+def write_rows(folder: Path, rows: int, files: int = FILES, labels: str = "baa") -> None:
+    for part in range(files):
         with open(folder / f"{part}.jsonl", "w") as file:
-            for number in range(part, rows, FILES):
-                label = "ab"[number % 3 == 0]
+            for number in range(part, rows, files):
+                label = labels[number % len(labels)]
                 file.write(f'{{"text": "note {number} of a cough", "label": "{label}"}}\n')
 
 
@@ -81,8 +81,10 @@ def config_of(folder: Path, rows: int, batch_size: int, **method: int) -> Config
     )
 
 
-def plan_of(folder: Path, rows: int, batch_size: int) -> Plan:
-    return make_plan(config_of(folder, rows, batch_size)).with_salt(new_salt())
+def plan_of(folder: Path, rows: int, batch_size: int, **method: int) -> Plan:
+    plan: Any = make_plan(config_of(folder, rows, batch_size, **method))
+    salted: Plan = plan.with_salt(new_salt())
+    return salted
 
 
 class Stub:

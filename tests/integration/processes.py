@@ -62,7 +62,7 @@ class Cluster:
         return [path for path in self.temp_dir.glob("session_2*/logs/**/*") if path.is_file()]
 
 
-def workers_of(node: subprocess.Popen[bytes], name: str) -> list[psutil.Process]:
+def workers_of(node: subprocess.Popen[bytes] | psutil.Process, name: str) -> list[psutil.Process]:
     """The processes of a node whose Ray title holds `name`."""
     found = []
     for process in family(node):
@@ -190,7 +190,7 @@ def kill(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-def family(process: subprocess.Popen[Any]) -> list[psutil.Process]:
+def family(process: subprocess.Popen[Any] | psutil.Process) -> list[psutil.Process]:
     """All that it started and that is there yet."""
     with suppress(psutil.Error):
         return psutil.Process(process.pid).children(recursive=True)

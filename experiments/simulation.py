@@ -1,0 +1,267 @@
+"""A thousand actors, simulated: how much of their time private prediction on Ray would use.
+
+    python experiments/simulation.py measure      # writes simulation_costs.json
+    python experiments/simulation.py validate     # real runs on 1, 2 and 4 nodes of this machine
+    python experiments/simulation.py scale        # 10^8 records
+
+The model is in simulation_model.py. Its costs are measured on this machine; the GPUs' step time is
+an assumption (`GPU`), which `scale` varies.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from simulation_model import gathering, simulate
+from simulation_values import Costs, Engine, Found, Load, Machines
+
+from dpray.io.records import READERS
+from dpray.runs.groups import MOST_BLOCKS
+
+HERE = Path(__file__).parent
+COSTS = HERE / "simulation_costs.json"
+
+CORES = 2
+"""This machine has so many."""
+
+SLEEPING = Engine(
+    load=0.0,
+    step=0.08,
+    step_row=0.0005,
+    prompt_row=0.01,
+    room=44,
+    texts=2,
+    tokens=12,
+    most_tokens=24,
+)
+"""The engine of the real runs, which sleeps: four batches side by side."""
+
+REAL = Load(batches=400, rows=10, pieces=8, bytes=4e5)
+ACTORS_PER_NODE = 2
+
+GPU = Engine(
+    load=60.0,
+    step=0.010,
+    step_row=2e-5,
+    prompt_row=1e-3,
+    room=1024,
+    texts=2,
+    tokens=128,
+    most_tokens=256,
+)
+"""An ASSUMPTION, not a measurement: a model of one or two billion parameters on one GPU. Whoever
+has measured a model there puts its figures here."""
+
+RECORDS = Load(batches=787_402, rows=127, pieces=800, bytes=1e11)
+"""10^8 records of 1 KB in batches of 127."""
+
+SEEDS = range(3)
+
+app = typer.Typer()
+
+
+def costs() -> Costs:
+    return Costs(**json.loads(COSTS.read_text()))
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    heads = list(heads)
+    print("|", " | ".join(heads), "|")
+    print("|---" + "|---:" * (len(heads) - 1) + "|")
+    for row in rows:
+        print("|", " | ".join(row), "|", flush=True)
+    print()
+
+
+@app.command("measure")
+def measure_() -> None:
+    """Measure the costs, and write them."""
+    from simulation_costs import measure
+
+    found = {name: float(f"{seconds:.3g}") for name, seconds in asdict(measure()).items()}
+    COSTS.write_text(json.dumps(found, indent=2) + "\n")
+    table(("cost", "seconds"), ((f"`{name}`", f"{s:.2g}") for name, s in found.items()))
+
+
+@app.command()
+def validate(
+    nodes: list[int] = typer.Argument(default=[1, 2, 4]),
+    runs: int = 2,
+    killed: float | None = typer.Option(None, help="an actor is, after so many seconds"),
+) -> None:
+    """Make real runs on so many nodes, and simulate them."""
+    heads = ("nodes", "actors", "measured, seconds", "simulated, seconds", "difference")
+    more = ("efficiency, measured", "simulated", "repeated, measured", "simulated")
+    table((*heads, *more), (validated(number, runs, killed) for number in nodes))
+
+
+def validated(nodes: int, runs: int, killed: float | None) -> Iterable[str]:
+    from simulation_runs import alone, real_run
+
+    actors = nodes * ACTORS_PER_NODE
+    # A process that is killed is missed at once, and its CPU is free.
+    cluster = Machines(actors, CORES, workers=actors, notice=0.0, replace=0.0, killed=killed)
+    found = [simulate(costs(), SLEEPING, cluster, REAL, seed) for seed in SEEDS]
+    simulated = statistics.mean(each.wall for each in found)
+    real = [alone(real_run, nodes, actors, SLEEPING, REAL, killed) for _ in range(runs)]
+    mean = statistics.mean(seconds for seconds, _ in real)
+    yield f"{nodes}"
+    yield f"{actors}"
+    yield ", ".join(f"{seconds:.1f}" for seconds, _ in real)
+    yield f"{simulated:.1f}"
+    yield f"{simulated / mean - 1:+.0%}"
+    yield f"{found[0].useful / actors / mean:.2f}"
+    yield f"{found[0].useful / actors / simulated:.2f}"
+    yield ", ".join(f"{repeated}" for _, repeated in real)
+    yield ", ".join(f"{each.repeated}" for each in found)
+
+
+def machines(actors: int, losses: float = 0.0, slow: float = 0.0) -> Machines:
+    """Return machines with a core for each actor."""
+    return Machines(actors, actors, workers=actors, losses=losses, slow=slow)
+
+
+@cache
+def found_of(engine: Engine, cluster: Machines, load: Load) -> list[Found]:
+    return [simulate(costs(), engine, cluster, load, seed) for seed in SEEDS[:2]]
+
+
+def cells(found: list[Found]) -> Iterable[str]:
+    """Yield the means over the seeds."""
+
+    def mean(values: Iterable[float]) -> float:
+        return statistics.mean(values)
+
+    yield f"{mean(f.wall for f in found) / 60:.1f}"
+    yield f"{mean(f.efficiency for f in found):.2f}"
+    yield f"{mean(1 - f.decoding_wall / f.wall for f in found):.1%}"
+    yield f"{mean(f.share('starting') for f in found):.1%}"
+    yield f"{mean(f.share('ledger', 'handing over', 'lost') for f in found):.1%}"
+    yield f"{mean(f.share('decoding') - f.efficiency for f in found):.1%}"
+    yield f"{mean(f.tail for f in found):.1%}"
+    yield f"{mean(f.calls / f.decoding_wall for f in found):.0f}"
+    yield f"{mean(f.accountant / f.decoding_wall for f in found):.0%}"
+    yield f"{mean(f.driver / f.decoding_wall for f in found):.0%}"
+    yield f"{mean(f.lost_actors for f in found):,.0f}"
+    yield f"{mean(f.repeated for f in found):,.0f}"
+    yield f"{mean(f.attempts for f in found):.1f}, {mean(f.commands for f in found):.1f}"
+
+
+HEADS = (
+    "minutes",
+    "efficiency",
+    "set-up and end",
+    "loading",
+    "waiting",
+    "slow or not full",
+    "tail",
+    "ledger calls a second",
+    "ledger busy",
+    "driver busy",
+    "actors lost",
+    "batches repeated",
+    "attempts, commands",
+)
+
+
+@app.command()
+def scale() -> None:
+    """Simulate 10^8 records."""
+    table(("1,000 actors, without failures", "seconds"), before_and_after(machines(1000)))
+    kinds: dict[str, dict[str, float]] = {
+        "no failures": {},
+        "0.05 lost an hour": {"losses": 0.05},
+        "0.5 lost an hour": {"losses": 0.5},
+        "5 % half as fast": {"slow": 0.05},
+    }
+    table(
+        ("actors", *HEADS),
+        (
+            (f"{actors:,}, {kind}", *cells(found_of(GPU, machines(actors, **options), RECORDS)))
+            for actors in (512, 1000)
+            for kind, options in kinds.items()
+        ),
+    )
+    table(
+        ("1,000 actors, 0.05 lost an hour, a step of", *HEADS),
+        (
+            (
+                step_of(times),
+                *cells(found_of(slower(times), machines(1000, losses=0.05), RECORDS)),
+            )
+            for times in (1 / 3, 1, 3, 10)
+        ),
+    )
+    slices = {"slices": 16}
+    ahead = slices | {"ahead": True}
+    changes: dict[str, dict[str, Any]] = {
+        "as it is": {},
+        "8,000 blocks": {"blocks": 8_000},
+        "64 batches a task": {"task": 64},
+        "each block in 16 slices": slices,
+        "and the next slice is there before the last one ends": ahead,
+        "and what is lost goes to another actor at once": ahead | {"requeued": True},
+    }
+    for times, slow in ((1, 0.05), (10, 0.0), (10, 0.05)):
+        kind = f"steps of {step_of(times)}, 0.05 lost an hour"
+        table(
+            (f"{kind}, {slow:.0%} half as fast", *HEADS),
+            (
+                (
+                    change,
+                    *cells(
+                        found_of(
+                            slower(times),
+                            machines(1000, losses=0.05, slow=slow),
+                            replace(RECORDS, **options),
+                        )
+                    ),
+                )
+                for change, options in changes.items()
+            ),
+        )
+
+
+def before_and_after(cluster: Machines) -> Iterable[tuple[str, str]]:
+    """Yield what a run takes while no actor decodes."""
+    found, load = costs(), RECORDS
+    whole = gathering(found, cluster, load, MOST_BLOCKS)
+    pairs = found.gather_pair * load.pieces * MOST_BLOCKS
+    seconds = {
+        "start": found.start,
+        "the data's files are hashed": found.hash_byte * load.bytes / READERS,
+        "the model is tried": found.actor_wait + found.actor_cpu + GPU.load,
+        f"rows are gathered, the driver's part ({load.pieces} x {MOST_BLOCKS:,} pairs)": pairs,
+        "rows are gathered, all else": whole - pairs,
+        "the release is put in order and written": found.finish + found.finish_batch * load.batches,
+    }
+    yield from ((what, f"{taken:.0f}") for what, taken in seconds.items())
+
+
+def step_of(times: float) -> str:
+    return f"{1000 * times * (GPU.step + GPU.room * GPU.step_row):.0f} ms"
+
+
+def slower(times: float) -> Engine:
+    """Return an engine whose steps and prompts take so many times as long."""
+    return replace(
+        GPU,
+        step=GPU.step * times,
+        step_row=GPU.step_row * times,
+        prompt_row=GPU.prompt_row * times,
+    )
+
+
+if __name__ == "__main__":
+    app()
