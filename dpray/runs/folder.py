@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.io.files import (
+    disk_is_full,
     make_private,
     owners_only,
     read_json,
@@ -32,7 +33,7 @@ from dpray.io.files import (
     write_durably,
 )
 from dpray.io.places import in_ray_package
-from dpray.types import InputError
+from dpray.types import InputError, Resumable
 
 PRIVATE_NOTICE = (
     "This folder is not for release: what is in it was computed from private data without noise, "
@@ -78,7 +79,9 @@ class ReleaseFolder:
                 self.private / "lock", "w", opener=owners_only
             )
         except OSError as error:
-            raise InputError(f"output.path: {path}: {error.strerror}") from None
+            # With more room, the same command goes on.
+            kind = Resumable if disk_is_full(error) else InputError
+            raise kind(f"output.path: {path}: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

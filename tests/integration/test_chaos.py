@@ -38,14 +38,9 @@ from tests.integration.processes import (
 from tests.integration.test_aug_pe_ray import AUG_PE, assert_once
 from tests.integration.trainings import assert_charged
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(3600)]
 
-ROUNDS = [
-    pytest.param(number, marks=pytest.mark.chaos)
-    for number in range(int(os.environ.get("CHAOS_ROUNDS", "1")))
-]
-FIRST_IN_SUITE = [0, *ROUNDS[1:]]
-"""The first round without the mark `chaos`: `make test` has it, too."""
+ROUNDS = range(int(os.environ.get("CHAOS_ROUNDS", "1")))
 
 MOST_FAULTS = 6
 """So many things fail in a round, if it lasts so long."""
@@ -203,7 +198,7 @@ THREE = {"runtime__actors": 3, "runtime__cpus_per_actor": 2}
 """One on each node."""
 
 
-@pytest.mark.parametrize("number", FIRST_IN_SUITE)
+@pytest.mark.parametrize("number", ROUNDS)
 def test_private_prediction(
     runs: Callable[..., Runs], nodes: Nodes, disk: Path, number: int
 ) -> None:

@@ -94,7 +94,7 @@ class PromptTemplate:
 
     def _both(self, examples: Sequence[str]) -> tuple[Prompt, Prompt]:
         """Make a prompt with a text and the public one."""
-        return self._prompt("text", "label", examples), self.public_prompt("label", examples)
+        return self._prompt("a text", "label", examples), self.public_prompt("label", examples)
 
     def try_out(self) -> None:
         """Render the parts that public words can be put into, with any number of examples that may
