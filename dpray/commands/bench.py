@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from dpray import api
-from dpray.commands.plan import AsJson, ConfigFile, Overrides, Rate, duration, time_in_words
+from dpray.commands.plan import (
+    AsJson,
+    ConfigFile,
+    Overrides,
+    PublicFile,
+    Rate,
+    duration,
+    time_in_words,
+)
 from dpray.config.config import load_config
 from dpray.pace import RECORDS, TEXTS
 from dpray.progress import progress_bar
@@ -19,10 +27,7 @@ from dpray.terminal import Terminal
 def bench(
     config: ConfigFile,
     overrides: Overrides = None,
-    public: Annotated[
-        str,
-        typer.Option(help="PUBLIC records of the same kind, with the same columns and labels."),
-    ] = ...,  # type: ignore[assignment]
+    public: PublicFile = ...,  # type: ignore[assignment]
     records: Annotated[
         int, typer.Option(help="Records of the larger runs; more are slower, and more exact.")
     ] = RECORDS,

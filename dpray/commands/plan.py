@@ -25,6 +25,9 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(help="key.sub=value settings.", metavar="[KEY=VALUE]...")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+PublicFile = Annotated[
+    str, typer.Option(help="PUBLIC records of the same kind, with the same columns and labels.")
+]
 Rate = Annotated[
     float | None,
     typer.Option(help="Price of an hour of all machines of the run, in any currency.", min=0.0),

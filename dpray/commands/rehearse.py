@@ -11,7 +11,7 @@ import typer
 
 from dpray import api
 from dpray.commands.config_file import check_new, write_config
-from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.commands.plan import AsJson, ConfigFile, Overrides, PublicFile
 from dpray.config.config import load_config
 from dpray.progress import progress_bar
 from dpray.terminal import Terminal, titled_table
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 def rehearse(
     config: ConfigFile,
     overrides: Overrides = None,
-    public: Annotated[
-        str,
-        typer.Option(help="PUBLIC records of the same kind, with the same columns and labels."),
-    ] = ...,  # type: ignore[assignment]
+    public: PublicFile = ...,  # type: ignore[assignment]
     epsilon: Annotated[
         list[float] | None,
         typer.Option(help="Epsilon to try instead of privacy.epsilon; may be given several times."),

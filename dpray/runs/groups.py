@@ -59,21 +59,13 @@ class Groups:
         EngineError for a worker that an actor cannot make, anything else as Ray's error; where an
         actor was lost, when all that was not lost with it is done.
         """
-        works = self._work_on_ray if uses_ray(config) else self._work_here
-        return works(config, wanted, make_worker, task_size)
-
-    def _work_here(
-        self,
-        config: Config,
-        wanted: Sequence[str],
-        make_worker: Callable[[], GroupWorker],
-        task_size: int,
-    ) -> Generator[list[Outcome]]:
-        members: dict[str, list[Row]] = {group: [self.placeholder] for group in wanted}
-        for row in local_rows(config.data, self.rows_of):
-            for group in self.joined(row):
-                if group in members:
-                    members[group].append(row)
+        if uses_ray(config):
+            with own_errors():
+                # Before the actors start, which may take every CPU there is.
+                blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
+                yield from GroupPool(config, make_worker, self.key, task_size).work(blocks)
+            return
+        members = self._members_here(config, wanted)
 
         def tasks() -> Iterator[list[Row]]:
             waiting = iter(wanted)
@@ -87,17 +79,14 @@ class Groups:
         finally:
             worker.close()
 
-    def _work_on_ray(
-        self,
-        config: Config,
-        wanted: Sequence[str],
-        make_worker: Callable[[], GroupWorker],
-        task_size: int,
-    ) -> Generator[list[Outcome]]:
-        with own_errors():
-            # Before the actors start, which may take every CPU there is.
-            blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
-            yield from GroupPool(config, make_worker, self.key, task_size).work(blocks)
+    def _members_here(self, config: Config, wanted: Sequence[str]) -> dict[str, list[Row]]:
+        """Return the rows of each wanted group, its placeholder first."""
+        members: dict[str, list[Row]] = {group: [self.placeholder] for group in wanted}
+        for row in local_rows(config.data, self.rows_of):
+            for group in self.joined(row):
+                if group in members:
+                    members[group].append(row)
+        return members
 
     def gathered(self, config: Config, wanted: Sequence[str], task_size: int) -> ray.data.Dataset:
         """Return the rows in `block_count` blocks that hold every wanted group whole, including its
