@@ -33,9 +33,9 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
 
 
 def fake(folder: Path, together: int = 1, seen: int = 0) -> Callable[[Any], Any]:
-    """Builds engines that write down what they are asked and answer with where they are, once there
-    are `together` of them. A prompt may tell one to die, the first time or always, or to raise; it
-    dies when the files say that the first `seen` answers have arrived."""
+    """Builds engines that write down what they are asked and answer with where they are, once
+    `together` of them are asked. A prompt may tell one to die, the first time or always, or to
+    raise; it dies when the files say that the first `seen` answers have arrived."""
 
     def build(settings: Any) -> Any:
         import os
@@ -52,7 +52,9 @@ def fake(folder: Path, together: int = 1, seen: int = 0) -> Callable[[Any], Any]
                 (folder / f"engine-{self.name}").touch()
 
             def generate(self, prompts: Any, sampling: Any, on_completion: Any) -> None:
-                while len(list(folder.glob("engine-*"))) < together:
+                # Asked and not only there: an engine that is asked later would find nothing left.
+                (folder / f"asked-{self.name}").touch()
+                while len(list(folder.glob("asked-*"))) < together:
                     time.sleep(0.05)
                 for i, (prompt, each) in enumerate(zip(prompts, sampling, strict=True)):
                     died = folder / f"died-{prompt.user}"
