@@ -208,7 +208,7 @@ def known_pace(config: Config, cache: Path | None = None) -> Pace | None:
         pace = Pace(**_kept(cache)[_key(config)])
         figures = (pace.start, pace.per_record, pace.per_text, pace.memory_gib)
         is_whole = all(0 <= figure < math.inf for figure in figures)
-    except (KeyError, TypeError):  # there is none, or one of another version
+    except (KeyError, TypeError):  # not measured, or by another version
         return None
     return pace if is_whole and isinstance(pace.measured, str) else None
 

@@ -1,4 +1,4 @@
-"""What four_methods.py measures of a run's release. The figures are kept beside the scripts, so
+"""The figures that four_methods.py takes of a run's release. They are kept beside the scripts, so
 that a table can be put together of runs whose folders are gone."""
 
 from __future__ import annotations

@@ -138,12 +138,8 @@ def time_in_words(time: Mapping[str, Any]) -> str:
 def duration(seconds: float) -> str:
     """Return a duration in words, with two digits that count."""
     for name, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return (
-                f"{seconds / length:.2g} {name}"
-                if seconds < 10 * length
-                else (f"{seconds / length:,.0f} {name}")
-            )
+        if (number := seconds / length) >= 2:
+            return f"{number:.2g} {name}" if number < 10 else f"{number:,.0f} {name}"
     return f"{seconds:.0f} seconds"
 
 

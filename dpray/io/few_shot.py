@@ -16,7 +16,7 @@ LONGEST = 100_000
 @dataclass(frozen=True)
 class FewShot:
     """Holds the public texts by their labels, and all of them as "". A prompt shows `shown` of
-    them: none, as long as there are none."""
+    them, which is 0 where there is no text."""
 
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
     shown: int = 0

@@ -118,6 +118,17 @@ def short() -> Iterator[Path]:
 
 
 @contextmanager
+def small_disk_at(folder: Path, size: str) -> Iterator[bool]:
+    """Mount a disk of this size at a new folder; yield whether this process may."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True).returncode == 0
+    yield mounted
+    if mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
 def ray_cluster(
     temp_dir: Path, cpus: int = 2, gpus: int = 0, jobs: bool = False, **variables: str
 ) -> Iterator[Cluster]:

@@ -33,6 +33,7 @@ from tests.integration.processes import (
     kill,
     ray_cluster,
     short,
+    small_disk_at,
     workers_of,
 )
 from tests.integration.test_aug_pe_ray import AUG_PE, assert_once
@@ -174,14 +175,8 @@ class Storm:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A folder for the output: a small disk, where this process may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], capture_output=True
-    )
-    yield folder
-    if mounted.returncode == 0:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with small_disk_at(tmp_path / "disk", "16m"):
+        yield tmp_path / "disk"
 
 
 def weathered(

@@ -27,7 +27,7 @@ from dpray.config.config import parse_config
 from dpray.registry import make_plan
 from dpray.types import Budget, BudgetRefused
 from tests.integration.fault_driver import build
-from tests.integration.processes import Cluster, Ended, Runs, wait_for
+from tests.integration.processes import Cluster, Ended, Runs, small_disk_at, wait_for
 from tests.integration.trainings import assert_charged, held_in_mid_training
 
 pytestmark = pytest.mark.slow
@@ -150,14 +150,10 @@ def refused(run: Runs, capfd: pytest.CaptureFixture[str]) -> str:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip("this process may not mount a small disk")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with small_disk_at(folder, "64k") as mounted:
+        if not mounted:
+            pytest.skip("this process may not mount a small disk")
+        yield folder
 
 
 @pytest.mark.parametrize("batches", ["disjoint", "poisson"])

@@ -32,7 +32,7 @@ def test_the_private_file_is_not_public_by_any_other_name(tmp_path: Path, public
 def test_examples_are_read_by_label(public: Path) -> None:
     few_shot = read_few_shot(str(public), 2, "/nowhere")
     assert few_shot.of_label("x") == ["a", "c"]
-    # No text, no example; and a blank label is none.
+    # An empty text is no example, and a blank label no label.
     public.write_text(public.read_text() + '{"text": " "}\n{"text": "d", "label": ""}\n')
     few_shot = read_few_shot(str(public), 2, "/nowhere")
     assert few_shot.of_label("y") == ["a", "b", "c", "d"] == few_shot.of_label("")

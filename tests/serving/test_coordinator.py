@@ -1,4 +1,4 @@
-"""What several gateways share: limits that hold for all of them together, one secret, one page."""
+"""Several gateways share limits that hold for all of them together, one secret and one page."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_the_engines_logits_stay_as_they_are() -> None:
 
 
 def test_the_sparse_vector_compares_all_tokens() -> None:
-    """What may not be drawn is no difference between the private rows and the public one."""
+    """A barred token does not make the private rows differ from the public one."""
     far = mechanism(threshold=0.5, noise=1e-6)
     selector = PrivateTokenSelector(far, new_key(), prompt=(0, 1), longest_copy=1)
     for n in (0, 0, 0):
