@@ -1,12 +1,15 @@
-"""Commands start quickly: each imports the heavy libraries that it needs, and no others."""
+"""Commands start quickly: each imports the heavy libraries that it needs, and no others. No file is
+in a circle of imports."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from dpray.accounting.ledger import Ledger
@@ -108,3 +111,11 @@ def test_a_process_on_ray_imports_no_more_than_it_needs(module: str) -> None:
     command = [sys.executable, "-c", code, *HEAVY, "ray.data"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["ray"]
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """Imports for types alone and those within functions count, too. The sorter raises CycleError,
+    which names the files of the circle."""
+    graph = grimp.build_graph("dpray")
+    imported = {file: graph.find_modules_directly_imported_by(file) for file in graph.modules}
+    assert len(list(TopologicalSorter(imported).static_order())) == len(graph.modules)

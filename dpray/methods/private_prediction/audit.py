@@ -13,10 +13,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +31,9 @@ from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
 from dpray.methods.private_prediction.prompts import PromptTemplate
-from dpray.methods.private_prediction.rows import joined
+from dpray.methods.private_prediction.rows import joined, private_rows
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 from dpray.runs.rows import Row, RowsOf, local_rows
-
-if TYPE_CHECKING:
-    from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 
 TARGET, OTHER = 0, 1
 
@@ -67,24 +64,22 @@ def targets(mechanism: PrivateToken) -> Iterator[Target]:
         yield sparse_vector_target(mechanism)
 
 
-def runs_targets(plan: PrivatePredictionPlan) -> Iterator[Target]:
-    """Yield small runs of a plan with Poisson batches, with one unit withheld: where no other unit
-    joins by a coin; where `COPIES` others with the same records do; and, where units may have rows
-    of two labels, one that has them."""
-    # Imported late: the audit of a plan with disjoint batches has no use for Ray.
-    from dpray.methods.private_prediction.release import batches_of
-
-    assert isinstance(plan.batches, PoissonBatches)
+def runs_targets(
+    data: DataConfig, batches: PoissonBatches, method: PrivatePrediction
+) -> Iterator[Target]:
+    """Yield small runs with Poisson batches, with one unit withheld: where no other unit joins by a
+    coin; where `COPIES` others with the same records do; and, where units may have rows of two
+    labels, one that has them."""
     # A template that makes its texts from columns asks for columns that made-up records lack.
-    rows_of = batches_of(replace(plan, template=PromptTemplate("")), new_key()).rows_of
-    data, rows_per_unit = plan.config.data, plan.config.data.max_records_per_unit
-    first, *others = joined_most(plan.batches)
+    rows_of = partial(private_rows, data=data, template=PromptTemplate(""), by_place=True)
+    rows_per_unit = data.max_records_per_unit
+    first, *others = joined_most(batches)
     units_of = [([first] * rows_per_unit, 1), ([first] * rows_per_unit, 1 + COPIES)]
     if rows_per_unit > 1 and others:
         units_of.append(([first] * (rows_per_unit - 1) + others[:1], 1))
     for labels, units in units_of:
-        batches, method = small_run(plan.batches, plan.method, list(dict.fromkeys(labels)))
-        yield runs_target(method, batches, made_up_rows(data, rows_of, labels, units))
+        some_batches, short = small_run(batches, method, list(dict.fromkeys(labels)))
+        yield runs_target(short, some_batches, made_up_rows(data, rows_of, labels, units))
 
 
 def joined_most(batches: PoissonBatches) -> list[str]:

@@ -101,8 +101,8 @@ class PrivatePredictionPlan(Plan):
         from dpray.methods.private_prediction.audit import runs_targets, targets
 
         yield from targets(self.method.mechanism)
-        if not self.disjoint:
-            yield from runs_targets(self)
+        if isinstance(self.batches, PoissonBatches):
+            yield from runs_targets(self.config.data, self.batches, self.method)
 
     @property
     def texts_from_columns(self) -> bool:
