@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from embedding import Kept, embed, embedded
 from reproduction import distance, draw
-from runs import DATA, accuracy, as_embedded, rows
+from runs import accuracy, as_embedded, rows
+from sets import SETS, part
 
 from dpray.evaluation.copies import shared_words
 from dpray.evaluation.downstream import Embedded
 from dpray.evaluation.fidelity import cluster_divergences
 from dpray.evaluation.membership import membership
+from dpray.evaluation.structure import structure
 
 A_SIDE = 80
 """Records a side of a Fréchet distance; a run may release a few fewer than were asked for."""
@@ -36,10 +38,10 @@ class Yardstick:
 
     @cached_property
     def test(self) -> Embedded:
-        return embedded(DATA / self.data / "test.jsonl")
+        return embedded(part(self.data, "test"))
 
-    def texts(self, part: str) -> list[str]:
-        return [row["text"] for row in rows(DATA / self.data / f"{part}.jsonl")]
+    def texts(self, name: str) -> list[str]:
+        return [row["text"] for row in rows(part(self.data, name))]
 
     @cached_property
     def public(self) -> list[str]:
@@ -48,6 +50,10 @@ class Yardstick:
     @cached_property
     def private(self) -> list[str]:
         return self.texts("private")
+
+    @property
+    def is_json(self) -> bool:
+        return SETS[self.data].is_json
 
     @property
     def labelled(self) -> bool:
@@ -63,6 +69,7 @@ class Yardstick:
             "copies_public": copied(texts, self.public),
             "copies_private": copied(texts, self.private),
             "membership": scores["nearest_cosine"]["auc"],
+            "parses": structure(texts, None)["json_parse_share"] if self.is_json else None,
         }
 
     def of_vectors(self, made: Embedded) -> Figures:

@@ -1,8 +1,8 @@
 """The four methods beside each other with SmolLM2-135M, for docs/results.md.
 
-`python experiments/four_methods.py DATA[/METHOD]...` makes the runs that are not there yet, the
-first run of every cell before the second of any, with the endpoint of Aug-PE where it is wanted,
-and keeps their figures in experiments/measured.
+`python experiments/four_methods.py DATA[/METHOD[@EPSILON]]...` makes the runs that are not there
+yet, the first run of every cell before the second of any, with the endpoint of Aug-PE where it is
+wanted, and keeps their figures in experiments/measured.
 DATA is a key of SETS, METHOD one of METHODS.
 """
 
@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
 from itertools import product
 from math import inf, log
 from pathlib import Path
@@ -29,14 +27,13 @@ import yaml
 from embedding import embedded
 from figures import A_SIDE, COPIED, SAMPLES, Figures, Yardstick
 from reproduction import RUNS_OF_EACH, draw, spread
-from runs import DATA, HERE, RUNS, finished, make, released, rows
+from runs import HERE, RUNS, finished, make, released, rows
+from sets import SETS, is_short, labels, part, short_public_texts, size
 
 from dpray.api import plan
 from dpray.config.config import load_config
-from dpray.io.records import read_rows
 from dpray.types import InputError
 
-EPSILONS = (1.0, 4.0, 8.0, inf)
 METHODS = {
     "private_prediction": "private prediction, secret batches",
     "private_prediction_bare": "private prediction, prompts without public texts",
@@ -48,17 +45,17 @@ FLOOR = 0.001
 """At this epsilon next to nothing of the private texts comes through: such a run shows what the
 model and the public texts in its prompts make by themselves."""
 
-AT_FLOOR = ("aug_pe", "dp_kps")
-"""The methods whose plans can be made there."""
+NO_FLOOR = ("dp_sgd",)
+"""The methods whose plans cannot be made there."""
 
 WITHOUT_NOISE = ("aug_pe", "dp_sgd")
 """The methods that take an infinite epsilon."""
 
-CLIPS = (10.0, 7.0, 5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2)
+CLIPS = (10.0, 7.0, 5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.02, 0.002)
 """c: the largest one that epsilon pays all texts with."""
 
-EXAMPLES, LONGEST_EXAMPLE = 40, 500
-"""Public texts of a label in the prompts of Aug-PE, and characters of one in any prompt."""
+EXAMPLES = 40
+"""Public texts of a label in the prompts of Aug-PE."""
 
 ENDPOINT = "http://127.0.0.1:8000"
 COST = "cost.json"
@@ -81,24 +78,6 @@ One run a row: differences of a few hundredths may be chance.
 - Not run with this model: DP-SGD, Aug-PE without noise, a second run of a row, and every set and
   row that is not in the tables.
 """
-
-
-class DataSet(NamedTuple):
-    epsilons: Sequence[float] = (4.0,)
-    runs_of_each: int = 1
-    control: str = "Kind"
-    """The label's name in the control codes of DP-SGD."""
-
-    left_out: Sequence[str] = ("private_prediction_bare",)
-    """Methods that are not run."""
-
-
-SETS = {
-    "agnews": DataSet(EPSILONS, 3, control="News Type", left_out=()),
-    "yelp": DataSet(EPSILONS, 3, control="Business Category"),
-    "banking77": DataSet(control="Question about"),
-    "pubmed": DataSet(),
-}
 
 
 class Cell(NamedTuple):
@@ -129,30 +108,16 @@ def cells(data: str, method: str) -> list[Cell]:
     about = SETS[data]
     if method in about.left_out:
         return []
-    floor = [FLOOR] if method in AT_FLOOR else []
+    floor = [] if method in NO_FLOOR else [FLOOR]
     epsilons = floor + [e for e in about.epsilons if e < inf or method in WITHOUT_NOISE]
     return [Cell(data, method, e, n) for n, e in product(range(about.runs_of_each), epsilons)]
 
 
-@cache
-def labels(data: str) -> dict[str, float]:
-    """The share of each label among the public records; none where there are no labels."""
-    counts = Counter(row["label"] for row in rows(DATA / data / "public.jsonl"))
-    counts.pop(None, None)
-    return {label: count / counts.total() for label, count in sorted(counts.items())}
-
-
-@cache
-def size(data: str) -> int:
-    """N, the number of private records, which is public here."""
-    return sum(1 for _ in read_rows(str(DATA / data / "private.jsonl")))
-
-
 def changes(cell: Cell) -> list[str]:
     """The settings that the data set adds to the method's configuration, but for epsilon."""
-    records, shares = size(cell.data), labels(cell.data)
+    records, shares, about = size(cell.data), labels(cell.data), SETS[cell.data]
     found = [
-        f"data.path={DATA}/{cell.data}/private.jsonl",
+        f"data.path={part(cell.data, 'private')}",
         f"data.public_size={records}",
         f"data.labels={json.dumps(list(shares))}",
         f"data.label_proportions={json.dumps(shares) if shares else 'null'}",
@@ -160,12 +125,13 @@ def changes(cell: Cell) -> list[str]:
     ]
     if not shares:
         found.append("data.label=null")
+    found += about.settings.get(cell.method, ())
     if cell.method == "private_prediction_bare":
         found += ["method.few_shot=null", "method.longest_copy=null"]
     if cell.method in ("private_prediction", "dp_kps"):
         found.append(f"method.few_shot={short_public_texts(cell.data)}")
     if cell.method == "dp_sgd" and shares:
-        found.append(f"method.control_columns.label={SETS[cell.data].control}")
+        found.append(f"method.control_columns.label={about.control}")
     if cell.method == "aug_pe":
         found.append(f"method.template={prompts_with_examples(cell)}")
     elif (prompt := prompts(cell)).exists():
@@ -189,25 +155,11 @@ def prompts(cell: Cell) -> Path:
     return HERE / "smollm2" / "prompts" / f"{cell.data}_{cell.file}.yaml"
 
 
-@cache
-def short_public_texts(data: str) -> Path:
-    """Write the public records that are short enough for a prompt; return the file."""
-    path = RUNS / "smollm2" / "prompts" / f"{data}_public.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    short = (row for row in rows(DATA / data / "public.jsonl") if is_short(row["text"]))
-    path.write_text("".join(json.dumps(row) + "\n" for row in short))
-    return path
-
-
-def is_short(text: str) -> bool:
-    return len(text) < LONGEST_EXAMPLE
-
-
 def prompts_with_examples(cell: Cell) -> Path:
     """Write the prompts of Aug-PE with public texts of each label, one of which every request for a
     random text shows; return the file."""
     texts: dict[str, list[str]] = {label: [] for label in labels(cell.data) or ("",)}
-    for row in rows(DATA / cell.data / "public.jsonl"):
+    for row in rows(part(cell.data, "public")):
         of_label = texts[row["label"] or ""]
         if len(of_label) < EXAMPLES and is_short(row["text"]):
             of_label.append(" ".join(row["text"].split()))
@@ -283,21 +235,21 @@ def table(data: str) -> list[str]:
         f"Eps {FLOOR:g}: the floor, as next to nothing of the private texts comes through. "
         f"Copies: released texts that share {COPIED} words in a row with a public text, which "
         "prompts may show, and with a private one. Membership: AUC of telling private records from "
-        "test texts by the nearest released text (0.5 is chance). CPU: minutes of one core for a "
-        "run.",
+        "test texts by the nearest released text (0.5 is chance). Parses: texts that are one JSON "
+        "record, where the data is. CPU: minutes of one core for a run.",
         "",
         "| method | eps | texts | accuracy | distance | MAUVE | copies, public | private "
-        "| membership | CPU |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| membership | parses | CPU |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (method, epsilon), runs in found.items():
         texts = sorted({f"{figures['texts']}" for figures in runs}, key=int)
         line = [METHODS[method], f"{epsilon:g}", " to ".join(texts)]
         lines.append("| " + " | ".join([*line, *in_words(runs)]) + " |")
-    for part in ("public", "private"):
-        records = embedded(DATA / data / f"{part}.jsonl")
+    for name in ("public", "private"):
+        records = embedded(part(data, name))
         few = [real.of_vectors(draw(records, A_SIDE, seed)) for seed in range(RUNS_OF_EACH)]
-        lines.append("| " + " | ".join([f"{part} records", "", f"{A_SIDE}", *in_words(few)]) + " |")
+        lines.append("| " + " | ".join([f"{name} records", "", f"{A_SIDE}", *in_words(few)]) + " |")
     return lines
 
 
@@ -318,6 +270,7 @@ def in_words(runs: Sequence[Figures]) -> list[str]:
         mean("copies_public", ".0%"),
         mean("copies_private", ".0%"),
         mean("membership", ".3f"),
+        mean("parses", ".0%"),
         mean("cpu_minutes", ".0f"),
     ]
 
@@ -355,14 +308,16 @@ def measure(cell: Cell) -> None:
     cell.kept.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
 
+def named(name: str) -> list[Cell]:
+    """The cells of DATA[/METHOD[@EPSILON]]."""
+    path, _, epsilon = name.partition("@")
+    data, _, method = path.partition("/")
+    found = [cell for one in ([method] if method else METHODS) for cell in cells(data, one)]
+    return [cell for cell in found if epsilon in ("", f"{cell.epsilon:g}")]
+
+
 def main(wanted: Sequence[str]) -> None:
-    todo = [
-        cell
-        for data, _, method in (name.partition("/") for name in wanted or SETS)
-        for one in ([method] if method else METHODS)
-        for cell in cells(data, one)
-        if not cell.kept.exists()
-    ]
+    todo = [cell for name in wanted or SETS for cell in named(name) if not cell.kept.exists()]
     for cell in sorted(todo, key=lambda cell: cell.number):
         if not finished(cell.folder):
             with endpoint() if cell.method == "aug_pe" else nullcontext() as server:

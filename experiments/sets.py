@@ -1,0 +1,104 @@
+"""The data sets of four_methods.py: their files, and what a configuration has to say of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from math import inf
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from runs import DATA, RUNS, rows
+
+EPSILONS = (1.0, 4.0, 8.0, inf)
+
+LONGEST_EXAMPLE = 500
+"""Characters of a public text that a prompt shows."""
+
+MOST_NAMES = 3
+"""Names in the cast of a film's record: SmolLM2 writes no end of them."""
+
+
+class DataSet(NamedTuple):
+    epsilons: Sequence[float] = (4.0,)
+    runs_of_each: int = 1
+    control: str = "Kind"
+    """The label's name in the control codes of DP-SGD."""
+
+    left_out: Sequence[str] = ("private_prediction_bare",)
+    """Methods that are not run."""
+
+    is_json: bool = False
+    settings: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """Keys of a method that differ from its configuration in experiments/smollm2."""
+
+
+SETS = {
+    "agnews": DataSet(EPSILONS, 3, control="News Type", left_out=()),
+    "yelp": DataSet(EPSILONS, 3, control="Business Category"),
+    "banking77": DataSet(control="Question about"),
+    "pubmed": DataSet(),
+    "wikimovies": DataSet(
+        is_json=True,
+        settings={
+            # All records have the same keys, which are a run of tokens that a text has to copy.
+            "private_prediction": ["method.max_tokens=80", "method.longest_copy=12"],
+            "aug_pe": ["method.max_tokens=80"],
+            "dp_kps": ["method.max_tokens=80"],
+            "dp_sgd": ["method.max_length=80"],
+        },
+    ),
+}
+
+
+@cache
+def part(data: str, name: str) -> Path:
+    """The file of a data set's `private`, `public` or `test` records."""
+    path = DATA / data / f"{name}.jsonl"
+    return film_records(path, name) if SETS[data].is_json else path
+
+
+def film_records(path: Path, name: str) -> Path:
+    """Write the films of a file as JSON records without their extracts, which would take most of
+    the tokens; return the file."""
+    made = RUNS / "smollm2" / "films" / f"{name}.jsonl"
+    made.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps({"text": film_record(row), "label": None}) + "\n" for row in rows(path))
+    made.write_text("".join(lines))
+    return made
+
+
+def film_record(film: dict[str, Any]) -> str:
+    record = {key: film[key] for key in ("title", "year", "genres", "cast")}
+    return json.dumps(record | {"cast": record["cast"][:MOST_NAMES]}, ensure_ascii=False)
+
+
+@cache
+def labels(data: str) -> dict[str, float]:
+    """The share of each label among the public records; none where there are no labels."""
+    counts = Counter(row["label"] for row in rows(part(data, "public")))
+    counts.pop(None, None)
+    return {label: count / counts.total() for label, count in sorted(counts.items())}
+
+
+@cache
+def size(data: str) -> int:
+    """N, the number of private records, which is public here."""
+    return len(rows(part(data, "private")))
+
+
+@cache
+def short_public_texts(data: str) -> Path:
+    """Write the public records that are short enough for a prompt; return the file."""
+    path = RUNS / "smollm2" / "prompts" / f"{data}_public.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    short = (row for row in rows(part(data, "public")) if is_short(row["text"]))
+    path.write_text("".join(json.dumps(row) + "\n" for row in short))
+    return path
+
+
+def is_short(text: str) -> bool:
+    return len(text) < LONGEST_EXAMPLE
