@@ -22,6 +22,7 @@ import dp_sgd_table
 import facts_table
 import four_methods
 import kps_table
+import planner_table
 import reproduction
 import secret_batches
 import typer
@@ -182,6 +183,7 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
     },
     "Secret batches: agnews": partial(secret_batches.table, embedded),
     "New facts": facts_table.table,
+    "The plan against the run": planner_table.table,
     "Private prediction: AG News": news,
     "Private prediction: film records": films,
     **{f"Aug-PE: {name}": partial(aug_pe, name) for name in ("yelp", "pubmed")},
