@@ -12,6 +12,8 @@ from embedding import Kept, embed, embedded
 from reproduction import distance, draw
 from runs import accuracy, as_embedded, rows
 from sets import SETS, part
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import balanced_accuracy_score
 
 from dpray.evaluation.copies import shared_words
 from dpray.evaluation.downstream import Embedded
@@ -78,6 +80,7 @@ class Yardstick:
         enough = len(made.labels) >= A_SIDE
         return {
             "accuracy": accuracy(made, self.test) if self.labelled else None,
+            "by_label": mean_recall(made, self.test) if self.labelled else None,
             "distance": distance(made, self.test, A_SIDE) if enough else None,
             "mauve": self.mauve(made) if enough else None,
         }
@@ -98,6 +101,14 @@ class Yardstick:
                 text = f"(shares {words} words in a row with a public text)"
             found.append(f"*{record['label']}*: {text}" if self.labelled else text)
         return found
+
+
+def mean_recall(train: Embedded, test: Embedded) -> float:
+    """The mean of the labels' accuracies, by a logistic regression to which all labels matter
+    equally: where one label has most records, few texts teach the usual one that label alone."""
+    model = LogisticRegression(class_weight="balanced", max_iter=1000)
+    predicted = model.fit(train.vectors, train.labels).predict(test.vectors)
+    return float(balanced_accuracy_score(test.labels, predicted))
 
 
 def copied(texts: Sequence[str], originals: Sequence[str]) -> float:
