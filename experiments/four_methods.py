@@ -61,6 +61,18 @@ ENDPOINT = "http://127.0.0.1:8000"
 COST = "cost.json"
 
 
+LEGEND = f"""\
+Mean and deviation over runs that owe each other nothing (their number in brackets). Accuracy: a
+logistic regression on MiniLM embeddings, trained on what the run released, tested on {{tests:,}}
+real test texts; by label, the mean of the labels' accuracies, by a regression to which all labels
+matter equally. Distance: Fréchet distance of the embeddings of {A_SIDE} released texts to those of
+{A_SIDE} test texts, and MAUVE of the same. Eps {FLOOR:g}: the floor, as next to nothing of the
+private texts comes through. Copies: released texts that share {COPIED} words in a row with a public
+text, which prompts may show, and with a private one. Membership: AUC of telling private records
+from test texts by the nearest released text (0.5 is chance). Parses: texts that are one JSON
+record, where the data is. CPU: minutes of one core for a run.
+"""
+
 READING = """\
 One run a row: differences of a few hundredths may be chance.
 
@@ -227,20 +239,11 @@ def table(data: str) -> list[str]:
     lines = [
         f"## SmolLM2-135M, four methods: {data}, {size(data):,} private records",
         "",
-        f"`python experiments/four_methods.py {data}`; settings in experiments/smollm2. Mean and "
-        "deviation over runs that owe each other nothing (their number in brackets). Accuracy: a "
-        "logistic regression on MiniLM embeddings, trained on what the run released, tested on "
-        f"{len(real.test.labels):,} real test texts; by label, the mean of the labels' accuracies, "
-        "by a regression to which all labels matter equally. Distance: Fréchet distance of the embeddings "
-        f"of {A_SIDE} released texts to those of {A_SIDE} test texts, and MAUVE of the same. "
-        f"Eps {FLOOR:g}: the floor, as next to nothing of the private texts comes through. "
-        f"Copies: released texts that share {COPIED} words in a row with a public text, which "
-        "prompts may show, and with a private one. Membership: AUC of telling private records from "
-        "test texts by the nearest released text (0.5 is chance). Parses: texts that are one JSON "
-        "record, where the data is. CPU: minutes of one core for a run.",
+        f"`python experiments/four_methods.py {data}`; settings in experiments/smollm2. "
+        + " ".join(LEGEND.format(tests=len(real.test.labels)).split()),
         "",
-        "| method | eps | texts | accuracy | by label | distance | MAUVE | copies, public | private "
-        "| membership | parses | CPU |",
+        "| method | eps | texts | accuracy | by label | distance | MAUVE | copies, public "
+        "| private | membership | parses | CPU |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (method, epsilon), runs in found.items():
