@@ -11,7 +11,7 @@ from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine, EngineError
 from dpray.engines.model_path import resolve_model
 from dpray.runs.placement import hide_other_gpus
-from dpray.types import DprayError, InputError, Resumable
+from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 
 T = TypeVar("T")
 BuildEngine = Callable[..., Engine]
@@ -75,29 +75,38 @@ def try_to_load(load: Callable[[], T]) -> T | WorkerError:
         return WorkerError(f"it cannot be loaded ({type(error).__name__})", False)
 
 
-def check_loads(config: Config, load: Callable[[], T]) -> T | None:
+def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) -> T | None:
     """Load a model once, where the run will use it: one that cannot be loaded should cost nothing.
 
     Returns the loaded model to an in-process run, which can use it. On Ray, an actor with the
     resources of the run's actors loads it and is ended, and None is returned; where that actor is
-    lost, another one loads it. Raises InputError that says why it cannot be loaded, Resumable where
-    actors are lost again and again.
+    lost, another one loads it. It waits without end for a machine with room for that actor, which
+    the cluster may have to start. Raises InputError that says why it cannot be loaded, Resumable
+    where actors are lost again and again.
     """
-    loaded = _try_on_ray(config, load) if config.runtime.uses_ray else try_to_load(load)
+    on_ray = config.runtime.uses_ray
+    loaded = _try_on_ray(config, load, on_progress) if on_ray else try_to_load(load)
     if isinstance(loaded, WorkerError):
         reason = loaded.reason if loaded.bad_input else f"engine: {loaded.reason}"
         raise InputError(f"{reason}; nothing was charged")
     return loaded
 
 
-def _try_on_ray(config: Config, load: Callable[[], Any]) -> WorkerError | None:
+def _try_on_ray(
+    config: Config, load: Callable[[], Any], on_progress: OnProgress
+) -> WorkerError | None:
     import ray
 
     from dpray.runs.cluster import never_repeated, was_lost
 
+    cpus, gpus = config.runtime.cpus_per_actor, config.runtime.gpus_per_actor or 0.0
+    room = f"{cpus:g} CPU(s)" + (f", {gpus:g} GPU(s)" if gpus else "")
     for _ in range(config.runtime.max_attempts):
-        probe = never_repeated(_Probe, config, config.runtime.gpus_per_actor or 0.0).remote()
+        on_progress(Progress("waiting for a machine", detail=room))
+        probe = never_repeated(_Probe, config, gpus).remote()
         try:
+            ray.get(probe.begin.remote())
+            on_progress(Progress("loading the model"))
             failed: WorkerError | None = ray.get(probe.load.remote(load))
             return failed
         except ray.exceptions.RayError as error:
@@ -117,6 +126,9 @@ class _Probe:
 
     def __init__(self) -> None:
         hide_other_gpus()
+
+    def begin(self) -> None:
+        """Do nothing, as soon as the actor has its place."""
 
     def load(self, load: Callable[[], Any]) -> WorkerError | None:
         loaded = try_to_load(load)

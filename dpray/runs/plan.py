@@ -22,7 +22,7 @@ from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.runs.placement import placement
-from dpray.types import InputError
+from dpray.types import InputError, OnProgress
 
 Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
 """`Losses` evaluate a released model: they take texts and the values of their columns, and return
@@ -86,9 +86,9 @@ class Plan(ABC):
         """Return the options of `build_engine` beside the configuration's."""
         return {}
 
-    def try_models(self, build: Callable[..., Engine]) -> Engine | None:
+    def try_models(self, build: Callable[..., Engine], on_progress: OnProgress) -> Engine | None:
         """Load the run's model once, where it will run: one that cannot be loaded, or does not hold
-        what the plan gives it, costs nothing.
+        what the plan gives it, costs nothing. `on_progress` is told what is waited for.
 
         Returns the engine to an in-process run, which can use it; None where no model is loaded at
         all. Raises InputError that says what is wrong.
@@ -100,7 +100,7 @@ class Plan(ABC):
 
         engine = with_absolute_model(self.config.engine)
         load = partial(build, engine, **self.engine_options)
-        return check_loads(self.config, partial(self._loaded, load))
+        return check_loads(self.config, partial(self._loaded, load), on_progress)
 
     def _loaded(self, load: Callable[[], Engine]) -> Engine:
         engine = load()

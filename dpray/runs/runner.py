@@ -104,7 +104,9 @@ class Run:
         if cluster.uses_ray(self.plan.config):
             cluster.start_ray(self.plan.config.runtime.ray_address)
             self._choose_gpus()
-        engine = self.plan.try_models(self.build) if self.run["state"] == "planned" else None
+        engine = None
+        if self.run["state"] == "planned":
+            engine = self.plan.try_models(self.build, self.on_progress)
         try:
             self._reserve()
             self._write_run("reserved")

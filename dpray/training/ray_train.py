@@ -6,6 +6,7 @@ caller decides what is repeated, and charges it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ import ray.train
 import ray.train.torch
 from ray.exceptions import WorkerCrashedError
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.constants import WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
+from ray.train.v2._internal.exceptions import (
+    InsufficientClusterResourcesError,
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+)
 from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError, WorkerGroupError
 
 from dpray.mechanisms.randomness import generator
@@ -22,7 +29,7 @@ from dpray.runs.placement import HIDDEN
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.training import Training, train
 from dpray.training.zero import ZeroTrainer, shared_key
-from dpray.types import DprayError
+from dpray.types import DprayError, Resumable
 
 # Ray Train v2's arguments; type checkers see v1's.
 _NO_RETRIES = ray.train.FailureConfig(
@@ -30,6 +37,10 @@ _NO_RETRIES = ray.train.FailureConfig(
     controller_failure_limit=0,  # type: ignore[call-arg]
     max_preemption_failures=0,
 )
+
+MACHINES_COME = 3600
+"""Seconds in which a cluster brings the machines of all ranks. Ray Train gives up after a minute,
+in which no cloud starts one with a GPU."""
 
 
 def train_on_ray(
@@ -42,8 +53,11 @@ def train_on_ray(
     """Fine-tune on `workers` ranks; returns when the model is in `training.folder`.
 
     `scratch` is a folder for Ray Train's own files, on storage that all nodes share where there is
-    more than one. Raises what a rank raised, or Ray's error where a worker was lost.
+    more than one. Raises what a rank raised, Ray's error where a worker was lost, and Resumable
+    where the cluster has no room for the ranks.
     """
+    # No argument of Ray Train sets this.
+    os.environ.setdefault(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR, str(MACHINES_COME))
     trainer: Any = TorchTrainer(
         _rank,
         train_loop_config={"training": training},
@@ -58,7 +72,7 @@ def train_on_ray(
     try:
         trainer.fit()
     except TrainingFailedError as error:
-        raise _reason(error) from error
+        raise reason(error) from error
 
 
 def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
@@ -70,13 +84,22 @@ def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
     )
 
 
-def _reason(error: TrainingFailedError) -> BaseException:
+def reason(error: TrainingFailedError) -> BaseException:
     """Return the first cause: a DprayError of a rank, else a worker that was lost or that Ray ended
     for want of memory: not the errors of the others, which miss it."""
     if isinstance(error, PreemptionError):
         return WorkerCrashedError()
     failures = list(_failures(error))
     for failure in failures:
+        # None of these is the mechanism's: no rank has begun.
+        if isinstance(failure, WorkerGroupStartupFailedError):
+            return WorkerCrashedError()
+        if isinstance(failure, WorkerGroupStartupTimeoutError | InsufficientClusterResourcesError):
+            return Resumable(
+                "the cluster has no room for the ranks of the training (runtime.actors, "
+                "cpus_per_actor, gpus_per_actor), none of which began; make room, and the same "
+                "command goes on"
+            )
         if (ours := find_error(failure, DprayError)) is not None:
             return ours
     lost = [f for f in failures if ended_for_memory(f)] or [f for f in failures if was_lost(f)]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import uuid
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -147,6 +152,59 @@ def test_who_has_seen_more_than_the_ledger_holds_charges_nothing_to_it(
     ledger.create_dataset("other", BUDGET, *STATED_FOR)
     reserve(ledger, "run-11", "other")
     assert ledger.verify() == []
+
+
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def test_a_restored_backup_is_refused_by_a_process_that_saw_more(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest
+):
+    """Made and put back by the database's own means, under a process that goes on."""
+    if database == "sqlite":
+        url, *copies = copied_sqlite(tmp_path)
+    else:
+        url, *copies = copied_postgresql(request.getfixturevalue("postgresql_socket"))
+    back_up, restore = copies
+    ledger = Ledger.create_or_open(url)
+    ledger.create_dataset("notes", BUDGET, *STATED_FOR)
+    reserve(ledger, "run-1")
+    back_up()
+    reserve(ledger, "run-2")
+    restore()
+    with pytest.raises(LedgerError, match="put back to an earlier state"):
+        reserve(ledger, "run-3")
+    assert Ledger.open(url).account("notes").spent == ASKED, "nothing in the ledger itself tells"
+
+
+def copied_sqlite(folder: Path) -> tuple[str, Callable[[], None], Callable[[], None]]:
+    """The URL of a ledger that may be made, how it is backed up, and how the backup is restored."""
+    file, backup = folder / "ledger.db", folder / "backup.db"
+
+    def copy(source: Path, target: Path) -> None:
+        with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
+            one.backup(other)
+
+    return f"sqlite:///{file}", partial(copy, file, backup), partial(copy, backup, file)
+
+
+def copied_postgresql(socket: str) -> tuple[str, Callable[[], None], Callable[[], None]]:
+    """As `copied_sqlite`; a replaced database takes its connections with it."""
+    name = f"ledger_{uuid.uuid4().hex}"
+    server = f"postgresql://postgres@/postgres?host={socket}"
+
+    def run(*statements: str) -> None:
+        with psycopg.connect(server, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    alone = f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{name}'"
+    copy = f"CREATE DATABASE {name}_backup TEMPLATE {name}"
+    back = f"ALTER DATABASE {name}_backup RENAME TO {name}"
+    run(f"CREATE DATABASE {name}")
+    return (
+        f"postgresql://postgres@/{name}?host={socket}",
+        lambda: run(alone, copy),
+        lambda: run(f"DROP DATABASE {name} WITH (FORCE)", back),
+    )
 
 
 def test_what_another_process_saw_counts_too(

@@ -14,7 +14,7 @@ from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.runs import engine_pool
 from dpray.runs.engine import check_loads
 from dpray.runs.engine_pool import EnginePool
-from dpray.types import DprayError, InputError, Resumable
+from dpray.types import DprayError, InputError, Progress, Resumable
 from tests.integration.processes import Cluster, ray_cluster, short
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
@@ -212,12 +212,15 @@ def test_a_model_whose_actor_is_lost_is_loaded_on_another(
             os._exit(1)
         return "loaded"
 
+    stages: list[Progress] = []
     asked = config(runtime__max_attempts=3)
     if losses < 3:
-        assert check_loads(asked, load) is None
+        assert check_loads(asked, load, stages.append) is None
     else:
         with pytest.raises(
             Resumable, match=r"lost 3 times \(ActorDiedError\); nothing was charged"
         ):
-            check_loads(asked, load)
+            check_loads(asked, load, stages.append)
     assert len(list(tries.iterdir())) == 3
+    waiting = Progress("waiting for a machine", detail="1 CPU(s)")
+    assert stages == 3 * [waiting, Progress("loading the model")]

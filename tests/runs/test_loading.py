@@ -70,7 +70,7 @@ def test_an_engine_is_tried_before_the_charge_where_one_is_loaded(
     config: Config, error: Exception, reason: str, kind: type[Exception]
 ) -> None:
     with pytest.raises(InputError) as refused:
-        make_plan(config).try_models(raising(error))
+        make_plan(config).try_models(raising(error), print)
     asked = reason if kind is InputError else f"engine: {reason}"
     assert str(refused.value) == f"{asked}; nothing was charged"
 
@@ -78,4 +78,4 @@ def test_an_engine_is_tried_before_the_charge_where_one_is_loaded(
 def test_no_engine_is_tried_where_the_run_loads_none(config: Config) -> None:
     engine = config.engine.model_copy(update={"kind": "openai"})
     plan = replace(make_plan(config), config=config.model_copy(update={"engine": engine}))
-    assert plan.try_models(raising(AssertionError("never called"))) is None
+    assert plan.try_models(raising(AssertionError("never called")), print) is None

@@ -22,7 +22,7 @@ from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.plan import Losses, Plan, resolved_noise, with_labels
 from dpray.training.step import DpSgdStep
-from dpray.types import InputError
+from dpray.types import InputError, OnProgress
 
 NO_NOISE = 1e-12
 """A run that is not private has this noise multiplier, lost in the rounding of every coordinate."""
@@ -47,7 +47,7 @@ class DpSgdPlan(Plan):
     checkpoint_steps: int
     codes: ControlCodes
 
-    def try_models(self, build: Callable[..., Engine]) -> None:
+    def try_models(self, build: Callable[..., Engine], on_progress: OnProgress) -> None:
         """Load the model as it is tuned. An engine that cannot load the tuned one costs nothing:
         the tuned model is kept, and its texts are free."""
         # Imported late: a plan that is only looked at needs neither torch nor Ray.
@@ -55,7 +55,7 @@ class DpSgdPlan(Plan):
         from dpray.training.model import load_loss
 
         model = with_absolute_model(self.config.engine).model
-        check_loads(self.config, partial(load_loss, model, self.settings))
+        check_loads(self.config, partial(load_loss, model, self.settings), on_progress)
 
     @cached_property
     def dp_event(self) -> Event:
