@@ -177,7 +177,9 @@ class RuntimeConfig(Section):
         description="batches an actor is handed at once; null: 8 disjoint or 64 Poisson ones, "
         "which are short, but some for every actor",
     )
-    max_attempts: Count = Field(3, description="resubmissions after lost actors in one command")
+    max_attempts: Count = Field(
+        3, description="attempts in one command after losses; also actors that a batch is lost with"
+    )
 
     @property
     def uses_ray(self) -> bool:

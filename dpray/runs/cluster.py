@@ -131,6 +131,15 @@ def ended_for_memory(error: BaseException) -> bool:
     )
 
 
+class LostTooOften(Exception):
+    """The same work was lost with `runtime.max_attempts` actors, the last time by the error `last`:
+    a command repeats it no more."""
+
+    def __init__(self, last: Exception) -> None:
+        super().__init__(last)
+        self.last = last
+
+
 def reason_to_repeat(error: Exception) -> str | None:
     """Say why the units under way may run again at no cost: a machine was lost or a model failed,
     and nobody saw any output. Returns None where they may not, because dpray's own code raised or

@@ -1,7 +1,7 @@
 """Private rows are gathered by group, each group whole in one worker: in this process or on Ray.
 
 Ray may repeat the reading as often as it likes: it draws nothing at random. It repeats nothing of
-what the workers do (`dpray.runs.group_pool`).
+what the workers do; `dpray.runs.group_pool` says what goes to another one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import ray
 
 from dpray.config.config import Config
 from dpray.runs.cluster import own_errors, uses_ray
-from dpray.runs.group_pool import GroupPool, GroupWorker, Outcome
+from dpray.runs.group_actor import GroupWorker, Outcome
+from dpray.runs.group_pool import GroupPool
 from dpray.runs.rows import CHUNK, Row, RowsOf, local_rows, ray_rows
 from dpray.runs.together import together
 
@@ -50,20 +51,22 @@ class Groups:
         make_worker: Callable[[], GroupWorker],
         task_size: int,
     ) -> Generator[list[Outcome]]:
-        """Yield the outcomes of the wanted groups, `task_size` at a time at most; on Ray also an
-        empty list, where nothing has come for a second. A worker is handed `task_size` groups at a
-        time, and takes the next ones before the last of these are done.
+        """Yield the outcomes of the wanted groups, about `task_size` at a time; on Ray also empty
+        lists, one a second where nothing comes. A worker is handed about `task_size` groups at a
+        time, and takes the next ones before the last of these are done. On Ray what is lost with a
+        worker goes to another one (`dpray.runs.group_pool`).
 
         On Ray the driver holds one task's outcomes and the groups' names; in one process, all rows.
         Raises the error that ended the execution: a DprayError of a task as itself, InputError or
-        EngineError for a worker that an actor cannot make, anything else as Ray's error; where an
-        actor was lost, when all that was not lost with it is done.
+        EngineError for a worker that an actor cannot make, anything else as Ray's error; where
+        groups were lost that no other actor may take, when all others are done.
         """
         if uses_ray(config):
             with own_errors():
                 # Before the actors start, which may take every CPU there is.
                 blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
-                yield from GroupPool(config, make_worker, self.key, task_size).work(blocks)
+                slices = max(1, round(len(wanted) / (len(blocks) * task_size)))
+                yield from GroupPool(config, make_worker, self.key, task_size).work(blocks, slices)
             return
         members = self._members_here(config, wanted)
 
@@ -136,7 +139,7 @@ def block_count(tasks: int, actors: int, rows: int) -> int:
     """Return the number of blocks that `rows` are gathered in.
 
     The driver's memory grows with every pair of a block that was read and one that is gathered
-    (docs/benchmarks.md), so there are two thousand at most; enough that the actors finish at about
-    the same time, and that a block is no burden to one; and never more than tasks.
+    (docs/benchmarks.md), so there are two thousand at most; enough that every actor has some of its
+    own, and that a block is no burden to its machine; and never more than tasks.
     """
     return max(1, min(tasks, MOST_BLOCKS, max(BLOCKS_PER_ACTOR * actors, rows // ROWS_PER_BLOCK)))

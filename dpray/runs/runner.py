@@ -2,10 +2,10 @@
 charge, make it durable, begin a mechanism, run it, stage its output, commit that in the ledger,
 publish it.
 
-`Session.publish_once` and the methods' `release` alone decide what runs again after a crash: what
-is published is kept; what was lost with its machine, or because a model failed, is repeated or
-dropped as `privacy.lost_batches` says; a mechanism that raised itself, or for which the memory did
-not suffice, is never run again.
+`Session.publish_once` and the methods' `release` decide what runs again after a crash, and
+`dpray.runs.group_pool` what another actor takes over: what is published is kept; what was lost with
+its machine, or because a model failed, is repeated or dropped as `privacy.lost_batches` says; a
+mechanism that raised itself, or for which the memory did not suffice, is never run again.
 """
 
 from __future__ import annotations
@@ -310,12 +310,13 @@ class Run:
                     raise
                 if cluster.ended_for_memory(error):
                     raise self._ended_for_memory(session) from error
-                if (why := cluster.reason_to_repeat(error)) is None:
+                last = error.last if isinstance(error, cluster.LostTooOften) else error
+                if (why := cluster.reason_to_repeat(last)) is None:
                     raise DprayError(
                         f"the run stopped: {type(error).__name__}; nothing that was not finished "
                         f"was released"
                     ) from error
-                if not left:
+                if last is not error or not left:
                     raise session.unfinished(f"{why} ({attempts} times)") from error
             finally:
                 session.close()
@@ -333,7 +334,7 @@ class Run:
         what = "Ray ended a process of the run because its machine was low on memory"
         for unit, attempt in list(session.ledger.unfinished(self.run_id)):
             # How much memory it needs depends on the private rows.
-            if attempt == session.attempt_id:
+            if attempt.startswith(session.attempt_id):
                 session.ledger.fail(self.run_id, unit, attempt, "OutOfMemoryError")
         failed = [unit for unit, _ in session.ledger.failed(self.run_id)]
         if not failed:

@@ -60,7 +60,8 @@ class Session(Generic[P]):
     """A `Session` is one attempt at a run that was charged.
 
     `plan` is the plan that was charged; its label proportions are the measured ones, where they are
-    measured. `salt` is public and the same in all attempts at a run; `attempt_id` is not.
+    measured. `salt` is public and the same in all attempts at a run; `attempt_id` is not. Workers
+    that begin units themselves have ids of their own that begin with it.
     """
 
     plan: P

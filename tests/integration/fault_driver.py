@@ -10,8 +10,8 @@ The file MARKER is seen by all processes of the cluster. FAULT is
 - `none`;
 - `fails_once`: `decode_lockstep` raises when two texts of a call are finished, and makes MARKER,
   after which it does not;
-- `waits`: when two texts of its second block of groups are finished, or two prompts are answered,
-  an engine makes a file MARKER.PID and waits until MARKER is there, and nobody has the second;
+- `waits`: when four texts of groups are finished, or two prompts are answered, an engine makes a
+  file MARKER.PID and waits until MARKER is there, and nobody has the last of these;
 - `slow`: every text takes a fifth of a second, and the file MARKER.begun gets a line with the name
   of each group when its first text begins;
 - `loads_once`: only the first engine that is loaded, anywhere, can be, and makes MARKER.
@@ -160,7 +160,7 @@ class FailsOnce:
 
 class Waits:
     def __init__(self, engine: Engine, marker: str) -> None:
-        self.engine, self.marker, self.tasks = engine, Path(marker), 0
+        self.engine, self.marker = engine, Path(marker)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -179,8 +179,7 @@ class Waits:
             except StopIteration:
                 return
             # The probe of the engine's rounding comes before, one text at a time.
-            self.tasks += finished == 2
-            if finished == 2 and self.tasks == 2:
+            if finished == 4:
                 self.wait()  # With a text that nobody has: its batch is under way.
             following = yield text
 

@@ -18,25 +18,43 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from dpray.config.config import Config, parse_config
 from dpray.engines.base import EngineError
 from dpray.io.records import Piece
-from dpray.runs.cluster import ended_for_memory, was_lost
-from dpray.runs.group_pool import GroupPool, tasks
+from dpray.runs.cluster import LostTooOften, ended_for_memory, was_lost
+from dpray.runs.group_actor import slice_of, tasks
+from dpray.runs.group_pool import GroupPool, _Slices
 from dpray.runs.groups import MOST_BLOCKS, block_count
 from dpray.runs.rows import pieces_on_ray
 
 GROUPS = 12
 
 
-@given(st.lists(st.integers(0, 40), max_size=120), st.integers(1, 12))
-def test_a_task_has_whole_groups_and_about_as_many_as_it_should(
-    rows: list[int], task_size: int
+@given(st.lists(st.integers(0, 40), max_size=120), st.integers(1, 12), st.integers(1, 5))
+def test_a_block_is_cut_in_slices_and_these_in_tasks_of_whole_groups(
+    rows: list[int], task_size: int, count: int
 ) -> None:
-    block = pa.table({"n": range(len(rows)), "batch": [f"0/{row}" for row in rows]})
-    found = list(tasks(block, "batch", task_size))
+    block = pa.table(
+        {"n": range(len(rows)), "batch": pa.array([f"0/{row}" for row in rows], pa.string())}
+    )
+    slices = [slice_of(block, "batch", number, count) for number in range(count)]
+    sizes = [len(each.column("batch").unique()) for each in slices]
+    assert sum(sizes) == len(set(rows)), "a group is in one slice alone"
+    assert max(sizes) - min(sizes) <= 1
+    found = [task.to_pylist() for each in slices for task in tasks(each, "batch", task_size)]
     assert sorted(row["n"] for task in found for row in task) == list(range(len(rows)))
     groups = [{row["batch"] for row in task} for task in found]
     assert sum(map(len, groups)) == len(set(rows)), "a group is in one task alone"
-    assert all(len(task) < 1.5 * task_size + 1 for task in groups)
-    assert len(groups) == 1 or all(len(task) > task_size / 2 - 1 for task in groups)
+    assert all(0 < len(task) < 1.5 * task_size + 1 for task in groups)
+    only = {f"0/{row}" for row in rows[::2]}
+    left = [slice_of(block, "batch", number, count, only) for number in range(count)]
+    assert {name for each in left for name in each.column("batch").to_pylist()} == only
+
+
+def test_an_actor_takes_a_slice_of_the_block_that_it_has_before_it_begins_or_shares_one() -> None:
+    slices = _Slices(["a", "b"], 3)
+    one, other = slices.take(None), slices.take(None)
+    assert (one.block, other.block) == ("a", "b")
+    assert [slices.take("a").block for _ in range(3)] == ["a", "a", "b"], "what is left is shared"
+    slices.put_back(one)
+    assert slices.take("b") is one and slices.take("b").block == "b" and not slices
 
 
 @pytest.mark.parametrize(
@@ -61,13 +79,17 @@ def config(settings: Callable[..., dict[str, Any]]) -> Config:
     return parse_config(settings(runtime__ray_address=None, runtime__actors=2))
 
 
-def workers(folder: Path, fault: str = "") -> Callable[[], Any]:
-    """Makes workers that say where a group was; a fault strikes at group 5, "dies" once."""
+def workers(folder: Path, fault: str = "", moment: str = "in it") -> Callable[[], Any]:
+    """Makes workers with room for two groups, which say where a group was. They note what they
+    begin and how often their engine was started. A fault strikes in group 5, after it or when an
+    engine has run empty, once the outcome of group 17 has come, which has the block of group 5; one
+    that is "once" strikes once."""
 
     def make() -> Any:
         import os
+        import time
         import uuid
-        from itertools import chain
+        from itertools import chain, islice
 
         from dpray.engines.base import EngineError
 
@@ -75,76 +97,170 @@ def workers(folder: Path, fault: str = "") -> Callable[[], Any]:
             def __init__(self) -> None:
                 self.name = uuid.uuid4().hex
                 (folder / f"made-{self.name}").touch()
+                self.starts = 0
                 if fault == "never made":
                     raise EngineError("there is no GPU")
                 if fault == "dies when made":
                     os._exit(1)
 
             def work(self, tasks: Any) -> Any:
-                for row in chain.from_iterable(tasks):
-                    if row["batch"] == "5" and fault == "low on memory":
-                        raise OutOfMemoryError("the node was running low on memory")
-                    if row["batch"] == "5" and fault == "dies":
-                        os._exit(1)
-                    if row["batch"] == "5" and fault == "an engine fails":
-                        raise EngineError("the GPU is gone")
-                    yield {"batch": row["batch"], "worker": self.name}
+                self.starts += 1
+                coming, under_way = chain.from_iterable(self.begun(task) for task in tasks), []
+                while True:
+                    under_way += islice(coming, 2 - len(under_way))
+                    if not under_way:
+                        self.strike("at the end")
+                        return
+                    batch = under_way.pop(0)["batch"]
+                    if batch == "5":
+                        self.strike("in it")
+                    yield {"batch": batch, "worker": self.name, "starts": self.starts}
+                    if batch == "5":
+                        self.strike("after it")
+
+            def begun(self, task: Any) -> Any:
+                with open(folder / "begun", "a") as file:
+                    file.writelines(f"{row['batch']}\n" for row in task)
+                return task
+
+            def strike(self, now: str) -> None:
+                if not fault or now != moment:
+                    return
+                while not (folder / "came-17").exists():
+                    time.sleep(0.01)
+                is_first = not (folder / "struck").exists()
+                (folder / "struck").touch()
+                what = fault.removesuffix(" once")
+                if what != fault and not is_first:
+                    return
+                if what == "low on memory":
+                    raise OutOfMemoryError("the node was running low on memory")
+                if what == "our own code raises":
+                    raise KeyError(5)
+                if what == "an engine fails":
+                    raise EngineError("the GPU is gone")
+                os._exit(1)
 
         return Worker()
 
     return make
 
 
-def work(config: Config, folder: Path, fault: str = "") -> tuple[list[str], Exception | None]:
-    """Return the groups whose outcomes came, and the error at the end."""
-    blocks = [
-        ray.put(pa.table({"batch": [str(number), str(number + GROUPS)]}))
-        for number in range(GROUPS)
-    ]
-    pool = GroupPool(config, workers(folder, fault), "batch", task_size=1)
+def work(
+    config: Config,
+    folder: Path,
+    fault: str = "",
+    moment: str = "in it",
+    blocks: list[Any] | None = None,
+    slices: int = 1,
+) -> tuple[list[str], Exception | None]:
+    """Return the groups whose outcomes came, and the error at the end. Block n has the groups n and
+    n + 12."""
+    if blocks is None:
+        blocks = [
+            ray.put(pa.table({"batch": [str(number), str(number + GROUPS)]}))
+            for number in range(GROUPS)
+        ]
+    pool = GroupPool(config, workers(folder, fault, moment), "batch", task_size=1)
     found: list[str] = []
     try:
-        with closing(pool.work(blocks)) as outcomes:
-            for task in outcomes:
-                assert len(task) <= 1
-                found += [outcome["batch"] for outcome in task]
+        with closing(pool.work(blocks, slices)) as outcomes:
+            for came in outcomes:
+                for outcome in came:
+                    found.append(outcome["batch"])
+                    (folder / f"came-{outcome['batch']}").touch()
+                    # The engine runs on from slice to slice, until there are none.
+                    assert outcome["starts"] <= 2
     except Exception as error:
         return found, error
     return found, None
 
 
+def begun(folder: Path) -> Counter[str]:
+    return Counter((folder / "begun").read_text().split())
+
+
+EACH_ONCE = {str(number): 1 for number in range(2 * GROUPS)}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("driver")
 class TestOnRay:
-    def test_every_group_comes_once(self, config: Config, tmp_path: Path) -> None:
-        found, error = work(config, tmp_path)
-        assert Counter(found) == {str(number): 1 for number in range(2 * GROUPS)}
+    @pytest.mark.parametrize("slices", [1, 2, 5])
+    def test_every_group_comes_once(self, config: Config, tmp_path: Path, slices: int) -> None:
+        """Five slices of two groups: some are empty."""
+        found, error = work(config, tmp_path, slices=slices)
+        assert Counter(found) == begun(tmp_path) == EACH_ONCE
         assert error is None and 1 <= len(list(tmp_path.glob("made-*"))) <= 2
 
-    def test_a_lost_actor_is_replaced_and_costs_its_block_alone(
-        self, config: Config, tmp_path: Path
+    @pytest.mark.parametrize(
+        ("fault", "moment"),
+        [
+            ("dies once", "in it"),
+            ("dies once", "after it"),
+            ("dies once", "at the end"),
+            ("an engine fails once", "in it"),
+        ],
+    )
+    def test_what_a_lost_actor_leaves_is_done_by_another_one_and_nothing_else_twice(
+        self, config: Config, tmp_path: Path, fault: str, moment: str
     ) -> None:
-        """Group 17 comes before group 5: names are sorted. The error comes at the end."""
-        found, error = work(config, tmp_path, "dies")
-        assert Counter(found) == {str(n): 1 for n in range(2 * GROUPS) if n != 5}
+        """Group 17 comes before group 5: names are sorted. It has come, so that it is not begun
+        anew."""
+        found, error = work(config, tmp_path, fault, moment)
+        assert error is None and Counter(found) == EACH_ONCE
+        repeated = begun(tmp_path) - Counter(EACH_ONCE)
+        assert "17" not in repeated and max(repeated.values(), default=1) == 1
+        if moment != "at the end":
+            assert 1 <= len(repeated) <= 3, "two under way, and one whose outcome did not come"
+            assert 2 <= len(list(tmp_path.glob("made-*"))) <= 3
+
+    @pytest.mark.parametrize(
+        ("fault", "kind"), [("dies", RayActorError), ("an engine fails", EngineError)]
+    )
+    def test_what_is_lost_with_as_many_actors_as_may_be_is_left_out(
+        self, config: Config, tmp_path: Path, fault: str, kind: type[Exception]
+    ) -> None:
+        found, error = work(config, tmp_path, fault)
+        assert max(Counter(found).values()) == 1 and "5" not in found and "17" in found
+        assert isinstance(error, LostTooOften) and isinstance(error.last, kind)
+        assert begun(tmp_path)["5"] == config.runtime.max_attempts
+        assert max(begun(tmp_path).values()) == config.runtime.max_attempts
+
+    def test_what_is_dropped_is_begun_once(self, config: Config, tmp_path: Path) -> None:
+        """What had not begun waits for the runner, which asks the ledger what had."""
+        privacy = config.privacy.model_copy(update={"lost_batches": "drop"})
+        dropping = config.model_copy(update={"privacy": privacy})
+        found, error = work(dropping, tmp_path, "dies once")
         assert isinstance(error, RayActorError) and was_lost(error)
-        assert 2 <= len(list(tmp_path.glob("made-*"))) <= 3
+        assert "5" not in found and len(found) == len(set(found)) >= 2 * GROUPS - 5
+        assert max(begun(tmp_path).values()) == 1
 
-    def test_an_engine_that_fails_is_replaced_while_the_others_go_on(
+    def test_a_lost_block_costs_no_actor_and_its_groups_alone(
         self, config: Config, tmp_path: Path
     ) -> None:
-        found, error = work(config, tmp_path, "an engine fails")
-        assert Counter(found) == {str(n): 1 for n in range(2 * GROUPS) if n != 5}
-        assert isinstance(error, EngineError) and str(error) == "the GPU is gone"
-        assert 2 <= len(list(tmp_path.glob("made-*"))) <= 3
+        class Owner:
+            def put(self) -> list[Any]:
+                return [ray.put(pa.table({"batch": [str(number) for number in range(100, 110)]}))]
 
-    def test_want_of_memory_ends_the_execution_at_once(
-        self, config: Config, tmp_path: Path
-    ) -> None:
+        owner: Any = ray.remote(num_cpus=0)(Owner).remote()
+        [lost] = ray.get(owner.put.remote())
+        ray.kill(owner)
+        whole = [ray.put(pa.table({"batch": [f"{n}", f"{n + 1}"]})) for n in range(0, 8, 2)]
         one = config.model_copy(update={"runtime": config.runtime.model_copy(update={"actors": 1})})
-        found, error = work(one, tmp_path, "low on memory")
-        assert error is not None and ended_for_memory(error) and not was_lost(error)
-        assert "5" not in found and "6" not in found and len(list(tmp_path.glob("made-*"))) == 1
+        found, error = work(one, tmp_path, blocks=[*whole[:2], lost, *whole[2:]], slices=2)
+        assert Counter(found) == {str(number): 1 for number in range(8)}
+        assert error is not None and was_lost(error) and not isinstance(error, RayActorError)
+        assert len(list(tmp_path.glob("made-*"))) == 1
+
+    @pytest.mark.parametrize("fault", ["low on memory", "our own code raises"])
+    def test_what_is_no_loss_ends_the_execution_and_is_not_repeated(
+        self, config: Config, tmp_path: Path, fault: str
+    ) -> None:
+        found, error = work(config, tmp_path, fault)
+        assert error is not None and not was_lost(error)
+        assert ended_for_memory(error) is (fault == "low on memory")
+        assert "5" not in found and begun(tmp_path)["5"] == 1
 
     def test_a_worker_that_cannot_be_made_is_said_as_it_is(
         self, config: Config, tmp_path: Path

@@ -15,7 +15,7 @@ from dpray.engines.base import EngineError
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.registry import make_plan
 from dpray.runs.engine import WorkerError
-from dpray.runs.group_pool import GroupActor
+from dpray.runs.group_actor import GroupActor
 from dpray.runs.shards import ShardActor
 from dpray.types import InputError
 
@@ -61,7 +61,8 @@ def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_n
     ledger: Any = None  # whose absence would show
     decoder = partial(BatchDecoder, plan, ledger, "run", "attempt", raising(error))
     actor = GroupActor(decoder, key="batch", task_size=8)
-    [answer] = actor.load()
+    answer = actor.load()
+    assert isinstance(answer, WorkerError)
     assert type(answer.error()) is kind and answer.reason == reason
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from uuid import uuid4
 
 from dpray.accounting.ledger import Ledger
 from dpray.engines.base import Engine, failure_name, may_be_repeated
@@ -14,7 +15,7 @@ from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchOutput
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
-from dpray.runs.group_pool import Outcome
+from dpray.runs.group_actor import Outcome
 from dpray.runs.rows import Row
 from dpray.types import DprayError, InputError
 
@@ -24,7 +25,10 @@ class BatchDecoder:
     before it begins the next one: notes in the ledger that a task's batches begin, runs them, and
     notes as failed those that were under way when the mechanism or our own code raised, or the
     memory did not suffice (they are never repeated). `key` is the run's charge in the ledger, and
-    `batches_key` the secret one of Poisson batches."""
+    `batches_key` the secret one of Poisson batches.
+
+    A decoder decodes a batch once, and has an id of its own in the ledger: where another one takes
+    over what was lost with this one, in the same attempt at the run, the ledger knows of both."""
 
     def __init__(
         self,
@@ -35,7 +39,8 @@ class BatchDecoder:
         load: Callable[[], Engine],
         batches_key: str = "",
     ) -> None:
-        self.plan, self.ledger, self.key, self.attempt_id = plan, ledger, key, attempt_id
+        self.plan, self.ledger, self.key = plan, ledger, key
+        self.attempt_id = f"{attempt_id}.{uuid4().hex[:16]}"
         self.batches_key = batches_key
         self.engine = engine = load()
         # With public prompts, before a private one is here.

@@ -21,7 +21,7 @@ from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.rows import ROWS, joined, placeholder, private_rows
 from dpray.runs.folder import BATCHES_KEY
-from dpray.runs.group_pool import Outcome
+from dpray.runs.group_actor import Outcome
 from dpray.runs.groups import Groups
 from dpray.runs.in_order import in_order
 from dpray.runs.session import Release, Session

@@ -4,18 +4,25 @@ comes in its way harms no batch that is under way."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
+from dpray.accounting.ledger import AlreadyPublished, Ledger
 from dpray.config.config import parse_config
 from dpray.engines.base import EngineError, Lockstep, LockstepGroup, LockstepResult
 from dpray.io.few_shot import FewShot
 from dpray.methods.private_prediction.decoder import BatchDecoder, encode_private, shown_examples
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.registry import make_plan
-from dpray.types import DprayError
+from dpray.runs.group_actor import Answer, GroupActor
+from dpray.types import Budget, DprayError
 
 TASKS = [[f"0/{number}" for number in range(start, start + 2)] for start in (0, 2, 4)]
 
@@ -29,6 +36,7 @@ class SideBySide:
 
     def __init__(self, error: Exception | None = None, fails_at: int | None = None) -> None:
         self.error, self.fails_at = error, fails_at
+        self.at_once: list[int] = []
 
     def encode(self, prompt: Any) -> tuple[int, ...]:
         return (1, 2)
@@ -46,6 +54,7 @@ class SideBySide:
             if of_batches and number == self.fails_at and self.error is not None:
                 raise self.error
             number += 1
+            self.at_once += [len(under_way)] * of_batches
             state = {"t": 10**9, "noisy_threshold": None, "logits": [[0.0]]}
             yield LockstepResult(under_way.pop(0).group_id, "a text", (1,), "length", state)
 
@@ -90,6 +99,58 @@ def test_a_task_begins_when_there_is_room_for_its_first_batch(decoder: Decoder) 
     # With room for three, the second task begins with the first, and the third when two are done.
     assert begun == [("0/0", 2), ("0/1", 2), ("0/2", 3), ("0/3", 3), ("0/4", 3), ("0/5", 3)]
     assert book.begun == TASKS
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_an_engine_is_full_from_slice_to_slice(decoder: Decoder, ahead: bool) -> None:
+    """The other way, to let it finish each slice, shows that this test can fail."""
+    engine, names = SideBySide(), [f"0/{number}" for number in range(9)]
+    actor = GroupActor(lambda: decoder(Book(), engine), "batch", task_size=2)
+    block = pa.Table.from_pylist(rows(names))
+    found: list[str] = []
+
+    def until_ready() -> None:
+        ready = False
+        while not ready:
+            answer = actor.more()
+            assert isinstance(answer, Answer)
+            found.extend(outcome["batch"] for outcome in answer.outcomes)
+            ready = answer.is_ready
+
+    for number in range(4):
+        actor.take(block, number, 4, None)
+        until_ready()
+        if not ahead:
+            actor.finish()
+            until_ready()
+    actor.finish()
+    until_ready()
+    assert sorted(found) == names
+    assert (engine.at_once == [3] * 7 + [2, 1]) is ahead
+
+
+def test_two_decoders_of_an_attempt_are_two_starts_in_the_ledger(
+    settings: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """The second one takes over what was lost with the first, which may be alive: it adds to the
+    ledger, and begins nothing that is published."""
+    plan = make_plan(parse_config(settings()))
+    with closing(Ledger.create_or_open(f"sqlite:///{tmp_path}/book.db")) as ledger:
+        stated_for = ("record", NEIGHBORING_RELATION)
+        ledger.create_dataset("notes", Budget(1.0, 1e-6), *stated_for)
+        ledger.reserve("notes", {"run": (Laplace(10.0), Budget(0.1, 0.0))}, *stated_for)
+
+        def decoded(task: list[str]) -> list[str]:
+            made = BatchDecoder(plan, ledger, "run", "attempt", lambda: SideBySide())  # type: ignore[arg-type, return-value]
+            return [outcome["batch"] for outcome in made.work([rows(task)])]
+
+        assert decoded(["0/0", "0/1"]) == ["0/0", "0/1"]
+        assert decoded(["0/1"]) == ["0/1"]
+        assert [unit for unit, _ in ledger.started("run")] == ["0/0", "0/1", "0/1"]
+        ledger.publish_many("run", "attempt", [("0/1", "0" * 64)])
+        with pytest.raises(AlreadyPublished):
+            decoded(["0/1"])
+        assert ledger.counts("run")["starts"] == 3
 
 
 def test_what_the_ledger_refuses_to_begin_harms_no_batch_under_way(decoder: Decoder) -> None:

@@ -30,6 +30,7 @@ from dpray.engines.transformers import TransformersEngine
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import bound_copies, group_rows
 from dpray.methods.private_prediction.rows import placeholder
+from dpray.runs.cluster import LostTooOften
 from dpray.types import DprayError, InputError, Resumable
 from tests.integration.fault_driver import Words, watched
 
@@ -196,7 +197,7 @@ def test_what_ray_ends_for_want_of_memory_has_failed(
         if begun:
             yield next(decoded)
             session, batches = arguments
-            session.ledger.begin(session.key(), session.attempt_id, batches[4:6])
+            session.ledger.begin(session.key(), f"{session.attempt_id}.an-actor", batches[4:6])
         raise EndedByRay("1 worker(s) were killed due to the node running low on memory: 0/4")
 
     made, faulty = config(), Faulty(engine)
@@ -213,6 +214,24 @@ def test_what_ray_ends_for_want_of_memory_has_failed(
     assert [reason for _, (_, reason) in ledger.failed(run_id)] == ["OutOfMemoryError"] * 2
     with pytest.raises(DprayError, match=r"failed with OutOfMemoryError .*never repeated"):
         run(made, faulty)
+
+
+def test_what_is_lost_too_often_ends_the_command_at_once(
+    config: Callable[..., Config], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its batches were repeated as often as a command may."""
+    decode = run_module.decode
+
+    def lost(*arguments: Any) -> Iterator[Any]:
+        yield next(decode(*arguments))
+        raise LostTooOften(EngineError("the GPU is gone"))
+
+    made, faulty = config(), Faulty(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "decode", lost)
+        with pytest.raises(Resumable, match=r"^the GPU is gone \(3 times\): 4 of 12 batches"):
+            run(made, faulty)
+    assert faulty.loaded == 1 and run(made, faulty)["batches"]["published"] == 12
 
 
 def test_an_engine_that_cannot_be_loaded_costs_nothing(
