@@ -19,7 +19,18 @@ from dpray.version import __version__
 
 if TYPE_CHECKING:
     from dpray.accounting.ledger import Ledger
-    from dpray.api import SyntheticData, audit, bench, compare, evaluate, load, plan, rehearse, run
+    from dpray.api import (
+        SyntheticData,
+        audit,
+        bench,
+        compare,
+        evaluate,
+        explore,
+        load,
+        plan,
+        rehearse,
+        run,
+    )
     from dpray.config.config import Config
     from dpray.progress import progress_bar
 
@@ -38,6 +49,7 @@ __all__ = [
     "bench",
     "compare",
     "evaluate",
+    "explore",
     "load",
     "plan",
     "progress_bar",

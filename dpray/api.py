@@ -7,7 +7,7 @@ the ledger refuses a charge, and `Resumable` for a run that the same call goes o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,37 @@ def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> 
     from dpray.comparison import compare as compare_methods
 
     return compare_methods(config, on_progress)
+
+
+def explore(
+    config: Config,
+    page: str | Path,
+    on_progress: OnProgress = lambda progress: None,
+    *,
+    epsilons: Sequence[float] = (),
+    rehearsal: str | Path | None = None,
+    rate: float | None = None,
+) -> dict[str, Any]:
+    """Compare the methods at several epsilons, by default a quarter to four times
+    `privacy.epsilon` and those of the `rehearsal`, and write one HTML page with the curves. Opens
+    no data. `rehearsal` is the folder of one, whose scores are drawn; an hour costs `rate`.
+
+    explored = dpray.explore(config, "methods.html", rehearsal="out/rehearsal")
+    explored["epsilons"][0]["epsilon"], explored["epsilons"][0]["recommended"]
+    """
+    from dpray.comparison import explore as explore_methods
+    from dpray.comparison import ladder
+    from dpray.io.files import check_writable, write_durably
+    from dpray.report.comparison_page import read_rehearsal, render_comparison, scored_epsilons
+
+    check_writable(Path(page), "--html")
+    rehearsed = None if rehearsal is None else read_rehearsal(Path(rehearsal))
+    if not epsilons:
+        epsilons = [*ladder(config), *(scored_epsilons(rehearsed) if rehearsed else ())]
+    explored = explore_methods(config, epsilons, on_progress).summary(rate)
+    Path(page).parent.mkdir(parents=True, exist_ok=True)
+    write_durably(Path(page), render_comparison(explored, rehearsed))
+    return explored
 
 
 def rehearse(

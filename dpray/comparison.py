@@ -1,18 +1,21 @@
-"""`compare` asks all methods the same question: so many texts of this data at this epsilon. It
-knows public numbers only, and opens no data."""
+"""`compare` asks all methods the same question: so many texts of this data at this epsilon, and
+`explore` asks it at several epsilons. They know public numbers only, and open no data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dpray.config.config import Config, parse_config
 from dpray.methods.auto import AutoSettings
+from dpray.pace import Pace, known_pace
 from dpray.registry import choose
 from dpray.runs.choice import Choice
-from dpray.stage import plain
+from dpray.runs.plan import privacy_unit
+from dpray.stage import plain, with_epsilon
 from dpray.types import InputError, OnProgress, Progress
 
 METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
@@ -24,15 +27,20 @@ MOST_RECORDS = 2**40
 RECORDS = 1000
 """So many records are wanted where a configuration does not say how many."""
 
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""`explore` tries these multiples of `privacy.epsilon`."""
+
 
 @dataclass(frozen=True)
 class Answer:
     """A method's choice, or why it has none. `needs` is the number of records, to within a tenth,
-    from which on its signal would be enough; None where it is enough, or never would be."""
+    from which on its signal would be enough; None where it is enough, or never would be. `pace` is
+    what `dpray bench` measured for the choice, if it did."""
 
     choice: Choice | None
     why_not: str | None = None
     needs: int | None = None
+    pace: Pace | None = None
 
     @property
     def is_enough(self) -> bool:
@@ -44,7 +52,14 @@ class Answer:
         assert self.choice is not None
         return self.choice.plan.settings.model_dump(exclude_unset=True)
 
-    def summary(self) -> dict[str, Any]:
+    def time(self, rate: float | None = None) -> dict[str, Any] | None:
+        """Return the time, memory and price of the run, as `dpray plan --json` does; None where its
+        pace was not measured."""
+        if self.choice is None or self.pace is None:
+            return None
+        return self.pace.summary(self.choice.plan, rate)
+
+    def summary(self, rate: float | None = None) -> dict[str, Any]:
         if self.choice is None:
             return {"feasible": False, "why_not": self.why_not, "needs_records": self.needs}
         signal = self.choice.signal
@@ -55,6 +70,7 @@ class Answer:
             "needs_records": self.needs,
             "reasons": list(self.choice.reasons),
             "plan": plan,
+            "time": self.time(rate),
         }
 
 
@@ -71,12 +87,17 @@ class Comparison:
         """Return the name of the first method whose signal is enough, or else None."""
         return next((name for name, answer in self.answers.items() if answer.is_enough), None)
 
-    def summary(self) -> dict[str, Any]:
-        """Return the object that `dpray plan --compare --json` prints."""
+    def summary(self, rate: float | None = None) -> dict[str, Any]:
+        """Return the object that `dpray plan --compare --json` prints, with prices where an hour
+        costs `rate`. Raises InputError for a rate where no method's pace was measured."""
+        _check_rate(rate, [self])
+        return self.as_tree(rate)
+
+    def as_tree(self, rate: float | None) -> dict[str, Any]:
         return {
             "records_wanted": self.records,
             "recommended": self.recommended,
-            "methods": {name: answer.summary() for name, answer in self.answers.items()},
+            "methods": {name: answer.summary(rate) for name, answer in self.answers.items()},
         }
 
     def tree(self, name: str) -> dict[str, Any]:
@@ -87,13 +108,49 @@ class Comparison:
         return plain(self.config) | {"method": answer.chosen_method()}
 
 
+@dataclass(frozen=True)
+class Explored:
+    """The methods' answers at several epsilons, from the smallest on."""
+
+    config: Config
+    comparisons: tuple[Comparison, ...]
+
+    def summary(self, rate: float | None = None) -> dict[str, Any]:
+        """Return the object that `dpray plan --compare --html FILE --json` prints, with prices as
+        `Comparison.summary` has them."""
+        _check_rate(rate, self.comparisons)
+        privacy, data = self.config.privacy, self.config.data
+        return {
+            "epsilon": privacy.epsilon,
+            "delta": privacy.delta,
+            "privacy_unit": privacy_unit(data.unit),
+            "public_size": data.public_size,
+            "records_wanted": self.comparisons[0].records,
+            "epsilons": [
+                {"epsilon": one.config.privacy.epsilon} | one.as_tree(rate)
+                for one in self.comparisons
+            ],
+        }
+
+
+def _check_rate(rate: float | None, comparisons: Sequence[Comparison]) -> None:
+    answers = [answer for one in comparisons for answer in one.answers.values()]
+    if rate is not None and all(answer.pace is None for answer in answers):
+        raise InputError(
+            "--rate: it is not known how long any of these takes on this machine; "
+            "`dpray bench CONFIG --public FILE` measures a configuration that --write made"
+        )
+
+
 def compare(
     config: Config,
     on_progress: OnProgress = lambda progress: None,
     methods: Sequence[str] = METHODS,
+    cache: Path | None = None,
 ) -> Comparison:
     """Return the best answer of every one of `methods`; those keys of `config.method` that are set
-    stay as they are. Raises InputError for a key of a method that is wrong in itself."""
+    stay as they are. `cache` is the folder of `dpray bench`'s figures, the user's by default.
+    Raises InputError for a key of a method that is wrong in itself."""
     if math.isinf(config.privacy.epsilon):
         raise InputError(
             "privacy.epsilon: infinity adds no noise: there is no signal to compare with it"
@@ -102,8 +159,42 @@ def compare(
     answers = {}
     for done, name in enumerate(methods):
         on_progress(Progress("comparing", done, len(methods), name))
-        answers[name] = answer(config, {"name": name} | keys[name], records)
+        found = answer(config, {"name": name} | keys[name], records)
+        if found.choice is not None:
+            chosen = parse_config(plain(config) | {"method": found.chosen_method()})
+            found = replace(found, pace=known_pace(chosen, cache))
+        answers[name] = found
     return Comparison(config, records, answers)
+
+
+def check_epsilons(epsilons: Sequence[float]) -> None:
+    """Raise InputError for an epsilon that no method has noise for."""
+    for epsilon in epsilons:
+        if not (0 < epsilon < math.inf):
+            raise InputError(f"--epsilon: {epsilon:g} is not above 0 and finite")
+
+
+def ladder(config: Config) -> list[float]:
+    """Return the epsilons to explore where none is named: `FACTORS` of `privacy.epsilon`."""
+    return [factor * config.privacy.epsilon for factor in FACTORS]
+
+
+def explore(
+    config: Config,
+    epsilons: Sequence[float],
+    on_progress: OnProgress = lambda progress: None,
+    cache: Path | None = None,
+) -> Explored:
+    """Compare at every one of `epsilons`, from the smallest on. Raises InputError as `compare`
+    does, and for a bad epsilon."""
+    check_epsilons(epsilons)
+    return Explored(
+        config,
+        tuple(
+            compare(parse_config(with_epsilon(config, epsilon)), on_progress, cache=cache)
+            for epsilon in sorted(set(epsilons))
+        ),
+    )
 
 
 def question(config: Config) -> tuple[int, dict[str, dict[str, Any]]]:

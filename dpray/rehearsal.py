@@ -3,16 +3,15 @@ ones would get. It opens no private data and charges no budget."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpray.comparison import METHODS, Answer, compare
+from dpray.comparison import METHODS, Answer, check_epsilons, compare
 from dpray.config.config import Config, parse_config
 from dpray.io.records import read_rows
-from dpray.stage import draw, plain, public_records, staged, write_stage
+from dpray.stage import draw, public_records, staged, with_epsilon, write_stage
 from dpray.types import InputError, OnProgress, Progress
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class Rehearsal:
         tree. Raises InputError if no method was rehearsed."""
         if (best := self.best(epsilon)) is None:
             raise InputError(f"privacy.epsilon: at {epsilon:g} no method was rehearsed")
-        return _with_epsilon(self.config, epsilon) | {
+        return with_epsilon(self.config, epsilon) | {
             "method": self.found[epsilon][best].answer.chosen_method()
         }
 
@@ -118,9 +117,7 @@ def rehearse(
     that do not have the configuration's columns and labels, for too few of them, and for
     `data.path` itself: what a rehearsal says of private records would be paid for by no budget.
     """
-    for epsilon in epsilons:
-        if not (0 < epsilon < math.inf):
-            raise InputError(f"--epsilon: {epsilon:g} is not above 0 and finite")
+    check_epsilons(epsilons)
     for name in methods:
         if name not in METHODS:
             raise InputError(f"--method: {name} is not one of {', '.join(METHODS)}")
@@ -138,7 +135,7 @@ def rehearse(
 
     found: dict[float, dict[str, Rehearsed]] = {}
     for epsilon in epsilons or (config.privacy.epsilon,):
-        asked = parse_config(_with_epsilon(config, epsilon))
+        asked = parse_config(with_epsilon(config, epsilon))
         answers = compare(asked, on_progress, methods or METHODS).answers
         found[epsilon] = {}
         for name, answer in answers.items():
@@ -171,11 +168,6 @@ def _halves(config: Config, public: str) -> tuple[list[dict[str, Any]], list[dic
         total = sum(map(len, halves))
         raise InputError(f"--public: {total} records are too few, it takes about {4 * FEWEST}")
     return halves
-
-
-def _with_epsilon(config: Config, epsilon: float) -> dict[str, Any]:
-    tree = plain(config)
-    return tree | {"privacy": tree["privacy"] | {"epsilon": epsilon}}
 
 
 def _released(folder: Path) -> list[dict[str, Any]]:

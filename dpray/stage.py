@@ -24,6 +24,12 @@ def plain(config: Config) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude_unset=True)
 
 
+def with_epsilon(config: Config, epsilon: float) -> dict[str, Any]:
+    """Return the configuration, as a plain tree, with another `privacy.epsilon`."""
+    tree = plain(config)
+    return tree | {"privacy": tree["privacy"] | {"epsilon": epsilon}}
+
+
 def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the texts and the rows of `--public`. Raises InputError for a row that does not have
     the configuration's columns and labels, and for `data.path` itself."""

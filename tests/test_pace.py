@@ -17,9 +17,9 @@ import yaml
 
 import dpray
 from dpray.cli import run_command
-from dpray.commands.plan import duration
 from dpray.config.config import parse_config
 from dpray.pace import Pace, bench, known_pace
+from dpray.report.figures import duration
 from dpray.types import DprayError, InputError
 
 Settings = Callable[..., dict[str, Any]]

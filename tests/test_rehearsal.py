@@ -224,7 +224,7 @@ def test_real_runs_are_scored_written_and_gone_on_with(
     assert not (tmp_path / "ledger.db").exists(), "the ledger of the private data is not touched"
 
     page = (out / "rehearsal.html").read_text()
-    assert page.count("<svg") == 1 and "best" in page
+    assert page.count("<figure") == 1 and "best" in page
 
     file = tmp_path / "auto.yaml"
     file.write_text(yaml.safe_dump(asked))
@@ -244,4 +244,5 @@ def test_the_page_needs_no_network_and_no_script(
     page = tmp_path / "rehearsal.html"
     page.write_text(render_rehearsal(found.summary()))
     dom = rendered_in_silence(page)
-    assert "real records" in dom and dom.count("<svg") == 1
+    assert "real records" in dom and dom.count("<figure") == 1
+    assert "dp_kps at ε 8" in dom, "what a pointer shows"

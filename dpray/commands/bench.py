@@ -15,12 +15,12 @@ from dpray.commands.plan import (
     Overrides,
     PublicFile,
     Rate,
-    duration,
     time_in_words,
 )
 from dpray.config.config import load_config
 from dpray.pace import RECORDS, TEXTS
 from dpray.progress import progress_bar
+from dpray.report.figures import duration
 from dpray.terminal import Terminal
 
 

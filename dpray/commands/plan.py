@@ -14,6 +14,7 @@ from dpray import api
 from dpray.commands.config_file import check_new, write_config
 from dpray.config.config import Config, load_config
 from dpray.progress import progress_bar
+from dpray.report.figures import duration
 from dpray.terminal import Terminal, add_or_remove, titled_table
 from dpray.types import InputError
 
@@ -53,6 +54,27 @@ def plan(
             "method.name=auto.",
         ),
     ] = False,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            help="With --compare: ask at several epsilons, and write one page with the curves to "
+            "this file.",
+            metavar="FILE",
+        ),
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="For --html: an epsilon to ask at; may be given several times. By default a "
+            "quarter, half, once, twice and four times privacy.epsilon, and the rehearsal's."
+        ),
+    ] = None,
+    rehearsal: Annotated[
+        str | None,
+        typer.Option(
+            help="For --html: the folder of a rehearsal, whose scores are drawn.", metavar="DIR"
+        ),
+    ] = None,
     write: Annotated[
         str | None,
         typer.Option(
@@ -70,12 +92,16 @@ def plan(
         _tune(loaded, tune_clip, as_json)
         return
     if compare or loaded.method.name == "auto":
-        if rate is not None:
-            raise InputError("--rate: it is for the plan of one method")
-        _compare(loaded, write, as_json)
+        if html is not None:
+            if write is not None:
+                raise InputError("--write: it is for one epsilon, without --html")
+            _explore(loaded, html, epsilon or [], rehearsal, rate, as_json)
+            return
+        _only_with("--html", epsilon=epsilon, rehearsal=rehearsal)
+        _compare(loaded, write, rate, as_json)
         return
-    if write is not None:
-        raise InputError("--write: it is for --compare, or method.name auto")
+    _only_with("--compare, or method.name auto", write=write, html=html)
+    _only_with("--html", epsilon=epsilon, rehearsal=rehearsal)
     # Imported late: a mistyped key should not have to wait for torch.
     from dpray.pace import known_pace
     from dpray.runs.placement import in_words
@@ -111,6 +137,13 @@ def plan(
         console.note("warning", "yellow", warning)
 
 
+def _only_with(other: str, **options: object) -> None:
+    """Raise InputError for an option that is given and means something with another one only."""
+    for name, value in options.items():
+        if value:
+            raise InputError(f"--{name}: it is for {other}")
+
+
 def _mechanism_in_words(event: Mapping[str, Any]) -> str:
     """Return what a mechanism does, from its JSON form."""
     match event["type"]:
@@ -135,14 +168,6 @@ def time_in_words(time: Mapping[str, Any]) -> str:
     )
 
 
-def duration(seconds: float) -> str:
-    """Return a duration in words, with two digits that count."""
-    for name, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if (number := seconds / length) >= 2:
-            return f"{number:.2g} {name}" if number < 10 else f"{number:,.0f} {name}"
-    return f"{seconds:.0f} seconds"
-
-
 def _guarantee(summary: dict[str, Any]) -> str:
     if summary["not_private"]:
         return "none: privacy.epsilon is infinite, no noise is added"
@@ -152,15 +177,39 @@ def _guarantee(summary: dict[str, Any]) -> str:
     )
 
 
-def _compare(config: Config, write: str | None, as_json: bool) -> None:
+def _explore(
+    config: Config,
+    html: str,
+    epsilons: list[float],
+    rehearsal: str | None,
+    rate: float | None,
+    as_json: bool,
+) -> None:
+    with progress_bar() as on_progress:
+        explored = api.explore(
+            config, html, on_progress, epsilons=epsilons, rehearsal=rehearsal, rate=rate
+        )
+    if as_json:
+        typer.echo(json.dumps(explored))
+        return
+    console = Terminal()
+    for at in explored["epsilons"]:
+        best = at["recommended"]
+        style = "yellow" if best is None else "green"
+        console.note(f"recommended at eps {at['epsilon']:g}", style, best or "none")
+    console.print(f"  {html}", highlight=False, soft_wrap=True)
+
+
+def _compare(config: Config, write: str | None, rate: float | None, as_json: bool) -> None:
     check_new(write)
     with progress_bar() as on_progress:
         comparison = api.compare(config, on_progress)
+    summary = comparison.summary(rate)
     best = comparison.recommended
     if write is not None and best is not None:
         write_config(write, comparison.tree(best))
     if as_json:
-        typer.echo(json.dumps(comparison.summary()))
+        typer.echo(json.dumps(summary))
         return
     console = Terminal()
     privacy, size = config.privacy, config.data.public_size
@@ -179,6 +228,8 @@ def _compare(config: Config, write: str | None, as_json: bool) -> None:
             console.print(f"{name}: signal: {answer.choice.signal.meaning}", soft_wrap=True)
         for reason in answer.choice.reasons:
             console.print(f"{name}: {reason}", soft_wrap=True)
+        if (time := answer.time(rate)) is not None:
+            console.print(f"{name}: {time_in_words(time)}", soft_wrap=True)
     if best is None:
         console.note("recommended", "yellow", "none: no method's signal stands above its noise")
         return

@@ -9,15 +9,22 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from itertools import cycle
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 # matplotlib draws in these colours, and `inline` replaces each by the page's variable.
-COLOURS = {"#010203": "--ink", "#040506": "--muted", "#070809": "--accent", "#0a0b0c": "--line"}
-INK, MUTED, ACCENT, LINE = COLOURS
+COLOURS = {
+    "#010203": "--ink",
+    "#040506": "--muted",
+    "#070809": "--accent",
+    "#0a0b0c": "--line",
+    "#0d0e0f": "--second",
+    "#101112": "--third",
+    "#131415": "--paper",
+}
+INK, MUTED, ACCENT, LINE, SECOND, THIRD, PAPER = COLOURS
 
 FILLED: Mapping[str, Any] = {"color": ACCENT, "alpha": 0.45}
 OUTLINE: Mapping[str, Any] = {"fill": False, "edgecolor": INK, "linewidth": 1.2}
@@ -83,37 +90,11 @@ def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -
         return inline(figure)
 
 
-MARKS = ("o", "s", "^", "D")
-
-
-def scores_svg(
-    curves: Mapping[str, Sequence[tuple[float, Mapping[str, float]]]],
-    real: Mapping[str, float],
-    measure: str,
-) -> Markup:
-    """Draw each method's scores, with their deviations, over epsilon, and the score of real records
-    as a dotted line. `curves` maps a method to pairs of an epsilon and a mean and deviation."""
-    from matplotlib.ticker import NullLocator
-
-    with figure_of_the_page(3.0) as (figure, axes):
-        colours = (ACCENT, INK, MUTED, INK)
-        for (name, points), mark, colour in zip(curves.items(), cycle(MARKS), cycle(colours)):
-            epsilons, scores = zip(*points, strict=True)
-            means, deviations = ([score[key] for score in scores] for key in ("mean", "deviation"))
-            look: Any = {"fmt": f"{mark}-", "color": colour, "markersize": 5, "capsize": 3}
-            axes.errorbar(epsilons, means, deviations, label=name, linewidth=1.0, **look)
-        axes.axhline(real["mean"], color=MUTED, linewidth=0.8, linestyle=":", label="real records")
-        tried = sorted({epsilon for points in curves.values() for epsilon, _ in points})
-        axes.set(xscale="log", xlabel="epsilon", ylabel=measure)
-        axes.set_xticks(tried, [f"{epsilon:g}" for epsilon in tried])
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.legend(frameon=False)
-        return inline(figure)
-
-
 @contextmanager
-def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[Any, Any]]:
-    """Make a figure as wide as the page, in the page's colours, and its axes."""
+def figure_of_the_page(
+    height: float, columns: int = 1, width: float = 7.4
+) -> Iterator[tuple[Any, Any]]:
+    """Make a figure in the page's colours, by default as wide as the page, and its axes."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -131,7 +112,7 @@ def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[Any, A
         "axes.spines.right": False,
     }
     with rc_context(style):
-        figure = Figure(figsize=(7.4, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots(1, columns)
 
 

@@ -1,0 +1,142 @@
+"""Curves over epsilon, one a method, in colours and marks that all pictures of a page share. A
+pointer that rests on a point shows what is there, and a click leads to its row in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from markupsafe import Markup, escape
+
+from dpray.report.pictures import (
+    ACCENT,
+    COLOURS,
+    INK,
+    LINE,
+    MUTED,
+    PAPER,
+    SECOND,
+    THIRD,
+    figure_of_the_page,
+    inline,
+)
+
+LOOKS = (
+    ("o", ACCENT, '<circle cx="6" cy="6" r="4.5"/>'),
+    ("s", SECOND, '<path d="M2 2h8v8H2z"/>'),
+    ("^", THIRD, '<path d="M6 1.5 10.8 10H1.2z"/>'),
+    ("D", INK, '<path d="M6 1 11 6 6 11 1 6z"/>'),
+)
+"""The methods' marks and colours, in their order, for matplotlib and as SVG 12 units wide."""
+
+APART = 1.09
+"""Points of two methods stand apart by this factor of epsilon, so that none hides another."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A `Point` is what is known of a method at an epsilon.
+
+    `state` says whether its signal is enough (a full mark) or below its noise (a hollow one), or
+    that it has no plan (a cross). A pointer shows `about`; `row` is the id of the point's row in a
+    table.
+    """
+
+    epsilon: float
+    value: float
+    about: str
+    row: str
+    deviation: float = 0.0
+    state: Literal["enough", "below", "none"] = "enough"
+
+
+def key_svg(place: int, is_hollow: bool = False) -> Markup:
+    """Return the mark of the method at a place, to stand in a line of text."""
+    _, colour, shape = LOOKS[place]
+    fill = "none" if is_hollow else f"var({COLOURS[colour]})"
+    return Markup(
+        f'<svg class="mark" viewBox="0 0 12 12" aria-hidden="true" fill="{fill}" '
+        f'stroke="var({COLOURS[colour]})">{shape}</svg>'
+    )
+
+
+def curves_svg(
+    curves: Mapping[str, Sequence[Point]],
+    name: str,
+    *,
+    line: float | None = None,
+    linear_to: float | None = None,
+    from_zero: bool = True,
+    height: float = 2.5,
+    width: float = 3.7,
+) -> Markup:
+    """Draw the points of every method over epsilon, joined by lines, and a dotted line at `line`.
+
+    `name` is the picture's own on its page. The axis of the values is linear, or, where `linear_to`
+    is given, logarithmic from there on.
+    """
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    told: dict[str, Point] = {}
+    with figure_of_the_page(height, width=width) as (figure, axes):
+        for place, points in enumerate(curves.values()):
+            shift = APART ** (place - (len(curves) - 1) / 2)
+            for number, point in enumerate(points):
+                told[f"{name}-{place}-{number}"] = point
+                _mark(axes, point, shift * point.epsilon, place, f"{name}-{place}-{number}")
+            joined = [point for point in points if point.state != "none"]
+            axes.plot(
+                [shift * point.epsilon for point in joined],
+                [point.value for point in joined],
+                color=LOOKS[place][1],
+                linewidth=1.2,
+            )
+        if line is not None:
+            axes.axhline(line, color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
+        tried = sorted({point.epsilon for points in curves.values() for point in points})
+        axes.set(xscale="log", xlabel="epsilon")
+        axes.set_xticks(tried, [f"{epsilon:g}" for epsilon in tried])
+        axes.xaxis.set_minor_locator(NullLocator())
+        if linear_to is not None:
+            axes.set_yscale("symlog", linthresh=linear_to, linscale=0.5)
+            axes.yaxis.set_minor_locator(NullLocator())
+        if from_zero:
+            axes.set_ylim(bottom=0.0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:,.10g}"))
+        axes.grid(axis="y", color=LINE, linewidth=0.6)
+        axes.set_axisbelow(True)
+        return _told(inline(figure), told)
+
+
+def _mark(axes: Any, point: Point, epsilon: float, place: int, name: str) -> None:
+    mark, colour, _ = LOOKS[place]
+    if point.deviation:
+        look: Any = {"ecolor": colour, "elinewidth": 1.0, "capsize": 2.5}
+        axes.errorbar(epsilon, point.value, point.deviation, fmt="none", **look)
+    (drawn,) = axes.plot(
+        epsilon,
+        point.value,
+        color=colour,
+        marker="x" if point.state == "none" else mark,
+        markersize=7,
+        markerfacecolor=colour if point.state == "enough" else PAPER,
+        markeredgewidth=1.4,
+        zorder=3,
+        clip_on=False,
+    )
+    drawn.set_gid(name)
+    drawn.set_url(f"#{point.row}")
+
+
+def _told(svg: Markup, told: Mapping[str, Point]) -> Markup:
+    """Have a pointer show what a point stands for. The links are for pointers alone: a reader that
+    goes by the keyboard has the table."""
+    plain = str(svg).replace(' target="_blank"', ' tabindex="-1"')
+    for name, point in told.items():
+        group = f'<g id="{name}"'
+        assert plain.count(f"{group}>") == 1
+        plain = plain.replace(
+            f"{group}>", f'{group} class="point"><title>{escape(point.about)}</title>'
+        )
+    return Markup(plain)

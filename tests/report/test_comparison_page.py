@@ -1,0 +1,232 @@
+"""The page of the methods over epsilon: what it shows, in tables and pictures, and to a pointer."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import dpray
+from dpray.cli import run_command
+from dpray.comparison import FACTORS, explore
+from dpray.config.config import parse_config
+from dpray.pace import bench
+from dpray.report.comparison_page import read_rehearsal, render_comparison
+from dpray.types import InputError
+from tests.report.browser import needs_browser, rendered_in_silence, show
+from tests.report.reports import ATTACK
+from tests.report.test_page import Visible
+from tests.test_pace import Runs
+
+Tree = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """A model that only answers prompts: two methods want one whose logits and weights they see."""
+    words = tmp_path_factory.mktemp("words") / "words.txt"
+    words.write_text("".join(f"word{n}\t{2**12 // (n + 1)}\n" for n in range(400)))
+    return {
+        "data": {"path": "/nowhere", "label": "label", "labels": ["a", "b"], "public_size": 4000},
+        "privacy": {"epsilon": 4.0, "delta": 1e-5, "ledger": "sqlite:///x.db", "dataset": "notes"},
+        "method": {
+            "name": "auto",
+            "records": 60,
+            "aug_pe": {"iterations": 2},
+            "dp_kps": {"vocabulary": str(words)},
+        },
+        "engine": {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"},
+    }
+
+
+@pytest.fixture(scope="module")
+def found(tree: Tree, tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """Two epsilons; Aug-PE was measured as it is chosen at the first of them."""
+    folder = tmp_path_factory.mktemp("cache")
+    first = explore(parse_config(tree), [0.5], cache=folder).comparisons[0]
+    public = folder / "public.jsonl"
+    rows = [{"text": f"public {n}", "label": "ab"[n % 2]} for n in range(50)]
+    public.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chosen = first.tree("aug_pe") | {"output": {"path": str(folder / "out")}}
+    bench(parse_config(chosen), str(public), run=Runs(), cache=folder)
+    return explore(parse_config(tree), [8.0, 0.5], cache=folder).summary(rate=3.0)
+
+
+@pytest.fixture
+def explored(found: Tree) -> Tree:
+    return copy.deepcopy(found)
+
+
+def a_rehearsal(explored: Tree) -> Tree:
+    """Aug-PE with the settings that it has now, DP-KPS with others."""
+    at = copy.deepcopy(explored["epsilons"][0])
+    for place, (name, method) in enumerate(at["methods"].items()):
+        score = {"mean": 0.5 + place / 10, "deviation": 0.025}
+        method["scores"] = {"accuracy": score} if name in ("aug_pe", "dp_kps") else None
+    at["methods"]["dp_kps"]["plan"]["method"]["sequence_length"] = 3
+    real = {"records": 60, "accuracy": {"mean": 0.9375, "deviation": 0.0}}
+    return {"score": "accuracy", "real_records": real, "epsilons": [at | {"best": "dp_kps"}]}
+
+
+def titles(page: str) -> dict[str, str]:
+    """Return what a pointer over each point shows, by the point's id."""
+    found = re.findall(r'<g id="([\w-]+)" class="point"><title>(.*?)</title>', page, re.DOTALL)
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def test_what_was_measured_has_a_time_and_a_price(explored: Tree) -> None:
+    assert [at["epsilon"] for at in explored["epsilons"]] == [0.5, 8.0]
+    first, second = (at["methods"]["aug_pe"] for at in explored["epsilons"])
+    # 4,000 records and 60 texts, at the pace of the stand-in.
+    assert first["time"]["seconds"] == pytest.approx(20.0 + 0.01 * 4000 + 1.5 * 60)
+    assert first["time"]["price"] == pytest.approx(first["time"]["seconds"] / 1200)
+    assert first["time"]["memory_gib"] == 0.5
+    # At eps 8 it would take more variations, which were not measured.
+    assert second["plan"]["method"]["variations"] > first["plan"]["method"]["variations"]
+    assert second["time"] is None and explored["epsilons"][0]["methods"]["dp_kps"]["time"] is None
+
+
+def test_every_number_of_the_pictures_is_in_a_table(explored: Tree) -> None:
+    page = render_comparison(explored, None)
+    text = Visible(page).text
+    for stated in (
+        "60 synthetic texts of 4,000 records",
+        "Recommended Texts LLM calls Time 0.5 aug_pe 60 ",
+        "Method Texts LLM calls Signal Enough Time Price aug_pe 60 ",
+        "2.5 minutes 0.1",
+        "The largest process takes 0.5 GiB (",
+        "not measured",
+        "engine.kind: private prediction needs logits",
+        "Its signal would be enough from ",
+    ):
+        assert stated in text, stated
+    panels = {"signal": 4, "records": 8, "calls": 4, "hours": 1}
+    points = titles(page)
+    for name, number in panels.items():
+        assert sum(point.startswith(f"{name}-") for point in points) == number, name
+    assert page.count('<figure class="picture" role="img" aria-label="Line chart: ') == len(panels)
+    # A click leads to a row that is there.
+    rows = re.findall(r'<tr class="head" id="([^"]*)"', page)
+    assert len(set(rows)) == 8
+    assert set(re.findall(r'xlink:href="#([a-z_]+-at-[^"]*)"', page)) == set(rows)
+    # Without figures there is no picture of them, and the page says what measures them.
+    for at in explored["epsilons"]:
+        at["methods"]["aug_pe"]["time"] = None
+    page = render_comparison(explored, None)
+    assert "hours-" not in page and "dpray bench" in page
+
+
+def test_a_pointer_shows_the_plan_and_the_reason(explored: Tree) -> None:
+    page = render_comparison(explored, a_rehearsal(explored))
+    shown = titles(page)
+    plan = explored["epsilons"][0]["methods"]["aug_pe"]
+    settings = plan["plan"]["method"]
+    for said in (
+        "aug_pe at ε 0.5\n",
+        plan["reasons"][0],
+        f"variations {settings['variations']}, noise_multiplier {settings['noise_multiplier']:.6g}",
+        "signal ",
+        "60 texts, ",
+        "about 2.5 minutes",
+        "in the rehearsal 0.500 ± 0.025",
+    ):
+        assert said in shown["signal-0-0"], said
+    assert "selection" not in shown["signal-0-0"], "what is the same at every epsilon"
+    assert "no plan: engine.kind: " in shown["records-1-0"]
+    assert shown["quality-0-0"] == shown["signal-0-0"]
+    text = Visible(page).text
+    assert "0.800 ± 0.025" in text and "dp_kps" in text
+    assert text.count("It was rehearsed with other settings.") == 1
+
+
+def test_a_hostile_rehearsal_stays_text(explored: Tree, tmp_path: Path) -> None:
+    rehearsal = a_rehearsal(explored)
+    at = explored["epsilons"][0]["methods"]["aug_pe"]
+    at["reasons"] = [ATTACK]
+    explored["epsilons"][0]["methods"]["dp_sgd"]["why_not"] = ATTACK
+    seen = Visible(render_comparison(explored, rehearsal | {"epsilons": []}))
+    assert ATTACK in " ".join(seen.texts)
+    assert not {"script", "img", "b", "iframe"} & set(seen.tags)
+    for wrong in ({}, {"score": "f"}, rehearsal | {"epsilons": 5}, rehearsal | {"score": [ATTACK]}):
+        (tmp_path / "rehearsal.json").write_text(json.dumps(wrong))
+        with pytest.raises(InputError, match=r"^--rehearsal: rehearsal\.json: not as dpray"):
+            read_rehearsal(tmp_path)
+    with pytest.raises(InputError, match=r"^--rehearsal: cannot read"):
+        read_rehearsal(tmp_path / "nowhere")
+
+
+def test_the_command_line(tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, one, page = tmp_path / "auto.yaml", tmp_path / "one.yaml", tmp_path / "new" / "page.html"
+    # So many records that every signal is enough: nothing is searched for.
+    file.write_text(yaml.safe_dump(tree | {"data": tree["data"] | {"public_size": 10**6}}))
+    one.write_text(yaml.safe_dump(tree | {"method": {"name": "aug_pe"}}))
+
+    def refused(match: str, config: Path, *options: str) -> None:
+        assert run_command(["plan", str(config), *options]) == 2
+        assert match in capsys.readouterr().err
+
+    refused("--epsilon: it is for --html", file, "--epsilon", "2")
+    refused("--rehearsal: it is for --html", file, "--rehearsal", str(tmp_path))
+    refused("--html: it is for --compare", one, "--html", str(page))
+    refused("--epsilon: it is for --html", one, "--epsilon", "2")
+    refused("--write: it is for one epsilon", file, "--html", str(page), "--write", "x.yaml")
+    refused("--epsilon: 0 is not above 0", file, "--html", str(page), "--epsilon", "0")
+    refused("--rehearsal: cannot read", file, "--html", str(page), "--rehearsal", "/nowhere")
+    refused("--rate: it is not known how long", file, "--rate", "2")
+    assert not page.parent.exists()
+
+    asked = ["plan", str(file), "--html", str(page), "--epsilon", "8", "--epsilon", "2"]
+    assert run_command([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [at["epsilon"] for at in found["epsilons"]] == [2.0, 8.0]
+    assert page.read_text() == render_comparison(found, None)
+    # A rehearsal's epsilons stand beside the usual ones.
+    rehearsal = a_rehearsal(found)
+    rehearsal["epsilons"][0]["epsilon"] = 3.0
+    (tmp_path / "rehearsal.json").write_text(json.dumps(rehearsal))
+    found = dpray.explore(dpray.load(file), page, rehearsal=tmp_path)
+    usual = [4.0 * factor for factor in FACTORS]
+    assert [at["epsilon"] for at in found["epsilons"]] == sorted([*usual, 3.0])
+    assert "quality-0-0" in titles(page.read_text())
+
+
+PROBE = """
+<script>
+const missed = [];
+for (const point of document.querySelectorAll(".point")) {
+  point.scrollIntoView({block: "center"});
+  const box = point.querySelector("use").getBoundingClientRect();
+  const found = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+  if (!found || found.closest(".point") !== point) missed.push(point.id);
+}
+const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+document.body.dataset.missed = missed.join(" ") || "none";
+document.body.dataset.wide = wide;
+</script>
+"""
+
+
+@needs_browser
+def test_a_browser_renders_it_in_silence_and_finds_every_point(
+    explored: Tree, tmp_path: Path
+) -> None:
+    path = tmp_path / "comparison.html"
+    page = render_comparison(explored, a_rehearsal(explored))
+    path.write_text(page, encoding="utf-8")
+    dom = rendered_in_silence(path)
+    assert "Which method, at which" in dom and titles(dom) == titles(page)
+
+    # The same page with a script that points at every point.
+    probed = tmp_path / "probed.html"
+    policy = re.search(r"<meta http-equiv=[^>]*>", page)
+    assert policy is not None
+    probed.write_text(page.replace(policy[0], "").replace("</body>", f"{PROBE}</body>"))
+    dom, _, _ = show(probed)
+    assert 'data-missed="none"' in dom, re.search(r'data-missed="[^"]*"', dom)
+    assert 'data-wide="false"' in dom
