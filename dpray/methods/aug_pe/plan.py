@@ -17,6 +17,7 @@ from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompt
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
 from dpray.runs.plan import Before, Handed, Plan, resolved_noise
+from dpray.types import InputError
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class AugPePlan(Plan):
     @property
     def noise_multiplier(self) -> float:
         """Return sigma over the votes' sensitivity; 0 for a run without noise."""
-        return 0.0 if self.votes is None else self.votes.sigma / self.votes.votes_per_unit
+        return 0.0 if self.votes is None else self.votes.sigma / self.votes.sensitivity
 
     def method_summary(self) -> dict[str, Any]:
         settings = self.settings
@@ -97,8 +98,15 @@ def make_plan(config: Config, settings: AugPeSettings, before: Before | None = N
         settings.template, settings.variation, settings.demonstrations, proportions
     ).showing(handed.terms)
 
+    if k > 1 < settings.votes_per_record:
+        raise InputError(
+            "method.votes_per_record: several votes are for units of one record, and "
+            f"data.max_records_per_unit is {k}"
+        )
+    shape = VoteHistogram(1.0, k, settings.votes_per_record)
+
     def votes(z: float) -> VoteHistogram:
-        return VoteHistogram(z * k, k)
+        return replace(shape, sigma=z * shape.sensitivity)
 
     def event(z: float) -> Event:
         return SelfComposed(votes(z).dp_event, settings.iterations)
