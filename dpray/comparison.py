@@ -11,6 +11,7 @@ from typing import Any
 
 from dpray.config.config import Config, parse_config
 from dpray.methods.auto import AutoSettings
+from dpray.methods.chain.settings import ChainSettings
 from dpray.pace import Pace, known_pace
 from dpray.registry import choose
 from dpray.runs.choice import Choice
@@ -200,6 +201,8 @@ def explore(
 def question(config: Config) -> tuple[int, dict[str, dict[str, Any]]]:
     """Return the number of records that are wanted, and the keys that are set for each method."""
     method = config.method
+    if isinstance(method, ChainSettings):
+        raise InputError("methods: a chain is not compared with single methods; give `method`")
     if isinstance(method, AutoSettings):
         keys = {name: getattr(method, name) for name in METHODS}
         if named := [name for name in METHODS if "name" in keys[name]]:

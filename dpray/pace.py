@@ -26,6 +26,7 @@ from platformdirs import user_cache_path
 
 from dpray.config.config import Config, parse_config
 from dpray.io.files import check_writable, read_json, write_durably
+from dpray.methods.chain.settings import ChainSettings
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan
 from dpray.stage import draw, plain, public_records, staged, write_stage
@@ -144,6 +145,8 @@ def bench(
     do not fit the configuration, for too small a `records`, and for a method that has no plan for
     so few; DprayError where a run fails.
     """
+    if isinstance(config.method, ChainSettings):
+        raise InputError("methods: no pace is measured of a chain; give `method`")
     plan = make_plan(config)
     if plan.not_private:
         raise InputError("privacy.epsilon: infinity is for measurements; bench a finite one")

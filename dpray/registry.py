@@ -4,12 +4,12 @@ and release."""
 from __future__ import annotations
 
 from contextlib import closing
-from importlib import import_module
 from typing import Any
 
 from dpray.config.config import Config
 from dpray.engines.model_path import resolve_model
 from dpray.io.records import list_files
+from dpray.methods import part
 from dpray.runs.choice import Choice
 from dpray.runs.engine import BuildEngine, build_engine
 from dpray.runs.plan import Plan
@@ -20,14 +20,14 @@ def make_plan(config: Config) -> Plan:
     """Return the plan, with every null resolved. Raises InputError where the keys together cost
     more than `privacy.epsilon`."""
     _check_chosen(config)
-    plan: Plan = _module(config, "plan").make_plan(config, config.method)
+    plan: Plan = part(config.method.name, "plan").make_plan(config, config.method)
     return plan
 
 
 def choose(config: Config, records: int) -> Choice:
     """Return the method's plan for so many records, with the parameters that are free chosen.
     Raises InputError where it has none."""
-    chosen: Choice = _module(config, "choice").choose(config, config.method, records)
+    chosen: Choice = part(config.method.name, "choice").choose(config, config.method, records)
     return chosen
 
 
@@ -50,7 +50,7 @@ def run(
     if is_local(config) and config.engine.is_local:
         resolve_model(config.engine.model)
     plan = make_plan(config)
-    release = _module(config, "release").release
+    release = part(config.method.name, "release").release
     with closing(ReleaseFolder(config.output.path)) as folder:
         try:
             return Run(plan, folder, release, on_progress, build).execute()
@@ -65,9 +65,3 @@ def _check_chosen(config: Config) -> None:
             "method.name: auto is a question to `dpray plan`, which compares the methods; with "
             "--write it makes the configuration of the one that it recommends"
         )
-
-
-def _module(config: Config, name: str) -> Any:
-    """Import a method's module late: a plan of one method should not wait for the others, nor for
-    torch and Ray."""
-    return import_module(f"dpray.methods.{config.method.name}.{name}")

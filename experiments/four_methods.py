@@ -40,7 +40,10 @@ METHODS = {
     "aug_pe": "Aug-PE",
     "dp_kps": "DP-KPS, with texts",
     "dp_sgd": "DP-SGD, LoRA",
+    "chain_kps_aug_pe": "DP-KPS, then Aug-PE",
+    "chain_kps_private_prediction": "DP-KPS, then private prediction",
 }
+CHAIN_EPSILONS = (4.0,)
 FLOOR = 0.001
 """At this epsilon next to nothing of the private texts comes through: such a run shows what the
 model and the public texts in its prompts make by themselves."""
@@ -111,6 +114,11 @@ class Cell(NamedTuple):
         return self.method.removesuffix("_bare")
 
     @property
+    def section(self) -> str:
+        """Where the settings of the method that makes the texts are."""
+        return "methods.1" if self.method.startswith("chain_") else "method"
+
+    @property
     def kept(self) -> Path:
         """The file of its figures, which is committed."""
         return HERE / "measured" / "smollm2" / self.data / f"{self.folder.name}.json"
@@ -120,6 +128,8 @@ def cells(data: str, method: str) -> list[Cell]:
     about = SETS[data]
     if method in about.left_out:
         return []
+    if method.startswith("chain_"):
+        return [Cell(data, method, epsilon, 0) for epsilon in CHAIN_EPSILONS]
     floor = [] if method in NO_FLOOR else [FLOOR]
     epsilons = floor + [e for e in about.epsilons if e < inf or method in WITHOUT_NOISE]
     return [Cell(data, method, e, n) for n, e in product(range(about.runs_of_each), epsilons)]
@@ -140,27 +150,28 @@ def changes(cell: Cell) -> list[str]:
     found += about.settings.get(cell.method, ())
     if cell.method == "private_prediction_bare":
         found += ["method.few_shot=null", "method.longest_copy=null"]
-    if cell.method in ("private_prediction", "dp_kps"):
-        found.append(f"method.few_shot={short_public_texts(cell.data)}")
+    if cell.method.endswith(("private_prediction", "dp_kps")):
+        found.append(f"{cell.section}.few_shot={short_public_texts(cell.data)}")
     if cell.method == "dp_sgd" and shares:
         found.append(f"method.control_columns.label={about.control}")
     if cell.method == "aug_pe":
         found.append(f"method.template={prompts_with_examples(cell)}")
     elif (prompt := prompts(cell)).exists():
-        found.append(f"method.template={prompt}")
-    if cell.file == "private_prediction":
-        found.append(f"method.clip_bound={largest_clip(cell.epsilon, found)}")
+        found.append(f"{cell.section}.template={prompt}")
+    if cell.file.endswith("private_prediction"):
+        found.append(f"{cell.section}.clip_bound={largest_clip(cell, found)}")
     return found
 
 
-def largest_clip(epsilon: float, settings: list[str]) -> float:
-    file = HERE / "smollm2" / "private_prediction.yaml"
+def largest_clip(cell: Cell, settings: list[str]) -> float:
+    file = HERE / "smollm2" / f"{cell.file}.yaml"
     for clip in CLIPS:
-        tried = [*settings, f"privacy.epsilon={epsilon}", f"method.clip_bound={clip}"]
+        key = f"{cell.section}.clip_bound"
+        tried = [*settings, f"privacy.epsilon={cell.epsilon}", f"{key}={clip}"]
         with suppress(InputError):
             plan(load_config(file, tried))
             return clip
-    raise SystemExit(f"no clip affords the texts at eps {epsilon:g}")
+    raise SystemExit(f"no clip affords the texts at eps {cell.epsilon:g}")
 
 
 def prompts(cell: Cell) -> Path:

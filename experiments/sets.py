@@ -28,7 +28,9 @@ class DataSet(NamedTuple):
     control: str = "Kind"
     """The label's name in the control codes of DP-SGD."""
 
-    left_out: Sequence[str] = ("private_prediction_bare",)
+    left_out: Sequence[str] = (
+        "private_prediction_bare", "chain_kps_aug_pe", "chain_kps_private_prediction",
+    )  # fmt: skip
     """Methods that are not run."""
 
     is_json: bool = False

@@ -1,8 +1,9 @@
-"""A run that charges nothing has a ledger too."""
+"""The ledgers of runs that charge nothing, and of the methods of a chained run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from dpray.accounting.hash_chain import Entry
 from dpray.accounting.ledger import Ledger
@@ -37,3 +38,42 @@ class NullLedger(Ledger):
 
     def counts(self, key: str) -> dict[str, int]:
         return dict.fromkeys(("started", "starts", "published", "failed", "committed"), 0)
+
+
+class StageLedger(Ledger):
+    """A `StageLedger` is a ledger as one method of a chained run sees it: its units have names that
+    begin with `prefix` in the ledger, and without it here; there are no others."""
+
+    def __init__(self, ledger: Ledger, prefix: str) -> None:
+        self._ledger, self._prefix = ledger, prefix
+
+    def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None:
+        self._ledger.begin(key, attempt_id, map(self._whole, units))
+
+    def publish_many(self, key: str, attempt_id: str, releases: Iterable[tuple[str, str]]) -> int:
+        whole = ((self._whole(unit), sha256) for unit, sha256 in releases)
+        return self._ledger.publish_many(key, attempt_id, whole)
+
+    def fail(self, key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool:
+        return self._ledger.fail(key, self._whole(unit), attempt_id, reason_class_name)
+
+    def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
+        place = after if after == ("", "") else (self._whole(after[0]), after[1])
+        # A database may sort the names of other methods' units in between.
+        while entries := self._ledger.page(listing, key, place, limit):
+            if own := [entry for entry in entries if entry.unit.startswith(self._prefix)]:
+                return [replace(e, unit=e.unit.removeprefix(self._prefix)) for e in own]
+            place = (entries[-1].unit, entries[-1].attempt)
+        return []
+
+    def counts(self, key: str) -> dict[str, int]:
+        starts = [unit for unit, _ in self.started(key)]
+        return self._ledger.counts(key) | {
+            "started": len(set(starts)),
+            "starts": len(starts),
+            "published": sum(1 for _ in self.published(key)),
+            "failed": sum(1 for _ in self.failed(key)),
+        }
+
+    def _whole(self, unit: str) -> str:
+        return self._prefix + unit

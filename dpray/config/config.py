@@ -6,6 +6,7 @@ All keys are public numbers and names; none is read from the data or from enviro
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from dpray.config.sections import (
 )
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.auto import AutoSettings
+from dpray.methods.chain.settings import FOLLOW, ChainSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
@@ -34,7 +36,12 @@ class Config(Section):
     data: DataConfig
     privacy: PrivacyConfig
     method: Annotated[
-        PrivatePredictionSettings | AugPeSettings | DpKpsSettings | DpSgdSettings | AutoSettings,
+        PrivatePredictionSettings
+        | AugPeSettings
+        | DpKpsSettings
+        | DpSgdSettings
+        | ChainSettings
+        | AutoSettings,
         Field(discriminator="name"),
     ]
     engine: EngineConfig
@@ -42,9 +49,48 @@ class Config(Section):
     runtime: RuntimeConfig = RuntimeConfig()
     output: OutputConfig = OutputConfig()
 
+    @property
+    def method_names(self) -> set[str]:
+        """Return the names of the run's methods, several where they are chained."""
+        method = self.method
+        return {m.name for m in (method.methods if method.name == "chain" else [method])}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _methods_are_a_chain(cls, values: Any) -> Any:
+        """Read `methods: [...]`, which is short for a `method` of the name chain."""
+        if not isinstance(values, dict) or "methods" not in values:
+            return values
+        if "method" in values:
+            raise ValueError("methods: stands in place of `method`; give one of the two")
+        rest = {key: value for key, value in values.items() if key != "methods"}
+        return rest | {"method": {"name": "chain", "methods": values["methods"]}}
+
+    @model_validator(mode="after")
+    def _methods_fit(self) -> Config:
+        shares, method = self.privacy.shares, self.method
+        if method.name != "chain":
+            if shares is not None:
+                raise ValueError("privacy.shares: is for chained `methods`")
+            return self
+        if len(method.methods) < 2:
+            raise ValueError("methods: chains two methods or more; one alone is `method`")
+        for place, (one, after) in enumerate(pairwise(method.methods), start=1):
+            if after.name not in FOLLOW.get(one.name, ()):
+                pairs = [f"{a} -> {b}" for a, others in FOLLOW.items() for b in others]
+                raise ValueError(
+                    f"methods.{place}.name: {after.name} cannot follow {one.name}; the pairs are "
+                    f"{', '.join(pairs)}"
+                )
+        if shares is not None and len(shares) != len(method.methods):
+            raise ValueError("privacy.shares: give one share for each of methods")
+        if shares is not None and not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+            raise ValueError("privacy.shares: shares sum to 1")
+        return self
+
     @model_validator(mode="after")
     def _noise_where_there_must_be(self) -> Config:
-        if math.isinf(self.privacy.epsilon) and self.method.name not in ("aug_pe", "dp_sgd"):
+        if math.isinf(self.privacy.epsilon) and self.method_names - {"aug_pe", "dp_sgd"}:
             raise ValueError("privacy.epsilon: infinity is for aug_pe and dp_sgd only")
         if (
             self.data.label_proportions == "measured"
@@ -55,11 +101,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _engine_fits(self) -> Config:
-        if self.method.name == "private_prediction" and self.engine.kind == "openai":
+        if "private_prediction" in self.method_names and self.engine.kind == "openai":
             raise ValueError("engine.kind: private prediction needs logits: vllm or transformers")
-        if self.method.name == "dp_sgd" and self.engine.kind == "openai":
+        if "dp_sgd" in self.method_names and self.engine.kind == "openai":
             raise ValueError("engine.kind: the model is tuned here: vllm or transformers")
-        if self.engine.kind == "none" and self.method.name not in ("dp_kps", "auto"):
+        if self.engine.kind == "none" and self.method_names - {"dp_kps", "auto"}:
             raise ValueError("engine.kind: none is for dp_kps only")
         if self.engine.kind != "none" and not self.engine.model:
             raise ValueError("engine.model: a folder, or a model's name")
@@ -77,7 +123,7 @@ class Config(Section):
                     f"runtime.gpus_per_actor: {gpus:g} of a GPU is less than vLLM takes of its "
                     f"memory, engine.gpu_memory_utilization {engine.gpu_memory_utilization:g}"
                 )
-            if self.method.name == "dp_sgd" and self.runtime.actors > 1:
+            if "dp_sgd" in self.method_names and self.runtime.actors > 1:
                 raise ValueError(
                     f"runtime.gpus_per_actor: {gpus:g}: the ranks of a training cannot share a GPU"
                 )

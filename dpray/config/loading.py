@@ -25,7 +25,7 @@ def read_tree(path: str | Path, overrides: list[str]) -> Any:
     Nothing is interpolated: OmegaConf's `${oc.env:NAME}` would put an environment variable into the
     files of a release, so `${` is refused before OmegaConf sees it.
     """
-    settings = [_override(each) for each in overrides]
+    settings = [_checked_override(each) for each in overrides]
     try:
         text = read_yaml_text(path)
         plain = parse_yaml(text)
@@ -38,21 +38,24 @@ def read_tree(path: str | Path, overrides: list[str]) -> Any:
     except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a valid YAML file: {first_line(error)}") from None
     try:
-        return OmegaConf.to_container(OmegaConf.merge(loaded, *settings), resolve=False)
+        for setting in settings:
+            loaded.merge_with_dotlist([setting])
+        return OmegaConf.to_container(loaded, resolve=False)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise InputError(f"{path}, with what is set after it: {first_line(error)}") from None
 
 
-def _override(setting: str) -> Any:
-    """Parse one `key.sub=value` setting into a tree."""
+def _checked_override(setting: str) -> str:
+    """Return one `key.sub=value` setting, which can be read."""
     key, sign, value = setting.partition("=")
     if not sign or key.endswith("\\"):  # OmegaConf would read on to the next sign
         raise InputError(f"{setting}: settings after the file are written key.sub=value")
     try:
         _refuse_interpolation({key: parse_yaml(value)})
-        return OmegaConf.from_dotlist([setting])
+        OmegaConf.from_dotlist([setting])
     except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise InputError(f"{key}: not a valid value: {first_line(error)}") from None
+    return setting
 
 
 def _refuse_interpolation(tree: Any) -> None:
@@ -90,11 +93,13 @@ def parse(model: type[M], values: Any) -> M:
     except ValidationError as error:
         first, *more = error.errors(include_url=False, include_input=False)
         place = list(first["loc"])
-        if place[:1] == ["method"] and len(place) > 2:
-            del place[1]  # the method's name, which is no key
+        if place[:3] == ["method", "chain", "methods"]:
+            place[:5] = ["methods", *place[3:4]]  # without names of methods, which are no keys
+        elif place[:1] == ["method"] and len(place) > 2:
+            del place[1]
         message = first["msg"].removeprefix("Value error, ")
         # What checks a whole section names the key itself.
-        if named := re.match(r"([a-z_.]+): ", message):
+        if named := re.match(r"([a-z0-9_.]+): ", message):
             place.append(named[1])
             message = message[named.end() :]
         key = ".".join(map(str, place))
@@ -104,6 +109,7 @@ def parse(model: type[M], values: Any) -> M:
             message = "has keys of its own, and no value"
         elif first["type"].startswith("union_tag"):
             known = first.get("ctx", {}).get("expected_tags")
-            key, message = "method.name", f"one of {known}" if known else "has to name a method"
+            key = f"{key}.name"
+            message = f"one of {known}" if known else "has to name a method"
         also = f" (and {len(more)} more)" if more else ""
         raise InputError(f"{key or 'config'}: {message}{also}") from None

@@ -90,6 +90,11 @@ class PrivacyConfig(Section):
         description="whose part of the data set's budget pays, where it is shared out (`dpray "
         "ledger create --tenant`)",
     )
+    shares: tuple[Positive, ...] | None = Field(
+        None,
+        description="chained methods: the share of epsilon of each; they sum to 1; null: equal. "
+        "What joint accounting saves is left to the methods that come later",
+    )
     epsilon_labels: Positive = Field(
         0.1, description="the share of epsilon for data.label_proportions: measured"
     )

@@ -70,6 +70,7 @@ def render_report(
             ledger=ledger,
             spent_share=_spent_share(ledger),
             relation=RELATIONS.get(relation, relation),
+            made_by=_made_by(privacy_report["method"]),
             **_in_words(privacy_report["epsilon"], privacy_report["delta"]),
             iterations=None if hidden else privacy_report.get("iterations"),
             pictures=pictures,
@@ -104,6 +105,14 @@ def templates() -> Environment:
     # A key as words: `noise_multiplier` -> `noise multiplier`.
     environment.filters |= {"number": number, "words": lambda key: key.replace("_", " ")}
     return environment
+
+
+def _made_by(method: Any) -> Any:
+    """Return the method's name, or the names of chained methods."""
+    if not isinstance(method, Mapping):
+        return method
+    chained = method.get("methods", [method])
+    return ", then ".join(each["name"] for each in chained)
 
 
 def _in_words(epsilon: float | None, delta: float | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ is written and flushed to disk in `staging`, then the ledger commits its batches
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import hashlib
 import json
@@ -66,7 +67,7 @@ class ReleaseFolder:
                 f"output.path: {path} lies in a copy of a job's working directory, which Ray "
                 "deletes, and the paid release with it: give an absolute path outside"
             )
-        self.root = Path(path)
+        self.root, self.prefix = Path(path), ""
         self.private = self.root / "private"
         self.staging = self.private / "staging"
         self.parts = self.private / "parts"
@@ -91,6 +92,13 @@ class ReleaseFolder:
     def close(self) -> None:
         self._lock.close()
 
+    def stage_of(self, name: str) -> ReleaseFolder:
+        """Return the same folder for one method of a chained run: the names of its parts begin with
+        its own, and it sees no others."""
+        folder = copy.copy(self)
+        folder.prefix = f"{name}."
+        return folder
+
     @property
     def synthetic(self) -> Path:
         return self.root / "synthetic.jsonl"
@@ -114,14 +122,14 @@ class ReleaseFolder:
     def stage(self, name: str, records: Iterable[dict[str, Any]]) -> str:
         """Write a part durably; returns its SHA-256, for the ledger."""
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        write_durably(self.staging / name, text, private=True)
+        write_durably(self.staging / f"{self.prefix}{name}", text, private=True)
         return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
     def publish(self, name: str) -> None:
         """Move a committed part; safe to repeat."""
-        source = self.staging / name
+        source = self.staging / f"{self.prefix}{name}"
         if source.exists():
-            os.replace(source, self.parts / name)
+            os.replace(source, self.parts / source.name)
             sync(self.parts)
 
     def recover(self, committed: Callable[[str], bool]) -> None:
@@ -148,14 +156,14 @@ class ReleaseFolder:
 
     def published_output(self, name: str) -> dict[str, Any] | None:
         """Return the output of a mechanism, or None where it has not been published."""
-        path = self.parts / name
+        path = self.parts / f"{self.prefix}{name}"
         if not path.exists():
             return None
         output: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return output
 
     def published_records(self) -> Iterator[dict[str, Any]]:
-        for path in sorted(self.parts.glob("*.jsonl")):
+        for path in sorted(self.parts.glob(f"{self.prefix}*.jsonl")):
             with open(path, encoding="utf-8") as lines:
                 yield from (json.loads(line) for line in lines)
 

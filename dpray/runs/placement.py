@@ -86,13 +86,13 @@ def gpus_of_rank(gpus: float) -> float:
 def _needed(config: Config, gpus: float) -> list[tuple[int, float]]:
     """List how many actors the run cannot do without, and the GPUs of each."""
     runtime = config.runtime
-    if config.method.name == "private_prediction":
+    if "private_prediction" in config.method_names:
         return [(runtime.min_actors, gpus)]
-    if config.method.name == "dp_sgd":
+    if "dp_sgd" in config.method_names:
         return [(runtime.actors, gpus_of_rank(gpus)), (1, gpus)]
     if config.engine.is_local:
         return [(1, gpus)]
-    return [(runtime.actors, gpus)] if config.method.name == "aug_pe" else []
+    return [(runtime.actors, gpus)] if "aug_pe" in config.method_names else []
 
 
 def hide_other_gpus() -> None:

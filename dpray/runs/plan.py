@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,7 @@ from dpray.accounting.report import guarantee, no_guarantee
 from dpray.auditing.target import Target
 from dpray.config.base import Section
 from dpray.config.config import Config
+from dpray.config.sections import RuntimeConfig
 from dpray.engines.base import Engine
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.runs.placement import placement
@@ -30,22 +31,61 @@ the mean negative log-likelihood per token of each text."""
 
 
 @dataclass(frozen=True)
+class Handed:
+    """`Handed` is what a method of a chain hands on to the next one, by label: what it released, so
+    all of it is public. Either the sequences of terms of its records, or their texts."""
+
+    terms: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, records: Iterable[Mapping[str, Any]]) -> Handed:
+        """Take the terms of the records that have some, and the texts of the others."""
+        terms: dict[str, list[Sequence[str]]] = {}
+        texts: dict[str, list[str]] = {}
+        for record in records:
+            label = record["label"] or ""
+            if "terms" in record:
+                terms.setdefault(label, []).append(record["terms"])
+            else:
+                texts.setdefault(label, []).append(record["text"])
+        return cls(terms, texts)
+
+
+@dataclass(frozen=True)
+class Before:
+    """A `Before` is what comes before a method of a chain: the event of all that is charged until
+    then, measured label proportions included, and stand-ins for what is handed on."""
+
+    dp_event: Event
+    handed: Handed
+
+
+@dataclass(frozen=True)
 class Plan(ABC):
     """A `Plan` is one method's plan; all of it is public.
 
     `proportions` is the public share of each label. Where the shares are measured, it holds a
-    stand-in until then. `settings` are the method's keys.
+    stand-in until then. `settings` are the method's keys. `before` is the event of the chained
+    methods before this one, while the method's part of epsilon is planned.
     """
 
     config: Config
     proportions: Mapping[str, float]
     settings: Section
+    before: Event | None = field(default=None, kw_only=True)
 
     @property
     @abstractmethod
+    def method_event(self) -> Event:
+        """Return the composition of all mechanisms of the method. A run that is not private has
+        none that anybody asks for."""
+
+    @cached_property
     def dp_event(self) -> Event:
         """Return the composition of all mechanisms of the run, which the ledger is charged for
-        before the data is opened. A run that is not private has none that anybody asks for."""
+        before the data is opened."""
+        return with_labels(self.config, self.method_event, self.before)
 
     @abstractmethod
     def method_summary(self) -> dict[str, Any]:
@@ -131,6 +171,18 @@ class Plan(ABC):
         as long as one of this plan's."""
         return {"records": texts}
 
+    def stand_in(self) -> list[dict[str, Any]]:
+        """Return records like those that the method hands on in a chain, as many and with terms as
+        long as they may be."""
+        return []
+
+    def given(self, handed: Handed) -> Self:
+        """Return the plan with what the method before it handed on; its charge stays what it is."""
+        raise NotImplementedError
+
+    def with_runtime(self, runtime: RuntimeConfig) -> Self:
+        return replace(self, config=self.config.model_copy(update={"runtime": runtime}))
+
     def with_salt(self, salt: str) -> Self:
         """Return the plan with the run's public salt, which some plans depend on."""
         return self
@@ -199,10 +251,12 @@ def label_histogram(config: Config) -> LabelHistogram | None:
         raise InputError(f"privacy.epsilon_labels: {error}") from None
 
 
-def with_labels(config: Config, event: Event) -> Event:
-    """Compose a method's event with that of the measured label proportions, which comes first."""
-    histogram = label_histogram(config)
-    return event if histogram is None else Composed((histogram.dp_event, event))
+def with_labels(config: Config, event: Event, before: Event | None = None) -> Event:
+    """Compose a method's event with what comes first: `before`, or the measured label
+    proportions."""
+    if before is None and (histogram := label_histogram(config)) is not None:
+        before = histogram.dp_event
+    return event if before is None else Composed((before, event))
 
 
 def resolved_noise(
@@ -210,9 +264,10 @@ def resolved_noise(
     given: float | None,
     event: Callable[[float], Event],
     bracket: tuple[float, float],
+    before: Event | None = None,
 ) -> float | None:
-    """Return the given noise multiplier, or the least one within `bracket` at which `event` and the
-    measured label proportions cost `privacy.epsilon` at most; None in a run that is not private."""
+    """Return the given noise multiplier, or the least one within `bracket` at which `event` and
+    what comes first cost `privacy.epsilon` at most; None in a run that is not private."""
     privacy = config.privacy
     if math.isinf(privacy.epsilon):
         if given is not None:
@@ -222,7 +277,7 @@ def resolved_noise(
         return given
     try:
         return calibrate(
-            lambda z: with_labels(config, event(z)),
+            lambda z: with_labels(config, event(z), before),
             privacy.epsilon,
             privacy.delta,
             bracket=bracket,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -126,7 +125,7 @@ class Run:
         config = self.plan.config
         gpus = resolve_gpus(config, gpus_of_cluster())
         runtime = config.runtime.model_copy(update={"gpus_per_actor": gpus})
-        self.plan = replace(self.plan, config=config.model_copy(update={"runtime": runtime}))
+        self.plan = self.plan.with_runtime(runtime)
 
     # Planned: the same run as before, and its charge
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.accounting.ledger import Ledger
+from dpray.accounting.run_ledger import StageLedger
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
@@ -77,6 +78,8 @@ class Session(Generic[P]):
     attempt_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     going_on: str = "the same command goes on from there, at no further cost"
     """The error of an unfinished run ends with these words on its next attempt."""
+    charged: float | None = None
+    """The epsilon that was charged, where it is not the plan's own."""
     _stage: str = field(default="", init=False)
 
     @property
@@ -114,7 +117,8 @@ class Session(Generic[P]):
         self._stage = stage
         cost = "not private"
         if not self.plan.not_private:
-            cost = f"eps {self.plan.cost.epsilon:.3f} (charged)"
+            epsilon = self.plan.cost.epsilon if self.charged is None else self.charged
+            cost = f"eps {epsilon:.3f} (charged)"
         detail = f"{detail}, {cost}" if detail else cost
         self._show(Progress(stage, completed, total, detail))
 
@@ -127,6 +131,27 @@ class Session(Generic[P]):
             raise
         except Exception as error:
             raise self.unfinished(f"on_progress raised {type(error).__name__}") from error
+
+    def stage(self, name: str, plan: Plan) -> closing[Session[Any]]:
+        """Return the session of one method of a chained run, with its plan. It has the run's
+        charge, and units, files, calls and public randomness of its own, which its name sets
+        apart."""
+        engine = None
+        if plan.config.engine.is_local:
+            engine, self.engine = self.engine, None
+        whole: Session[Any] = self
+        return closing(
+            replace(
+                whole,
+                plan=plan,
+                folder=self.folder.stage_of(name),
+                ledger=StageLedger(self.ledger, f"{name}."),
+                salt=named_key(self.salt, name),
+                on_progress=lambda p: self.on_progress(replace(p, stage=f"{name}: {p.stage}")),
+                engine=engine,
+                charged=self.plan.cost.epsilon,
+            )
+        )
 
     # Mechanisms
 
@@ -258,7 +283,7 @@ class Session(Generic[P]):
 
     @cached_property
     def _calls(self) -> CallCache:
-        return CallCache(self.folder.private / CALLS)
+        return CallCache(self.folder.private / f"{self.folder.prefix}{CALLS}")
 
     @property
     def calls(self) -> dict[str, int]:

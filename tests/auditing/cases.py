@@ -101,6 +101,7 @@ def twice_epsilon() -> AbstractContextManager[Any]:
 # Aug-PE and DP-KPS.
 
 VOTES = VoteHistogram(math.sqrt(4) * 1.5)
+DECAYING = VoteHistogram(math.sqrt(5) * 1.5, votes_per_record=2)
 TERMS = VocabularyHistogram(1000, 3, 3.0)
 DENSITIES = VocabularyHistogram(1000, 3, 6.0)
 FOURIER = FeatureSum(100, "laplace", 0.5)
@@ -109,7 +110,13 @@ NORMAL = FeatureSum(100, "gaussian", 1.5)
 
 def votes_of_three() -> AbstractContextManager[Any]:
     right = aug_pe_audit.count_votes
-    return patch.object(aug_pe_audit, "count_votes", lambda p, s: 3 * right(p, s))
+    return patch.object(aug_pe_audit, "count_votes", lambda p, s, w: 3 * right(p, s, w))
+
+
+def votes_for_the_nearest_text() -> AbstractContextManager[Any]:
+    """Cast all votes of a record for one text."""
+    right = aug_pe_audit.count_votes
+    return patch.object(aug_pe_audit, "count_votes", lambda p, s, w: right(p, s, (2 * sum(w),)))
 
 
 def all_terms() -> AbstractContextManager[Any]:
@@ -278,6 +285,13 @@ def _cases() -> dict[str, Case]:
         ("no noise", noiseless(VoteHistogram), True),
         (halved, half_noise(VoteHistogram, "sigma"), True),
         ("three votes a record", votes_of_three, True),
+    )
+    add(
+        "Aug-PE, decaying votes",
+        lambda: votes_target(DECAYING, 1),
+        16_000,
+        (halved, half_noise(VoteHistogram, "sigma"), True),
+        ("twice all weights on one text", votes_for_the_nearest_text, True),
     )
     add(
         "DP-KPS, vocabulary, S = 3",

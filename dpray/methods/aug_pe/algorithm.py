@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import Literal
 
 import numpy as np
@@ -113,7 +114,8 @@ def _calls(
 
 @dataclass(frozen=True)
 class AugPe:
-    """Holds the frozen plan of a run, all of it public. `records` is n_syn of each label.
+    """Holds the frozen plan of a run, all of it public. `records` is n_syn of each label; `first`
+    are texts that the first population begins with, which the method before it in a chain released.
 
     Guarantee: add or remove one unit. A record votes in its own label only, so an iteration is ONE
     application of `votes`, over the counts of all labels together, and a run costs `dp_event`: T of
@@ -125,6 +127,7 @@ class AugPe:
     settings: AugPeSettings
     records: Mapping[str, int]
     votes: VoteHistogram | None = None
+    first: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not sum(self.records.values()) or min(self.records.values()) < 0:
@@ -142,15 +145,32 @@ class AugPe:
         settings = self.settings
         T, L, K = settings.iterations, settings.variations, settings.lookahead
         n_syn = sum(self.records.values())
+        parents = self.first_parents()
+        random = sum(x is None for of_label in parents.values() for x in of_label)
+        varied = sum(map(len, parents.values())) - random
         return {
-            "random texts": n_syn * L,
-            "variations": n_syn * (T - 1) * max(L - 1, 1),
+            "random texts": random,
+            "variations": varied + n_syn * (T - 1) * max(L - 1, 1),
             "lookahead": n_syn * T * L * K,
         }
 
     @property
     def llm_calls(self) -> int:
         return sum(self.calls_by_purpose.values())
+
+    def given(self, label: str) -> list[str]:
+        """Return the label's `first` texts, as many as its population holds."""
+        return list(self.first.get(label, ()))[: self.records[label] * self.settings.variations]
+
+    def first_parents(self) -> dict[str, list[str | None]]:
+        """Return what the other texts of each label's first population are variations of: the given
+        ones in turn, or None for random texts where there are none."""
+        parents: dict[str, list[str | None]] = {}
+        for label, n_syn in self.records.items():
+            given = self.given(label)
+            missing = n_syn * self.settings.variations - len(given)
+            parents[label] = list(islice(cycle(given or [None]), missing))
+        return parents
 
     def kept(self, checkpoint: Checkpoint, salt: str) -> Population:
         """Return S' of the checkpoint's iteration; after the last one it is the run's output."""
@@ -217,18 +237,19 @@ class AugPeRun:
         if checkpoint is not None:
             done, kept = checkpoint.iteration, self.plan.kept(checkpoint, self.salt)
         for t in range(done + 1, self.plan.settings.iterations + 1):
-            S = self.random_api() if t == 1 else self.variation_api(t, kept)
+            S = self.first_population() if t == 1 else self.variation_api(t, kept)
             phi = self.embeddings(t, S)
             self.progress(t, "votes", sum(map(len, S.values())))
             noisy = self.vote(t, S, phi)
             kept = self.plan.select(t, S, noisy, self.salt)
         return kept
 
-    def random_api(self) -> Population:
-        """Return the first population: L * n_syn texts of each label."""
-        nothing = {label: [None] * n_syn for label, n_syn in self.plan.records.items()}
-        calls = _calls("random", 1, nothing, self.plan.settings.variations)
-        return self.population(1, "random texts", calls, {})
+    def first_population(self) -> Population:
+        """Return L * n_syn texts of each label: those that are given, then variations of them in
+        turn; random ones (RANDOM_API) of a label for which there are none."""
+        given = {label: self.plan.given(label) for label in self.plan.records}
+        calls = _calls("random", 1, self.plan.first_parents(), 1)
+        return self.population(1, "random texts", calls, given)
 
     def variation_api(self, t: int, kept: Population) -> Population:
         """Return the kept texts and L - 1 variations of each.

@@ -22,20 +22,26 @@ def targets(plan: AugPe) -> Iterator[Target]:
 
 
 def votes_target(votes: VoteHistogram, iterations: int) -> MonteCarlo:
-    """Audit the votes; all of the unit's fall on one text, in every iteration."""
-    texts = np.eye(2, dtype=np.float32)
-    others, unit = np.tile(texts, (OTHERS // 2, 1)), np.tile(texts[:1], (votes.votes_per_unit, 1))
+    """Audit the votes; those of all the unit's records fall on the same texts, in every
+    iteration."""
+    k, Q = votes.records_per_unit, votes.votes_per_record
+    texts = np.eye(Q + 1, dtype=np.float32)
+    # The unit is nearest to the first text, then to the second, and so on.
+    one = np.linspace(1.0, 0.0, Q + 1, dtype=np.float32)[None]
+    others, unit = np.tile(texts, (OTHERS // 2, 1)), np.tile(one / np.linalg.norm(one), (k, 1))
 
     def draw(with_unit: bool, trials: int) -> Scores:
-        counts = count_votes(np.concatenate([others, unit]) if with_unit else others, texts)
-        # The other text's count is the same in both worlds.
-        released = votes.noisy(np.tile(counts[:1], iterations * trials))
-        # The sum is a sufficient statistic of Gaussian noise.
-        return released.reshape(trials, iterations).sum(axis=1, dtype=np.float64)[None]
+        private = np.concatenate([others, unit]) if with_unit else others
+        # The last text's count is the same in both worlds.
+        counts_Q = count_votes(private, texts, votes.weights)[:Q]
+        released = votes.noisy(np.tile(counts_Q, iterations * trials))
+        # This sum is a sufficient statistic of Gaussian noise.
+        scores = released.reshape(trials, iterations, Q) @ np.array(votes.weights)
+        return scores.sum(axis=1, dtype=np.float64)[None]
 
     return MonteCarlo(
         f"vote histogram, {iterations} iterations" if iterations > 1 else "vote histogram",
-        f"{votes.votes_per_unit} more votes for one text in each",
+        f"{k} more record(s) that vote for the same {Q} text(s) in each",
         SelfComposed(votes.dp_event, iterations),
         draw,
         at_once=max(1, 20_000 // iterations),

@@ -58,7 +58,9 @@ def new_texts(plan: AugPePlan) -> tuple[int, int]:
 
 
 def votes(plan: AugPePlan) -> float:
-    """Return n / (n_syn L sigma), the votes of a text over their noise."""
+    """Return n / (n_syn L sigma), times the weights of a record's votes: the votes of a text over
+    their noise."""
     assert plan.votes is not None
     candidates = plan.settings.records * plan.settings.variations
-    return plan.config.data.public_size / (candidates * plan.votes.sigma)
+    cast = plan.config.data.public_size * sum(plan.votes.weights)
+    return cast / (candidates * plan.votes.sigma)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,26 +16,33 @@ from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.aug_pe.votes import VoteHistogram
-from dpray.runs.plan import Plan, resolved_noise, with_labels
+from dpray.runs.plan import Before, Handed, Plan, resolved_noise
+from dpray.types import InputError
 
 
 @dataclass(frozen=True)
 class AugPePlan(Plan):
-    """Holds the plan of Aug-PE; a run without noise, which is not private, has no `votes`."""
+    """Holds the plan of Aug-PE; a run without noise, which is not private, has no `votes`. The
+    first population begins with the texts in `first`."""
 
     settings: AugPeSettings
     votes: VoteHistogram | None
     prompts: VariationPrompts
+    first: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    @cached_property
-    def dp_event(self) -> Event:
-        return with_labels(self.config, self.method.dp_event)
+    @property
+    def method_event(self) -> Event:
+        return self.method.dp_event
 
     @cached_property
     def method(self) -> AugPe:
         settings = self.settings
         records = largest_remainder(settings.records, self.proportions)
-        return AugPe(settings, records, self.votes)
+        return AugPe(settings, records, self.votes, self.first)
+
+    def given(self, handed: Handed) -> AugPePlan:
+        prompts = replace(self.prompts, sequences=handed.terms)
+        return replace(self, prompts=prompts, first=handed.texts)
 
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.aug_pe.audit import targets
@@ -49,7 +56,7 @@ class AugPePlan(Plan):
     @property
     def noise_multiplier(self) -> float:
         """Return sigma over the votes' sensitivity; 0 for a run without noise."""
-        return 0.0 if self.votes is None else self.votes.sigma / self.votes.votes_per_unit
+        return 0.0 if self.votes is None else self.votes.sigma / self.votes.sensitivity
 
     def method_summary(self) -> dict[str, Any]:
         settings = self.settings
@@ -81,21 +88,32 @@ class AugPePlan(Plan):
         }
 
 
-def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
+def make_plan(config: Config, settings: AugPeSettings, before: Before | None = None) -> AugPePlan:
     """Resolve everything that is null. Raises InputError where the keys together cost more than
     `privacy.epsilon`."""
+    handed = Handed() if before is None else before.handed
+    first = None if before is None else before.dp_event
     proportions, k = config.data.proportions, config.data.max_records_per_unit
     prompts = load_variation_prompts(
         settings.template, settings.variation, settings.demonstrations, proportions
-    )
+    ).showing(handed.terms)
+
+    if k > 1 < settings.votes_per_record:
+        raise InputError(
+            "method.votes_per_record: several votes are for units of one record, and "
+            f"data.max_records_per_unit is {k}"
+        )
+    shape = VoteHistogram(1.0, k, settings.votes_per_record)
 
     def votes(z: float) -> VoteHistogram:
-        return VoteHistogram(z * k, k)
+        return replace(shape, sigma=z * shape.sensitivity)
 
     def event(z: float) -> Event:
         return SelfComposed(votes(z).dp_event, settings.iterations)
 
-    noise = resolved_noise(config, settings.noise_multiplier, event, bracket=(1e-3, 1e7))
+    noise = resolved_noise(config, settings.noise_multiplier, event, (1e-3, 1e7), first)
     if noise is None:
         return AugPePlan(config, proportions, settings, None, prompts)
-    return AugPePlan(config, proportions, settings, votes(noise), prompts).affordable(noise)
+    histogram = votes(noise)
+    plan = AugPePlan(config, proportions, settings, histogram, prompts, handed.texts, before=first)
+    return plan.affordable(noise)

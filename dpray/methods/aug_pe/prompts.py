@@ -11,27 +11,30 @@ Lists may stand in a file of their own, as `template_file` says. `keywords` may 
 lists, or to null for none: a label takes the longest key that it begins with, so that "" stands for
 all others. Variables: `task` (the request's key), `label`, `keyword`, `style`, `text` (the parent,
 with "_" for its blanks), `words` (how many are asked for, or None), `demonstrations` (each with its
-number of `words`); what a request does not have is empty.
+number of `words`), `terms` (of `random` after DP-KPS in a chain: a sequence of terms of the label);
+what a request does not have is empty.
 
 Everything in a template is public; a demonstration must not be a private text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from dpray.io.sandbox import rendered
 from dpray.io.template_file import Fault, TemplateFile, faults_named, is_refusal, packaged
-from dpray.types import Prompt
+from dpray.types import InputError, Prompt
 
 PACKAGE = "dpray.methods.aug_pe"
 
+T = TypeVar("T")
 Variation = Literal["paraphrase", "fill_in_the_blanks"]
 REQUESTS = ("random", "paraphrase", "fill_in_the_blanks")
+Sequences = Mapping[str, Sequence[Sequence[str]]]
 KEYS = {*REQUESTS, "prefix", "styles", "keywords", "demonstrations", "refusals", "stop"}
 DEMONSTRATION_KEYS = {"label", "blanks", "text"}
 
@@ -48,17 +51,35 @@ class VariationPrompts:
     demonstrations: tuple[Mapping[str, Any], ...] = ()
     refusals: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
+    name: str = ""
+    sequences: Sequences = field(default_factory=dict)
+
+    def showing(self, sequences: Sequences) -> VariationPrompts:
+        """Return the template with sequences of terms for its random texts. Raises InputError where
+        a prompt is the same without them."""
+        shown = replace(self, sequences=sequences)
+        for label in sequences:
+            one, other = (p.random(label, np.random.default_rng(0)) for p in (self, shown))
+            if one == other:
+                raise InputError(
+                    f"method.template: {self.name}: `random` shows no `terms`, which the method "
+                    "before hands on"
+                )
+        return shown
 
     def random(self, label: str, rng: np.random.Generator) -> Prompt:
-        """Return the prompt for a text of the label, with a random one of its keywords."""
-        return self._prompt("random", label=label, keyword=_one_of(self.keywords_of(label), rng))
+        """Return the prompt for a text of the label, with a random one of its keywords, and of its
+        sequences of terms."""
+        keyword = _one_of(self.keywords_of(label), rng, "")
+        terms = _one_of(self.sequences.get(label, ()), rng, ())
+        return self._prompt("random", label=label, keyword=keyword, terms=list(terms))
 
     def variation(
         self, kind: Variation, label: str, text: str, words: int | None, rng: np.random.Generator
     ) -> Prompt:
         """Return the prompt for a variation of `text` in a random style; of `words` words where it
         is a number. For "fill_in_the_blanks" the blanks are in `text` already."""
-        style = _one_of(self.styles, rng)
+        style = _one_of(self.styles, rng, "")
         return self._prompt(kind, label=label, text=text, words=words, style=style)
 
     def refused(self, answer: str) -> bool:
@@ -76,14 +97,20 @@ class VariationPrompts:
         return self.keywords[max(keys, key=len)]
 
     def _prompt(self, task: str, **variables: Any) -> Prompt:
-        nothing = {"keyword": "", "style": "", "text": "", "words": None}
+        nothing: dict[str, Any] = {
+            "keyword": "",
+            "terms": [],
+            "style": "",
+            "text": "",
+            "words": None,
+        }
         known = nothing | {"task": task, "demonstrations": self.demonstrations} | variables
         return Prompt(rendered(self.requests[task], known), rendered(self.prefix, known))
 
 
-def _one_of(choices: tuple[str, ...], rng: np.random.Generator) -> str:
-    """Return one of the choices, each as likely; "" where there are none."""
-    return choices[int(rng.integers(len(choices)))] if choices else ""
+def _one_of(choices: Sequence[T], rng: np.random.Generator, nothing: T) -> T:
+    """Return one of the choices, each as likely; `nothing` where there are none."""
+    return choices[int(rng.integers(len(choices)))] if choices else nothing
 
 
 def load_variation_prompts(
@@ -100,12 +127,13 @@ def load_variation_prompts(
         file = TemplateFile.read(name_or_path, packaged(PACKAGE), KEYS, "random", variation)
         prompts = VariationPrompts(
             requests=file.texts(*REQUESTS),
-            **file.texts("prefix"),
+            prefix=file.texts("prefix").get("prefix", ""),
             styles=file.words("styles"),
             keywords=_keywords(file),
             demonstrations=_demonstrations(file, demonstrations),
             refusals=file.words("refusals"),
             stop=file.words("stop", stripped=False),
+            name=name_or_path,
         )
         _try_out(prompts, variation, labels)
     return prompts

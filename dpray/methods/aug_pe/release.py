@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from dpray.engines.requests import Ask
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
-from dpray.methods.aug_pe.votes import count_votes
+from dpray.methods.aug_pe.votes import count_votes, weights
 from dpray.runs.engine_pool import on_pool
 from dpray.runs.rows import Row
 from dpray.runs.session import Release, Session
@@ -87,8 +88,9 @@ def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards, Ask]]:
     config = side_by_side(session.config)
     # Where there are engines, the GPUs are theirs: they have more to do.
     gpus = 0.0 if on_pool(config) else config.runtime.gpus_per_actor
+    cast = weights(session.plan.settings.votes_per_record)
     with (
-        session.shards(Voters, config, gpus or 0.0) as voters,
+        session.shards(partial(Voters, weights=cast), config, gpus or 0.0) as voters,
         session.language_model(config) as ask,
     ):
         yield voters, ask
@@ -108,7 +110,8 @@ class Voters:
     """Holds one shard of the private records, embedded once. Its counts are exact and private: the
     noise is added to the sum of all shards."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, weights: Sequence[int] = (1,)) -> None:
+        self._weights = weights
         self._embedder = SentenceTransformerEmbedder(config.embedder.model)
         self._parts: defaultdict[str, list[Embeddings]] = defaultdict(list)
 
@@ -132,7 +135,7 @@ class Voters:
             mine = self._parts.get(label, [])
             private_MD = np.concatenate(mine) if mine else np.zeros((0, texts_ND.shape[1]), "f4")
             self._parts[label] = [private_MD]
-            counts[label] = count_votes(private_MD, texts_ND)
+            counts[label] = count_votes(private_MD, texts_ND, self._weights)
         return counts
 
 
@@ -156,6 +159,8 @@ def add_noise(plan: AugPePlan, exact: dict[str, Counts]) -> dict[str, Counts]:
 
 def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
     plan = session.plan
+    Q = plan.settings.votes_per_record
+    nearest = f"{Q} nearest texts, with decaying weights," if Q > 1 else "nearest text"
     noise = "get no noise" if plan.not_private else "get noise once, in one place"
     return {
         "calls": session.calls,
@@ -166,8 +171,8 @@ def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
             for checkpoint in done
         ],
         "sampling": {
-            "votes": "each private record votes once an iteration for the nearest text of its "
-            f"label; all counts {noise}",
+            "votes": f"each private record votes in an iteration for the {nearest} of its label; "
+            f"all counts {noise}",
             "embeddings": "the private texts are read by the embedder and not by the language "
             "model; each is embedded by itself",
         },

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from dpray.accounting.accountant import cost
@@ -35,11 +34,11 @@ class DpKpsPlan(Plan):
     method: DpKps
     prompts: KeyphrasePrompts
 
-    @cached_property
-    def dp_event(self) -> Event:
+    @property
+    def method_event(self) -> Event:
         """Return the event of both passes over the private records: together they cost less than
         one by one."""
-        return with_labels(self.config, self.method.dp_event)
+        return self.method.dp_event
 
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.dp_kps.audit import targets
@@ -49,6 +48,11 @@ class DpKpsPlan(Plan):
     @property
     def makes_texts(self) -> bool:
         return self.config.engine.kind != "none"
+
+    def stand_in(self) -> list[dict[str, Any]]:
+        terms = read_vocabulary(self.settings.vocabulary, self.settings.stop_words)
+        longest = sorted(terms, key=len, reverse=True)[: self.settings.sequence_length]
+        return [{"label": label, "terms": longest} for label in self.proportions]
 
     def method_summary(self) -> dict[str, Any]:
         settings = self.settings

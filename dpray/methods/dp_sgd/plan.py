@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.plan import Losses, Plan, resolved_noise, with_labels
+from dpray.runs.plan import Losses, Plan, resolved_noise
 from dpray.training.step import DpSgdStep
 from dpray.types import InputError, OnProgress
 
@@ -57,9 +57,9 @@ class DpSgdPlan(Plan):
         model = with_absolute_model(self.config.engine).model
         check_loads(self.config, partial(load_loss, model, self.settings), on_progress)
 
-    @cached_property
-    def dp_event(self) -> Event:
-        return with_labels(self.config, self.method.dp_event)
+    @property
+    def method_event(self) -> Event:
+        return self.method.dp_event
 
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.dp_sgd.audit import targets

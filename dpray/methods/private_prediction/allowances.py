@@ -10,7 +10,7 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.calibration import calibrate
 from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
-from dpray.accounting.events import DiscreteLaplace, ExponentialMechanism
+from dpray.accounting.events import ExponentialMechanism
 from dpray.mechanisms.batch_allowances import Allowance, BatchAllowances, probability
 from dpray.types import Budget, InputError
 
@@ -39,13 +39,14 @@ def calibrated_allowances(
     sizes: tuple[int, int],
     labels: int,
     smallest: float,
-    histogram: DiscreteLaplace,
+    before: Event,
     draw: ExponentialMechanism,
     draws: int,
     budget: Budget,
 ) -> BatchAllowances:
-    """Return allowances each of which, and the worst of which, use up the budget beside the
-    histogram, for shares from `smallest` on; `sizes` are the data's public one and that of a batch.
+    """Return allowances each of which, and the worst of which, use up the budget beside what comes
+    `before`, the histogram included, for shares from `smallest` on; `sizes` are the data's public
+    one and that of a batch.
 
     A share for which the budget does not pay for one batch has none. Raises InputError where that
     holds for all of them.
@@ -57,7 +58,7 @@ def calibrated_allowances(
 
         def event(steps: float, share: float = share, q: float = q) -> Event:
             return Composed(
-                (histogram, Allowance(share, q, batches_after(steps)).dp_event(draw, draws))
+                (before, Allowance(share, q, batches_after(steps)).dp_event(draw, draws))
             )
 
         try:
@@ -74,7 +75,7 @@ def calibrated_allowances(
         found.append(Allowance(share, q, batches_after(steps)))
     if not found:
         raise too_little(budget, draws)
-    return within(budget, histogram, draw, draws, BatchAllowances(*sizes, tuple(reversed(found))))
+    return within(budget, before, draw, draws, BatchAllowances(*sizes, tuple(reversed(found))))
 
 
 def batches_after(steps: float) -> int:
@@ -92,7 +93,7 @@ def shares(labels: int, smallest: float) -> list[float]:
 
 def within(
     budget: Budget,
-    histogram: DiscreteLaplace,
+    before: Event,
     draw: ExponentialMechanism,
     draws: int,
     found: BatchAllowances,
@@ -101,7 +102,7 @@ def within(
     InputError where that takes all."""
 
     def fits(allowances: BatchAllowances) -> bool:
-        event = Composed((histogram, allowances.dp_event(draw, draws)))
+        event = Composed((before, allowances.dp_event(draw, draws)))
         return cost(event, budget.delta).epsilon <= budget.epsilon
 
     while not fits(found):

@@ -119,9 +119,9 @@ class BatchDecoder:
         self.engine.close()
 
     def _batches(self, texts: Iterable[tuple[str, list[str]]]) -> Iterator[Batch]:
-        template = self.plan.template
         for batch_id, private in texts:
             label = self.plan.batches.label_of(batch_id)
+            template = self.plan.template.of_batch(label, batch_id)
             examples = shown_examples(self.engine, template, label, batch_id, self._room)
             yield Batch(
                 batch_id,

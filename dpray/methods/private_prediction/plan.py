@@ -24,20 +24,25 @@ from dpray.methods.private_prediction.resolved import (
     texts_of_a_batch,
 )
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
-from dpray.runs.plan import with_labels
+from dpray.runs.plan import Before, with_labels
 from dpray.types import Budget, InputError
 
 MOST_PRIVATE_TOKENS = MOST_TEXTS = 10_000_000
 
 
-def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePredictionPlan:
+def make_plan(
+    config: Config, settings: PrivatePredictionSettings, before: Before | None = None
+) -> PrivatePredictionPlan:
     """Resolve everything that is null or auto. Raises InputError where the keys together cost more
     than `privacy.epsilon`, or do not fit the engine, or the model, where that is a folder here."""
     config = _with_dtype(config)
     template = template_of(config, settings)
+    first = None
+    if before is not None:
+        first, template = before.dp_event, template.showing(before.handed.terms)
     if is_at_hand(config.engine.model):
         check_lengths(config, settings, template)
-    plan = choose_batches(config, settings, template)
+    plan = choose_batches(config, settings, template, first)
     check_rows(plan)
     if plan.cost.epsilon > config.privacy.epsilon:
         key = "method.private_tokens" if plan.disjoint else "method.texts"
@@ -58,14 +63,18 @@ def template_of(config: Config, settings: PrivatePredictionSettings) -> PromptTe
 
 
 def choose_batches(
-    config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
+    config: Config,
+    settings: PrivatePredictionSettings,
+    template: PromptTemplate,
+    before: Event | None = None,
 ) -> PrivatePredictionPlan:
     """Return the plan with the batches that are asked for; for `auto`, with those that afford more
-    texts. Raises InputError where the epsilon does not pay for one token, or one text."""
+    texts. Raises InputError where the epsilon, less what comes `before`, does not pay for one
+    token, or one text."""
     if settings.batches == "poisson":
-        return _poisson(config, settings, template)
+        return _poisson(config, settings, template, before)
     if settings.batches == "disjoint":
-        return _disjoint(config, settings, template)
+        return _disjoint(config, settings, template, before)
     plans: dict[str, PrivatePredictionPlan] = {}
     affordable: dict[str, int] = {}
     refused: list[InputError] = []
@@ -73,8 +82,8 @@ def choose_batches(
         chosen = settings.model_copy(update={"batches": kind})
         without_limit = chosen.model_copy(update={"max_records": None})
         try:
-            plans[kind] = make(config, chosen, template)
-            affordable[kind] = make(config, without_limit, template).whole_texts
+            plans[kind] = make(config, chosen, template, before)
+            affordable[kind] = make(config, without_limit, template, before).whole_texts
         except InputError as error:
             refused.append(error)
     if not affordable:
@@ -84,23 +93,30 @@ def choose_batches(
 
 
 def _disjoint(
-    config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
+    config: Config,
+    settings: PrivatePredictionSettings,
+    template: PromptTemplate,
+    before: Event | None,
 ) -> PrivatePredictionPlan:
     if settings.for_poisson_only:
         key = "texts_per_batch" if settings.texts is None else "texts"
         raise InputError(f"method.{key}: for Poisson batches; disjoint ones have max_records")
-    plan = PrivatePredictionPlan(config, config.data.proportions, settings, 1, template)
+    proportions = config.data.proportions
+    plan = PrivatePredictionPlan(config, proportions, settings, 1, template, before=before)
     r = settings.private_tokens
     if r is None:
         most = MOST_PRIVATE_TOKENS
         if settings.max_records is not None:
             most = texts_of_a_batch(settings, most, plan.batches.num_batches) * settings.max_tokens
-        r = _affordable_tokens(config, settings, most)
+        r = _affordable_tokens(config, settings, most, before)
     return replace(plan, private_tokens=r)
 
 
 def _poisson(
-    config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
+    config: Config,
+    settings: PrivatePredictionSettings,
+    template: PromptTemplate,
+    before: Event | None,
 ) -> PrivatePredictionPlan:
     if settings.sparse_vector is not None:
         raise InputError(
@@ -109,7 +125,9 @@ def _poisson(
         )
     a_batch = settings.texts_per_batch
     tokens = settings.private_tokens or a_batch * settings.max_tokens
-    one = PrivatePredictionPlan(config, config.data.proportions, settings, tokens, template, 1)
+    one = PrivatePredictionPlan(
+        config, config.data.proportions, settings, tokens, template, 1, before=before
+    )
     if one.label_histogram is not None:
         most = settings.texts or settings.max_records or MOST_TEXTS
         allowances = _allowances(one).at_most(math.ceil(most / a_batch))
@@ -142,7 +160,7 @@ def _allowances(one: PrivatePredictionPlan) -> BatchAllowances:
         (data.public_size, one.settings.batch_size),
         len(histogram.labels),
         min(1.0, max(one.settings.batch_size, tail / (MORE_THAN_PUBLIC - 1)) / data.public_size),
-        histogram.dp_event,
+        one.before or histogram.dp_event,
         one.method.mechanism.sampler.dp_event,
         one.private_tokens,
         Budget(privacy.epsilon, privacy.delta),
@@ -211,10 +229,11 @@ def check_lengths(
     context = codec.context_length
     if engine.kind == "vllm" and engine.max_model_len is None:
         context = min(context, DEFAULT_CONTEXT)
+    shown = {label: template.of_batch(label, "") for label in config.data.proportions}
     longest = max(
         len(codec.encode(prompt))
-        for label in config.data.proportions
-        for prompt in (template.private_prompt("", label), template.public_prompt(label))
+        for label, of_label in shown.items()
+        for prompt in (of_label.private_prompt("", label), of_label.public_prompt(label))
     )
     if longest + settings.max_tokens > context:
         raise InputError(
@@ -223,12 +242,18 @@ def check_lengths(
         )
 
 
-def _affordable_tokens(config: Config, settings: PrivatePredictionSettings, most: int) -> int:
+def _affordable_tokens(
+    config: Config, settings: PrivatePredictionSettings, most: int, before: Event | None
+) -> int:
     """Return the largest r whose cost stays within the configured epsilon (calibration in r)."""
+
+    def event(r: float) -> Event:
+        return with_labels(config, private_token(config, settings, int(r)).dp_event, before)
+
     try:
         return int(
             calibrate(
-                lambda r: with_labels(config, private_token(config, settings, int(r)).dp_event),
+                event,
                 config.privacy.epsilon,
                 config.privacy.delta,
                 bracket=(1, max(most, 2)),
@@ -237,9 +262,7 @@ def _affordable_tokens(config: Config, settings: PrivatePredictionSettings, most
             )
         )
     except ValueError:
-        one = cost(
-            with_labels(config, private_token(config, settings, 1).dp_event), config.privacy.delta
-        ).epsilon
+        one = cost(event(1), config.privacy.delta).epsilon
         raise InputError(
             f"privacy.epsilon: {config.privacy.epsilon:g} does not pay for one private token, "
             f"which costs {one:.4f}; a larger method.batch_size or method.temperature is needed"

@@ -5,14 +5,15 @@ named by its path. Keys: `user` (the request), `prefix` (the beginning of the an
 (what stands in a private text's place in the public prompt), `stop` (strings that end a text),
 `private` (optional: makes the text from a row's columns), `output` (optional: makes the released
 text from `{{ completion }}`). Variables: `text`, `label`, `examples` (public texts of the wanted
-form, the same in all prompts of a batch), and in `private` the row's columns.
+form, the same in all prompts of a batch), `terms` (after DP-KPS in a chain: a sequence of terms,
+the same in all prompts of a batch; else empty), and in `private` the row's columns.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jinja2
@@ -40,6 +41,29 @@ class PromptTemplate:
     output: str = "{{ completion }}"
     name: str = field(default="", compare=False)
     few_shot: FewShot = field(default_factory=FewShot, compare=False)
+    sequences: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict, compare=False)
+    terms: tuple[str, ...] = field(default=(), compare=False)
+
+    def of_batch(self, label: str, batch: str) -> PromptTemplate:
+        """Return the template of a batch, with one of its label's `sequences` as `terms`, the same
+        one every time for the same batch."""
+        sequences = self.sequences.get(label)
+        if not sequences:
+            return self
+        return replace(self, terms=tuple(random.Random(f"terms {batch}").choice(sequences)))
+
+    def showing(self, sequences: Mapping[str, Sequence[Sequence[str]]]) -> PromptTemplate:
+        """Return the template with sequences of terms for its batches. Raises InputError where a
+        prompt is the same without them."""
+        shown = replace(self, sequences=sequences)
+        for label in sequences:
+            both = zip(shown.of_batch(label, "")._both(()), self._both(()), strict=True)
+            if any(one == other for one, other in both):
+                raise InputError(
+                    f"method.template: {self.name}: shows no `terms`, which the method before it "
+                    "hands on"
+                )
+        return shown
 
     def examples(self, label: str, batch: str) -> list[str]:
         """Draw the public texts that the prompts of a batch show, the same every time for the same
@@ -90,7 +114,7 @@ class PromptTemplate:
         return Prompt(self._render("user", **variables), self._render("prefix", **variables))
 
     def _render(self, part: str, **variables: Any) -> str:
-        return rendered(getattr(self, part), variables)
+        return rendered(getattr(self, part), {"terms": list(self.terms)} | variables)
 
     def _both(self, examples: Sequence[str]) -> tuple[Prompt, Prompt]:
         """Make a prompt with a text and the public one."""
@@ -119,8 +143,8 @@ def load_template(name_or_path: str, few_shot: FewShot | None = None) -> PromptT
     with faults_named(name_or_path):
         file = TemplateFile.read(name_or_path, packaged(PACKAGE), {*TEXTS, "stop"}, "user")
         stop = file.words("stop", stripped=False)
-        template = PromptTemplate(
-            **file.texts(*TEXTS), stop=stop, name=name_or_path, few_shot=few_shot or FewShot()
-        )
+        texts: dict[str, Any] = {**file.texts(*TEXTS)}
+        shown = few_shot or FewShot()
+        template = PromptTemplate(**texts, stop=stop, name=name_or_path, few_shot=shown)
         template.try_out()
     return template

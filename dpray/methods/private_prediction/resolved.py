@@ -14,11 +14,12 @@ from dpray.config.config import Config
 from dpray.mechanisms.batch_allowances import BatchAllowances
 from dpray.mechanisms.partition import HashPartition
 from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.mechanisms.shares import largest_remainder
 from dpray.methods.private_prediction.algorithm import PrivatePrediction
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
-from dpray.runs.plan import Plan, with_labels
+from dpray.runs.plan import Handed, Plan
 from dpray.types import InputError
 
 if TYPE_CHECKING:
@@ -62,16 +63,16 @@ class PrivatePredictionPlan(Plan):
     def disjoint(self) -> bool:
         return self.texts is None
 
-    @cached_property
-    def dp_event(self) -> Event:
-        event, mechanism = self.method.dp_event, self.method.mechanism
+    @property
+    def method_event(self) -> Event:
+        mechanism = self.method.mechanism
         if self.allowances is not None:
-            event = self.allowances.dp_event(mechanism.sampler.dp_event, self.private_tokens)
-        elif isinstance(self.batches, PoissonBatches):
-            event = self.batches.dp_event(
+            return self.allowances.dp_event(mechanism.sampler.dp_event, self.private_tokens)
+        if isinstance(self.batches, PoissonBatches):
+            return self.batches.dp_event(
                 mechanism.sampler.dp_event, self.private_tokens, mechanism.records_per_unit
             )
-        return with_labels(self.config, event)
+        return self.method.dp_event
 
     @cached_property
     def batches(self) -> HashPartition | PoissonBatches:
@@ -120,6 +121,13 @@ class PrivatePredictionPlan(Plan):
             return {"batches": batches, "max_records": texts, "private_tokens": r}
         a_batch = self.settings.texts_per_batch
         return {"batches": batches, "texts": a_batch * texts, "max_records": None}
+
+    def stand_in(self) -> list[dict[str, Any]]:
+        wanted = largest_remainder(self.expected_records, self.proportions)
+        return [{"label": label, "text": ""} for label, n in wanted.items() for _ in range(n)]
+
+    def given(self, handed: Handed) -> Self:
+        return replace(self, template=replace(self.template, sequences=handed.terms))
 
     def with_salt(self, salt: str) -> Self:
         return replace(self, salt=salt)

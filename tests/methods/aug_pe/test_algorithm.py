@@ -167,7 +167,7 @@ def test_the_steps_of_aug_pe() -> None:
 
 def test_the_cost_is_that_of_one_event_an_iteration() -> None:
     assert PLAN.dp_event == SelfComposed(DiscreteGaussian(4.0, 1), 4)
-    of_units = replace(plan_with(iterations=10), votes=VoteHistogram(8.0, votes_per_unit=2))
+    of_units = replace(plan_with(iterations=10), votes=VoteHistogram(8.0, records_per_unit=2))
     assert of_units.dp_event == SelfComposed(DiscreteGaussian(8.0, 2), 10)
     with pytest.raises(ValueError, match="without noise"):
         _ = replace(PLAN, votes=None).dp_event

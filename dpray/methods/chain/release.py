@@ -1,0 +1,44 @@
+"""A release by a chain of methods runs one after the other, each with what the one before it
+released, and releases the records of the last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpray.methods import part
+from dpray.methods.chain.plan import ChainPlan, keys_named
+from dpray.runs.plan import Handed
+from dpray.runs.session import Release, Session
+
+
+def release(session: Session[ChainPlan]) -> Release:
+    """Go through the methods. After a crash, one that was done gives the same records again: they
+    follow from what it published."""
+    plan, reports = session.plan, {}
+    handed: Handed | None = None
+    for (name, stage), method in zip(plan.stages.items(), plan.settings.methods, strict=True):
+        given = stage if handed is None else stage.given(handed)
+        with keys_named(name), session.stage(name, given) as of_stage:
+            released: Release = part(method.name, "release").release(of_stage)
+            reports[name] = released.report
+            if name != list(plan.stages)[-1]:
+                handed = Handed.of(released.records)
+    return Release(released.records, merged(reports))
+
+
+def merged(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the methods' parts of the privacy report as one."""
+    named = {
+        key: {name: report[key] for name, report in reports.items() if key in report}
+        for key in ("sampling", "public_inputs")
+    }
+    sources = dict.fromkeys(report["noise_source"] for report in reports.values())
+    caveats = dict.fromkeys(c for report in reports.values() for c in report.get("not_covered", ()))
+    whole: dict[str, Any] = {}
+    for report in reports.values():
+        whole |= report  # two methods count different things
+    whole |= named | {
+        "llm_calls": sum(report["llm_calls"] for report in reports.values()),
+        "noise_source": "; ".join(sources),
+    }
+    return whole | ({"not_covered": list(caveats)} if caveats else {})

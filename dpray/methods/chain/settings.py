@@ -1,0 +1,32 @@
+"""`ChainSettings` are the keys of `method` for a run of several methods, one after the other."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dpray.config.base import Section
+from dpray.methods.aug_pe.settings import AugPeSettings
+from dpray.methods.dp_kps.settings import DpKpsSettings
+from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+
+FOLLOW = {"dp_kps": ("private_prediction", "aug_pe"), "private_prediction": ("aug_pe",)}
+"""A method hands what it released on to one of these."""
+
+Chained = Annotated[
+    PrivatePredictionSettings | AugPeSettings | DpKpsSettings, Field(discriminator="name")
+]
+
+
+class ChainSettings(Section):
+    name: Literal["chain"]
+    methods: tuple[Chained, ...] = Field(
+        description="sections like `method`, in their order; each is handed what the one before it "
+        "released",
+    )
+
+    @property
+    def stages(self) -> dict[str, Chained]:
+        """Return the methods by the names of their parts of the run."""
+        return {f"{place}-{each.name}": each for place, each in enumerate(self.methods, start=1)}

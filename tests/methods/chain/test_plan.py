@@ -1,0 +1,202 @@
+"""A chain's plan costs at most the whole epsilon, and its methods their shares by joint accounting;
+no cost depends on what is handed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpray.accounting.accountant import cost
+from dpray.accounting.composed_events import Composed
+from dpray.accounting.event import Event
+from dpray.accounting.events import DiscreteLaplace
+from dpray.auditing.audit import audit
+from dpray.comparison import compare
+from dpray.config.config import Config, parse_config
+from dpray.methods.chain.plan import ChainPlan
+from dpray.pace import bench
+from dpray.registry import make_plan
+from dpray.runs.plan import Handed
+from dpray.stage import plain
+from dpray.types import InputError
+
+KPS_AUG, KPS_PREDICT = ("dp_kps", "aug_pe"), ("dp_kps", "private_prediction")
+PREDICT_AUG = ("private_prediction", "aug_pe")
+ALL = ("dp_kps", "private_prediction", "aug_pe")
+EPSILON = 4.0
+
+Make = Callable[..., Config]
+
+
+def chain(config: Config) -> ChainPlan:
+    plan = make_plan(config)
+    assert isinstance(plan, ChainPlan)
+    return plan
+
+
+def epsilon(config: Config, *events: Event) -> float:
+    return cost(Composed(events), config.privacy.delta).epsilon
+
+
+@pytest.mark.parametrize("shares", [None, (0.25, 0.75)])
+def test_the_methods_use_up_epsilon_together(config: Make, shares: Any) -> None:
+    run = config(*KPS_AUG, privacy__epsilon=EPSILON, privacy__shares=shares)
+    plan = chain(run)
+    first, second = (stage.method_event for stage in plan.stages.values())
+    share = 0.5 if shares is None else shares[0]
+    assert share * EPSILON * 0.999 < epsilon(run, first) <= share * EPSILON
+    assert EPSILON * 0.999 < plan.cost.epsilon == epsilon(run, first, second) <= EPSILON
+    # Joint accounting leaves the second method more than its share.
+    assert epsilon(run, second) > 1.02 * (1 - share) * EPSILON
+
+
+def test_batches_are_as_many_as_the_first_method_leaves(config: Make) -> None:
+    run = config(*KPS_PREDICT, privacy__epsilon=EPSILON, private_prediction__texts=None)
+    plan = chain(run)
+    alone = config(*KPS_PREDICT, privacy__epsilon=0.5 * EPSILON, private_prediction__texts=None)
+    assert 0.9 * EPSILON < plan.cost.epsilon <= EPSILON
+    assert plan.summary()["records"] > chain(alone).summary()["records"]
+
+
+@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, PREDICT_AUG, ALL])
+def test_measured_labels_are_charged_once(config: Make, names: tuple[str, ...]) -> None:
+    measured = {"data__label_proportions": "measured", "privacy__epsilon_labels": 0.5}
+    poisson: dict[str, Any] = {"private_prediction__texts": 2, "private_prediction__max_tokens": 2}
+    if "private_prediction" not in names:
+        poisson = {}
+    plan = chain(config(*names, privacy__epsilon=12.0, **measured, **poisson))
+    histogram = plan.label_histogram
+    assert histogram is not None
+    assert plan.dp_event.terms()[histogram.dp_event] == 1
+    assert all(stage.label_histogram is None for stage in plan.stages.values())
+    assert plan.cost.epsilon <= 12.0
+    whole = [stage.method_event for stage in plan.stages.values()]
+    assert plan.dp_event.terms() == Composed((histogram.dp_event, *whole)).terms()
+
+
+TERMS = st.dictionaries(
+    st.sampled_from("ab"), st.lists(st.lists(st.text(max_size=9), min_size=1, max_size=4))
+)
+
+
+@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, PREDICT_AUG])
+def test_no_cost_depends_on_what_is_handed_on(config: Make, names: tuple[str, ...]) -> None:
+    """Whatever neighbouring data make the first method release, the second one's mechanisms have
+    the same parameters, and the same event."""
+    *_, last = chain(config(*names)).stages.values()
+
+    @given(TERMS, st.dictionaries(st.sampled_from("ab"), st.lists(st.text(max_size=9))))
+    def check(terms: Any, texts: Any) -> None:
+        given = last.given(Handed(terms, texts))
+        assert given.method_event == last.method_event
+        assert given.settings == last.settings and given.proportions == last.proportions
+
+    check()
+
+
+def test_three_methods_have_cumulative_shares(config: Make) -> None:
+    run = config(*ALL, privacy__epsilon=20.0, privacy__shares=[0.2, 0.5, 0.3])
+    plan = chain(run)
+    events = [stage.method_event for stage in plan.stages.values()]
+    assert epsilon(run, *events[:1]) <= 4.0 and epsilon(run, *events[:2]) <= 14.0
+    assert 0.999 * 20.0 < epsilon(run, *events) <= 20.0
+    assert plan.summary()["stages"].keys() == {"1-dp_kps", "2-private_prediction", "3-aug_pe"}
+
+
+def test_pure_epsilon_is_the_sum(config: Make) -> None:
+    run = config(*KPS_PREDICT, privacy__delta=0.0, private_prediction__texts=2)
+    plan = chain(run)
+    alone = [epsilon(run, stage.method_event) for stage in plan.stages.values()]
+    assert plan.cost.bound == "basic" and plan.cost.epsilon == pytest.approx(sum(alone))
+
+
+def test_the_plan_says_what_each_method_makes(config: Make) -> None:
+    summary = chain(config(*PREDICT_AUG)).summary()
+    first, second = summary["stages"].values()
+    assert [method["name"] for method in summary["method"]["methods"]] == list(PREDICT_AUG)
+    assert summary["records"] == second["records"] == 4
+    # Of the first population of 8, 6 texts are there.
+    assert second["llm_calls_by_purpose"] == {"random texts": 0, "variations": 6, "lookahead": 0}
+    assert summary["llm_calls"] == first["llm_calls"] + second["llm_calls"]
+    assert {"1-private_prediction: batches", "2-aug_pe: iterations"} < set(
+        chain(config(*PREDICT_AUG)).lines()
+    )
+
+
+def test_the_audit_covers_every_method(config: Make) -> None:
+    measured = {"data__label_proportions": "measured", "privacy__epsilon_labels": 2.0}
+    found = audit(config(*KPS_AUG, **measured), run=lambda *_: None, trials=1000)
+    names = {finding["name"] for finding in found["mechanisms"]}
+    assert {"vocabulary histogram", "densities of a class", "vote histogram"} < names
+    assert any("label" in name for name in names)
+    assert found["holds"]
+
+
+def test_a_configuration_reads_as_it_was_written(config: Make) -> None:
+    run = config(*KPS_AUG)
+    assert parse_config(plain(run)) == run
+
+
+@pytest.mark.parametrize(
+    ("names", "changes", "said"),
+    [
+        (("aug_pe", "dp_kps"), {}, "methods.1.name: dp_kps cannot follow aug_pe; the pairs are "),
+        (("private_prediction", "dp_kps"), {}, "methods.1.name: dp_kps cannot follow"),
+        (("dp_kps",), {}, "methods: chains two methods or more"),
+        (KPS_AUG, {"privacy__shares": [1.0]}, "privacy.shares: give one share"),
+        (KPS_AUG, {"privacy__shares": [0.5, 0.6]}, "privacy.shares: shares sum to 1"),
+        (KPS_AUG, {"privacy__epsilon": float("inf")}, "privacy.epsilon: infinity is for"),
+        (KPS_AUG, {"aug_pe__iteration": 3}, "methods.1.iteration: there is no such key"),
+        (KPS_AUG, {"dp_kps__name": "dp_sgd"}, "methods.0.name: one of 'private_prediction'"),
+        (KPS_AUG, {"engine": {"kind": "none"}}, "engine.kind: none is for dp_kps only"),
+    ],
+)
+def test_a_wrong_chain_is_refused(
+    config: Make, names: tuple[str, ...], changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        config(*names, **changes)
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("names", "changes", "said"),
+    [
+        (KPS_AUG, {"aug_pe__template": "yelp"}, "methods.1.template: yelp: `random` shows no"),
+        (KPS_PREDICT, {"private_prediction__template": "json"}, "methods.1.template: json: shows"),
+        (KPS_AUG, {"aug_pe__noise_multiplier": 0.01}, "methods.1.noise_multiplier: 0.01 costs"),
+        (KPS_AUG, {"dp_kps__epsilon_kde": 29.0}, "methods.0.epsilon_vocabulary and methods.0."),
+        (KPS_PREDICT, {"private_prediction__texts": 10**6}, "methods.1.texts: 1000000 texts cost"),
+    ],
+)
+def test_a_chain_without_a_plan_names_the_method(
+    config: Make, names: tuple[str, ...], changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        make_plan(config(*names, **changes))
+    assert str(refused.value).startswith(said)
+
+
+def test_shares_are_for_chains(settings: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(InputError, match=r"^privacy.shares: is for chained"):
+        parse_config(settings(privacy__shares=[0.5, 0.5]))
+    both = settings() | {"methods": []}
+    with pytest.raises(InputError, match=r"^methods: stands in place of"):
+        parse_config(both)
+
+
+def test_what_is_for_one_method_refuses_a_chain(config: Make) -> None:
+    for ask in (lambda run: compare(run), lambda run: bench(run, "nowhere.jsonl")):
+        with pytest.raises(InputError, match=r"^methods: .*; give `method`"):
+            ask(config(*KPS_AUG))
+
+
+def test_the_histogram_of_terms_is_not_that_of_labels(config: Make) -> None:
+    """The terms of the plan's event are those of both methods and nothing else."""
+    plan = chain(config(*KPS_AUG))
+    kinds = {type(event) for event in plan.dp_event.terms()}
+    assert DiscreteLaplace in kinds and len(kinds) == 2

@@ -1,0 +1,135 @@
+"""Chains run from data to release: one charge, one folder, and a run that goes on anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray.accounting.ledger import Ledger
+from dpray.config.config import Config
+from dpray.report.write import write_report
+from dpray.types import InputError, Resumable
+from tests.methods.chain.conftest import OF_LABEL, WORDS, Watched
+from tests.runs.outcomes import lines
+
+Make = Callable[..., Config]
+
+
+def starts(run: Config) -> Counter[str]:
+    """How often each unit was begun, and that all of it is one charge."""
+    ledger = Ledger.open(run.privacy.ledger)
+    account = ledger.account("notes")
+    assert account is not None
+    found = Counter(unit for unit, _ in ledger.started(_key(run)))
+    assert len(account.charges) == 1 and ledger.verify() == []
+    ledger.close()
+    return found
+
+
+def _key(run: Config) -> str:
+    made: dict[str, Any] = json.loads((Path(run.output.path) / "run.json").read_text())
+    return str(made["run_id"])
+
+
+def words_in(prompt: str) -> set[str]:
+    return {word for word in WORDS if word in prompt}
+
+
+def test_private_terms_are_in_the_prompts_of_random_texts(config: Make, watched: Watched) -> None:
+    run = config("dp_kps", "aug_pe")
+    report = watched.run(run)
+    assert 0.999 * 30 < report["epsilon"] <= 30
+    assert starts(run) == {
+        "1-dp_kps.vocabulary": 1, "1-dp_kps.density": 1,
+        "2-aug_pe.votes-0001": 1, "2-aug_pe.votes-0002": 1,
+    }  # fmt: skip
+    asked = [prompt for prompt in watched.generated if "contains these words" in prompt]
+    assert len(asked) >= 8
+    for prompt in asked:
+        label = prompt.split("kind: ")[1][0]
+        assert words_in(prompt) <= OF_LABEL[label]  # epsilon is large
+    assert not any("Marlowe" in prompt for prompt in watched.generated)
+    assert Counter(record["label"] for record in lines(run)) == {"a": 2, "b": 2}
+    assert report["records"] == 4 and report["calls"]["calls"] == len(watched.generated)
+    assert set(report["sampling"]) >= {"1-dp_kps", "2-aug_pe", "label_mix"}
+    assert len(report["iterations"]) == 2
+    assert {progress.stage.split(":")[0] for progress in watched.said} >= {"1-dp_kps", "2-aug_pe"}
+    assert all("30.000 (charged)" in p.detail for p in watched.said if "eps" in p.detail)
+    page = write_report(Path(run.output.path), public=True)[0].read_text()
+    assert "dp kps, then aug pe" in page
+
+
+@pytest.mark.parametrize(
+    "stop_at", ["1-dp_kps: densities", "2-aug_pe: private emb", "2-aug_pe: iteration 2 of 2: votes"]
+)
+def test_an_interrupted_chain_draws_nothing_again(
+    config: Make, watched: Watched, stop_at: str
+) -> None:
+    run, parts = config("dp_kps", "aug_pe"), {}
+    watched.stop_at = stop_at
+    with pytest.raises(Resumable, match="the same command goes on"):
+        watched.run(run)
+    folder = Path(run.output.path) / "private" / "parts"
+    parts = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = list(watched.generated)
+    report = watched.run(run)
+    assert set(starts(run).values()) == {1}
+    assert all((folder / name).read_bytes() == content for name, content in parts.items())
+    # No text that was paid for was asked for again.
+    assert report["calls"]["calls"] == len(watched.generated)
+    assert watched.generated[: len(before)] == before
+    assert watched.run(run) == report
+
+
+@pytest.mark.parametrize("stop_at", [None, "2-private_prediction: batches"])
+def test_terms_are_in_the_private_and_public_prompts_of_a_batch(
+    config: Make, watched: Watched, stop_at: str | None
+) -> None:
+    run = config("dp_kps", "private_prediction")
+    if stop_at is not None:
+        watched.stop_at = stop_at
+        with pytest.raises(Resumable, match="0 of 6 batches are published"):
+            watched.run(run)
+    report = watched.run(run)
+    assert report["batches"] == {
+        "total": 6, "published": 6, "repeated": 0, "dropped": 0, "failed": 0, "missing": 0,
+    }  # fmt: skip
+    asked = [prompt for prompt in watched.encoded if "contains these words" in prompt]
+    private = [prompt for prompt in asked if "Marlowe" in prompt]
+    public = [prompt for prompt in asked if "<text of the kind" in prompt]
+    assert private and len(public) == 6
+
+    def terms(prompts: list[str]) -> set[str]:
+        return {prompt.split("these words: ")[1] for prompt in prompts}
+
+    assert terms(private) <= terms(public)
+    assert len(lines(run)) == report["records"] <= 6
+    assert not (Path(run.output.path) / "private" / "batches.key").exists()
+    assert set(starts(run).values()) == {1}
+    assert watched.options == [{"public_alone": False}] * len(watched.options)
+
+
+def test_released_texts_are_the_first_population(config: Make, watched: Watched) -> None:
+    run = config("private_prediction", "aug_pe", data__label_proportions="measured")
+    report = watched.run(run)
+    assert starts(run)["labels"] == 1
+    folder = Path(run.output.path) / "private" / "parts"
+    votes = json.loads((folder / "2-aug_pe.votes-0001.json").read_text())
+    population = [text for texts in votes["population"].values() for text in texts]
+    assert population
+    assert not any("Write a text" in prompt for prompt in watched.generated)
+    assert report["batches"]["published"] == report["batches"]["total"]
+    assert report["epsilon"] <= 30 and len(report["iterations"]) == 2
+
+
+def test_a_chain_that_began_takes_no_other_shares(config: Make, watched: Watched) -> None:
+    watched.stop_at = "2-aug_pe: iteration 1"
+    with pytest.raises(Resumable):
+        watched.run(config("dp_kps", "aug_pe"))
+    with pytest.raises(InputError, match=r"output.path: .* holds a run of another plan"):
+        watched.run(config("dp_kps", "aug_pe", privacy__shares=[0.4, 0.6]))
