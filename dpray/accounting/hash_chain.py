@@ -10,17 +10,20 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 GENESIS = "0" * 64
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
 def canonical_json(value: Any) -> str:
     """Return the one text of a value: sorted keys, no spaces, ASCII, floats in their shortest exact
     form. Raises ValueError for NaN and infinities."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def now() -> str:
@@ -46,8 +49,7 @@ class Entry:
 
     def digest(self) -> str:
         """Return SHA-256, in hexadecimal, of the fields above in their order, without `hash`."""
-        content = [value for name, value in vars(self).items() if name != "hash"]
-        return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+        return _digest([value for name, value in vars(self).items() if name != "hash"])
 
     def values(self) -> dict[str, Any]:
         """Return the payload as a dictionary."""
@@ -56,6 +58,10 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"payload": self.values()}
+
+
+def _digest(content: Sequence[Any]) -> str:
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
 @dataclass
@@ -86,8 +92,8 @@ class Chain:
     ) -> Entry:
         """Link a new entry behind the last one."""
         place = (self.dataset, self.length, kind, key, unit, attempt, at)
-        entry = Entry(*place, canonical_json(payload), self.head)
-        entry = replace(entry, hash=entry.digest())
+        content = (*place, canonical_json(payload), self.head)
+        entry = Entry(*content, hash=_digest(content))
         self.added.append(entry)
         self._step(entry)
         return entry

@@ -21,10 +21,7 @@ charged to it is drawn on its parent, and on the parent's parent, in the same tr
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-
-import sqlalchemy as sa
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dpray.accounting import composition as rules
 from dpray.accounting import ledger_queries as queries
@@ -40,15 +37,12 @@ from dpray.accounting.ledger_names import (
     check_public,
     plain,
 )
-from dpray.accounting.ledger_schema import entries, lock
+from dpray.accounting.ledger_schema import lock
 from dpray.accounting.ledger_store import LedgerConflict, Store
 from dpray.accounting.ledger_transaction import Transaction
 from dpray.accounting.ledger_view import LedgerView
 from dpray.accounting.ledger_writer import Writer
 from dpray.types import Budget, InputError
-
-CHUNK = 500
-"""One statement looks up so many rows."""
 
 
 class AlreadyPublished(LedgerConflict):
@@ -111,6 +105,7 @@ class Ledger(LedgerView):
             return [] if known is None else [known]
 
         def work(transaction: Transaction) -> None:
+            transaction.write_ends()  # what follows reads them
             connection = transaction.connection
             known = queries.stored_name(connection, name)
             above = None if parent is None else read_lineage(connection, parent)[0]
@@ -189,7 +184,7 @@ class Ledger(LedgerView):
             own, *ancestors = chains = [transaction.chain(name) for name in names]
             made = {}
             for key, request in requests.items():
-                if (entry := queries.find(transaction.connection, "reserve", key)) is None:
+                if (entry := transaction.reserved(key)) is None:
                     charge = rules.Charge(*charges[key], tenant)
                     accounts = admit(accounts, charge, privacy_unit, neighboring_relation)
                 elif entry.dataset != own.dataset or entry.values() != request:
@@ -197,7 +192,7 @@ class Ledger(LedgerView):
                 else:
                     made[key] = entry
             digests = self._store.digests(transaction.connection, files) if files else []
-            unbound = _unbound(transaction.connection, own.dataset, digests)
+            unbound = _unbound(transaction, own.dataset, digests)
             # From here on nothing refuses the run.
             at = now()
             for key, request in requests.items():
@@ -210,7 +205,11 @@ class Ledger(LedgerView):
             transaction.add(*chains, accounts=accounts)
             return [made[key] for key in requests]
 
-        return self._writer.write(lambda transaction: transaction.lineage(dataset), work)
+        def needs(transaction: Transaction) -> list[str]:
+            transaction.ask(requests)
+            return transaction.lineage(dataset)
+
+        return self._writer.write(needs, work)
 
     def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None:
         """Note, durably and before their data is touched, that an attempt starts these batches.
@@ -223,15 +222,15 @@ class Ledger(LedgerView):
         check_public("batch", units)
 
         def work(transaction: Transaction) -> None:
-            chain, connection = _open_run(transaction, key), transaction.connection
-            new: list[str] = []
-            for chunk in _chunks(units):
-                _refuse_published(connection, key, chunk)
-                _refuse_failed(connection, key, chunk)
-                known = queries.find_units(connection, "begin", key, chunk, attempt_id)
-                new += [unit for unit in chunk if unit not in known]
-            for unit in new:
-                chain.append("begin", key, {}, unit=unit, attempt=attempt_id)
+            chain, outcomes = _open_run(transaction, key, units)
+            for kind, unit in outcomes:
+                if kind == "publish":
+                    raise AlreadyPublished(f"batch '{unit}' is published already")
+            _refuse_failed(outcomes)
+            known = transaction.begun(key, units, attempt_id)
+            for unit in units:
+                if unit not in known:
+                    chain.append("begin", key, {}, unit=unit, attempt=attempt_id)
             transaction.add(chain)
 
         self._writer.write(_of_run(key), work)
@@ -254,19 +253,17 @@ class Ledger(LedgerView):
             check("a file's SHA-256", sha256, SHA256)
 
         def work(transaction: Transaction) -> int:
-            chain, connection = _open_run(transaction, key), transaction.connection
+            chain, outcomes = _open_run(transaction, key, list(files))
+            _refuse_failed(outcomes)
             new: dict[str, dict[str, str]] = {}
-            for chunk in _chunks(files):
-                known = queries.find_units(connection, "publish", key, chunk)
-                _refuse_failed(connection, key, chunk)
-                for unit in chunk:
-                    release = {"attempt": attempt_id, "sha256": files[unit]}
-                    if unit not in known:
-                        new[unit] = release
-                    elif known[unit]["attempt"] != attempt_id:
-                        raise AlreadyPublished(f"batch '{unit}' was published by another attempt")
-                    elif known[unit] != release:
-                        raise LedgerConflict(f"batch '{unit}' was published with another content")
+            for unit, sha256 in files.items():
+                release = {"attempt": attempt_id, "sha256": sha256}
+                if (known := outcomes.get(("publish", unit))) is None:
+                    new[unit] = release
+                elif known["attempt"] != attempt_id:
+                    raise AlreadyPublished(f"batch '{unit}' was published by another attempt")
+                elif known != release:
+                    raise LedgerConflict(f"batch '{unit}' was published with another content")
             for unit, release in new.items():
                 chain.append("publish", key, release, unit=unit)
             transaction.add(chain)
@@ -286,10 +283,11 @@ class Ledger(LedgerView):
         check_public("batch", [unit])
 
         def work(transaction: Transaction) -> bool:
-            chain = _open_run(transaction, key)
-            if queries.find_units(transaction.connection, "fail", key, [unit]):
+            chain, outcomes = _open_run(transaction, key, [unit])
+            if ("fail", unit) in outcomes:
                 return False
-            _refuse_published(transaction.connection, key, [unit])
+            if ("publish", unit) in outcomes:
+                raise AlreadyPublished(f"batch '{unit}' is published already")
             failure = {"attempt": attempt_id, "reason": reason_class_name}
             chain.append("fail", key, failure, unit=unit)
             transaction.add(chain)
@@ -302,8 +300,8 @@ class Ledger(LedgerView):
         first time."""
 
         def work(transaction: Transaction) -> bool:
-            chain = transaction.chain(transaction.reservation(key).dataset)
-            if queries.find(transaction.connection, "commit", key):
+            chain = transaction.chain(transaction.run(key))
+            if transaction.find("commit", key):
                 return False
             chain.append("commit", key, {}, at=now())
             transaction.add(chain)
@@ -313,25 +311,32 @@ class Ledger(LedgerView):
 
 
 def _of_run(key: str) -> Callable[[Transaction], list[str]]:
-    return lambda transaction: [transaction.reservation(key).dataset]
+    return lambda transaction: [transaction.run(key)]
 
 
-def _open_run(transaction: Transaction, key: str) -> Chain:
-    chain = transaction.chain(transaction.reservation(key).dataset)
-    if queries.find(transaction.connection, "commit", key):
+Outcomes = dict[tuple[str, str], dict[str, str]]
+"""Maps the kind and the unit of a batch's last entry to its payload."""
+
+
+def _open_run(transaction: Transaction, key: str, units: Sequence[str]) -> tuple[Chain, Outcomes]:
+    """Return the chain of a run that is not committed, and what has become of these units."""
+    chain = transaction.chain(transaction.run(key))
+    outcomes = transaction.outcomes(key, units)
+    if ("commit", "") in outcomes:
         raise LedgerConflict(f"the run '{key}' is committed: nothing more happens under it")
-    return chain
+    return chain, outcomes
 
 
-def _unbound(connection: sa.Connection, dataset: str, digests: list[str]) -> list[str]:
+def _refuse_failed(outcomes: Outcomes) -> None:
+    for kind, unit in outcomes:
+        if kind == "fail":
+            raise LedgerConflict(f"batch '{unit}' has failed: it is never repeated")
+
+
+def _unbound(transaction: Transaction, dataset: str, digests: list[str]) -> list[str]:
     """Return those of the digests that belong to no data set yet. Raises `InputError` for a file of
     another data set: no second budget pays for its records."""
-    owners: dict[str, str] = {}
-    for chunk in _chunks(digests):
-        query = sa.select(entries.c.key, entries.c.dataset).where(
-            entries.c.kind == "data", entries.c.key.in_(chunk)
-        )
-        owners |= {row.key: row.dataset for row in connection.execute(query)}
+    owners = transaction.owners(digests)
     for owner in owners.values():
         if owner != dataset:
             raise InputError(
@@ -339,19 +344,3 @@ def _unbound(connection: sa.Connection, dataset: str, digests: list[str]) -> lis
                 "has one budget, whatever name a run gives it"
             )
     return [digest for digest in digests if digest not in owners]
-
-
-def _refuse_published(connection: sa.Connection, key: str, units: list[str]) -> None:
-    for unit in queries.find_units(connection, "publish", key, units):
-        raise AlreadyPublished(f"batch '{unit}' is published already")
-
-
-def _refuse_failed(connection: sa.Connection, key: str, units: list[str]) -> None:
-    for unit in queries.find_units(connection, "fail", key, units):
-        raise LedgerConflict(f"batch '{unit}' has failed: it is never repeated")
-
-
-def _chunks(units: Iterable[str]) -> Iterator[list[str]]:
-    remaining = iter(units)
-    while chunk := list(itertools.islice(remaining, CHUNK)):
-        yield chunk

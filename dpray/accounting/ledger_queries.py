@@ -26,10 +26,21 @@ ROWS_AT_A_TIME = 2_000
 # Made once: every operation asks them, and making one takes as long as asking it.
 _OF_KEY = (entries.c.kind == sa.bindparam("kind"), entries.c.key == sa.bindparam("key"))
 _OWN = sa.select(entries).where(*_OF_KEY, entries.c.unit == "")
-_UNITS = sa.select(entries.c.unit, entries.c.payload).where(
+_RESERVATIONS = sa.select(entries).where(
+    entries.c.kind == "reserve",
+    entries.c.key.in_(sa.bindparam("keys", expanding=True)),
+    entries.c.unit == "",
+)
+_BEGUN = sa.select(entries.c.unit).where(
     *_OF_KEY,
     entries.c.unit.in_(sa.bindparam("units", expanding=True)),
     entries.c.attempt == sa.bindparam("attempt"),
+)
+_OUTCOMES = sa.select(entries.c.kind, entries.c.unit, entries.c.payload).where(
+    entries.c.kind.in_(("publish", "fail", "commit")),
+    entries.c.key == sa.bindparam("key"),
+    entries.c.unit.in_(sa.bindparam("units", expanding=True)),
+    entries.c.attempt == "",
 )
 
 
@@ -65,18 +76,31 @@ def find(connection: sa.Connection, kind: str, key: str) -> Entry | None:
     return None if row is None else Entry(**row._mapping)
 
 
+def reservations(connection: sa.Connection, keys: list[str]) -> dict[str, Entry]:
+    """Return the reservations of those of the keys that have one."""
+    rows = connection.execute(_RESERVATIONS, {"keys": keys})
+    return {row.key: Entry(**row._mapping) for row in rows}
+
+
 def first(connection: sa.Connection, query: sa.Select[Any]) -> Entry | None:
     """Return the first entry of a query, or None."""
     row = connection.execute(query).first()
     return None if row is None else Entry(**row._mapping)
 
 
-def find_units(
-    connection: sa.Connection, kind: str, key: str, units: list[str], attempt: str = ""
-) -> dict[str, dict[str, Any]]:
-    """Return the payloads of those units that have an entry of this kind."""
-    place = {"kind": kind, "key": key, "units": units, "attempt": attempt}
-    return {unit: json.loads(payload) for unit, payload in connection.execute(_UNITS, place)}
+def begun(connection: sa.Connection, key: str, units: list[str], attempt: str) -> set[str]:
+    """Return those of the units that this attempt has begun."""
+    place = {"kind": "begin", "key": key, "units": units, "attempt": attempt}
+    return {unit for (unit,) in connection.execute(_BEGUN, place)}
+
+
+def outcomes(
+    connection: sa.Connection, key: str, units: list[str]
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the payloads of the run's entries `publish` and `fail` for these units, and of its
+    `commit`, by kind and unit; that of the commit is ""."""
+    rows = connection.execute(_OUTCOMES, {"key": key, "units": [*units, ""]})
+    return {(kind, unit): json.loads(payload) for kind, unit, payload in rows}
 
 
 def counted_entries(connection: sa.Connection, dataset: str) -> list[Entry]:

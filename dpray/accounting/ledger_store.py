@@ -77,6 +77,7 @@ class Store:
         self._writer = engine.execution_options(dpray_write=True)
         snapshot = {} if self._is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = engine.execution_options(**snapshot)
+        self._held: sa.Connection | None = None
         if not create:
             self._bring_up_to_date(engine, create=False)
 
@@ -84,6 +85,7 @@ class Store:
         return self._url.render_as_string(hide_password=True)
 
     def close(self) -> None:
+        self.rest()
         self._writer.dispose()
 
     @contextmanager
@@ -96,6 +98,8 @@ class Store:
     def begin(self) -> Iterator[sa.Connection]:
         """Open a transaction that writes, and is on disk at its end. It lets errors of the database
         through."""
+        if self._is_sqlite and self._held is None:
+            self._held = self._writer.connect()
         with self._writer.begin() as connection:
             if not self._is_sqlite:
                 # A process that was stopped while it held its locks does not hold them for good.
@@ -104,6 +108,16 @@ class Store:
                     f"SET LOCAL idle_in_transaction_session_timeout = '{wait}'"
                 )
             yield connection
+
+    def rest(self) -> None:
+        """Leave the database alone until the next write: once nobody waits to write.
+
+        When SQLite's last connection is closed, the write-ahead log is copied into the database,
+        which takes longer than a commit. A connection that does nothing puts that off while writes
+        follow each other; after them the file is the whole ledger, as it is after a single one."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            held.close()
 
     def digests(self, connection: sa.Connection, contents: Iterable[bytes]) -> list[str]:
         """Return HMAC-SHA256 of each content under the ledger's own key, in hexadecimal. The key

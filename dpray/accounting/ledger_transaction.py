@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, product
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +14,16 @@ from dpray.accounting.hash_chain import Chain, Entry
 from dpray.accounting.ledger_account import Account, read_account
 from dpray.accounting.ledger_schema import datasets, entries
 from dpray.accounting.ledger_store import LedgerConflict, LedgerError, broken_chain
+
+CHUNK = 500
+"""One statement looks up so many rows."""
+
+
+def batched(items: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yield lists of at most `size` items."""
+    remaining = iter(items)
+    while batch := list(islice(remaining, size)):
+        yield batch
 
 
 @dataclass(frozen=True)
@@ -27,11 +38,12 @@ class Tip:
 
 @dataclass
 class Seen:
-    """Holds what a process has seen committed: the ends of chains, and the data sets that a name
-    stands for, itself and its ancestors, which never change."""
+    """Holds what a process has seen committed: the ends of chains, and what never changes: the data
+    sets that a name stands for, itself and its ancestors, and the data set of a run, by its key."""
 
     tips: dict[str, Tip] = field(default_factory=dict)
     lineages: dict[str, list[str]] = field(default_factory=dict)
+    runs: dict[str, str] = field(default_factory=dict)
 
 
 class Transaction:
@@ -41,7 +53,8 @@ class Transaction:
     is the one in memory. If the end is another, its entries are read and checked, and the one seen
     last has to be among them: a ledger that was put back to an earlier state is refused, however
     whole it is in itself. Operations add their entries when nothing can refuse them any more, so
-    that one that is refused leaves no trace in a transaction that it shares.
+    that one that is refused leaves no trace in a transaction that it shares. The entries of all
+    operations are written together, at the end; those that come later see them before.
     """
 
     def __init__(self, connection: sa.Connection, seen: Seen) -> None:
@@ -51,8 +64,12 @@ class Transaction:
         self._rows: dict[str, sa.Row[Any]] = {}
         self._chains: dict[str, Chain] = {}
         self._accounts: dict[str, Account] = {}
-        self._reservations: dict[str, Entry] = {}
+        self._runs: dict[str, str] = {}
+        self._asked: set[str] = set()
+        self._reserved: dict[str, Entry] = {}
         self._longer: set[str] = set()
+        self._added: dict[tuple[str, str, str, str], Entry] = {}
+        """The entries that are not written yet, by kind, key, unit and attempt."""
 
     def lineage(self, dataset: str) -> list[str]:
         """Return the names of a data set and of its ancestors, itself first. Raises as
@@ -90,10 +107,9 @@ class Transaction:
     def add(self, *chains: Chain, accounts: Iterable[Account] = ()) -> None:
         """Write the new entries of these chains; `accounts` are what they add up to. Nothing may
         refuse the operation from here on: others share the transaction."""
-        added = [vars(entry) for chain in chains for entry in chain.added]
-        if added:
-            self.connection.execute(sa.insert(entries), added)
         for chain in chains:
+            for entry in chain.added:
+                self._added[entry.kind, entry.key, entry.unit, entry.attempt] = entry
             if any(entry.kind in ("create", "reserve") for entry in chain.added):
                 self._accounts.pop(chain.dataset, None)
             if chain.added:
@@ -107,17 +123,70 @@ class Transaction:
         self._chains[chain.dataset] = chain
         self.add(chain)
 
-    def reservation(self, key: str) -> Entry:
-        """Return the entry of a reservation. Raises `LedgerConflict` if there is none."""
-        if key not in self._reservations:
-            entry = queries.find(self.connection, "reserve", key)
-            if entry is None:
+    def run(self, key: str) -> str:
+        """Return the data set that a run, which has this reservation, is charged to. Raises
+        `LedgerConflict` if there is none."""
+        if (dataset := self._seen.runs.get(key) or self._runs.get(key)) is None:
+            if (entry := self.find("reserve", key)) is None:
                 raise LedgerConflict(f"the ledger has no reservation '{key}'")
-            self._reservations[key] = entry
-        return self._reservations[key]
+            dataset = self._runs[key] = entry.dataset
+        return dataset
+
+    def find(self, kind: str, key: str) -> Entry | None:
+        """Return as `ledger_queries.find`."""
+        added = self._added.get((kind, key, "", ""))
+        return queries.find(self.connection, kind, key) if added is None else added
+
+    def ask(self, keys: Iterable[str]) -> None:
+        """Note that `reserved` will be asked for these keys, before the data sets are locked: the
+        first time it looks for those of all operations at once."""
+        self._asked.update(keys)
+
+    def reserved(self, key: str) -> Entry | None:
+        """Return the reservation of a key that was asked for, or None."""
+        for chunk in batched(self._asked, CHUNK):
+            self._reserved |= queries.reservations(self.connection, chunk)
+        self._asked.clear()
+        return self._added.get(("reserve", key, "", "")) or self._reserved.get(key)
+
+    def owners(self, digests: Sequence[str]) -> dict[str, str]:
+        """Return the data sets of those of the files' digests that are bound to one."""
+        found: dict[str, str] = {}
+        for chunk in batched(digests, CHUNK):
+            query = sa.select(entries.c.key, entries.c.dataset).where(
+                entries.c.kind == "data", entries.c.key.in_(chunk)
+            )
+            found |= {row.key: row.dataset for row in self.connection.execute(query)}
+        for digest in digests:
+            if (entry := self._added.get(("data", digest, "", ""))) is not None:
+                found[digest] = entry.dataset
+        return found
+
+    def begun(self, key: str, units: Sequence[str], attempt: str) -> set[str]:
+        """Return as `ledger_queries.begun`."""
+        found = {unit for unit in units if ("begin", key, unit, attempt) in self._added}
+        for chunk in batched(units, CHUNK):
+            found |= queries.begun(self.connection, key, chunk, attempt)
+        return found
+
+    def outcomes(self, key: str, units: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
+        """Return as `ledger_queries.outcomes`."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for chunk in batched(units, CHUNK):
+            found |= queries.outcomes(self.connection, key, chunk)
+        for kind, of in (*product(("publish", "fail"), units), ("commit", "")):
+            if (entry := self._added.get((kind, key, of, ""))) is not None:
+                found[kind, of] = entry.values()
+        return found
 
     def write_ends(self) -> None:
-        """Write the new ends of all chains."""
+        """Write the new entries, and the new ends of all chains."""
+        if self._added:
+            rows = [vars(entry) for entry in self._added.values()]
+            self.connection.execute(sa.insert(entries), rows)
+            own = (entry for entry in self._added.values() if entry.kind == "reserve")
+            self._reserved |= {entry.key: entry for entry in own if not entry.unit}
+            self._added.clear()
         ends = [{"own": name, **self._chains[name].end} for name in sorted(self._longer)]
         if ends:
             row = sa.update(datasets).where(datasets.c.name == sa.bindparam("own"))
@@ -129,6 +198,7 @@ class Transaction:
     def remember(self) -> None:
         """Keep what this transaction has seen; it has to be committed."""
         self._seen.lineages |= self._lineages
+        self._seen.runs |= self._runs
         self._seen.tips |= {
             name: Tip(chain.length, chain.head, self._accounts.get(name))
             for name, chain in self._chains.items()

@@ -63,6 +63,8 @@ class Writer:
             try:
                 self._write_all(calls)
             finally:
+                if not self._waiting:
+                    self._store.rest()
                 with self._changed:
                     for each in calls:
                         each.is_done = True

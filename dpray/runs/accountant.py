@@ -38,6 +38,9 @@ CONCURRENT_CALLS = 128
 SHOW_SECONDS = 1.0
 """A data set's budget is shown this often at most while charges are made."""
 
+SHOW_SHARE = 0.05
+"""Showing budgets takes this share of the time at most."""
+
 
 class Accountant:
     """An `Accountant` is the actor: it delegates to its one ledger, and shows the budgets on the
@@ -47,7 +50,7 @@ class Accountant:
         self._url, self._record = url, record
         self._ledger: Ledger | None = None
         self._opening = threading.Lock()
-        self._shown: dict[str, float] = {}
+        self._next_show: dict[str, float] = {}
 
     def call(self, operation: str, *arguments: Any, **named: Any) -> tuple[Any, Ends]:
         """Return what `Ledger.operation(*arguments)` answers, or the DprayError that it raises (as
@@ -77,12 +80,16 @@ class Accountant:
         return self._ledger
 
     def _show_soon(self, ledger: Ledger, dataset: str, at_once: bool) -> None:
-        """Show a data set's budget, unless it was shown within `SHOW_SECONDS`: that reads all its
-        charges, and hundreds may be made in a second."""
-        now, last = monotonic(), self._shown.get(dataset, -math.inf)
-        if at_once or now - last >= SHOW_SECONDS:
-            self._shown[dataset] = now
-            self._show(ledger, dataset)
+        """Show a data set's budget, unless it was shown a moment ago: that reads all its charges,
+        and hundreds may be made in a second."""
+        now = monotonic()
+        if at_once or now >= self._next_show.get(dataset, -math.inf):
+            self._next_show[dataset] = math.inf  # no other thread shows it meanwhile
+            try:
+                self._show(ledger, dataset)
+            finally:
+                pause = max(SHOW_SECONDS, (monotonic() - now) / SHOW_SHARE)
+                self._next_show[dataset] = monotonic() + pause
 
     def _show(self, ledger: Ledger, dataset: str) -> None:
         """Show the budgets of a data set and of its ancestors, on which it draws."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -191,14 +192,15 @@ def _compute_in_float32(module: nn.Module) -> None:
     module.forward = in_float32
 
 
-def check_norm_rules(loss: PerExampleLoss, vocabulary: int) -> None:
+def check_norm_rules(loss: PerExampleLoss, vocabulary: int, forward: Forward | None = None) -> None:
     """Compare the norm of every parameter's gradient with plain autograd, one example at a time, on
     two made-up texts: public, whatever the model.
 
     This finds what the names of layers do not show: a parameter used outside its layer, a layer
     with another formula than its name's, examples that see each other. Raises NoNormRule that names
-    the parameter. Call it while the model is whole.
+    the parameter. `forward` runs this module where an engine has to; all ranks then call it.
     """
+    run: Forward = loss if forward is None else forward
     rng = torch.Generator().manual_seed(0)
     device = next(loss.parameters()).device
     texts = [
@@ -208,20 +210,18 @@ def check_norm_rules(loss: PerExampleLoss, vocabulary: int) -> None:
 
     def losses(texts: Sequence[TrainingText]) -> torch.Tensor:
         batch = MicroBatch.of(texts).to(device)
-        return loss(batch.ids, batch.mask, batch.labels)  # type: ignore[no-any-return]
+        run(batch.ids, batch.mask, batch.labels)
+        assert loss.own_losses_B is not None
+        return loss.own_losses_B
 
     trained = loss.trainable_parameters()
     precision, loss.precision = loss.precision, "float32"
     try:
         squared = loss.ghost.record(lambda: losses(texts)).squared_norms()
-        alone = [
-            torch.autograd.grad(losses([text]).sum(), list(trained.values()), allow_unused=True)
-            for text in texts
-        ]
+        alone = [_gradient_norms(losses([text]).sum(), list(trained.values())) for text in texts]
     finally:
         loss.precision, loss.own_losses_B = precision, None
-    for row, gradients in enumerate(alone):
-        norms = [0.0 if g is None else float(g.double().norm()) for g in gradients]
+    for row, norms in enumerate(alone):
         for (name, parameter), norm in zip(trained.items(), norms, strict=True):
             ghost = float(squared[parameter][row].sqrt()) if parameter in squared else 0.0
             if not abs(ghost - norm) <= 1e-3 * norm + 1e-5 * max(norms):
@@ -229,3 +229,24 @@ def check_norm_rules(loss: PerExampleLoss, vocabulary: int) -> None:
                     f"{name}: its gradient is not the one that its layer's rule gives; freeze it, "
                     "or use LoRA on other layers"
                 )
+
+
+def _gradient_norms(loss: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[float]:
+    """Return the norm of the loss's gradient to each parameter, 0 where it has none. Each gradient
+    is given up for its norm as soon as it is made: together they are as large as the model."""
+    norms = [0.0] * len(parameters)
+
+    def keep_norm(number: int, gradient: torch.Tensor) -> torch.Tensor:
+        norms[number] = float(gradient.double().norm())
+        return gradient.new_zeros(()).expand_as(gradient)
+
+    hooks: list[Any] = [
+        p.register_hook(partial(keep_norm, number))  # type: ignore[no-untyped-call]
+        for number, p in enumerate(parameters)
+    ]
+    try:
+        torch.autograd.grad(loss, parameters, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return norms

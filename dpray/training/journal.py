@@ -9,7 +9,6 @@ charged a second time. The states of the noise and of the sampling are never sto
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,13 +17,14 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch.optim import Optimizer
 
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.run_ledger import NullLedger
-from dpray.io.files import sha256_of, sync
+from dpray.io.files import sha256_of
 from dpray.training.clipped_loss import PerExampleLoss
+from dpray.training.partitions import put
+from dpray.training.tensor_file import write_tensors
 from dpray.types import DprayError
 
 SECONDS_BETWEEN_LOOKS = 2.0
@@ -37,22 +37,11 @@ MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
 class TrainingState:
     """Is what an interrupted training resumes from, whatever the number of ranks: after `steps`
     steps, the weights by their names in `PerExampleLoss.trainable_parameters`, on the CPU, and each
-    of the optimizer's moments by the same names."""
+    of the optimizer's moments by the same names. Those of a file are mapped from it."""
 
     steps: int
     weights: Mapping[str, torch.Tensor] = field(repr=False)
     moments: Mapping[str, Mapping[str, torch.Tensor]] = field(repr=False)
-
-    def save(self, path: Path) -> None:
-        """Write the file durably: a file of this name is whole."""
-        tensors = {f"weights/{name}": w.contiguous() for name, w in self.weights.items()}
-        for kind, named in self.moments.items():
-            tensors |= {f"{kind}/{name}": moment.contiguous() for name, moment in named.items()}
-        temporary = path.with_suffix(".tmp")
-        save_file(tensors, temporary, {"steps": str(self.steps)})
-        sync(temporary)
-        os.replace(temporary, path)
-        sync(path.parent)
 
     @staticmethod
     def load(path: Path) -> TrainingState:
@@ -65,10 +54,9 @@ class TrainingState:
         return TrainingState(steps, found.pop("weights"), found)
 
     def put_weights(self, loss: PerExampleLoss) -> None:
-        """Copy the weights into a whole model, before any engine takes it apart."""
-        with torch.no_grad():
-            for name, parameter in loss.trainable_parameters().items():
-                parameter.copy_(self.weights[name])
+        """Give the model the weights, before any engine runs it."""
+        for name, parameter in loss.trainable_parameters().items():
+            put(parameter, self.weights[name])
 
 
 def empty_moments(optimizer: Optimizer, tensors: Iterable[torch.Tensor], steps: int) -> None:
@@ -139,12 +127,18 @@ class Journal:
     def ends_block(self, t: int) -> bool:
         return (t + 1) % self.block_size == 0 or t + 1 == self.steps
 
-    def keep(self, t: int, state: TrainingState) -> None:
-        """Publish the state after the last step t of a block; on rank 0."""
+    def keep(
+        self,
+        t: int,
+        shapes: Mapping[str, torch.Size],
+        tensors: Iterable[tuple[str, torch.Tensor]],
+    ) -> None:
+        """Publish the state after the last step t of a block, named as `TrainingState.load` reads
+        it; on rank 0."""
         unit = self._block(t)
         path = self._path(unit, self.attempt)
         path.parent.mkdir(exist_ok=True)
-        state.save(path)
+        write_tensors(path, shapes, tensors, {"steps": str(t + 1)})
         self.ledger.publish_many(self.key, self.attempt, [(unit, sha256_of(path))])
         for other in path.parent.iterdir():
             if other != path:

@@ -6,35 +6,54 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from dpray.config.training import TrainingSettings
 from dpray.engines.model_path import resolve_model
-from dpray.training.clipped_loss import PerExampleLoss, check_norm_rules
+from dpray.training.clipped_loss import Forward, PerExampleLoss, check_norm_rules
+from dpray.training.partitions import gathered, is_partitioned
+from dpray.training.tensor_file import write_tensors
 from dpray.types import InputError
 
 ADAPTER = "adapter"
 
 
-def load_loss(folder: str, settings: TrainingSettings) -> PerExampleLoss:
-    """Load the model in `folder`, whole on the CPU with float32 weights, as per-example losses;
-    dropout is off.
+def load_loss(
+    folder: str,
+    settings: TrainingSettings,
+    loading: AbstractContextManager[Any] = contextlib.nullcontext(),
+) -> PerExampleLoss:
+    """Load the model in `folder` with float32 weights, as per-example losses; dropout is off. It is
+    whole and on the CPU, unless `loading`, which is entered meanwhile, makes partitions of it.
 
     Raises NoNormRule where a trainable layer has no rule for the norms of its gradients, InputError
-    where weights are not finite.
+    where weights are not finite. A model in partitions runs under its engine only, and so its norms
+    are compared there (`check_norms`).
     """
-    model = _trainable(folder, settings)
+    with loading:
+        model = _load(folder, "float32")
+    model = with_adapters(model, settings)
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise InputError(f"engine.model: {folder}: not finite: some weights of {name}")
+        with gathered(parameter):
+            if not torch.isfinite(parameter).all():
+                raise InputError(f"engine.model: {folder}: not finite: some weights of {name}")
     loss = PerExampleLoss(model, settings.precision, settings.gradient_checkpointing).eval()
-    check_norm_rules(loss, model.config.get_text_config().vocab_size)
+    if not any(map(is_partitioned, loss.parameters())):
+        check_norms(loss, loss)
     return loss
+
+
+def check_norms(loss: PerExampleLoss, forward: Forward) -> None:
+    """Check the rules for norms on the loaded model; `forward` runs `loss`. Raises NoNormRule."""
+    model: Any = loss.model
+    check_norm_rules(loss, model.config.get_text_config().vocab_size, forward)
 
 
 def save_model(
@@ -45,13 +64,14 @@ def save_model(
     also saved by themselves, with the tokenizer, in the folder `ADAPTER`, and call the model they
     belong to `base_name`.
 
-    `weights` are the trained ones by their names in `PerExampleLoss.trainable_parameters`.
+    `weights` are the trained ones by their names in `PerExampleLoss.trainable_parameters`. Those
+    that are mapped from a file are never all in memory, and nor are the base model's: adapters are
+    merged weight by weight, through a file.
     """
-    model = _trainable(base, settings)
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, weight in weights.items():
-            parameters[name].copy_(weight)
+    model = with_adapters(_load(base, "auto"), settings)
+    for name, parameter in model.named_parameters():
+        if name in weights:
+            parameter.data = weights[name].detach()
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(base))
     with deepspeed_on_stderr():
         if settings.tuning == "lora":
@@ -59,29 +79,64 @@ def save_model(
                 adapters.base_model_name_or_path = base_name
             model.save_pretrained(folder / ADAPTER)
             tokenizer.save_pretrained(folder / ADAPTER)
-            model = model.merge_and_unload()
+            model = _merge_into(folder / "merged.safetensors", model)
         model.save_pretrained(folder)
+        (folder / "merged.safetensors").unlink(missing_ok=True)
     tokenizer.save_pretrained(folder)
 
 
-def _trainable(folder: str, settings: TrainingSettings) -> Any:
-    disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(resolve_model(folder), dtype="float32")
-    if settings.tuning == "lora":
-        from peft import LoraConfig, get_peft_model
+def _merge_into(path: Path, adapted: Any) -> Any:
+    """Return the model without its adapters, which are added to its weights: float32, and mapped
+    from the file that is written for them."""
+    from peft.tuners.lora import LoraLayer
 
-        adapters = LoraConfig(
-            task_type="CAUSAL_LM",
-            r=settings.lora_rank,
-            lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
-            target_modules="all-linear",
-            fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),
-        )
-        # The adapters' random start is public, and the same on every rank.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = get_peft_model(model, adapters)
+    layers: dict[Any, Any] = {
+        module.base_layer.weight: module
+        for module in adapted.modules()
+        if isinstance(module, LoraLayer)
+    }
+    model = adapted.unload()
+    weights = dict(model.named_parameters())
+
+    def merged() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in weights.items():
+            whole = weight.detach().float()
+            if (layer := layers.get(weight)) is not None:
+                whole = whole + layer.get_delta_weight("default")
+            yield name, whole
+
+    with torch.no_grad():
+        write_tensors(path, {name: w.shape for name, w in weights.items()}, merged(), {})
+    with safe_open(path, framework="pt") as file:
+        for name, weight in weights.items():
+            weight.data = file.get_tensor(name)
     return model
+
+
+def with_adapters(model: Any, settings: TrainingSettings) -> Any:
+    """Return the model with the adapters that are trained, or as it is where all of it is."""
+    if settings.tuning == "full":
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    adapters = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
+        target_modules="all-linear",
+        fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),
+    )
+    # The adapters' random start is public, and the same on every rank.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return get_peft_model(model, adapters)
+
+
+def _load(folder: str, dtype: str) -> Any:
+    """Load the model. Weights that are stored in `dtype`, "auto" for any, are mapped from their
+    file and take no memory until they are written to."""
+    disable_progress_bar()
+    return AutoModelForCausalLM.from_pretrained(resolve_model(folder), dtype=dtype)
 
 
 @contextlib.contextmanager

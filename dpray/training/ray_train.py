@@ -28,7 +28,7 @@ from dpray.runs.cluster import ended_for_memory, find_error, was_lost
 from dpray.runs.placement import HIDDEN
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.training import Training, train
-from dpray.training.zero import ZeroTrainer, shared_key
+from dpray.training.zero import ZeroTrainer, loading, shared_key
 from dpray.types import DprayError, Resumable
 
 # Ray Train v2's arguments; type checkers see v1's.
@@ -122,4 +122,6 @@ def _rank(config: dict[str, Any]) -> None:
     def make_trainer(loss: PerExampleLoss) -> ZeroTrainer:
         return ZeroTrainer(training.step, training.settings, loss, device)
 
-    train(training, make_trainer, generator(shared_key(device))).close()
+    sampling = generator(shared_key(device))
+    in_parts = loading(training.settings.zero_stage)
+    train(training, make_trainer, sampling, loading=in_parts).close()

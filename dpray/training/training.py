@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from dpray.training.gradient_noise import (
 )
 from dpray.training.journal import MOMENTS, Journal, TrainingState, empty_moments
 from dpray.training.model import load_loss, save_model
+from dpray.training.partitions import shape_of
 from dpray.training.step import DpSgdStep, TrainingText
 from dpray.types import InputError
 
@@ -89,19 +92,20 @@ class ReferenceTrainer:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Return the trained weights by name, on the CPU; called on every rank, like all below."""
+    def shapes(self) -> dict[str, torch.Size]:
+        """Return the shapes of `tensors`, in their order."""
         named = self._loss.trainable_parameters()
-        return {name: p.detach().cpu().clone() for name, p in named.items()}
+        kinds = ("weights", *self._moments)
+        return {f"{kind}/{name}": shape_of(p) for kind in kinds for name, p in named.items()}
 
-    def state(self, steps: int) -> TrainingState:
-        """Return the state after `steps` steps, one of them made by this trainer."""
-        named = self._loss.trainable_parameters()
-        moments = {
-            kind: {name: self._moment(p, kind).cpu() for name, p in named.items()}
-            for kind in self._moments
-        }
-        return TrainingState(steps, self.weights(), moments)
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the state that a training resumes from, on the CPU: each trained weight and each of
+        its moments, once a step was made. All ranks take one after the other, together."""
+        for name, parameter in self._loss.trainable_parameters().items():
+            yield f"weights/{name}", self._weight(parameter).cpu()
+        for kind in self._moments:
+            for name, parameter in self._loss.trainable_parameters().items():
+                yield f"{kind}/{name}", self._moment(parameter, kind).cpu()
 
     def restore(self, state: TrainingState) -> None:
         """Put the optimizer's moments back, this rank's part of them; the weights were in the model
@@ -115,6 +119,9 @@ class ReferenceTrainer:
 
     def _empty_moments(self, steps: int) -> None:
         empty_moments(self._optimizer, self._loss.trainable_parameters().values(), steps)
+
+    def _weight(self, parameter: torch.Tensor) -> torch.Tensor:
+        return parameter.detach()
 
     def _moment(self, parameter: torch.Tensor, kind: str) -> torch.Tensor:
         return self._optimizer.state[parameter][kind]
@@ -131,10 +138,12 @@ def train(
     make_trainer: Callable[[PerExampleLoss], AnyTrainer],
     sampling: np.random.Generator,
     on_step: OnStep = lambda t: None,
+    loading: AbstractContextManager[Any] = contextlib.nullcontext(),
 ) -> AnyTrainer:
     """Make the steps that are not made yet, write the model, and return the trainer. `sampling`
-    draws the same on all ranks, and never drew before; rank 0 calls `on_step` before each step.
-    Raises InputError, before a step is made, where the parent of the model's folder is not here."""
+    draws the same on all ranks, and never drew before; rank 0 calls `on_step` before each step;
+    `loading` is that of `load_loss`. Raises InputError, before a step is made, where the parent of
+    the model's folder is not here."""
     # Rank 0 may be on any node, in the next attempt on another one, so every rank checks. Found
     # after the first steps, this would cost what they were charged.
     if not Path(training.folder).parent.is_dir():
@@ -144,7 +153,7 @@ def train(
         )
     journal = training.journal
     state = journal.latest()
-    loss = load_loss(training.base, training.settings)
+    loss = load_loss(training.base, training.settings, loading)
     if state is not None:
         state.put_weights(loss)
     trainer = make_trainer(loss)
@@ -158,16 +167,18 @@ def train(
 
     def after_step(t: int) -> None:
         if journal.ends_block(t):
-            reached = trainer.state(t + 1)
             if trainer.rank == 0:
-                journal.keep(t, reached)
+                journal.keep(t, trainer.shapes(), trainer.tensors())
+            else:
+                for _ in trainer.tensors():
+                    pass
 
     start = 0 if state is None else state.steps
     training.loop(trainer, sampling, before_step, after_step, start)
-    weights = trainer.weights()
-    if trainer.rank == 0:
+    if trainer.rank == 0 and (last := journal.latest()) is not None:
+        # The checkpoint's weights are mapped from its file: no rank has to hold them all.
         folder = Path(training.folder)
-        save_model(training.base, training.settings, weights, folder, training.base_name)
+        save_model(training.base, training.settings, last.weights, folder, training.base_name)
     return trainer
 
 

@@ -9,7 +9,8 @@ itself is off: its clipping, its gradient norm, its loss scale.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +21,15 @@ from dpray.mechanisms.randomness import new_key
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.gradient_noise import set_learning_rate
 from dpray.training.journal import empty_moments
-from dpray.training.model import deepspeed_on_stderr
+from dpray.training.model import check_norms, deepspeed_on_stderr
+from dpray.training.partitions import gathered, is_partitioned, own_part, shape_of
 from dpray.training.step import DpSgdStep, TrainingText
 from dpray.training.training import ReferenceTrainer
 from dpray.types import DprayError
 
 BUCKET = 50_000_000
-"""So many elements of the gradient are summed over ranks in one call."""
+"""So many elements of the gradient are summed over ranks in one call, and under stage 3 so many of
+the weights are gathered ahead."""
 
 
 def shared_key(device: torch.device) -> str:
@@ -50,6 +53,9 @@ def zero_config(stage: int) -> dict[str, Any]:
     }
     if stage in (1, 2):
         zero["compute_grad_norm"] = False
+    if stage == 3:
+        # Layers are to be given up once they have run, and few gathered ahead.
+        zero |= {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": BUCKET}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -58,6 +64,21 @@ def zero_config(stage: int) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_optimization": zero,
     }
+
+
+@contextlib.contextmanager
+def loading(stage: int) -> Iterator[None]:
+    """Have transformers load a model for a stage of ZeRO. For 3 all ranks load together, each
+    parameter into parts: one after the other is whole on a rank."""
+    if stage < 3:
+        yield
+        return
+    from transformers.integrations import HfDeepSpeedConfig
+
+    with deepspeed_on_stderr():
+        config = HfDeepSpeedConfig(zero_config(3))  # transformers looks whether it is alive
+        yield
+        del config
 
 
 class ZeroTrainer(ReferenceTrainer):
@@ -77,9 +98,13 @@ class ZeroTrainer(ReferenceTrainer):
     ) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._stage = settings.zero_stage
-        self._coordinates = sum(p.numel() for p in loss.trainable_parameters().values())
+        trained = loss.trainable_parameters().values()
+        self._coordinates = sum(shape_of(p).numel() for p in trained)
+        in_parts = any(map(is_partitioned, loss.parameters()))
         key = shared_key(device) if self._stage == 0 else new_key()
         super().__init__(step, settings, loss, key, device)
+        if in_parts:
+            check_norms(loss, self._engine)
 
     def _start_engine(self) -> None:
         with deepspeed_on_stderr() as deepspeed:
@@ -111,15 +136,9 @@ class ZeroTrainer(ReferenceTrainer):
         if (self._noise.coordinates - before) * partitions < self._coordinates:
             raise DprayError("the training engine made a step without noise; the run is stopped")
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        if self._stage < 3:
-            return super().weights()
-        whole = {}
-        with deepspeed_on_stderr() as deepspeed:
-            for name, parameter in self._loss.trainable_parameters().items():
-                with deepspeed.zero.GatheredParameters(parameter):
-                    whole[name] = parameter.detach().cpu().clone()
-        return whole
+    def _weight(self, parameter: torch.Tensor) -> torch.Tensor:
+        with deepspeed_on_stderr(), gathered(parameter):
+            return parameter.detach().cpu().clone()
 
     def _empty_moments(self, steps: int) -> None:
         if self._stage == 3:  # its engine hands this rank's partitions to the optimizer one by one
@@ -144,11 +163,7 @@ class ZeroTrainer(ReferenceTrainer):
             if self._stage < 3:
                 deepspeed.utils.safe_set_full_optimizer_state(parameter, moment, kind)
                 return
-            # A parameter's partitions are equally long: the last one is padded.
-            length = parameter.ds_tensor.ds_numel
-            flat = moment.new_zeros(length * self.ranks)
-            flat[: moment.numel()] = moment.reshape(-1)
-            mine = flat[length * self.rank : length * (self.rank + 1)]
+            mine = own_part(parameter, moment, self.rank)
             deepspeed.utils.safe_set_local_optimizer_state(parameter, mine, kind)
 
     def close(self) -> None:

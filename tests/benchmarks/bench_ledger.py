@@ -3,13 +3,17 @@ how long a caller waits, on SQLite and on PostgreSQL.
 
     python tests/benchmarks/bench_ledger.py [--clients 64] [--seconds 10] [--rows 20] [--datasets 1]
 
-Every client is a thread of its own that makes one call after the other; the threads are in
-`--processes` processes of Ray. Each reservation is a run of its own, and a publication has `rows`
-batches of the client's run. PostgreSQL runs here, and both databases wait for the disk.
+Every client is a thread of its own; the threads are in `--processes` processes of Ray. Each client
+first makes one call after the other, as fast as it is answered. Then all together make what the
+target asks for, 500 reservations or 5,000 rows a second, each call at its time, and a call that
+could not begin in time has waited since then. Each reservation is a run of its own, and a
+publication has `rows` batches of the client's run. PostgreSQL runs here, and both databases wait
+for the disk.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 import tempfile
 import time
@@ -33,6 +37,8 @@ from tests.databases import new_schema, postgresql_server
 
 STATED_FOR = ("record", NEIGHBORING_RELATION)
 CHARGE = (Laplace(1e6), Budget(1e-6, 0.0))
+TARGETS = {"reserve": 500.0, "publish": 5000.0}
+"""Reservations, and rows, a second."""
 
 
 class Clients:
@@ -43,28 +49,31 @@ class Clients:
         self.pool = ThreadPoolExecutor(number)
         self.number = number
 
-    def work(self, what: str, until: float, rows: int, datasets: int) -> list[float]:
-        """Return the seconds that each call took."""
+    def work(self, what: str, until: float, rows: int, datasets: int, pause: float) -> list[float]:
+        """Return the seconds that each call took, `pause` seconds after the one before it began."""
         each = self.pool.map(
-            lambda n: getattr(self, what)(n, until, rows, datasets), range(self.number)
+            lambda n: self.calls(n, what, until, rows, datasets, pause), range(self.number)
         )
         return [seconds for client in each for seconds in client]
 
-    def reserve(self, client: int, until: float, rows: int, datasets: int) -> list[float]:
-        taken, dataset = [], f"notes-{client % datasets}"
-        while (began := time.time()) < until:
-            self.ledger.reserve(dataset, {uuid.uuid4().hex: CHARGE}, *STATED_FOR)
-            taken.append(time.time() - began)
-        return taken
-
-    def publish(self, client: int, until: float, rows: int, datasets: int) -> list[float]:
-        taken, run = [], uuid.uuid4().hex
-        self.ledger.reserve(f"notes-{client % datasets}", {run: CHARGE}, *STATED_FOR)
-        while (began := time.time()) < until:
-            turn = uuid.uuid4().hex
-            releases = [(f"{turn}/{row}", "a" * 64) for row in range(rows)]
-            self.ledger.publish_many(run, "attempt-1", releases)
-            taken.append(time.time() - began)
+    def calls(
+        self, client: int, what: str, until: float, rows: int, datasets: int, pause: float
+    ) -> list[float]:
+        taken, dataset, run = [], f"notes-{client % datasets}", uuid.uuid4().hex
+        if what == "publish":
+            self.ledger.reserve(dataset, {run: CHARGE}, *STATED_FOR)
+        due = time.time() + pause * random.random()
+        while due < until:
+            time.sleep(max(0.0, due - time.time()))
+            if what == "reserve":
+                self.ledger.reserve(dataset, {uuid.uuid4().hex: CHARGE}, *STATED_FOR)
+            else:
+                turn = uuid.uuid4().hex
+                releases = [(f"{turn}/{row}", "a" * 64) for row in range(rows)]
+                self.ledger.publish_many(run, "attempt-1", releases)
+            ended = time.time()
+            taken.append(ended - due)
+            due = due + pause if pause else ended
         return taken
 
 
@@ -73,7 +82,8 @@ def main(
 ) -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     print(f"{clients} clients, {datasets} data sets, {rows} rows a publication\n")
-    print("| database | what | per second | median, ms | p99, ms |\n|---|---|---:|---:|---:|")
+    print("| database | what | asked for | per second | median, ms | p99, ms |")
+    print("|---|---|---|---:|---:|---:|")
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         server = stack.enter_context(postgresql_server())
@@ -87,16 +97,20 @@ def main(
                 for _ in range(processes)
             ]
             # The accountant loads what it prices charges with, once.
-            ray.get([each.work.remote("reserve", time.time() + 1, 1, datasets) for each in callers])
+            warm = ("reserve", time.time() + 1, 1, datasets, 0.0)
+            ray.get([each.work.remote(*warm) for each in callers])
             for what, units in (("reserve", 1), ("publish", rows)):
-                began = time.time()
-                until = began + seconds
-                work = [each.work.remote(what, until, rows, datasets) for each in callers]
-                taken = np.concatenate([np.array(found) for found in ray.get(work)])
-                rate = units * len(taken) / (time.time() - began)
-                median, p99 = 1000 * np.quantile(taken, [0.5, 0.99])
-                name, unit = url.split(":")[0], "rows" if what == "publish" else "reservations"
-                print(f"| {name} | {unit} | {rate:,.0f} | {median:.0f} | {p99:.0f} |", flush=True)
+                for pause in (0.0, clients * units / TARGETS[what]):
+                    began = time.time()
+                    given = (what, began + seconds, rows, datasets, pause)
+                    work = [each.work.remote(*given) for each in callers]
+                    taken = np.concatenate([np.array(found) for found in ray.get(work)])
+                    rate = units * len(taken) / (time.time() - began)
+                    median, p99 = 1000 * np.quantile(taken, [0.5, 0.99])
+                    name, unit = url.split(":")[0], "rows" if what == "publish" else "reservations"
+                    asked = f"{TARGETS[what]:,.0f} a second" if pause else "all that it can"
+                    cells = f"{asked} | {rate:,.0f} | {median:.0f} | {p99:.0f}"
+                    print(f"| {name} | {unit} | {cells} |", flush=True)
             assert ledger.verify() == []
     ray.shutdown()
 

@@ -33,12 +33,16 @@ from tests.integration.zero_ranks import (
     MODELS,
     STAGES,
     STD,
+    TUNINGS,
     flat,
+    in_parts,
     plan,
     rank_main,
     steps,
 )
 from tests.statistical.two_sided import ALPHA, WRONG_SCALES, fits_distribution
+from tests.training.states import weights_of
+from tests.training.tiny_gradients import gpt2
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +67,7 @@ class Saved:
 @pytest.fixture(scope="module", params=(1, 4))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder, ranks = tmp_path_factory.mktemp("zero"), request.param
+    gpt2().save_pretrained(folder / "base")
     # One process loads the libraries, and each rank is a fork of it.
     multiprocessing.set_forkserver_preload([rank_main.__module__, "dpray.training.zero"])
     torch.multiprocessing.start_processes(
@@ -81,9 +86,9 @@ def test_every_stage_makes_the_references_steps(
         loss.clipped = clipped  # type: ignore[method-assign]
         ours = plan(1e-9, optimizer, precision)
         trainer = ReferenceTrainer(ours.mechanism, ours.settings, loss, new_key())
-        start = flat(trainer.weights()).clone()
+        start = flat(weights_of(trainer)).clone()
         steps(trainer, optimizer, 0, 4)
-        reference = flat(trainer.weights())
+        reference = flat(weights_of(trainer))
         assert torch.isfinite(reference).all() and (reference - start).abs().max() > 1e-3
         # bfloat16 has 8 bits, and how it rounds depends on threads and ranks: 3.01 % was seen.
         moved = float((reference - start).abs().max())
@@ -92,6 +97,32 @@ def test_every_stage_makes_the_references_steps(
         for stage in stages:
             for weights in saved.trained(stage, name, optimizer, precision):
                 torch.testing.assert_close(weights, reference, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("tuning", TUNINGS)
+def test_a_model_that_was_loaded_in_parts_makes_the_references_steps(
+    saved: Saved, tuning: str
+) -> None:
+    """The second half of the steps is made by trainers that resume, with parts of the state."""
+    ours = in_parts(tuning)
+    trainer = ReferenceTrainer(
+        ours.mechanism,
+        ours.settings,
+        load_loss(str(saved.folder / "base"), ours.settings),
+        new_key(),
+    )
+    start = flat(weights_of(trainer))
+    steps(trainer, "adamw", 0, 4)
+    reference = flat(weights_of(trainer))
+    assert (reference - start).abs().max() > 1e-3
+    for weights in saved.trained(3, "parts", tuning):
+        torch.testing.assert_close(weights, reference, rtol=0, atol=5e-6)
+
+
+def test_a_layer_without_its_rule_is_found_under_the_engine(saved: Saved) -> None:
+    """A weight that is used outside its layer is refused, once the model is in parts."""
+    for rank in range(saved.ranks):
+        assert (saved.folder / f"refused-{rank}").read_text().startswith("model.transformer.ln_f")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -139,7 +170,9 @@ def test_on_ray_train(cluster: Cluster, model_folder: str, tmp_path: Path) -> No
     loss = load_loss(model_folder, ours.settings)
     trainer = ReferenceTrainer(ours.mechanism, ours.settings, loss, new_key())
     fine_tune(ours, train_driver.units(model_folder), trainer, generator(new_key()))
-    save_model(model_folder, ours.settings, trainer.weights(), tmp_path / "reference", model_folder)
+    save_model(
+        model_folder, ours.settings, weights_of(trainer), tmp_path / "reference", model_folder
+    )
     written = load_file(out / "model.safetensors")
     reference = load_file(tmp_path / "reference" / "model.safetensors")
     base = load_file(Path(model_folder) / "model.safetensors")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
@@ -16,12 +17,17 @@ from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator
 from dpray.methods.dp_sgd.algorithm import DpSgd, Units, fine_tune
 from dpray.training.clipped_loss import PerExampleLoss
+from dpray.training.ghost_norms import NoNormRule
 from dpray.training.gradient_noise import GradientNoise
 from dpray.training.journal import TrainingState
+from dpray.training.model import load_loss
+from dpray.training.partitions import is_partitioned
 from dpray.training.step import DpSgdStep, TrainingText
+from tests.training.states import state_of, weights_of
 from tests.training.tiny_gradients import gpt2, llama, lora, texts
 
 STAGES = (0, 1, 2, 3)
+TUNINGS = ("full", "lora")
 SAMPLING_KEY = "5a" * 32
 SIGMA, C, B = 1.3, 0.5, 4.0
 STD = SIGMA * C / B
@@ -105,6 +111,10 @@ def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
             saved = _trained(stage, *case)
             torch.save(saved, folder / f"{stage}-{'-'.join(case)}-{rank}.pt")
         torch.save(_noise_alone(stage), folder / f"{stage}-noise-{rank}.pt")
+    for tuning in TUNINGS:
+        saved = _trained_in_parts(str(folder / "base"), tuning)
+        torch.save(saved, folder / f"3-parts-{tuning}-{rank}.pt")
+    (folder / f"refused-{rank}").write_text(_refused(str(folder / "base")))
     dist.destroy_process_group()
 
 
@@ -125,10 +135,50 @@ def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str,
         if state is not None:
             trainer.restore(state)
         steps(trainer, optimizer, start, end)
-        state = trainer.state(end)
+        state = state_of(trainer, end)
         trainer.close()
     assert state is not None
     return dict(state.weights)
+
+
+def in_parts(tuning: Any) -> DpSgd:
+    """Return the plan of the training of a model that is loaded in parts."""
+    ours = plan(1e-9, "adamw", stage=3)
+    return replace(ours, settings=ours.settings.model_copy(update={"tuning": tuning}))
+
+
+def _trained_in_parts(folder: str, tuning: str) -> dict[str, torch.Tensor]:
+    """Return the weights after four steps, made by two trainers like those of AdamW above."""
+    from dpray.training.zero import ZeroTrainer, loading
+
+    ours, state = in_parts(tuning), None
+    for start, end in ((0, 2), (2, 4)):
+        loss = load_loss(folder, ours.settings, loading(3))
+        base = [p for name, p in loss.named_parameters() if "lora_" not in name]
+        assert base and all(is_partitioned(p) and p.numel() == 0 for p in base)
+        if state is not None:
+            state.put_weights(loss)
+        trainer = ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
+        if state is not None:
+            trainer.restore(state)
+        steps(trainer, "adamw", start, end)
+        state = state_of(trainer, end)
+        trainer.close()
+    assert state is not None
+    return dict(state.weights)
+
+
+def _refused(folder: str) -> str:
+    """Return why a model is refused whose last norm's weight is used outside it too."""
+    from dpray.training.zero import ZeroTrainer, loading
+
+    ours = in_parts("full")
+    loss: Any = load_loss(folder, ours.settings, loading(3))
+    norm = loss.model.transformer.ln_f
+    norm.register_forward_hook(lambda layer, given, output: output + layer.weight)
+    with pytest.raises(NoNormRule) as refused:
+        ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
+    return f"model.{refused.value}"
 
 
 def _noise_alone(stage: int) -> dict[str, torch.Tensor]:
@@ -138,7 +188,7 @@ def _noise_alone(stage: int) -> dict[str, torch.Tensor]:
     loss = PerExampleLoss(gpt2()).eval()
     ours = plan(SIGMA, stage=stage)
     trainer = ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
-    before = flat(trainer.weights())
+    before = flat(weights_of(trainer))
     drawn: list[torch.Tensor] = []
     add = GradientNoise.add_
 
@@ -151,7 +201,7 @@ def _noise_alone(stage: int) -> dict[str, torch.Tensor]:
     trainer.accumulate((), (1, 2), last=True)
     trainer.step(1.0)
     GradientNoise.add_ = add  # type: ignore[method-assign]
-    moved = flat(trainer.weights()) - before
+    moved = flat(weights_of(trainer)) - before
     trainer.close()
     return {"moved": moved, "drawn": torch.cat(drawn)}
 

@@ -16,6 +16,7 @@ from dpray.mechanisms.randomness import new_key
 from dpray.training.model import load_loss, save_model
 from dpray.training.step import DpSgdStep
 from dpray.training.training import ReferenceTrainer
+from tests.training.states import weights_of
 from tests.training.tiny_gradients import gpt2, texts
 
 STEP = DpSgdStep(
@@ -49,7 +50,7 @@ def test_what_is_written_is_what_was_trained(
     for _ in range(2):
         trainer.accumulate(texts(4), (4, 30), last=True)
         trainer.step(0.5)
-    save_model(folder, settings, trainer.weights(), tmp_path, folder)
+    save_model(folder, settings, weights_of(trainer), tmp_path, folder)
     written = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert type(written).__name__ in ("LlamaForCausalLM", "GPT2LMHeadModel")
     torch.testing.assert_close(logits(written), logits(loss.model), rtol=1e-4, atol=1e-4)

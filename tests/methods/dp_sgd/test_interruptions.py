@@ -28,6 +28,7 @@ from dpray.training.step import DpSgdStep
 from dpray.training.training import ReferenceTrainer
 from dpray.types import BudgetRefused, DprayError, InputError, Progress, Resumable
 from tests.runs.outcomes import open_budget
+from tests.training.states import state_of
 from tests.training.tiny_gradients import texts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -125,7 +126,7 @@ def test_a_state_that_was_stored_steps_like_the_one_that_went_on(model_folder: s
             trainer.restore(state)
         until = replace(plan, steps=end)
         fine_tune(until, units, trainer, generator(new_key()), start=start)
-        return trainer.state(end)
+        return state_of(trainer, end)
 
     whole = trained(0, 4, None)
     resumed = trained(2, 4, trained(0, 2, None))
