@@ -23,6 +23,7 @@ from dpray.accounting.events import (
     PoissonSubsampledDraws,
     PoissonSubsampledGaussian,
 )
+from dpray.accounting.selection import PrivateSelection
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
@@ -132,6 +133,7 @@ _TYPES: dict[str, type[Event]] = {
         AboveThreshold,
         PoissonSubsampledGaussian,
         PoissonSubsampledDraws,
+        PrivateSelection,
         SelfComposed,
         Composed,
         Parallel,

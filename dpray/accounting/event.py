@@ -25,6 +25,9 @@ NEIGHBORING_RELATION = "add_or_remove_one"
 
 Array = npt.NDArray[np.float64]
 
+NonNegative = float
+"""A field of this type may be 0; one of type `float` is above it."""
+
 
 class Event:
     """Describes one mechanism, or a composition of mechanisms, applied to the private data.
@@ -95,6 +98,10 @@ def _positive(name: str, value: Any) -> float:
     return float(value)
 
 
+def _non_negative(name: str, value: Any) -> float:
+    return 0.0 if value == 0 and not isinstance(value, bool) else _positive(name, value)
+
+
 def _count(name: str, value: Any) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
@@ -110,6 +117,7 @@ def _events(name: str, values: Iterable[Event]) -> tuple[Event, ...]:
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "float": _positive,
+    "NonNegative": _non_negative,
     "int": _count,
     "Event": lambda name, value: _events(name, (value,))[0],
     "tuple[Event, ...]": _events,

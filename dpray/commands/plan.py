@@ -102,6 +102,10 @@ def plan(
         return
     _only_with("--compare, or method.name auto", write=write, html=html)
     _only_with("--html", epsilon=epsilon, rehearsal=rehearsal)
+    _plan_one(loaded, rate, as_json)
+
+
+def _plan_one(loaded: Config, rate: float | None, as_json: bool) -> None:
     # Imported late: a mistyped key should not have to wait for torch.
     from dpray.pace import known_pace
     from dpray.runs.placement import in_words

@@ -30,8 +30,12 @@ LOOKS = (
 )
 """The methods' marks and colours, in their order, for matplotlib and as SVG 12 units wide."""
 
+WIDTH = 3.7
+"""Two pictures of so many inches stand side by side on a page."""
+
 APART = 1.09
-"""Points of two methods stand apart by this factor of epsilon, so that none hides another."""
+"""Points of two methods stand apart by this factor of epsilon in such a picture, so that none hides
+another; in wider ones by less."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def curves_svg(
     linear_to: float | None = None,
     from_zero: bool = True,
     height: float = 2.5,
-    width: float = 3.7,
+    width: float = WIDTH,
 ) -> Markup:
     """Draw the points of every method over epsilon, joined by lines, and a dotted line at `line`.
 
@@ -81,7 +85,7 @@ def curves_svg(
     told: dict[str, Point] = {}
     with figure_of_the_page(height, width=width) as (figure, axes):
         for place, points in enumerate(curves.values()):
-            shift = APART ** (place - (len(curves) - 1) / 2)
+            shift = APART ** ((place - (len(curves) - 1) / 2) * WIDTH / width)
             for number, point in enumerate(points):
                 told[f"{name}-{place}-{number}"] = point
                 _mark(axes, point, shift * point.epsilon, place, f"{name}-{place}-{number}")

@@ -54,6 +54,9 @@ BATCHES_KEY = "batches.key"
 """The file in `private` with the secret key of Poisson batches, which is nowhere else. Nobody needs
 it once the run is finished."""
 
+TUNING_KEY = "tuning.key"
+"""The same for the coins of a private selection, which say how often it runs."""
+
 SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL, TOKENS)
 """The folders in `private` that a training fills and a finished run has no use for."""
 
@@ -201,6 +204,7 @@ class ReleaseFolder:
         what is not the run's own: people keep ledgers and evaluations in `private`."""
         for path in [*self.staging.iterdir(), *self.parts.glob("*.jsonl")]:
             path.unlink()
-        (self.private / BATCHES_KEY).unlink(missing_ok=True)
+        for key in (BATCHES_KEY, TUNING_KEY):
+            (self.private / key).unlink(missing_ok=True)
         for name in SCRATCH:
             shutil.rmtree(self.private / name, ignore_errors=True)

@@ -13,6 +13,7 @@ then, what the language model answered is in a cache, and all else is computed a
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -29,8 +30,9 @@ from dpray.accounting.run_ledger import StageLedger
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
+from dpray.io.files import write_durably
 from dpray.mechanisms.label_histogram import LabelHistogram
-from dpray.mechanisms.randomness import generator, named_key
+from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
 from dpray.runs.cluster import find_error, may_run_again, uses_ray
 from dpray.runs.engine import BuildEngine, with_absolute_model
@@ -40,7 +42,7 @@ from dpray.runs.metrics import Record, RunMetrics, nowhere
 from dpray.runs.plan import Plan, label_histogram
 from dpray.runs.rows import Row
 from dpray.runs.shards import Shards, Worker
-from dpray.types import DprayError, OnProgress, Progress, Resumable
+from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 
 P = TypeVar("P", bound=Plan)
 
@@ -103,6 +105,26 @@ class Session(Generic[P]):
     def public_generator(self, name: str) -> np.random.Generator:
         """Return a generator of public randomness, the same in every attempt at the run."""
         return generator(named_key(self.salt, name))
+
+    def secret_key(self, name: str, lost: str) -> SecretKey:
+        """Return the key of the run's secret coins, which is kept in the file `name` in `private`:
+        the same in every attempt. Raises InputError where a run that has begun does not have it any
+        more, which says what is `lost` with it, or has something else in its place."""
+        path = self.folder.private / name
+        if not path.exists():
+            if any(unit != "labels" for unit, _ in self.ledger.started(self.key())):
+                raise InputError(
+                    f"output.path: {path} is missing, so that {lost}; put it back, or choose "
+                    "another folder"
+                )
+            write_durably(path, new_key(), private=True)
+        key = path.read_bytes().strip()
+        # An empty key, of an empty file, would let everybody draw the coins.
+        if not re.fullmatch(rb"[0-9a-f]{64}", key):
+            raise InputError(
+                f"output.path: {path} does not hold a key; put back the one that was there"
+            )
+        return SecretKey(key.decode("ascii"))
 
     @cached_property
     def metrics(self) -> RunMetrics:

@@ -239,9 +239,15 @@ class Sequences:
         ]
         return np.concatenate([np.zeros((0, self.plan.settings.sequence_length), int), *parts])
 
+    def weights(self, label: str) -> Array:
+        """Return the probabilities of a sequence's terms, where they are independent; shape
+        (N,)."""
+        weights_N: Array = self._weights(label, None)[0]
+        return weights_N
+
     def independent(self, label: str, number: int, rng: np.random.Generator) -> Ids:
         """Draw L times from the multinomial over the N terms."""
-        weights_N, L = self._weights(label, None)[0], self.plan.settings.sequence_length
+        weights_N, L = self.weights(label), self.plan.settings.sequence_length
         return rng.choice(len(weights_N), size=(number, L), p=weights_N)
 
     def iterative(self, label: str, number: int, rng: np.random.Generator) -> Ids:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ from typing import Any
 
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.sections import RuntimeConfig
-from dpray.io.files import write_durably
-from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey, new_key
+from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.rows import ROWS, joined, placeholder, private_rows
@@ -26,7 +24,7 @@ from dpray.runs.groups import Groups
 from dpray.runs.in_order import in_order
 from dpray.runs.session import Release, Session
 from dpray.runs.together import together
-from dpray.types import DprayError, InputError
+from dpray.types import DprayError
 
 DISJOINT = "disjoint, by a keyed hash of the unit's id; parallel composition over batches"
 POISSON = (
@@ -144,24 +142,9 @@ def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:
 
 
 def batches_key(session: BatchSession) -> SecretKey:
-    """Return the secret key of the run's Poisson batches, the same in every attempt: a batch that
-    was lost has the same units when it is drawn again. Raises InputError where a run that has begun
-    lost it, or has something else in its place."""
-    path = session.folder.private / BATCHES_KEY
-    if not path.exists():
-        if any(unit != "labels" for unit, _ in session.ledger.started(session.key())):
-            raise InputError(
-                f"output.path: {path} is missing, so that nobody knows who is in a batch that was "
-                "begun; put it back, or choose another folder"
-            )
-        write_durably(path, new_key(), private=True)
-    key = path.read_bytes().strip()
-    # An empty key, of an empty file, would let everybody draw the coins.
-    if not re.fullmatch(rb"[0-9a-f]{64}", key):
-        raise InputError(
-            f"output.path: {path} does not hold a key; put back the one that was there"
-        )
-    return SecretKey(key.decode("ascii"))
+    """Return the secret key of the run's Poisson batches: a batch that was lost has the same units
+    when it is drawn again."""
+    return session.secret_key(BATCHES_KEY, "nobody knows who is in a batch that was begun")
 
 
 def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[Outcome]:
