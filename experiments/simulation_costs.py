@@ -5,11 +5,12 @@ Each part is measured in a process of its own, most of them on a Ray cluster of 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
@@ -33,7 +34,8 @@ from dpray.registry import run
 from dpray.runs.accountant import AccountantClient
 from dpray.runs.cluster import never_repeated, start_ray
 from dpray.runs.folder import ReleaseFolder
-from dpray.runs.group_pool import GroupActor, GroupPool, tasks
+from dpray.runs.group_actor import Answer, GroupActor, tasks
+from dpray.runs.group_pool import GroupPool
 from dpray.types import Budget, Progress
 from tests.benchmarks.bench_shards import PRIVATE_TOKENS, build, config_of, plan_of, write_rows
 
@@ -57,8 +59,7 @@ def measure() -> Costs:
     # A part of the cores' time: the model divides it by their number.
     found["gather"] -= found["gather_worker"]
     found |= alone(ends, found["actor_wait"] + found["actor_cpu"])
-    # The ledger's entries of all batches are read at the end, and where a run goes on.
-    found["resume_batch"] += 2 * found["page_batch"]
+    # The ledger's entries of all batches are read at the end.
     found["finish_batch"] += 2 * found.pop("page_batch")
     return Costs(**found)
 
@@ -171,13 +172,11 @@ def parts() -> dict[str, float]:
 
         sizes = (TASK, 64 * TASK)
         fixed, each = line(sizes, [seconds_of(partial(part, size), 15) for size in sizes])
-        read = seconds_of(lambda: Decoded.by_now(session), 1, time.process_time)
         assembled = seconds_of(lambda: released.assemble(records(session)), 1, time.process_time)
         released.close()
     return {
         "part": fixed,
         "part_batch": each,
-        "resume_batch": read / done.batches,
         "finish_batch": assembled / done.batches,
     }
 
@@ -206,12 +205,12 @@ def rows() -> dict[str, float]:
 
 
 def _decode(decoder: BatchDecoder, block: pa.Table) -> None:
-    for _ in decoder.work(tasks(block, "batch", TASK)):
+    for _ in decoder.work(task.to_pylist() for task in tasks(block, "batch", TASK)):
         pass
 
 
 def pool() -> dict[str, float]:
-    """Measure how actors start and get blocks, and what an answer takes the driver while it waits
+    """Measure how actors start and get slices, and what an answer takes the driver while it waits
     for few and for many actors."""
     with nodes(1, 2 * CPUS) as folder:
         start_ray(None)
@@ -243,7 +242,7 @@ def _start(config: Any, make: Callable[[], Any], number: int) -> float:
     actor = never_repeated(GroupActor, config, 0.0)
     actors = [actor.remote(shared, "batch", TASK) for _ in range(number)]
     for each in actors:
-        list(each.load.options(num_returns="streaming").remote())
+        ray.get(each.load.remote())
     seconds = time.perf_counter() - began
     for each in actors:
         ray.kill(each)
@@ -251,39 +250,50 @@ def _start(config: Any, make: Callable[[], Any], number: int) -> float:
 
 
 class Answering:
-    """An actor in many places at once: the first call gets all answers, the others wait."""
+    """An actor in many places at once: the first one gets all answers, the others wait."""
 
-    def __init__(self, answers: int) -> None:
-        self._answers = answers
+    def __init__(self) -> None:
+        self._places = 0
+        self._names: list[str] = []
 
-    def load(self) -> Iterator[list[dict[str, Any]]]:
-        for _ in range(self._answers):
-            yield outcomes([str(number) for number in range(TASK)])
-        time.sleep(3600)
+    async def load(self) -> Answer:
+        self._places += 1
+        if self._places > 1:
+            await asyncio.sleep(3600)
+        return Answer([], is_ready=True, is_idle=True)
+
+    async def take(self, _: Any, number: int, *__: Any) -> list[str]:
+        self._names = [f"{number}/{each}" for each in range(TASK)]
+        return self._names
+
+    async def more(self) -> Answer:
+        return Answer(outcomes(self._names), is_ready=True, is_idle=False)
 
 
-def _answer(config: Any, make: Callable[[], Any], places: int, answers: int = 200) -> float:
-    """Return what the pool takes for an answer while it waits for so many actors."""
-    actor: Any = ray.remote(num_cpus=0)(Answering).remote(answers)
+def _answer(config: Any, make: Callable[[], Any], places: int, answers: int = 400) -> float:
+    """Return the driver's own seconds for an answer, and for the slice that it hands out then,
+    while it waits for so many actors."""
+    options = {"num_cpus": 0, "max_concurrency": 2 * places}
+    actor: Any = ray.remote(Answering).options(**options).remote()
     waiting = GroupPool(config, make, "batch", TASK)
     waiting._make = lambda: actor
     waiting._actors = places
-    steps = waiting.work([None] * (places + 1))
-    while not next(steps):
-        pass
-    time.sleep(5)  # all answers are there
-    began = time.perf_counter()
-    came = sum(bool(next(steps)) for _ in range(answers - 1))
-    seconds = (time.perf_counter() - began) / (answers - 1)
-    if came < answers - 1:
-        raise RuntimeError("an answer was late")
+    steps = waiting.work([ray.put(None)], slices=places + 2 * answers)
+    came = 0
+    while came < answers:  # the other places have asked
+        came += bool(next(steps))
+    began = time.process_time()
+    while came < 2 * answers:
+        came += bool(next(steps))
+    seconds = (time.process_time() - began) / answers
     ray.kill(actor)
     steps.close()
     return seconds
 
 
 def _block(config: Any, make: Callable[[], Any], blocks: list[Any]) -> float:
-    """Return the seconds that one actor takes for a block, nearly all of which is its way."""
+    """Return the seconds that one actor takes for a block of one slice, nearly all of which is its
+    way."""
     number, began = len(blocks), 0.0
     for answers in GroupPool(config, make, "batch", TASK).work(blocks):
         if answers and not began:

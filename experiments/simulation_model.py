@@ -1,21 +1,21 @@
 """Private prediction on Ray, as discrete events: a run with a thousand actors.
 
-The processes are those of a run: one driver, which hands out blocks, takes answers one after the
-other and publishes parts; the accountant, whose writers share a transaction; and the actors, each
-with an engine that decodes some batches side by side. An event is a task that begins, an answer, a
-part or a loss. Tokens are no events: between two events an engine's time is computed batch by
-batch.
+The processes are those of a run: one driver, which hands out slices of blocks, takes answers one
+after the other and publishes parts; the accountant, whose writers share a transaction; and the
+actors, each with an engine that decodes some batches side by side. An event is a task that begins,
+an answer, a part or a loss. Tokens are no events: between two events an engine's time is computed
+batch by batch.
 
 Left out: the network and the object store (a block of 10^8 records is some 50 MB), memory, the time
-in which Ray creates actors, losses while a model is loaded, and places that are given up because
-too many actors in a row were lost.
+in which Ray creates actors, losses while a model is loaded, and what ends an attempt early: places
+that are given up because too many actors in a row were lost, batches that are lost too often.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -47,12 +47,15 @@ def gathering(costs: Costs, machines: Machines, load: Load, blocks: int) -> floa
 
 
 class Place:
-    """A `Place` has one actor at a time, as in `dpray.runs.group_pool`."""
+    """A `Place` has one actor at a time, as in `dpray.runs.group_pool`: `handed` is the event with
+    which the actor is given a slice, at the time `handed_at`, and `left` are the batches that it
+    was given and has not answered yet."""
 
     def __init__(self) -> None:
         self.process: simpy.Process | None = None
         self.handed: simpy.Event | None = None
-        self.is_busy = False
+        self.handed_at = 0.0
+        self.is_ready = False
         self.is_ended = False
         self.left: set[int] = set()
 
@@ -72,11 +75,11 @@ class Simulation:
         self.published = np.zeros(load.batches, dtype=bool)
         self.spent: defaultdict[str, float] = defaultdict(float)
         self.driver_busy = self.accountant_busy = self.decoding_wall = 0.0
-        self.calls = self.repeated = self.lost_actors = self.attempts = self.commands = 0
+        self.calls = self.repeated = self.lost_actors = 0
         self.starting = 0
         self.queue: deque[tuple[int, simpy.Event]] = deque()
         self.called = self.env.event()
-        self.ready: deque[tuple[Place, str, list[int]]] = deque()
+        self.answers: deque[tuple[Place, str, list[int]]] = deque()
         self.woken = self.env.event()
 
     def run(self) -> Found:
@@ -95,46 +98,33 @@ class Simulation:
             calls=self.calls,
             repeated=self.repeated,
             lost_actors=self.lost_actors,
-            attempts=self.attempts,
-            commands=self.commands,
         )
 
-    # The run: commands, and attempts in each
+    # The run
 
     def _run(self) -> Events:
         costs, load = self.costs, self.load
-        while not self.published.all():
-            self.commands += 1
-            yield self.env.timeout(costs.start + costs.hash_byte * load.bytes / READERS)
-            if self.commands == 1:  # the model is tried
-                yield self.env.timeout(self._start_seconds(1) + self.engine.load)
-            for _ in range(RuntimeConfig().max_attempts):
-                if not self.published.all():
-                    yield from self._attempt()
+        runtime = RuntimeConfig(actors=self.machines.actors)
+        self.task = load.task or task_size(runtime, True, load.batches)
+        tasks = -(-load.batches // self.task)
+        blocks = load.blocks or block_count(tasks, runtime.actors, load.batches * load.rows)
+        yield self.env.timeout(costs.start + costs.hash_byte * load.bytes / READERS)
+        # The model is tried.
+        yield self.env.timeout(self._start_seconds(1) + self.engine.load)
+        yield self.env.timeout(gathering(costs, self.machines, load, blocks))
+        began = self.env.now
+        yield from self._drive(self._slices(blocks))
+        self.decoding_wall = self.env.now - began
         yield self.env.timeout(costs.finish + costs.finish_batch * load.batches)
 
-    def _attempt(self) -> Events:
-        costs, load = self.costs, self.load
-        self.attempts += 1
-        waiting = np.flatnonzero(~self.published)
-        runtime = RuntimeConfig(actors=self.machines.actors)
-        self.task = load.task or task_size(runtime, True, len(waiting))
-        tasks = -(-len(waiting) // self.task)
-        number = block_count(tasks, self.machines.actors, len(waiting) * load.rows)
-        if load.blocks is not None:
-            number = min(tasks, load.blocks)
-        yield self.env.timeout(
-            costs.resume_batch * (load.batches - len(waiting))
-            + gathering(costs, self.machines, load, number)
-        )
-        # A block has the batches that a hash brings there.
+    def _slices(self, blocks: int) -> list[list[int]]:
+        """Cut the blocks, each of which has the batches that a hash brings there, in slices."""
+        waiting = np.arange(self.load.batches)
         self.rng.shuffle(waiting)
-        places = np.sort(self.rng.integers(number, size=len(waiting)))
-        cut = np.split(waiting, np.searchsorted(places, range(1, number)))
-        blocks = [part for block in cut for part in np.array_split(block, load.slices)]
-        began = self.env.now
-        yield from self._drive([block.tolist() for block in blocks])
-        self.decoding_wall += self.env.now - began
+        places = np.sort(self.rng.integers(blocks, size=len(waiting)))
+        cut = np.split(waiting, np.searchsorted(places, range(1, blocks)))
+        slices = max(1, round(self.load.batches / (blocks * self.task)))
+        return [part.tolist() for block in cut for part in np.array_split(block, slices)]
 
     def _start_seconds(self, starting: int) -> float:
         """Return the seconds in which a process starts while so many do."""
@@ -143,36 +133,31 @@ class Simulation:
 
     # The driver
 
-    def _drive(self, blocks: list[list[int]]) -> Events:
-        self.ready.clear()
-        places = [Place() for _ in range(min(self.machines.actors, len(blocks)))]
-        idle: list[Place] = []
+    def _drive(self, slices: list[list[int]]) -> Events:
+        places = [Place() for _ in range(min(self.machines.actors, len(slices)))]
+        ready: list[Place] = []
         self.starting = len(places)
         for place in places:
             place.process = self.env.process(self._actor(place, 0.0))
-        if self.machines.killed is not None and self.attempts == 1:
+        if self.machines.killed is not None:
             self.env.process(self._kill_one(places, self.machines.killed))
         finished: list[int] = []
         last = self.env.now
-        while blocks or any(place.is_busy for place in places):
-            self._hand_out(places, idle, blocks)
-            if not self.ready:
+        while slices or any(place.left for place in places):
+            self._hand_out(places, ready, slices)
+            if not self.answers:
                 self.woken = self.env.event()
                 yield self.woken | self.env.timeout(TICK)
-            if self.ready:
-                place, what, batches = self.ready.popleft()
+            if self.answers:
+                place, what, batches = self.answers.popleft()
                 yield from self._driven(self.costs.answer + self.costs.answer_place * len(places))
                 finished += batches
-                if what == "end" and not place.is_ended:
-                    place.is_busy = False
-                    idle.append(place)
-                elif what == "ask" and not place.is_ended:
-                    self._hand(place, blocks.pop() if blocks else [])
+                place.left.difference_update(batches)
+                if what == "ready" and not place.is_ended:
+                    place.is_ready = True
+                    ready.append(place)
                 elif what == "lost" and not place.is_ended:
-                    if self.load.requeued and place.left:
-                        blocks.append(sorted(place.left))
-                    place.left.clear()
-                    self._replace(place, places, bool(blocks))
+                    self._replace(place, places, slices)
             is_late = self.env.now - last >= SECONDS_PER_PART
             if finished and (is_late or len(finished) >= BATCHES_PER_PART):
                 part, finished, last = finished, [], self.env.now
@@ -182,26 +167,31 @@ class Simulation:
         for place in places:
             self._end(place)
 
-    def _hand_out(self, places: list[Place], idle: list[Place], blocks: list[list[int]]) -> None:
-        """Give blocks to idle actors; where there are no more, end the actors without one."""
-        while blocks and idle:
-            self._hand(idle.pop(), blocks.pop())
-        if not blocks:
-            idle.clear()
-            for place in [place for place in places if not place.is_busy]:
+    def _hand_out(self, places: list[Place], ready: list[Place], slices: list[list[int]]) -> None:
+        """Give a slice to the actors that wait for one; where there are no more, tell them so, and
+        end the actors that have nothing under way."""
+        while ready:
+            place = ready.pop()
+            if place.is_ready and (slices or place.left):
+                self._hand(place, slices.pop() if slices else [])
+        if not slices:
+            for place in [place for place in places if not place.left]:
                 places.remove(place)
                 self._end(place)
 
-    @staticmethod
-    def _hand(place: Place, block: list[int]) -> None:
+    def _hand(self, place: Place, batches: list[int]) -> None:
         assert place.handed is not None
-        place.is_busy = True
-        place.left.update(block)
-        place.handed.succeed(block)
+        place.is_ready, place.handed_at = False, self.env.now
+        place.left.update(batches)
+        place.handed.succeed(batches)
 
-    def _replace(self, place: Place, places: list[Place], goes_on: bool) -> None:
-        place.is_busy = False
-        if goes_on:
+    def _replace(self, place: Place, places: list[Place], slices: list[list[int]]) -> None:
+        """Put back what a lost actor left, and start another one where there is work."""
+        if place.left:
+            slices.append(sorted(place.left))
+        place.left.clear()
+        place.is_ready = False
+        if slices:
             self.starting += 1
             place.process = self.env.process(self._actor(place, self.machines.replace))
         else:
@@ -226,7 +216,7 @@ class Simulation:
         self.published[batches] = True
 
     def _tell(self, place: Place, what: str, batches: list[int]) -> None:
-        self.ready.append((place, what, batches))
+        self.answers.append((place, what, batches))
         if not self.woken.triggered:
             self.woken.succeed()
 
@@ -261,7 +251,8 @@ class Simulation:
     # Actors
 
     def _actor(self, place: Place, delay: float) -> Events:
-        """Start, after `delay` until there is a machine, and decode one block after the other."""
+        """Start, after `delay` until there is a machine, and decode until the engine runs empty,
+        again and again."""
         slow = self.rng.random() < self.machines.slow
         factor = self.machines.slow_factor if slow else 1.0
         under_way: set[int] = set()
@@ -272,14 +263,13 @@ class Simulation:
             yield from self._spend("starting", self.engine.load)
             if self.machines.losses:
                 self.env.process(self._lose(self.env.active_process))
+            done: list[int] = []
             while True:
-                place.handed = self.env.event()
-                ended = self.env.now
-                self._tell(place, "end", [])
-                block = yield place.handed
-                self.spent["handing over"] += self.env.now - ended
+                self._ask(place, done, under_way)
+                assert place.handed is not None
+                batches = yield from self._await(place.handed)
                 yield from self._spend("handing over", self.costs.block)
-                yield from self._decode(place, block, factor, under_way)
+                done = yield from self._decode(place, batches, factor, under_way)
         except simpy.Interrupt as interrupt:
             if interrupt.cause == "ended":
                 return
@@ -301,7 +291,7 @@ class Simulation:
         while not self.published.any():
             yield self.env.timeout(TICK / 10)
         yield self.env.timeout(after)
-        busy = next((place for place in places if place.is_busy), None)
+        busy = next((place for place in places if place.left), None)
         if busy is not None and busy.process is not None and busy.process.is_alive:
             busy.process.interrupt("lost")
 
@@ -312,10 +302,30 @@ class Simulation:
         finally:
             self.spent[what] += self.env.now - began
 
-    def _decode(self, place: Place, block: list[int], factor: float, under_way: set[int]) -> Events:
-        """Decode a block as `LockstepRun` does: the next batch is taken when there is room, one
-        waits for it, and the engine waits while its task begins in the ledger."""
-        engine, tasks, ahead = self.engine, self._tasks(block), self.load.ahead
+    def _await(self, handed: simpy.Event) -> Generator[simpy.Event, Any, list[int]]:
+        began = self.env.now
+        try:
+            batches: list[int] = yield handed
+            return batches
+        finally:
+            self.spent["handing over"] += self.env.now - began
+
+    def _ask(self, place: Place, done: list[int], under_way: set[int]) -> None:
+        """Answer with what is done, and ask for a slice."""
+        place.handed = self.env.event()
+        self._tell(place, "ready", done)
+        under_way.difference_update(done)
+
+    def _decode(
+        self, place: Place, batches: list[int], factor: float, under_way: set[int]
+    ) -> Generator[simpy.Event, Any, list[int]]:
+        """Decode slice after slice as `LockstepRun` does: the next batch is taken when there is
+        room, one waits for it, and the engine waits while its task begins in the ledger. The next
+        slice is asked for when the last task of one is taken, and waited for when that has no batch
+        left. Returns what is done and not answered when the engine runs empty."""
+        engine = self.engine
+        tasks = self._tasks(batches)
+        goes_on = True
         running: list[tuple[int, int]] = []
         taken: deque[int] = deque()
         done: list[int] = []
@@ -323,20 +333,23 @@ class Simulation:
         seconds = 0.0
         while True:
             while True:
-                if not taken and (task := next(tasks, [])):
+                if not taken and (tasks or goes_on):
                     yield from self._spend("decoding", seconds * factor)
                     seconds = 0.0
+                if not taken and not tasks and goes_on:
+                    assert place.handed is not None
+                    batches = yield from self._await(place.handed)
+                    tasks, goes_on = self._tasks(batches), bool(batches)
+                    late = place.handed_at + self.costs.block - self.env.now
+                    yield from self._spend("handing over", max(0.0, late))
+                if not taken and tasks:
+                    task = tasks.popleft()
+                    if not tasks:
+                        self._ask(place, done, under_way)
+                        done = []
                     yield from self._begin(len(task))
                     under_way.update(task)
                     taken.extend(task)
-                elif not taken and ahead:
-                    yield from self._spend("decoding", seconds * factor)
-                    seconds = 0.0
-                    place.handed = self.env.event()
-                    self._tell(place, "ask", [])
-                    block = yield place.handed
-                    tasks, ahead = self._tasks(block), bool(block)
-                    continue
                 if not taken or (running and rows + self.rows[taken[0]] > engine.room):
                     break
                 batch = taken.popleft()
@@ -344,22 +357,24 @@ class Simulation:
                 rows += self.rows[batch]
                 seconds += (engine.prompt_row + self.costs.row) * self.rows[batch]
             if not running:
-                break
+                yield from self._spend("decoding", seconds * factor)
+                return done
             then, batch = heapq.heappop(running)
             seconds += (then - now) * (engine.step + engine.step_row * rows)
             now, rows = then, rows - self.rows[batch]
             done.append(batch)
-            if len(done) >= self.task or not (running or taken):
+            if len(done) >= self.task:
                 yield from self._spend("decoding", seconds * factor)
                 seconds = 0.0
                 self._tell(place, "answer", done)
                 under_way.difference_update(done)
-                place.left.difference_update(done)
                 done = []
 
-    def _tasks(self, block: list[int]) -> Iterator[list[int]]:
-        number = max(1, round(len(block) / self.task))
-        return (task.tolist() for task in np.array_split(block, number))
+    def _tasks(self, batches: list[int]) -> deque[list[int]]:
+        number = round(len(batches) / self.task) or min(1, len(batches))
+        return (
+            deque(task.tolist() for task in np.array_split(batches, number)) if number else deque()
+        )
 
     def _begin(self, batches: int) -> Events:
         began = self.env.now

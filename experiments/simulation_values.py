@@ -12,21 +12,19 @@ class Costs:
     """`Costs` are measured on one machine (`simulation_costs.py`), all in seconds.
 
     `start` is a command before it gathers, `hash_byte` the hashing of a byte of the data on one
-    core, `resume_batch` the reading of a batch that is published, where an attempt goes on.
-    Gathering takes `gather`, and of the cores `gather_worker` for each process that gathers,
+    core. Gathering takes `gather`, and of the cores `gather_worker` for each process that gathers,
     `gather_row` for a row and `gather_block` for a block, and of the driver `gather_pair` for a
     block that is read and one that is gathered. An actor's process takes `actor_wait` and
     `actor_cpu` of a core to start. A transaction of the ledger takes `ledger_commit`, `ledger_call`
     for each call in it and `ledger_batch` for each batch; `ray_call` is the way to the accountant
     and back. The driver takes `answer` for an answer, and `answer_place` for each actor that it
-    waits for meanwhile; for a part `part`, and `part_batch` for each batch. An actor takes `block`
-    until it has a new block and `row` for each of its rows. At the end the driver takes `finish`,
-    and `finish_batch` for each batch.
+    waits for meanwhile; for a part `part`, and `part_batch` for each batch. A slice of a block is
+    there `block` after it was handed out, and takes the actor `row` for each of its rows. At the
+    end the driver takes `finish`, and `finish_batch` for each batch.
     """
 
     start: float
     hash_byte: float
-    resume_batch: float
     gather: float
     gather_worker: float
     gather_row: float
@@ -92,10 +90,7 @@ class Machines:
 @dataclass(frozen=True)
 class Load:
     """A `Load` is `batches` of about `rows` records, in files of so many `bytes` that are read in
-    `pieces`. Blocks and tasks are as in dpray, unless `blocks` or `task` say otherwise. A gathered
-    block is handed out in `slices` (1 in dpray). Two more are not in dpray: if `ahead`, an actor
-    gets its next block when the last task of the one before has begun; if `requeued`, another actor
-    gets what a lost one leaves, in the same attempt."""
+    `pieces`. Blocks and tasks are as in dpray, unless `blocks` or `task` say otherwise."""
 
     batches: int
     rows: int
@@ -103,13 +98,10 @@ class Load:
     bytes: float
     blocks: int | None = None
     task: int | None = None
-    slices: int = 1
-    ahead: bool = False
-    requeued: bool = False
 
 
 SPENT = ("decoding", "ledger", "handing over", "starting", "lost")
-"""An actor spends its time with these; otherwise it has no block, and none is left."""
+"""An actor spends its time with these; otherwise it has no slice, and none is left."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +121,6 @@ class Found:
     calls: int
     repeated: int
     lost_actors: int
-    attempts: int
-    commands: int
 
     @property
     def efficiency(self) -> float:
@@ -146,6 +136,6 @@ class Found:
 
     @property
     def tail(self) -> float:
-        """Return the share in which actors had no block, and there was none left."""
+        """Return the share in which actors had no slice, and there was none left."""
         decoding = self.actors * self.decoding_wall - sum(self.spent.values())
         return decoding / (self.actors * self.wall)

@@ -105,7 +105,8 @@ def workers(folder: Path, fault: str = "", moment: str = "in it") -> Callable[[]
 
             def work(self, tasks: Any) -> Any:
                 self.starts += 1
-                coming, under_way = chain.from_iterable(self.begun(task) for task in tasks), []
+                coming = chain.from_iterable(self.begun(task) for task in tasks)
+                under_way: list[Any] = []
                 while True:
                     under_way += islice(coming, 2 - len(under_way))
                     if not under_way:

@@ -45,7 +45,8 @@ class SideBySide:
         return text
 
     def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
-        coming, under_way, number = iter(groups), [], 0
+        under_way: list[LockstepGroup] = []
+        coming, number = iter(groups), 0
         of_batches = not isinstance(groups, list)  # which is the probe of the engine's rounding
         while True:
             under_way += islice(coming, 3 - len(under_way))
