@@ -130,15 +130,21 @@ def small_disk_at(folder: Path, size: str) -> Iterator[bool]:
 
 @contextmanager
 def ray_cluster(
-    temp_dir: Path, cpus: int = 2, gpus: int = 0, jobs: bool = False, **variables: str
+    temp_dir: Path,
+    cpus: int = 2,
+    gpus: int = 0,
+    jobs: bool = False,
+    machines: Callable[[str], dict[str, Any]] | None = None,
+    **variables: str,
 ) -> Iterator[Cluster]:
     """Start a cluster of one node with so many CPUs and GPUs as Ray is told of; it starts a process
-    for each CPU that has work. `jobs` says whether it has the dashboard, which takes jobs. Its
-    environment holds `variables` too."""
+    for each CPU that has work. `jobs` says whether it has the dashboard, which takes jobs, and
+    `machines` makes the autoscaler's configuration of the cluster's address. Its environment holds
+    `variables` too."""
     port, dashboard, client, metrics = free_ports(4)
     # A fixed port otherwise: of another cluster's dashboard, if that came first.
     variables = {"DASHBOARD_METRIC_PORT": str(metrics)} | variables
-    options = {
+    options: dict[str, Any] = {
         "port": port,
         "include-dashboard": jobs,
         "dashboard-port": dashboard,
@@ -147,8 +153,12 @@ def ray_cluster(
         "num-gpus": gpus,
         "temp-dir": temp_dir,
     }
+    address = f"127.0.0.1:{port}"
+    if machines is not None:
+        options["autoscaling-config"] = temp_dir / "machines.json"
+        options["autoscaling-config"].write_text(json.dumps(machines(address)))
     with ray_node(temp_dir / "ray-start.out", options, "--head", **variables) as head:
-        yield Cluster(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", temp_dir, head)
+        yield Cluster(address, f"http://127.0.0.1:{dashboard}", temp_dir, head)
 
 
 @contextmanager
@@ -172,9 +182,11 @@ def ray_node(
         "object-store-memory": 150_000_000,
         "node-ip-address": "127.0.0.1",
     } | options
-    # Without what copies the workers' output to drivers, which dpray's do not take, and without the
-    # autoscaler.
-    flags = ("--block", "--include-log-monitor=false", "--no-monitor", *flags)
+    # Without what copies the workers' output to drivers, which dpray's do not take, and without an
+    # autoscaler that nobody asked for.
+    flags = ("--block", "--include-log-monitor=false", *flags)
+    if "autoscaling-config" not in options:
+        flags = ("--no-monitor", *flags)
     command = [str(Path(sys.executable).parent / "ray"), "start", *flags]
     with open(out, "wb") as file:
         node = subprocess.Popen(
