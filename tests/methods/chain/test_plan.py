@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
-from dpray.accounting.events import DiscreteLaplace
 from dpray.auditing.audit import audit
 from dpray.comparison import compare
 from dpray.config.config import Config, parse_config
@@ -193,10 +192,3 @@ def test_what_is_for_one_method_refuses_a_chain(config: Make) -> None:
     for ask in (lambda run: compare(run), lambda run: bench(run, "nowhere.jsonl")):
         with pytest.raises(InputError, match=r"^methods: .*; give `method`"):
             ask(config(*KPS_AUG))
-
-
-def test_the_histogram_of_terms_is_not_that_of_labels(config: Make) -> None:
-    """The terms of the plan's event are those of both methods and nothing else."""
-    plan = chain(config(*KPS_AUG))
-    kinds = {type(event) for event in plan.dp_event.terms()}
-    assert DiscreteLaplace in kinds and len(kinds) == 2
