@@ -22,6 +22,7 @@ import dp_sgd_table
 import facts_table
 import four_methods
 import kps_table
+import peers_table
 import planner_table
 import reproduction
 import secret_batches
@@ -41,7 +42,7 @@ On two cores, without a GPU: with SmolLM2-135M-Instruct where a heading says so,
 of 12.5 M parameters. Both are small and far from sharp: compare the rows, do not admire them.
 Written by `python experiments/make.py NAME...`, which runs `dpray run experiments/NAME.yaml`; the
 runs of DP-KPS, of DP-SGD and of the four methods beside each other by
-`experiments/{kps_table,dp_sgd_table,reproduction,four_methods,attack_table}.py`.
+`experiments/{kps_table,dp_sgd_table,reproduction,four_methods,attack_table,peers_table}.py`.
 """
 
 
@@ -169,6 +170,7 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
         f"SmolLM2-135M, {SAMPLES} texts a method: {name}": partial(four_methods.samples, name)
         for name in four_methods.SETS
     },
+    "Peers: ": peers_table.table,
     **{
         f"The four methods: {name}": partial(reproduction.table, name, embedded, embed)
         for name in ("agnews", "yelp")

@@ -1,0 +1,39 @@
+"""What the peers' rows say of epsilon is what their own code says, and dpray's accountant."""
+
+import peers_table
+import pytest
+from peers_table import DELTA, EPSILON, FEW, LABELS, VOTE_NOISE, VOTES
+
+from dpray.accounting.accountant import cost
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.events import Gaussian
+
+
+@pytest.mark.parametrize(("batch", "clip"), [(16, 0.6083560332422212)])
+def test_the_clip_is_that_of_invisibleink(batch: int, clip: float) -> None:
+    """`get_clip` of invink 0.1.0 gave this number."""
+    assert peers_table.invisibleink_clip(batch) == pytest.approx(clip, rel=1e-6)
+
+
+def test_a_list_that_is_cut_into_batches_costs_more_than_is_accounted_for() -> None:
+    own, ours = peers_table.invisibleink_epsilons(16)
+    accounted, as_run = map(float, ours.split(" / "))
+    assert accounted < float(own) == EPSILON < as_run
+
+
+def test_the_votes_have_the_least_noise_that_is_worth_epsilon() -> None:
+    def epsilon(noise: float) -> float:
+        return cost(SelfComposed(Gaussian(noise), VOTES), DELTA).epsilon
+
+    assert epsilon(VOTE_NOISE) <= EPSILON < epsilon(VOTE_NOISE - 0.01)
+
+
+def test_every_label_has_as_many_texts() -> None:
+    assert FEW % LABELS == 0
+
+
+def test_a_line_has_the_table_s_columns() -> None:
+    figures = {"texts": 24, "accuracy": 0.5, "distance": 1.0, "cpu_minutes": None}
+    assert peers_table.line("peer", ("1.00", "0.91"), figures) == (
+        "| peer | 1.00 | 0.91 | 24 | 0.500 | 1.000 |  |  |  |"
+    )
