@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +72,15 @@ def test_the_released_model_loads_with_plain_libraries_and_is_the_tuned_one(
 
     trained: list[dict[str, torch.Tensor]] = []
     checkpointed: list[bool] = []
-    weights = ReferenceTrainer.weights
+    tensors = ReferenceTrainer.tensors
 
-    def noted(trainer: ReferenceTrainer) -> dict[str, torch.Tensor]:
-        trained.append(weights(trainer))
+    def noted(trainer: ReferenceTrainer) -> Iterator[tuple[str, torch.Tensor]]:
+        weights = trainer._loss.trainable_parameters()
+        trained.append({name: weight.detach().clone() for name, weight in weights.items()})
         checkpointed.append(trainer._loss.checkpointing)
-        return trained[-1]
+        return tensors(trainer)
 
-    monkeypatch.setattr(ReferenceTrainer, "weights", noted)
+    monkeypatch.setattr(ReferenceTrainer, "tensors", noted)
     changes = {"method__tuning": tuning, "method__gradient_checkpointing": tuning == "full"}
     run = config(**changes, method__records=1, method__epochs=0.4)
     report = methods.run(run)
