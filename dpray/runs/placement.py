@@ -97,10 +97,11 @@ def _needed(config: Config, gpus: float) -> list[tuple[int, float]]:
 
 def hide_other_gpus() -> None:
     """Hide the node's GPUs from an actor that asked for none. Call it in the actor's constructor,
-    before anything in the process looks at them."""
+    before anything in the process looks at them. Where Ray does not run, there is no actor."""
     import ray
 
-    if not ray.get_gpu_ids():
+    # The question would start a Ray of its own.
+    if ray.is_initialized() and not ray.get_gpu_ids():
         os.environ.update(HIDDEN)
 
 

@@ -247,6 +247,8 @@ class TestOnRay:
         owner: Any = ray.remote(num_cpus=0)(Owner).remote()
         [lost] = ray.get(owner.put.remote())
         ray.kill(owner)
+        with pytest.raises(RayActorError):  # a call is refused once the actor is dead
+            ray.get(owner.put.remote())
         whole = [ray.put(pa.table({"batch": [f"{n}", f"{n + 1}"]})) for n in range(0, 8, 2)]
         one = config.model_copy(update={"runtime": config.runtime.model_copy(update={"actors": 1})})
         found, error = work(one, tmp_path, blocks=[*whole[:2], lost, *whole[2:]], slices=2)
