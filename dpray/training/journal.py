@@ -37,7 +37,7 @@ MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
 class TrainingState:
     """Is what an interrupted training resumes from, whatever the number of ranks: after `steps`
     steps, the weights by their names in `PerExampleLoss.trainable_parameters`, on the CPU, and each
-    of the optimizer's moments by the same names. Those of a file are mapped from it."""
+    of the optimizer's moments by the same names. What `load` returns is mapped from its file."""
 
     steps: int
     weights: Mapping[str, torch.Tensor] = field(repr=False)

@@ -65,7 +65,7 @@ def save_model(
     belong to `base_name`.
 
     `weights` are the trained ones by their names in `PerExampleLoss.trainable_parameters`. Those
-    that are mapped from a file are never all in memory, and nor are the base model's: adapters are
+    that are mapped from a file are never all in memory, nor are the base model's: adapters are
     merged weight by weight, through a file.
     """
     model = with_adapters(_load(base, "auto"), settings)
