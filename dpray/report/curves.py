@@ -55,6 +55,11 @@ class Point:
     state: Literal["enough", "below", "none"] = "enough"
 
 
+def row(name: str, epsilon: float) -> str:
+    """Return the id of a method's row in the table of an epsilon, which a point links to."""
+    return f"{name}-at-{epsilon:g}"
+
+
 def key_svg(place: int, is_hollow: bool = False) -> Markup:
     """Return the mark of the method at a place, to stand in a line of text."""
     _, colour, shape = LOOKS[place]

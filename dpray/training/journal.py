@@ -140,7 +140,8 @@ class Journal:
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, shapes, tensors, {"steps": str(t + 1)})
         self.ledger.publish_many(self.key, self.attempt, [(unit, sha256_of(path))])
-        for other in path.parent.iterdir():
+        # NFS keeps a removed file that is mapped, under a name of its own that nobody may remove.
+        for other in path.parent.glob("steps-*"):
             if other != path:
                 other.unlink()
 

@@ -69,9 +69,9 @@ def save_model(
     merged weight by weight, through a file.
     """
     model = with_adapters(_load(base, "auto"), settings)
-    for name, parameter in model.named_parameters():
-        if name in weights:
-            parameter.data = weights[name].detach()
+    parameters = dict(model.named_parameters())
+    for name, weight in weights.items():  # a name that is not the model's is a KeyError
+        parameters[name].data = weight.detach()
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(base))
     with deepspeed_on_stderr():
         if settings.tuning == "lora":
