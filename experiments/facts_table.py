@@ -139,12 +139,13 @@ def table() -> list[str]:
         "Public are the schema with lists of possible answers, the number of companies, and the "
         "syllables of names: the vocabulary of DP-KPS lists every name that these can make. With "
         "the attributes as labels a release holds names and answers, but not which belong "
-        "together. Chained methods spend half of epsilon on DP-KPS to find the names, label every "
-        "private record by company and attribute, and spend the other half, which adds to the "
-        "first, on a run with these labels. Rare words: DP-KPS counts only words that at most "
-        f"{RARE:.0%} of public records hold, and two of a record, so that its noise is smaller. At "
-        f"eps {', '.join(found)} of both halves the first run found {', '.join(found.values())} of "
-        f"{ENTITIES} names; with rare words {', '.join(found_rare.values())}.",
+        'together. Where a row says "then", a run of DP-KPS spends half of epsilon to find the '
+        "names, every private record is labelled by company and attribute, and a second run with "
+        "these labels spends the other half, which adds to the first. Rare words: DP-KPS counts "
+        f"only words that at most {RARE:.0%} of public records hold, and two of a record, so that "
+        f"its noise is smaller. At eps {', '.join(found)} of both halves the first run found "
+        f"{', '.join(found.values())} of {ENTITIES} names; with rare words "
+        f"{', '.join(found_rare.values())}.",
         "",
         "| | " + " | ".join(f"eps {epsilon:g}" for epsilon in EPSILONS) + " |",
         "|---|" + "---|" * len(EPSILONS),

@@ -115,7 +115,7 @@ class Cell(NamedTuple):
 
     @property
     def section(self) -> str:
-        """Where the settings of the method that makes the texts are."""
+        """Return the section with the settings of the method that makes the texts."""
         return "methods.1" if self.method.startswith("chain_") else "method"
 
     @property
@@ -324,7 +324,7 @@ def measure(cell: Cell) -> None:
 
 
 def named(name: str) -> list[Cell]:
-    """The cells of DATA[/METHOD[@EPSILON]]."""
+    """Return the cells of DATA[/METHOD[@EPSILON]]."""
     path, _, epsilon = name.partition("@")
     data, _, method = path.partition("/")
     found = [cell for one in ([method] if method else METHODS) for cell in cells(data, one)]

@@ -56,23 +56,23 @@ One run a row, and 24 texts are few: differences of accuracy below a tenth may b
   third of the CPU time: vLLM decodes many texts at a time, the package one.
 - Where InvisibleInk wins: one call of a function, no ledger and no labels. As its batches are
   disjoint (in dpray, `batches: disjoint`), as many texts as there are batches cost no more than
-  one, where each text with a secret batch costs.
-- What its epsilon leaves out: the noise comes from a seed, 42 unless another is given, and whoever
-  knows it knows the noise; batches are slices of a list, which costs the second of its epsilons
-  where a text may be missing; the defaults for the number of texts and for their length read the
-  private texts.
+  one, while each text with a secret batch adds to the cost.
+- What InvisibleInk's epsilon leaves out: the noise comes from a seed, 42 unless another is given,
+  and whoever knows the seed knows the noise; batches are slices of a list, which costs the second
+  of its epsilons where a text may be missing; the defaults for the number of texts and for their
+  length read the private texts.
 - Where aug-pe wins: half the CPU time, no endpoint that has to be started, and no copies, as its
   prompts show no public texts.
 - Where dpray's Aug-PE wins: accuracy and distance. Its prompts are a chat's and show a public text,
   which alone (eps 0.001) comes near aug-pe's accuracy; the votes add more to it. aug-pe's prompts
-  are fixed and have neither, so that many of its texts are no news.
+  are fixed and have neither, so that many of its texts are not news.
 - What aug-pe's epsilon leaves out: noise from a seed (42), the exact share of each label, and the
   exact votes, which it writes beside the noisy ones. It also hands padding to the model as text,
   and takes the prompt for the text where an answer is empty.
-- Where Opacus wins: a step takes two thirds of the time, with as much memory. It is a mean of four
-  random batches, so a tenth of it may be chance. Likely reasons, not measured: dpray fills
-  micro-batches up to one fixed shape, so that no record moves another's gradient, which costs most
-  in batches as small as these, and stores every step.
+- Where Opacus wins: a step takes two thirds of the time, with as much memory. The time is a mean
+  over four random batches, so a tenth of it may be chance. Likely reasons, not measured: dpray
+  fills micro-batches up to one fixed shape, so that no record moves another's gradient, which costs
+  most in batches as small as these, and it stores every step.
 - Not run: InvisibleInk with the prompts and the 7 private texts that are its defaults, other
   epsilons, second runs, and a whole training with Opacus.
   dp-transformers does not run with transformers 5 (experiments/peers/README.md).
@@ -267,11 +267,12 @@ def table() -> list[str]:
         f"## Peers: {NAME}, SmolLM2-135M, epsilon {EPSILON:g}, delta {DELTA:g}",
         "",
         "`python experiments/peers_table.py FOLDER NAME...`; versions and how to install them in "
-        "experiments/peers/README.md. One run each, with OMP_NUM_THREADS=1; dpray's "
-        "Aug-PE is the tables' above. The distance is to as many test texts as the run has texts, "
-        f"{A_SIDE} at most. Eps, its own: by the code's own accounting. Eps here: by dpray's for "
-        "the mechanism that the code runs, had its noise been secret; of InvisibleInk for the "
-        "mechanism that it accounts for / that it runs. CPU: minutes of one core.",
+        "experiments/peers/README.md. One run each, with OMP_NUM_THREADS=1; dpray's Aug-PE is that "
+        "of the tables above. The distance is to as many test texts as the run has texts, "
+        f"{A_SIDE} at most. Eps, its own: by the code's own accounting. Eps here: by dpray's "
+        "accounting of the mechanism that the code runs, had its noise been secret; for "
+        "InvisibleInk of the mechanism that it accounts for / of the one that it runs. CPU: "
+        "minutes of one core.",
         "",
         "| code | eps, its own | eps here | texts | accuracy | distance | copies, public | private "
         "| CPU |",

@@ -37,7 +37,7 @@ def kept(method: str) -> Path:
 
 
 def dpray(command: str, method: str, *options: str) -> dict[str, Any]:
-    """The answer of `dpray COMMAND` to the method's configuration."""
+    """Return the answer of `dpray COMMAND` to the method's configuration."""
     file, changes = METHODS[method]
     out = RUNS / "planner" / method
     places = [f"output.path={out}", f"privacy.ledger=sqlite:///{out}.db"]
@@ -71,7 +71,7 @@ def measure(method: str) -> None:
 
 
 def table() -> list[str]:
-    """The section of the page; empty where nothing was measured."""
+    """Return the section of the page; empty where nothing was measured."""
     found = {name: json.loads(kept(name).read_text()) for name in METHODS if kept(name).exists()}
     if not found:
         return []

@@ -26,7 +26,7 @@ class DataSet(NamedTuple):
     epsilons: Sequence[float] = (4.0,)
     runs_of_each: int = 1
     control: str = "Kind"
-    """The label's name in the control codes of DP-SGD."""
+    """Return the label's name in the control codes of DP-SGD."""
 
     left_out: Sequence[str] = (
         "private_prediction_bare", "chain_kps_aug_pe", "chain_kps_private_prediction",
@@ -58,7 +58,7 @@ SETS = {
 
 @cache
 def part(data: str, name: str) -> Path:
-    """The file of a data set's `private`, `public` or `test` records."""
+    """Return the file of a data set's `private`, `public` or `test` records."""
     path = DATA / data / f"{name}.jsonl"
     return film_records(path, name) if SETS[data].is_json else path
 
@@ -80,7 +80,7 @@ def film_record(film: dict[str, Any]) -> str:
 
 @cache
 def labels(data: str) -> dict[str, float]:
-    """The share of each label among the public records; none where there are no labels."""
+    """Return the share of each label among the public records; none where there are no labels."""
     counts = Counter(row["label"] for row in rows(part(data, "public")))
     counts.pop(None, None)
     return {label: count / counts.total() for label, count in sorted(counts.items())}

@@ -105,7 +105,7 @@ class Ledger(LedgerView):
             return [] if known is None else [known]
 
         def work(transaction: Transaction) -> None:
-            transaction.write_ends()  # what follows reads them
+            transaction.write_ends()  # the queries below read what this writes
             connection = transaction.connection
             known = queries.stored_name(connection, name)
             above = None if parent is None else read_lineage(connection, parent)[0]
@@ -315,7 +315,8 @@ def _of_run(key: str) -> Callable[[Transaction], list[str]]:
 
 
 Outcomes = dict[tuple[str, str], dict[str, str]]
-"""Maps the kind and the unit of a batch's last entry to its payload."""
+"""`Outcomes` map the kind and the unit of the entries that end something, a batch (`publish`,
+`fail`) or the run (`commit`), to their payloads."""
 
 
 def _open_run(transaction: Transaction, key: str, units: Sequence[str]) -> tuple[Chain, Outcomes]:

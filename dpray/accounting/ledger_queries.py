@@ -98,7 +98,7 @@ def outcomes(
     connection: sa.Connection, key: str, units: list[str]
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """Return the payloads of the run's entries `publish` and `fail` for these units, and of its
-    `commit`, by kind and unit; that of the commit is ""."""
+    `commit`, by kind and unit; the unit of a commit is ""."""
     rows = connection.execute(_OUTCOMES, {"key": key, "units": [*units, ""]})
     return {(kind, unit): json.loads(payload) for kind, unit, payload in rows}
 

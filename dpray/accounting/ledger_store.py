@@ -110,11 +110,11 @@ class Store:
             yield connection
 
     def rest(self) -> None:
-        """Leave the database alone until the next write: once nobody waits to write.
+        """Give up the connection that `begin` holds between writes; call it once no write waits.
 
         When SQLite's last connection is closed, the write-ahead log is copied into the database,
-        which takes longer than a commit. A connection that does nothing puts that off while writes
-        follow each other; after them the file is the whole ledger, as it is after a single one."""
+        which takes longer than a commit. An idle connection puts that off while writes follow each
+        other; after them the file is the whole ledger, as it is after a single write."""
         if self._held is not None:
             held, self._held = self._held, None
             held.close()

@@ -54,7 +54,7 @@ class Transaction:
     last has to be among them: a ledger that was put back to an earlier state is refused, however
     whole it is in itself. Operations add their entries when nothing can refuse them any more, so
     that one that is refused leaves no trace in a transaction that it shares. The entries of all
-    operations are written together, at the end; those that come later see them before.
+    operations are written together, at the end; the later operations see them before that.
     """
 
     def __init__(self, connection: sa.Connection, seen: Seen) -> None:
@@ -133,13 +133,13 @@ class Transaction:
         return dataset
 
     def find(self, kind: str, key: str) -> Entry | None:
-        """Return as `ledger_queries.find`."""
+        """Return what `ledger_queries.find` does, with the entries that are not written yet."""
         added = self._added.get((kind, key, "", ""))
         return queries.find(self.connection, kind, key) if added is None else added
 
     def ask(self, keys: Iterable[str]) -> None:
-        """Note that `reserved` will be asked for these keys, before the data sets are locked: the
-        first time it looks for those of all operations at once."""
+        """Note, before the data sets are locked, that `reserved` will be asked for these keys: its
+        first call looks up those of all operations at once."""
         self._asked.update(keys)
 
     def reserved(self, key: str) -> Entry | None:
@@ -163,14 +163,14 @@ class Transaction:
         return found
 
     def begun(self, key: str, units: Sequence[str], attempt: str) -> set[str]:
-        """Return as `ledger_queries.begun`."""
+        """Return what `ledger_queries.begun` does, with the entries that are not written yet."""
         found = {unit for unit in units if ("begin", key, unit, attempt) in self._added}
         for chunk in batched(units, CHUNK):
             found |= queries.begun(self.connection, key, chunk, attempt)
         return found
 
     def outcomes(self, key: str, units: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
-        """Return as `ledger_queries.outcomes`."""
+        """Return what `ledger_queries.outcomes` does, with the entries that are not written yet."""
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for chunk in batched(units, CHUNK):
             found |= queries.outcomes(self.connection, key, chunk)

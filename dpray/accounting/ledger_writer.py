@@ -63,13 +63,15 @@ class Writer:
             try:
                 self._write_all(calls)
             finally:
-                if not self._waiting:
-                    self._store.rest()
-                with self._changed:
-                    for each in calls:
-                        each.is_done = True
-                    self._is_writing = False
-                    self._changed.notify_all()
+                try:
+                    if not self._waiting:
+                        self._store.rest()
+                finally:
+                    with self._changed:
+                        for each in calls:
+                            each.is_done = True
+                        self._is_writing = False
+                        self._changed.notify_all()
         if call.error is not None:
             raise call.error
         answer: T = call.answer

@@ -41,8 +41,8 @@ class NullLedger(Ledger):
 
 
 class StageLedger(Ledger):
-    """A `StageLedger` is a ledger as one method of a chained run sees it: its units have names that
-    begin with `prefix` in the ledger, and without it here; there are no others."""
+    """A `StageLedger` is a ledger as one method of a chained run sees it: it shows the units whose
+    names begin with `prefix` in the ledger, without the prefix, and no others."""
 
     def __init__(self, ledger: Ledger, prefix: str) -> None:
         self._ledger, self._prefix = ledger, prefix

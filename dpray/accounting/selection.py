@@ -1,5 +1,5 @@
-"""Private selection: one of several outputs is released, and only their best (Liu and Talwar 2019;
-Papernot and Steinke 2022)."""
+"""Private selection releases the best of several outputs and nothing of the others (Liu and Talwar
+2019; Papernot and Steinke 2022)."""
 
 from __future__ import annotations
 

@@ -183,7 +183,9 @@ class RuntimeConfig(Section):
         "which are short, but some for every actor",
     )
     max_attempts: Count = Field(
-        3, description="attempts in one command after losses; also actors that a batch is lost with"
+        3,
+        description="attempts in one command after losses; a batch that was lost with so many "
+        "actors is left to the next command",
     )
 
     @property

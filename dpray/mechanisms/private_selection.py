@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TruncatedNegativeBinomial:
-    """Is the law of the number of runs K (Papernot and Steinke 2022, Definition 1).
+    """A `TruncatedNegativeBinomial` is the law of the number of runs K (Papernot and Steinke 2022,
+    Definition 1).
 
     With eta = `shape` >= 0 and `gamma` in (0, 1), P(K = k) is proportional to `(1 - gamma)^k` times
     the product of `(l + eta) / (l + 1)` over l from 1 to k-1, for k = 1, 2, ...; for eta 0 that is

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import UndefinedError
 
 from dpray.io.files import read_json
-from dpray.report.curves import Point, curves_svg, key_svg
+from dpray.report.curves import Point, curves_svg, key_svg, row
 from dpray.report.figures import duration, number
 from dpray.report.page import templates
 from dpray.types import InputError
@@ -83,11 +83,6 @@ def render_comparison(explored: Mapping[str, Any], rehearsal: Mapping[str, Any] 
         )  # fmt: skip
     except (UndefinedError, KeyError, TypeError) as error:
         raise InputError(f"--rehearsal: written by another version of dpray ({error})") from None
-
-
-def row(name: str, epsilon: float) -> str:
-    """Return the id of a method's row in the table of an epsilon."""
-    return f"{name}-at-{epsilon:g}"
 
 
 def state(method: Mapping[str, Any]) -> Any:

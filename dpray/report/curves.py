@@ -1,5 +1,5 @@
-"""Curves over epsilon, one a method, in colours and marks that all pictures of a page share. A
-pointer that rests on a point shows what is there, and a click leads to its row in a table."""
+"""`curves_svg` draws curves over epsilon, one per method, in colours and marks that all pictures of
+a page share. A pointer that rests on a point shows what is there, and a click leads to its row."""
 
 from __future__ import annotations
 
@@ -53,6 +53,11 @@ class Point:
     row: str
     deviation: float = 0.0
     state: Literal["enough", "below", "none"] = "enough"
+
+
+def row(name: str, epsilon: float) -> str:
+    """Return the id of a method's row in the table of an epsilon, which a point links to."""
+    return f"{name}-at-{epsilon:g}"
 
 
 def key_svg(place: int, is_hollow: bool = False) -> Markup:
@@ -134,8 +139,8 @@ def _mark(axes: Any, point: Point, epsilon: float, place: int, name: str) -> Non
 
 
 def _told(svg: Markup, told: Mapping[str, Point]) -> Markup:
-    """Have a pointer show what a point stands for. The links are for pointers alone: a reader that
-    goes by the keyboard has the table."""
+    """Have a pointer show what a point stands for. The links are for pointers alone: who reads by
+    the keyboard has the table."""
     plain = str(svg).replace(' target="_blank"', ' tabindex="-1"')
     for name, point in told.items():
         group = f'<g id="{name}"'

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.io.files import write_durably
-from dpray.report.curves import Point, curves_svg, key_svg
+from dpray.report.curves import Point, curves_svg, key_svg, row
 from dpray.report.figures import duration, plus_minus
 from dpray.report.page import templates
 
@@ -32,11 +32,6 @@ def render_rehearsal(summary: Mapping[str, Any]) -> str:
     return page.render(
         **summary, names=names, picture=picture, key=key_svg, row=row, duration=duration
     )
-
-
-def row(name: str, epsilon: float) -> str:
-    """Return the id of a method's row in the table."""
-    return f"{name}-at-{epsilon:g}"
 
 
 def _curve(summary: Mapping[str, Any], name: str) -> Iterator[Point]:

@@ -128,7 +128,7 @@ class _Probe:
         hide_other_gpus()
 
     def begin(self) -> None:
-        """Do nothing, as soon as the actor has its place."""
+        """Return as soon as the actor has a machine."""
 
     def load(self, load: Callable[[], Any]) -> WorkerError | None:
         loaded = try_to_load(load)

@@ -55,7 +55,8 @@ BATCHES_KEY = "batches.key"
 it once the run is finished."""
 
 TUNING_KEY = "tuning.key"
-"""The same for the coins of a private selection, which say how often it runs."""
+"""The file in `private` with the secret key of a private selection's coins, which say how often it
+runs; like `BATCHES_KEY` it is nowhere else."""
 
 SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL, TOKENS)
 """The folders in `private` that a training fills and a finished run has no use for."""

@@ -157,7 +157,7 @@ class _Slice:
 
 
 class _Slices:
-    """`_Slices` are those of all blocks that no actor has."""
+    """`_Slices` are the slices of all blocks that no actor has."""
 
     def __init__(self, blocks: list[Any], count: int) -> None:
         self._whole, self._count = blocks, count
@@ -169,8 +169,9 @@ class _Slices:
         return bool(self._back or self._whole or self._begun)
 
     def take(self, near: Any) -> _Slice:
-        """Return a slice: what a lost actor left, or else of the block `near`, which the actor's
-        machine holds, of one that nobody has begun, or of the one that has most slices."""
+        """Return what a lost actor left, or else a slice of the first of these that there is: the
+        block `near`, which the actor's machine holds, one that nobody has begun, the one with most
+        slices left."""
         if self._back:
             return self._back.pop()
         if near not in self._begun:
@@ -254,7 +255,7 @@ class _Place:
         return answer.outcomes
 
     def _name_groups(self) -> None:
-        """Take in which groups the last slice has; forget the slice where its block was lost."""
+        """Note which groups the last slice has, or forget the slice where its block was lost."""
         names, self._names = self._names, None
         try:
             self.slices[-1].left = set(ray.get(names))

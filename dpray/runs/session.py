@@ -108,8 +108,8 @@ class Session(Generic[P]):
 
     def secret_key(self, name: str, lost: str) -> SecretKey:
         """Return the key of the run's secret coins, which is kept in the file `name` in `private`:
-        the same in every attempt. Raises InputError where a run that has begun does not have it any
-        more, which says what is `lost` with it, or has something else in its place."""
+        the same in every attempt. Raises InputError where a run that has begun misses the file (the
+        error says what is `lost` with it) or has something else in its place."""
         path = self.folder.private / name
         if not path.exists():
             if any(unit != "labels" for unit, _ in self.ledger.started(self.key())):

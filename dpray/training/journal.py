@@ -37,7 +37,7 @@ MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
 class TrainingState:
     """Is what an interrupted training resumes from, whatever the number of ranks: after `steps`
     steps, the weights by their names in `PerExampleLoss.trainable_parameters`, on the CPU, and each
-    of the optimizer's moments by the same names. Those of a file are mapped from it."""
+    of the optimizer's moments by the same names. What `load` returns is mapped from its file."""
 
     steps: int
     weights: Mapping[str, torch.Tensor] = field(repr=False)
@@ -140,7 +140,8 @@ class Journal:
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, shapes, tensors, {"steps": str(t + 1)})
         self.ledger.publish_many(self.key, self.attempt, [(unit, sha256_of(path))])
-        for other in path.parent.iterdir():
+        # NFS keeps a removed file that is mapped, under a name of its own that nobody may remove.
+        for other in path.parent.glob("steps-*"):
             if other != path:
                 other.unlink()
 

@@ -65,13 +65,13 @@ def save_model(
     belong to `base_name`.
 
     `weights` are the trained ones by their names in `PerExampleLoss.trainable_parameters`. Those
-    that are mapped from a file are never all in memory, and nor are the base model's: adapters are
+    that are mapped from a file are never all in memory, nor are the base model's: adapters are
     merged weight by weight, through a file.
     """
     model = with_adapters(_load(base, "auto"), settings)
-    for name, parameter in model.named_parameters():
-        if name in weights:
-            parameter.data = weights[name].detach()
+    parameters = dict(model.named_parameters())
+    for name, weight in weights.items():  # a name that is not the model's is a KeyError
+        parameters[name].data = weight.detach()
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(base))
     with deepspeed_on_stderr():
         if settings.tuning == "lora":

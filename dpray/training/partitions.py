@@ -24,7 +24,7 @@ def shape_of(parameter: Any) -> torch.Size:
 
 
 def gathered(parameter: torch.Tensor) -> AbstractContextManager[Any]:
-    """Hold the whole parameter on every rank meanwhile; all ranks enter it together."""
+    """Return a context in which every rank holds the whole parameter; all enter it together."""
     if not is_partitioned(parameter):
         return contextlib.nullcontext()
     import deepspeed
@@ -40,7 +40,7 @@ def own_part(parameter: Any, whole: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def put(parameter: Any, whole: torch.Tensor) -> None:
-    """Give the parameter this value; on a rank, the rank's part of it."""
+    """Set the parameter to `whole`; where it is in parts, set this rank's part."""
     with torch.no_grad():
         if is_partitioned(parameter):
             parameter.ds_tensor.copy_(own_part(parameter, whole, torch.distributed.get_rank()))

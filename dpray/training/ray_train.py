@@ -39,8 +39,8 @@ _NO_RETRIES = ray.train.FailureConfig(
 )
 
 MACHINES_COME = 3600
-"""Seconds in which a cluster brings the machines of all ranks. Ray Train gives up after a minute,
-in which no cloud starts one with a GPU."""
+"""A cluster has so many seconds to bring the machines of all ranks. Ray Train by itself gives up
+after a minute, in which no cloud starts a machine with a GPU."""
 
 
 def train_on_ray(

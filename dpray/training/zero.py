@@ -68,8 +68,8 @@ def zero_config(stage: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def loading(stage: int) -> Iterator[None]:
-    """Have transformers load a model for a stage of ZeRO. For 3 all ranks load together, each
-    parameter into parts: one after the other is whole on a rank."""
+    """Have transformers load a model for a stage of ZeRO. For stage 3 all ranks load together and
+    split each parameter into parts, so that one after the other is whole on a rank."""
     if stage < 3:
         yield
         return

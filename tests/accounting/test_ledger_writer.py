@@ -296,6 +296,22 @@ def test_a_connection_that_is_lost_every_time_is_one_clear_line(
     assert is_charged_once(postgresql, postgresql_url)
 
 
+def test_an_interruption_behind_a_write_holds_up_no_other_one(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger._store, "rest", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reserve(ledger, "run-1")
+    other = threading.Thread(target=reserve, args=(ledger, "run-2"), daemon=True)
+    other.start()
+    other.join(60)
+    assert not other.is_alive() and ledger.account("notes").spent.epsilon == 0.2
+
+
 @pytest.mark.slow
 def test_a_server_that_does_not_answer_is_not_waited_for_for_good(
     postgresql: Ledger, postgresql_url: str

@@ -76,6 +76,17 @@ def test_an_interrupted_training_resumes_after_its_last_block(
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
+def test_a_checkpoint_takes_the_place_of_the_one_before_it_alone(tmp_path: Path) -> None:
+    journal = Journal(NullLedger(), "run", "attempt", str(tmp_path), steps=4, block_size=2)
+    # What NFS keeps of a file that is mapped cannot be removed either.
+    (tmp_path / ".nfs0001").mkdir()
+    (tmp_path / "steps-00000001-00000002-before.tmp").touch()
+    for t in (1, 3):
+        journal.keep(t, {"weights/w": torch.Size([2])}, [("weights/w", torch.ones(2))])
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {".nfs0001", "steps-00000003-00000004-attempt.safetensors"}
+
+
 def test_a_rank_that_does_not_see_the_output_folder_makes_no_step(
     model_folder: str, tmp_path: Path
 ) -> None:

@@ -58,8 +58,8 @@ def new_texts(plan: AugPePlan) -> tuple[int, int]:
 
 
 def votes(plan: AugPePlan) -> float:
-    """Return n / (n_syn L sigma), times the weights of a record's votes: the votes of a text over
-    their noise."""
+    """Return n / (n_syn L sigma), times the sum of the weights of a record's votes: the votes of a
+    text over their noise."""
     assert plan.votes is not None
     candidates = plan.settings.records * plan.settings.variations
     cast = plan.config.data.public_size * sum(plan.votes.weights)

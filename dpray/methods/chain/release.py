@@ -1,4 +1,4 @@
-"""A release by a chain of methods runs one after the other, each with what the one before it
+"""`release` runs the methods of a chain one after the other, each with what the one before it
 released, and releases the records of the last."""
 
 from __future__ import annotations

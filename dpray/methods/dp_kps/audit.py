@@ -141,7 +141,7 @@ def selection_target(tuning: Tuning) -> MonteCarlo:
     score = DiscreteLaplace(tuning.score_scale, k)
     return MonteCarlo(
         "selection of a candidate",
-        f"{k} more record(s) with terms of their own, told right",
+        f"{k} more record(s) with terms of their own, by which the releases tell their labels",
         PrivateSelection(Composed((claims, score)), tuning.shape, tuning.gamma),
         draw,
         at_once=2000,

@@ -145,7 +145,7 @@ def make_tuning(config: Config, settings: DpKpsSettings, asked: TuningSettings) 
     """Return the tuning whose runs, all together, cost what is left of `privacy.epsilon`. Raises
     InputError for a candidate that is no setting of the method, and for data without labels."""
     if len(config.data.labels) < 2:
-        raise InputError("method.tuning: needs data.labels, two or more, to tell the best by")
+        raise InputError("method.tuning: needs data.labels, two or more: the score counts labels")
     left = config.privacy.epsilon - (
         config.privacy.epsilon_labels if config.data.label_proportions == "measured" else 0.0
     )

@@ -99,7 +99,7 @@ def tuned(session: DpKpsSession, tuning: Tuning) -> dict[str, Any]:
         return found
     settings = session.plan.settings
     terms_V = read_vocabulary(settings.vocabulary, settings.stop_words)
-    key = session.secret_key(TUNING_KEY, "nobody knows how often a tuning runs that was begun")
+    key = session.secret_key(TUNING_KEY, "nobody knows how often the tuning that was begun runs")
     session.show("tuning")
     with session.shards(partial(TuningShard, tuning=tuning, terms=terms_V)) as shards:
         ties = partial(session.public_generator, "ties")

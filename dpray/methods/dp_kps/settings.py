@@ -21,7 +21,7 @@ TUNED = frozenset(
 
 class TuningSettings(Section):
     candidates: list[dict[str, Any]] = Field(
-        min_length=2, description="keys of `method` that one of the candidates has"
+        min_length=2, description="for each candidate the keys of `method` that it sets"
     )
     eta: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="shape of the law of the secret number of runs"

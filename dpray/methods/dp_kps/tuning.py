@@ -19,17 +19,18 @@ from dpray.methods.dp_kps.algorithm import DpKps, Sequences, Sums
 from dpray.methods.dp_kps.vocabulary import TermMatcher
 
 Weights = Mapping[str, npt.NDArray[np.float64]]
-"""They hold each label's probabilities of the N terms."""
+"""`Weights` hold each label's probabilities of the N terms."""
 
 OneRun = Callable[[int], dict[str, Any]]
-"""It makes the releases of a candidate once, `terms` and `sums`, and counts what they get right,
-`right`, a private number."""
+"""A `OneRun` makes the releases of a candidate once, `terms` and `sums`, and counts the records
+whose label they tell, `right`, a private number."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """One run draws a candidate, uniformly, makes its two releases, and scores them with noise. Of
-    K runs the one with the best score is released, with its candidate; K and all else is secret.
+    """A `Tuning` makes K runs. Each draws a candidate, uniformly, makes its two releases, and
+    scores them with noise. The one with the best score is released, with its candidate; K and all
+    else are secret.
 
     The score is the number of private records whose label the releases tell: the label under which
     the record's terms weigh most. Guarantee: add or remove one unit, at most `records_per_unit` k

@@ -24,7 +24,7 @@ from dpray.config.config import Config
 from dpray.engines.base import PlainPrompt, Sampling
 from dpray.engines.requests import Request, answered
 from dpray.engines.text import TextCodec
-from dpray.io.files import sha256_of, sync_all
+from dpray.io.files import disk_is_full, sha256_of, sync_all
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.algorithm import fine_tune
 from dpray.methods.dp_sgd.control_codes import check_rows, draw_values, text_encoder, unit_texts
@@ -110,9 +110,16 @@ def train(session: DpSgdSession) -> dict[str, Any]:
             train_here(training, show)
         else:
             train_on_actors(session, training, show)
+        sync_all(tuned)
+    except Exception as error:
+        # Unlike other mechanisms, repeated steps are charged again: the unit need not fail.
+        if ended_for_memory(error):
+            raise session.unfinished("Ray ended a rank for want of memory") from error
+        if disk_is_full(error):
+            raise session.unfinished("no space is left on a disk") from error
+        raise
     finally:
         shutil.rmtree(tokens, ignore_errors=True)
-    sync_all(tuned)
     return {"files": hashes(released_folder(session))}
 
 
@@ -122,19 +129,13 @@ def train_on_actors(session: DpSgdSession, training: Training, show: OnStep) -> 
 
     runtime = session.config.runtime
     with training.journal.watched(show):
-        try:
-            train_on_ray(
-                training,
-                workers=runtime.actors,
-                scratch=str(session.folder.private.resolve() / RAY_TRAIN),
-                gpus_per_worker=gpus_of_rank(runtime.gpus_per_actor or 0.0),
-                cpus_per_worker=runtime.cpus_per_actor,
-            )
-        except Exception as error:
-            # Unlike other mechanisms, repeated steps are charged again: the unit need not fail.
-            if ended_for_memory(error):
-                raise session.unfinished("Ray ended a rank for want of memory") from error
-            raise
+        train_on_ray(
+            training,
+            workers=runtime.actors,
+            scratch=str(session.folder.private.resolve() / RAY_TRAIN),
+            gpus_per_worker=gpus_of_rank(runtime.gpus_per_actor or 0.0),
+            cpus_per_worker=runtime.cpus_per_actor,
+        )
 
 
 def fine_tune_on_records(

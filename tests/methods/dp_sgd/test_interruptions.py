@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from dpray.engines.base import EngineError, PlainPrompt
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
 from dpray.runs.engine import build_engine
+from dpray.training import journal
 from dpray.training.gradient_noise import GradientNoise
 from dpray.training.journal import TrainingState
 from dpray.training.model import load_loss
@@ -227,3 +229,19 @@ def test_a_training_whose_code_raised_is_never_repeated(
         assert "Marlowe" not in str(caught.value)
     with pytest.raises(DprayError, match="model failed with LookupError"):
         methods.run(run)
+
+
+def test_a_full_disk_fails_no_training(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config()
+    open_budget(run)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "write_tensors", full)
+        with pytest.raises(Resumable, match=r"no space is left on its disk.*the last checkpoint"):
+            methods.run(run)
+    assert methods.run(run)["steps"] == {"planned": 6, "repeated": 2, "charged": 8}
