@@ -114,10 +114,11 @@ def embedder_folder() -> str:
 
 def dpray(_: Path, out: Path) -> None:
     """Make dpray's run with so many texts, and the clip that epsilon pays for these."""
-    settings = changes(Cell(NAME, "private_prediction", EPSILON, 0))
+    cell = Cell(NAME, "private_prediction", EPSILON, 0)
+    settings = changes(cell)
     settings = [s for s in settings if not s.startswith("method.clip_bound=")]
     settings.append(f"method.texts={FEW}")
-    clip = f"method.clip_bound={largest_clip(EPSILON, settings)}"
+    clip = f"method.clip_bound={largest_clip(cell, settings)}"
     make("smollm2/private_prediction", out, EPSILON, [*settings, clip])
 
 
