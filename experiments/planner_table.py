@@ -1,8 +1,8 @@
 """The plan of each method beside its run, for docs/results.md: epsilon, records and seconds.
 
 `python experiments/planner_table.py METHOD...` measures a method's pace on public records by
-`dpray bench`, plans and runs it on a machine that should have nothing else to do, and keeps the figures in
-experiments/measured. METHOD is a key of METHODS.
+`dpray bench`, plans and runs it, on a machine that should have nothing else to do, and keeps the
+figures in experiments/measured. METHOD is a key of METHODS.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def table() -> list[str]:
         "## The plan against the run: agnews, 4,000 private records",
         "",
         f"`python experiments/planner_table.py {' '.join(METHODS)}`, with the model of 12.5 M "
-        "parameters on two cores: `dpray bench` on public records, `dpray plan`, `dpray run`. During "
-        "the run of Aug-PE a part of the machine did other work.",
+        "parameters on two cores: `dpray bench` on public records, `dpray plan`, `dpray run`. "
+        "During the run of Aug-PE a part of the machine did other work.",
         "",
         "| method | eps planned | charged | records planned | made | seconds planned | taken |",
         "|---|---|---|---|---|---|---|",
