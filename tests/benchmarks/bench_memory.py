@@ -1,5 +1,5 @@
-"""How many bytes a parameter takes on each rank in DP-SGD under ZeRO, by kind, and what follows for
-the largest model.
+"""This script counts the bytes that a parameter takes on each rank in DP-SGD under ZeRO, by kind,
+and says what follows for the largest model.
 
     python tests/benchmarks/bench_memory.py [--only full] [--layers 3] [--width 384]
 
