@@ -87,12 +87,12 @@ def curves_svg(
     """
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    told: dict[str, Point] = {}
+    titled: dict[str, Point] = {}
     with figure_of_the_page(height, width=width) as (figure, axes):
         for place, points in enumerate(curves.values()):
             shift = APART ** ((place - (len(curves) - 1) / 2) * WIDTH / width)
             for number, point in enumerate(points):
-                told[f"{name}-{place}-{number}"] = point
+                titled[f"{name}-{place}-{number}"] = point
                 _mark(axes, point, shift * point.epsilon, place, f"{name}-{place}-{number}")
             joined = [point for point in points if point.state != "none"]
             axes.plot(
@@ -115,7 +115,7 @@ def curves_svg(
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:,.10g}"))
         axes.grid(axis="y", color=LINE, linewidth=0.6)
         axes.set_axisbelow(True)
-        return _told(inline(figure), told)
+        return _titled(inline(figure), titled)
 
 
 def _mark(axes: Any, point: Point, epsilon: float, place: int, name: str) -> None:
@@ -138,11 +138,11 @@ def _mark(axes: Any, point: Point, epsilon: float, place: int, name: str) -> Non
     drawn.set_url(f"#{point.row}")
 
 
-def _told(svg: Markup, told: Mapping[str, Point]) -> Markup:
+def _titled(svg: Markup, titled: Mapping[str, Point]) -> Markup:
     """Have a pointer show what a point stands for. The links are for pointers alone: who reads by
     the keyboard has the table."""
     plain = str(svg).replace(' target="_blank"', ' tabindex="-1"')
-    for name, point in told.items():
+    for name, point in titled.items():
         group = f'<g id="{name}"'
         assert plain.count(f"{group}>") == 1
         plain = plain.replace(

@@ -1,4 +1,4 @@
-"""What the peers' rows say of epsilon is what their own code says, and dpray's accountant."""
+"""The peers' rows show their own epsilons as their code gives them, and dpray's beside these."""
 
 import peers_table
 import pytest

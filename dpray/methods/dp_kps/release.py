@@ -26,7 +26,7 @@ from dpray.mechanisms.shares import largest_remainder
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
 from dpray.methods.dp_kps.plan import DpKpsPlan
 from dpray.methods.dp_kps.public_terms import read_vocabulary
-from dpray.methods.dp_kps.tuning import Tuning, Weights, told, weights
+from dpray.methods.dp_kps.tuning import Tuning, Weights, recognised, weights
 from dpray.methods.dp_kps.vocabulary import TermMatcher
 from dpray.runs.folder import TUNING_KEY
 from dpray.runs.rows import Row
@@ -193,7 +193,7 @@ class TuningShard:
         }
 
     def right(self, candidate: int, terms: Sequence[str], weights_N: Weights) -> int:
-        return told(self._tuning.candidates[candidate], terms, weights_N, self._records)
+        return recognised(self._tuning.candidates[candidate], terms, weights_N, self._records)
 
 
 class DensityShard:

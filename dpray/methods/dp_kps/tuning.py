@@ -91,7 +91,7 @@ def weights(method: DpKps, noisy: Mapping[str, Sums]) -> Weights:
     return {label: drawn.weights(label) for label in noisy}
 
 
-def told(
+def recognised(
     method: DpKps, terms: Sequence[str], weights_N: Weights, records: Iterable[tuple[str, str]]
 ) -> int:
     """Return how many records, texts and labels, have the label under which their terms weigh

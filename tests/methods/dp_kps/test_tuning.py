@@ -19,7 +19,7 @@ from dpray.mechanisms.randomness import generator
 from dpray.methods.dp_kps import release as dp_kps_run
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.tuning import Tuning, told
+from dpray.methods.dp_kps.tuning import Tuning, recognised
 from dpray.registry import make_plan
 from dpray.runs.folder import TUNING_KEY
 from dpray.types import InputError, Resumable
@@ -87,7 +87,7 @@ def test_an_interrupted_tuning_draws_neither_its_number_nor_its_candidates_again
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    right = dp_kps_run.told
+    right = dp_kps_run.recognised
 
     def interrupted(method: DpKps, *arguments: Any) -> int:
         made.append([BAD["threshold"], GOOD["threshold"]].index(method.settings.threshold))
@@ -95,7 +95,7 @@ def test_an_interrupted_tuning_draws_neither_its_number_nor_its_candidates_again
             raise KeyboardInterrupt
         return right(method, *arguments)
 
-    monkeypatch.setattr(dp_kps_run, "told", interrupted)
+    monkeypatch.setattr(dp_kps_run, "recognised", interrupted)
     run = config()
     with pytest.raises(Resumable):
         methods.run(run)
@@ -178,8 +178,8 @@ def test_a_unit_moves_the_score_by_its_records_at_most(
     settings = DpKpsSettings(name="dp_kps", vocabulary="words.txt", phrases_per_record=3)
     method = DpKps(settings, ("a", "b"), len(WORDS), 0, 1.0, 1.0, records_per_unit=len(new))
     weights_N = dict(zip("ab", np.array(weights).reshape(2, 7), strict=True))
-    without = told(method, WORDS, weights_N, records)
-    assert 0 <= told(method, WORDS, weights_N, [*new, *records]) - without <= len(new)
+    without = recognised(method, WORDS, weights_N, records)
+    assert 0 <= recognised(method, WORDS, weights_N, [*new, *records]) - without <= len(new)
 
 
 def test_what_is_told_right() -> None:
@@ -191,7 +191,7 @@ def test_what_is_told_right() -> None:
         # Only the first two terms count.
         ("rash fever itch", "a"),
     ]  # fmt: skip
-    assert told(method, ["fever", "rash", "itch"], weights_N, records) == 5
+    assert recognised(method, ["fever", "rash", "itch"], weights_N, records) == 5
 
 
 def test_the_output_with_the_highest_noisy_score_is_selected() -> None:
