@@ -42,6 +42,7 @@ METHODS = {
     "dp_sgd": "DP-SGD, LoRA",
     "chain_kps_aug_pe": "DP-KPS, then Aug-PE",
     "chain_kps_private_prediction": "DP-KPS, then private prediction",
+    "chain_kps_dp_sgd": "DP-KPS, then DP-SGD",
 }
 CHAIN_EPSILONS = (4.0,)
 FLOOR = 0.001
@@ -159,8 +160,8 @@ def changes(cell: Cell) -> list[str]:
         found += ["method.few_shot=null", "method.longest_copy=null"]
     if cell.method.endswith(("private_prediction", "dp_kps")):
         found.append(f"{cell.section}.few_shot={short_public_texts(cell.data)}")
-    if cell.method == "dp_sgd" and shares:
-        found.append(f"method.control_columns.label={about.control}")
+    if cell.method.endswith("dp_sgd") and shares:
+        found.append(f"{cell.section}.control_columns.label={about.control}")
     if cell.method == "aug_pe":
         found.append(f"method.template={prompts_with_examples(cell)}")
     elif (prompt := prompts(cell)).exists():

@@ -30,6 +30,7 @@ class DataSet(NamedTuple):
 
     left_out: Sequence[str] = (
         "private_prediction_bare", "chain_kps_aug_pe", "chain_kps_private_prediction",
+        "chain_kps_dp_sgd",
     )  # fmt: skip
     """Methods that are not run."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from dpray.accounting.hash_chain import Entry
 from dpray.accounting.ledger import Ledger
@@ -42,10 +43,14 @@ class NullLedger(Ledger):
 
 class StageLedger(Ledger):
     """A `StageLedger` is a ledger as one method of a chained run sees it: it shows the units whose
-    names begin with `prefix` in the ledger, without the prefix, and no others."""
+    names begin with `prefix` in the ledger, without the prefix, and no others. Charges are the
+    run's."""
 
     def __init__(self, ledger: Ledger, prefix: str) -> None:
         self._ledger, self._prefix = ledger, prefix
+
+    def reserve(self, *charge: Any, **named: Any) -> list[Entry]:
+        return self._ledger.reserve(*charge, **named)
 
     def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None:
         self._ledger.begin(key, attempt_id, map(self._whole, units))

@@ -66,8 +66,8 @@ class Plan(ABC):
     """A `Plan` is one method's plan; all of it is public.
 
     `proportions` is the public share of each label. Where the shares are measured, it holds a
-    stand-in until then. `settings` are the method's keys. `before` is the event of the chained
-    methods before this one, while the method's part of epsilon is planned.
+    stand-in until then. `settings` are the method's keys. `before` is the event of what comes
+    before this method in a chain.
     """
 
     config: Config

@@ -113,7 +113,7 @@ def make_plan(config: Config, settings: ChainSettings) -> ChainPlan:
         with keys_named(name):
             plan: Plan = part(method.name, "plan").make_plan(own, method, *given)
         before = Before(plan.dp_event, Handed.of(plan.stand_in()))
-        stages[name] = replace(plan, config=without_histogram(plan.config), before=None)
+        stages[name] = replace(plan, config=without_histogram(plan.config))
     return ChainPlan(config, config.data.proportions, settings, stages)
 
 

@@ -3,6 +3,7 @@ released, and releases the records of the last."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dpray.methods import part
@@ -14,16 +15,21 @@ from dpray.runs.session import Release, Session
 def release(session: Session[ChainPlan]) -> Release:
     """Go through the methods. After a crash, one that was done gives the same records again: they
     follow from what it published."""
-    plan, reports = session.plan, {}
+    stages, reports = dict(session.plan.stages), {}
     handed: Handed | None = None
-    for (name, stage), method in zip(plan.stages.items(), plan.settings.methods, strict=True):
-        given = stage if handed is None else stage.given(handed)
+    for name, method in zip(stages, session.plan.settings.methods, strict=True):
+        given = stages[name] if handed is None else stages[name].given(handed)
         with keys_named(name), session.stage(name, given) as of_stage:
-            released: Release = part(method.name, "release").release(of_stage)
+            try:
+                released: Release = part(method.name, "release").release(of_stage)
+            finally:
+                session.going_on = of_stage.going_on
             reports[name] = released.report
-            if name != list(plan.stages)[-1]:
+            stages[name] = of_stage.plan  # a training that was interrupted was charged for more
+            if name != list(stages)[-1]:
                 handed = Handed.of(released.records)
-    return Release(released.records, merged(reports))
+    session.plan = replace(session.plan, stages=stages)
+    return Release(released.records, merged(reports), released.model)
 
 
 def merged(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -9,13 +9,18 @@ from pydantic import Field
 from dpray.config.base import Section
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
+from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 
-FOLLOW = {"dp_kps": ("private_prediction", "aug_pe"), "private_prediction": ("aug_pe",)}
+FOLLOW = {
+    "dp_kps": ("private_prediction", "aug_pe", "dp_sgd"),
+    "private_prediction": ("aug_pe",),
+}
 """A method hands what it released on to one of these."""
 
 Chained = Annotated[
-    PrivatePredictionSettings | AugPeSettings | DpKpsSettings, Field(discriminator="name")
+    PrivatePredictionSettings | AugPeSettings | DpKpsSettings | DpSgdSettings,
+    Field(discriminator="name"),
 ]
 
 

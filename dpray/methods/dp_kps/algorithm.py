@@ -22,6 +22,7 @@ from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.laplace_scale import laplace_scale
+from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.kde import (
     Array,
     FeatureSum,
@@ -32,7 +33,7 @@ from dpray.methods.dp_kps.kde import (
     record_prefixes,
 )
 from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.vocabulary import TermMatcher, VocabularyHistogram
+from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
 
 Ids = npt.NDArray[np.int64]
 Sums = npt.NDArray[Any]

@@ -23,11 +23,11 @@ from dpray.engines.requests import Ask, Request, answered
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.mechanisms.randomness import generator
 from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
 from dpray.methods.dp_kps.plan import DpKpsPlan
 from dpray.methods.dp_kps.public_terms import read_vocabulary
 from dpray.methods.dp_kps.tuning import Tuning, Weights, recognised, weights
-from dpray.methods.dp_kps.vocabulary import TermMatcher
 from dpray.runs.folder import TUNING_KEY
 from dpray.runs.rows import Row
 from dpray.runs.session import Release, Session

@@ -15,8 +15,8 @@ from dpray.accounting.events import DiscreteLaplace
 from dpray.accounting.selection import PrivateSelection
 from dpray.mechanisms.discrete_noise import Counts, checked_scale, discrete_laplace
 from dpray.mechanisms.private_selection import TruncatedNegativeBinomial, best
+from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DpKps, Sequences, Sums
-from dpray.methods.dp_kps.vocabulary import TermMatcher
 
 Weights = Mapping[str, npt.NDArray[np.float64]]
 """`Weights` hold each label's probabilities of the N terms."""

@@ -184,6 +184,11 @@ class TextEncoder:
     eos: int
     max_length: int
 
+    @property
+    def most_of_code(self) -> int:
+        """Return the most tokens of a code with terms: half of a text's, less the start."""
+        return self.max_length // 2 - 1
+
     def training_text(self, code: str, text: str) -> TrainingText:
         prompt = (self.start, *self.encode(code))
         ids = (*prompt, *self.encode(text), self.eos)

@@ -1,12 +1,15 @@
 """A control code names the values of a text's control columns, and stands before it in training.
 
-The values and their shares are public; the records are private.
+The values and their shares are public; the records are private. After DP-KPS in a chain, a code
+names terms, too: those of the released terms that the record has, and, when texts are written,
+those of a released sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import chain, cycle
 
 import numpy as np
 
@@ -15,6 +18,7 @@ from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
 from dpray.io.records import Piece, list_files
 from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_sgd.algorithm import TextEncoder
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.rows import record_rows
@@ -22,20 +26,63 @@ from dpray.training.step import TrainingText
 from dpray.training.token_files import shard_of
 from dpray.types import InputError
 
+TERMS = "Terms"
+"""Terms have this name in a code."""
+
 
 @dataclass(frozen=True)
 class ControlCodes:
     """`names` gives each column's name in the code, in the code's order; `values` the public values
-    of every column with their public shares, for the label the expected ones."""
+    of every column with their public shares, for the label the expected ones; `sequences` the
+    sequences of terms that the method before this one released, by label, or else by ""."""
 
     names: Mapping[str, str]
     values: Mapping[str, Mapping[str, float]]
+    sequences: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
 
-    def code(self, values: Mapping[str, str]) -> str:
-        """Return what stands before a text with these values of its columns: `Business Type:
-        Restaurants | Review Stars: 5.0` and a newline; empty without columns."""
-        code = " | ".join(f"{name}: {values[column]}" for column, name in self.names.items())
-        return f"{code}\n" if code else ""
+    def with_sequences(
+        self, sequences: Mapping[str, Sequence[Sequence[str]]], label: str | None
+    ) -> ControlCodes:
+        """Return the codes with terms: for every label its own, where the codes name the label."""
+        if label not in self.names:
+            sequences = {"": list(chain.from_iterable(sequences.values()))}
+        return replace(self, sequences=sequences)
+
+    def code(self, values: Mapping[str, str], terms: Sequence[str] = ()) -> str:
+        """Return what stands before a text with these values of its columns, and these terms:
+        `Business Type: Restaurants | Review Stars: 5.0 | Terms: pizza, wine` and a newline; empty
+        without any."""
+        named = [f"{name}: {values[column]}" for column, name in self.names.items()]
+        if terms:
+            named.append(f"{TERMS}: {', '.join(terms)}")
+        return f"{' | '.join(named)}\n" if named else ""
+
+    def fitting(
+        self,
+        values: Mapping[str, str],
+        terms: Sequence[str],
+        encode: Callable[[str], Sequence[int]],
+        most: int,
+    ) -> str:
+        """Return the code with as many of the terms, from the first on, as keep it within `most`
+        tokens, or else with none: a rule on this text alone."""
+        while terms and len(encode(self.code(values, terms))) > most:
+            terms = terms[:-1]
+        return self.code(values, terms)
+
+    def terms_in(self) -> Callable[[str], list[str]]:
+        """Return a function that finds in a text the terms of the released sequences: as many
+        distinct ones, in order of appearance, as the longest sequence has."""
+        sequences = list(chain.from_iterable(self.sequences.values()))
+        terms = sorted(set(chain.from_iterable(sequences)))
+        most, matcher = max(map(len, sequences), default=0), TermMatcher(terms)
+        return lambda text: [terms[number] for number in matcher.first_terms(text, most)]
+
+    def draw_terms(self, labels: Sequence[str]) -> list[Sequence[str]]:
+        """Return a sequence of its label for each text: one after the other, and then from the
+        first again; none where the label has none."""
+        turns = {label: cycle(of_label) for label, of_label in self.sequences.items() if of_label}
+        return [next(turns[label]) if label in turns else () for label in labels]
 
     def longest(self, length: Callable[[str], int]) -> str:
         """Return the code of each column's longest value."""
@@ -90,7 +137,8 @@ def unit_texts(
 ) -> Iterator[tuple[str, int, TrainingText]]:
     """Read all records, and encode those whose units belong to one of `shards` shards: yield each
     one's unit, its rank in that unit, and its text with its control code as token ids. Without a
-    unit column each record is a unit, its copies too.
+    unit column each record is a unit, its copies too. A code follows from its record, and from what
+    is public.
 
     Raises InputError that names the row.
     """
@@ -99,8 +147,10 @@ def unit_texts(
         for file in list_files(data.path)
         for row in record_rows(Piece(file), data, codes.values)
     )
+    terms_in = codes.terms_in()
     for number, row in enumerate(rows):
         unit = f"{number}" if data.unit is None else row["unit"]
         if shard_of(unit, shards) == shard:
-            text = encoder.training_text(codes.code(row["columns"]), row["text"])
-            yield unit, row["rank"], text
+            terms = terms_in(row["text"])
+            code = codes.fitting(row["columns"], terms, encoder.encode, encoder.most_of_code)
+            yield unit, row["rank"], encoder.training_text(code, row["text"])

@@ -20,7 +20,7 @@ from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.plan import Losses, Plan, resolved_noise
+from dpray.runs.plan import Before, Handed, Losses, Plan, resolved_noise
 from dpray.training.step import DpSgdStep
 from dpray.types import InputError, OnProgress
 
@@ -60,6 +60,9 @@ class DpSgdPlan(Plan):
     @property
     def method_event(self) -> Event:
         return self.method.dp_event
+
+    def given(self, handed: Handed) -> DpSgdPlan:
+        return replace(self, codes=self.codes.with_sequences(handed.terms, self.config.data.label))
 
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.dp_sgd.audit import targets
@@ -145,7 +148,7 @@ class DpSgdPlan(Plan):
         }
 
 
-def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
+def make_plan(config: Config, settings: DpSgdSettings, before: Before | None = None) -> DpSgdPlan:
     """Resolve everything that is null. Raises InputError where the keys together cost more than
     `privacy.epsilon`, or do not fit the model, where that is a folder here."""
     codes = control_codes(config.data, settings)
@@ -167,7 +170,8 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     def event(sigma: float) -> Event:
         return SelfComposed(PoissonSubsampledGaussian(q, sigma), steps + repeats)
 
-    noise = resolved_noise(config, settings.noise_multiplier, event, bracket=(1e-2, 1e5))
+    first = None if before is None else before.dp_event
+    noise = resolved_noise(config, settings.noise_multiplier, event, (1e-2, 1e5), first)
     mechanism = DpSgdStep(
         sampling_probability=q,
         noise_multiplier=NO_NOISE if noise is None else noise,
@@ -176,7 +180,8 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
         precision=settings.precision,
     )
     method = DpSgd(mechanism, steps, settings, repeats)
-    plan = DpSgdPlan(config, config.data.proportions, settings, method, checkpoint_steps, codes)
+    proportions = config.data.proportions
+    plan = DpSgdPlan(config, proportions, settings, method, checkpoint_steps, codes, before=first)
     return plan.affordable(mechanism.noise_multiplier)
 
 

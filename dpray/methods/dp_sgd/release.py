@@ -199,14 +199,19 @@ def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> li
     The prompt is, token for token, the start of a training text: the start token and the code. Code
     and text together have at most `max_length` tokens.
     """
-    codes, settings = session.plan.codes, session.plan.settings
+    plan, settings, label = session.plan, session.plan.settings, session.config.data.label
     tuned = session.config.engine.model_copy(update={"model": str(tuned_folder(session))})
-    encode = TextCodec(tuned.model, tuned.max_model_len).encode
-    prompts = {code: PlainPrompt(code) for code in map(codes.code, drawn)}
-    room = {code: settings.max_length - len(encode(prompt)) for code, prompt in prompts.items()}
+    codec, encoder = TextCodec(tuned.model, tuned.max_model_len), text_encoder(tuned, settings)
+    sequences = plan.codes.draw_terms([values.get(label or "", "") for values in drawn])
+    codes = [
+        plan.codes.fitting(values, terms, encoder.encode, encoder.most_of_code)
+        for values, terms in zip(drawn, sequences, strict=True)
+    ]
+    prompts = {code: PlainPrompt(code) for code in codes}
+    room = {c: settings.max_length - len(codec.encode(prompt)) for c, prompt in prompts.items()}
 
     def request(number: int, attempt: int) -> Request:
-        code = codes.code(drawn[number])
+        code = codes[number]
         sampling = Sampling(room[code], settings.temperature, settings.top_k, settings.top_p)
         return Request(f"text-{number}/{attempt}", prompts[code], sampling)
 
@@ -240,6 +245,9 @@ def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> di
             "batches": "Poisson: every unit joins a step's batch with probability "
             f"{method.mechanism.sampling_probability:g}, independently, and brings one record",
             "control_values": {name: dict(shares) for name, shares in plan.shares.items()},
+            "control_terms": "sequences that the method before this one released"
+            if plan.codes.sequences
+            else "none",
             "texts": "ordinary sampling from the tuned model: post-processing",
         },
         "not_covered": [*NOT_COVERED, *([] if plan.not_private else [SUM_ROUNDING])],

@@ -23,7 +23,7 @@ OF_LABEL = {"a": {"fever", "cough", "pain"}, "b": {"rash", "itch", "sleep"}}
 
 class Watched:
     """Keeps the prompts that reach the real engine, and how far the run said it was; raises at the
-    first progress that begins with `stop_at`."""
+    first progress that begins with `stop_at`, and before a training step."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -32,6 +32,7 @@ class Watched:
         self.options: list[dict[str, Any]] = []
         self.said: list[Progress] = []
         self.stop_at: str | None = None
+        self.stop_at_step: int | None = None
 
     def build(self, section: EngineConfig, **options: Any) -> Any:
         self.options.append(options)
@@ -55,6 +56,9 @@ class Watched:
         if self.stop_at is not None and progress.stage.startswith(self.stop_at):
             self.stop_at = None
             raise RuntimeError("interrupted")
+        if "training steps" in progress.stage and progress.completed == self.stop_at_step:
+            self.stop_at_step = None
+            raise KeyboardInterrupt
 
     def run(self, config: Config) -> dict[str, Any]:
         return registry.run(config, self.on_progress, self.build)
@@ -91,6 +95,10 @@ def config(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[
         },
         "aug_pe": {
             "records": 4, "iterations": 2, "variations": 2, "max_tokens": 4, "word_var": None,
+        },
+        "dp_sgd": {
+            "records": 4, "epochs": 0.2, "batch_size": 10, "micro_batch_size": 8, "max_length": 72,
+            "lora_rank": 2, "checkpoint_steps": 2,
         },
     }  # fmt: skip
 

@@ -24,6 +24,7 @@ from dpray.stage import plain
 from dpray.types import InputError
 
 KPS_AUG, KPS_PREDICT = ("dp_kps", "aug_pe"), ("dp_kps", "private_prediction")
+KPS_SGD = ("dp_kps", "dp_sgd")
 PREDICT_AUG = ("private_prediction", "aug_pe")
 ALL = ("dp_kps", "private_prediction", "aug_pe")
 EPSILON = 4.0
@@ -61,7 +62,7 @@ def test_batches_are_as_many_as_the_first_method_leaves(config: Make) -> None:
     assert plan.summary()["records"] > chain(alone).summary()["records"]
 
 
-@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, PREDICT_AUG, ALL])
+@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, KPS_SGD, PREDICT_AUG, ALL])
 def test_measured_labels_are_charged_once(config: Make, names: tuple[str, ...]) -> None:
     measured = {"data__label_proportions": "measured", "privacy__epsilon_labels": 0.5}
     poisson: dict[str, Any] = {"private_prediction__texts": 2, "private_prediction__max_tokens": 2}
@@ -82,7 +83,7 @@ TERMS = st.dictionaries(
 )
 
 
-@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, PREDICT_AUG])
+@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, KPS_SGD, PREDICT_AUG])
 def test_no_cost_depends_on_what_is_handed_on(config: Make, names: tuple[str, ...]) -> None:
     """Whatever neighbouring data make the first method release, the second one's mechanisms have
     the same parameters, and the same event."""
@@ -150,7 +151,7 @@ def test_a_configuration_reads_as_it_was_written(config: Make) -> None:
         (KPS_AUG, {"privacy__shares": [0.5, 0.6]}, "privacy.shares: shares sum to 1"),
         (KPS_AUG, {"privacy__epsilon": float("inf")}, "privacy.epsilon: infinity is for"),
         (KPS_AUG, {"aug_pe__iteration": 3}, "methods.1.iteration: there is no such key"),
-        (KPS_AUG, {"dp_kps__name": "dp_sgd"}, "methods.0.name: one of 'private_prediction'"),
+        (KPS_AUG, {"dp_kps__name": "auto"}, "methods.0.name: one of 'private_prediction'"),
         (KPS_AUG, {"engine": {"kind": "none"}}, "engine.kind: none is for dp_kps only"),
     ],
 )

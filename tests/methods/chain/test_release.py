@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from dpray.accounting.accountant import cost
+from dpray.accounting.composed_events import Composed, SelfComposed
+from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
+from dpray.registry import make_plan
 from dpray.report.write import write_report
-from dpray.types import InputError, Resumable
+from dpray.types import BudgetRefused, InputError, Resumable
 from tests.methods.chain.conftest import OF_LABEL, WORDS, Watched
-from tests.runs.outcomes import lines
+from tests.runs.outcomes import lines, open_budget
 
 Make = Callable[..., Config]
 
@@ -125,6 +129,54 @@ def test_released_texts_are_the_first_population(config: Make, watched: Watched)
     assert not any("Write a text" in prompt for prompt in watched.generated)
     assert report["batches"]["published"] == report["batches"]["total"]
     assert report["epsilon"] <= 30 and len(report["iterations"]) == 2
+
+
+@pytest.mark.parametrize("spare", [2, 0])
+def test_a_tuned_model_is_asked_with_private_terms_and_lost_steps_are_charged(
+    config: Make, watched: Watched, spare: int
+) -> None:
+    """Interrupted after the third of four steps, a chain resumes after the second: the two that are
+    made again were charged before, or are charged then."""
+    run = config("dp_kps", "dp_sgd", dp_sgd__spare_steps=spare, dp_sgd__noise_multiplier=1.5)
+    ledger = open_budget(run)
+    watched.stop_at_step = 3
+    with pytest.raises(Resumable, match="from the last checkpoint: the steps after it, 2 at most"):
+        watched.run(run)
+    report = watched.run(run)
+    assert report["steps"] == {"planned": 4, "repeated": 2, "charged": 6}
+    kps, *_ = make_plan(run).stages.values()  # type: ignore[attr-defined]
+    steps = SelfComposed(PoissonSubsampledGaussian(0.05, 1.5), 6)
+    whole = Composed((kps.method_event, steps))
+    assert report["epsilon"] == cost(whole, run.privacy.delta).epsilon
+
+    account = ledger.account("notes")
+    assert account is not None and ledger.verify() == []
+    again = [] if spare else [2]
+    charged = [charge.event.terms()[steps.event] for charge in account.charges]
+    assert charged == [6 - sum(again), *again]
+    assert account.spent.epsilon >= report["epsilon"]
+    ledger.close()
+
+    assert len(watched.generated) == 4
+    for prompt in watched.generated:
+        kind, terms = prompt.removesuffix("\n").split(" | Terms: ")
+        assert set(terms.split(", ")) <= OF_LABEL[kind.removeprefix("label: ")]
+    assert (Path(run.output.path) / "model" / "adapter_model.safetensors").is_file()
+    assert watched.run(run) == report
+
+
+def test_steps_that_the_whole_epsilon_does_not_pay_for_are_refused(
+    config: Make, watched: Watched
+) -> None:
+    run = config("dp_kps", "dp_sgd", dp_sgd__spare_steps=0)
+    ledger = open_budget(run)
+    watched.stop_at_step = 3
+    with pytest.raises(Resumable):
+        watched.run(run)
+    with pytest.raises(BudgetRefused, match=r"privacy\.epsilon is 30: 2 of 4 steps were lost"):
+        watched.run(run)
+    assert len(ledger.account("notes").charges) == 1  # type: ignore[union-attr]
+    ledger.close()
 
 
 def test_a_chain_that_began_takes_no_other_shares(config: Make, watched: Watched) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteLaplace
-from dpray.methods.dp_kps.vocabulary import TermMatcher, VocabularyHistogram
+from dpray.mechanisms.term_matcher import TermMatcher
+from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
 
 
 def found(terms: list[str], text: str, number: int = 100) -> list[str]:

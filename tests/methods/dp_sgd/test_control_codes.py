@@ -48,6 +48,35 @@ def test_control_codes_are_the_papers() -> None:
     assert ControlCodes({}, {}).code({}) == ""
 
 
+TERMED = ControlCodes({"label": "Kind"}, {}).with_sequences(
+    {"a": [["rash", "sore throat"], ["fever"]], "b": [["itch"]]}, "label"
+)
+
+
+def test_a_code_names_the_released_terms_that_its_text_has() -> None:
+    """They follow from the text and from what was released: other texts change nothing."""
+    terms_in = TERMED.terms_in()
+    assert terms_in("An ITCH, a sore  throat; then a rash") == ["itch", "sore throat"]
+    assert terms_in("nothing of it") == []
+    assert ControlCodes({}, {}).terms_in()("an itch") == []
+    assert TERMED.code({"label": "a"}, ["itch", "rash"]) == "Kind: a | Terms: itch, rash\n"
+
+
+def test_terms_that_leave_a_text_no_room_are_left_out() -> None:
+    values, terms = {"label": "a"}, ["one", "two", "three"]
+    whole = TERMED.code(values, terms)
+    assert TERMED.fitting(values, terms, list, len(whole)) == whole  # a token for each letter
+    assert TERMED.fitting(values, terms, list, len(whole) - 1) == TERMED.code(values, terms[:2])
+    assert TERMED.fitting(values, terms, list, 0) == TERMED.code(values)
+
+
+def test_texts_are_written_with_the_sequences_of_their_label_in_turn() -> None:
+    drawn = TERMED.draw_terms(["a", "b", "a", "a", "c"])
+    assert drawn == [["rash", "sore throat"], ["itch"], ["fever"], ["rash", "sore throat"], ()]
+    without = ControlCodes({}, {}).with_sequences({"a": [["rash"]], "b": [["itch"]]}, "label")
+    assert without.draw_terms(["", "", ""]) == [["rash"], ["itch"], ["rash"]]
+
+
 def test_control_columns_stand_in_every_code(
     config: Callable[..., Config], records_file: Path
 ) -> None:

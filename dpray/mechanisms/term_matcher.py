@@ -1,0 +1,65 @@
+"""A `TermMatcher` finds the terms of a public list in texts."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import ahocorasick
+
+# A word is letters, digits, underscores, joiners, and marks, which Python's \\w leaves out and many
+# scripts write their vowels with. Any other sign that is no space is a word by itself.
+_MARKS = "".join(
+    sign for sign in map(chr, range(0x300, 0x10000)) if unicodedata.category(sign)[0] == "M"
+)
+_WORDS = re.compile(rf"[\w\u200c\u200d{_MARKS}]+|\S")
+
+
+class TermMatcher:
+    """Finds the terms of a public list in texts, whole words only.
+
+    Case is folded, canonically equal Unicode is equal, and any white space between two words is as
+    good as any other. A match begins and ends where a word does; of the matches that begin first
+    the longest wins, and matches do not overlap. A term's id is its position in `terms`; of terms
+    that are equal after folding the first one counts. It pickles as its list of terms.
+
+    The automaton (Aho and Corasick 1975) runs over texts in which every word is wrapped in spaces,
+    so that a hit can only begin and end at a word's edge.
+    """
+
+    def __init__(self, terms: Sequence[str]) -> None:
+        self.terms = tuple(terms)
+        self._automaton = ahocorasick.Automaton()
+        for term_id, term in enumerate(self.terms):
+            key = wrapped_words(term)
+            if key and key not in self._automaton:
+                self._automaton.add_word(key, (len(key), term_id))
+        self._automaton.make_automaton()
+
+    def __len__(self) -> int:
+        return len(self.terms)
+
+    def __reduce__(self) -> tuple[type[TermMatcher], tuple[tuple[str, ...]]]:
+        return type(self), (self.terms,)
+
+    def matches(self, text: str) -> Iterator[int]:
+        """Yield the ids of the terms in the text, in order of appearance, with repeats."""
+        # The automaton finds hits by their end; here they come by their start, long ones first.
+        found = self._automaton.iter(wrapped_words(text)) if len(self._automaton) else ()
+        free_from = -1
+        for start, minus_length, term_id in sorted((e - n, -n, term) for e, (n, term) in found):
+            if start >= free_from:
+                yield term_id
+                free_from = start - minus_length
+
+    def first_terms(self, text: str, number: int) -> list[int]:
+        """Return the ids of the first `number` (S) distinct terms, in order of appearance."""
+        return list(islice(dict.fromkeys(self.matches(text)), number))
+
+
+def wrapped_words(text: str) -> str:
+    """Return the text's words, case-folded, each between two spaces of its own."""
+    words = _WORDS.findall(unicodedata.normalize("NFC", text.casefold()))
+    return f" {'  '.join(words)} " if words else ""
