@@ -40,7 +40,7 @@ VOTES, VOTE_NOISE = 4, 6.96
 """aug-pe's iterations, and the least noise, in hundredths, that is worth `EPSILON` by the formula
 of its notebook."""
 
-STEP, STEPS = 32, (1, 5)
+STEP, STEPS = 128, (1, 4)
 """Expected records of a step of DP-SGD, and the steps of two runs, whose difference is looked at:
 loading the model and ending the run cost the same in both."""
 
@@ -217,9 +217,15 @@ def figures_of(records: Sequence[dict[str, Any]]) -> Figures:
 
 
 def measure_steps(folder: Path) -> None:
-    """Keep the seconds of a core that a step takes, and the most memory, of dpray and Opacus."""
+    """Keep the seconds of a core that a step takes, and the most memory, of dpray in two
+    precisions and Opacus."""
     found = {}
-    for name, command in (("dpray", dpray_steps), ("Opacus", opacus_steps)):
+    commands: dict[str, Callable[[Path, int], list[str]]] = {
+        "dpray": partial(dpray_steps, precision="float32"),
+        "dpray, bfloat16": partial(dpray_steps, precision="bfloat16"),
+        "Opacus": opacus_steps,
+    }
+    for name, command in commands.items():
         costs = []
         for steps in STEPS:
             out = RUNS / "peers" / f"steps_{name}_{steps}"
@@ -239,10 +245,11 @@ def used(command: Sequence[str]) -> tuple[float, float]:
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20
 
 
-def dpray_steps(out: Path, steps: int) -> list[str]:
+def dpray_steps(out: Path, steps: int, precision: str) -> list[str]:
     settings = [
         *(s for s in changes(Cell(NAME, "dp_sgd", EPSILON, 0))),
         f"method.batch_size={STEP}",
+        f"method.precision={precision}",
         f"method.epochs={steps * STEP / 4000}",
         "method.noise_multiplier=1.0",
         "privacy.epsilon=100",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +19,6 @@ import torch
 
 from dpray.auditing.labels import labels_target
 from dpray.auditing.target import Finding, Target, audit_target
-from dpray.config.training import TrainingSettings
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.mechanisms.private_selection import TruncatedNegativeBinomial
 from dpray.methods.aug_pe import audit as aug_pe_audit
@@ -37,15 +36,11 @@ from dpray.methods.dp_kps.kde import GRID, FeatureSum
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_kps.tuning import Tuning
 from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
-from dpray.methods.dp_sgd import algorithm as dp_sgd
-from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.audit import one_run_target, repeated_target
 from dpray.methods.private_prediction.audit import (
     sparse_vector_target,
     tokens_target,
 )
-from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.step import DpSgdStep
 from tests.auditing.prediction_faults import (
     SPARSE,
     Fault,
@@ -56,6 +51,15 @@ from tests.auditing.prediction_faults import (
     one_row_for_the_batch,
     token,
     unclipped,
+)
+from tests.auditing.training_faults import (
+    PLAN,
+    batches,
+    fixed_batch,
+    fixed_shuffle,
+    less_gradient_noise,
+    secret_shuffle,
+    unclipped_gradients,
 )
 
 DELTA = 1e-2
@@ -188,71 +192,6 @@ def runs_released() -> AbstractContextManager[Any]:
 def laplace_below(score: float) -> float:
     x = (score + 0.5) / TUNING.score_scale
     return 0.5 * math.exp(x) if x < 0 else 1 - 0.5 * math.exp(-x)
-
-
-# DP-SGD.
-
-PLAN = DpSgd(
-    DpSgdStep(sampling_probability=0.1, noise_multiplier=1.2, clip_norm=0.5,
-              expected_batch_size=100.0),
-    steps=40, settings=TrainingSettings(micro_batch_size=64, learning_rate=1e-3),
-)  # fmt: skip
-
-
-def unclipped_gradients() -> AbstractContextManager[Any]:
-    right = PerExampleLoss.clipped
-
-    def unclipped(self: PerExampleLoss, batch: Any, clip_to: float, *more: Any) -> Any:
-        return right(self, batch, 1e6, *more)
-
-    return patch.object(PerExampleLoss, "clipped", unclipped)
-
-
-def less_gradient_noise(times: int) -> Fault:
-    right = DpSgdStep.noise_std.fget
-    return lambda: patch.object(DpSgdStep, "noise_std", property(lambda self: right(self) / times))
-
-
-def batches(next_batch: Callable[[int, int, np.random.Generator], Any]) -> Fault:
-    """Replace `poisson_batch`; `next_batch` takes the step, the units' number and the generator."""
-
-    @contextmanager
-    def patched() -> Iterator[None]:
-        steps: dict[int, int] = {}
-        kept: list[np.random.Generator] = []  # so that no two share an id
-
-        def sampler(units: int, q: float, rng: np.random.Generator) -> Any:
-            if id(rng) not in steps:
-                kept.append(rng)
-            t = steps[id(rng)] = steps.get(id(rng), -1) + 1
-            return next_batch(t, units, rng)
-
-        with patch.object(dp_sgd, "poisson_batch", sampler):
-            yield
-
-    return patched
-
-
-Q = PLAN.mechanism.sampling_probability
-
-
-def fixed_shuffle(t: int, units: int, rng: np.random.Generator) -> Any:
-    """Take one public permutation, the same in every epoch."""
-    return np.sort(np.array_split(np.random.default_rng(0).permutation(units), 1 / Q)[t % 10])
-
-
-def fixed_batch(t: int, units: int, rng: np.random.Generator) -> Any:
-    return np.arange(round(units * Q))
-
-
-_ORDERS: dict[int, Any] = {}
-
-
-def secret_shuffle(t: int, units: int, rng: np.random.Generator) -> Any:
-    """Take a new permutation every epoch, which nobody knows."""
-    if t % 10 == 0:
-        _ORDERS[id(rng)] = np.array_split(rng.permutation(units), 1 / Q)
-    return np.sort(_ORDERS[id(rng)][t % 10])
 
 
 def _cases() -> dict[str, Case]:
