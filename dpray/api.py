@@ -52,14 +52,26 @@ def plan(config: Config) -> Plan:
     return make_plan(config)
 
 
-def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> Comparison:
+def compare(
+    config: Config,
+    on_progress: OnProgress = lambda progress: None,
+    *,
+    public: str | Path | None = None,
+    **options: Any,
+) -> Comparison:
     """Ask every method for as many texts at the same epsilon, and recommend one. Opens no data.
+
+    With `public` records of the same shape, short runs measure first how long each method takes
+    here, which the answers then say; `options` are those of `dpray.pace.bench`.
 
     compared = dpray.compare(config)
     compared.recommended, compared.summary()["methods"]["aug_pe"]["signal"]
     """
     from dpray.comparison import compare as compare_methods
+    from dpray.comparison import measure_paces
 
+    if public is not None:
+        measure_paces(config, str(public), on_progress, **options)
     return compare_methods(config, on_progress)
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpray.config.config import Config, parse_config
 from dpray.methods.auto import AutoSettings
 from dpray.methods.chain.settings import ChainSettings
-from dpray.pace import Pace, known_pace
+from dpray.pace import Pace, bench, known_pace
 from dpray.registry import choose
 from dpray.runs.choice import Choice
 from dpray.runs.plan import privacy_unit
@@ -166,6 +167,25 @@ def compare(
             found = replace(found, pace=known_pace(chosen, cache))
         answers[name] = found
     return Comparison(config, records, answers)
+
+
+def measure_paces(
+    config: Config,
+    public: str,
+    on_progress: OnProgress = lambda progress: None,
+    **options: Any,
+) -> None:
+    """Measure, by `dpray.pace.bench` with these `options`, the pace of every method that has an
+    answer, as `compare` would choose it. Raises InputError and DprayError as `bench` does."""
+    compared = compare(config, on_progress)
+    for name, found in compared.answers.items():
+        if found.choice is not None:
+            show = partial(_named, name, on_progress)
+            bench(parse_config(compared.tree(name)), public, on_progress=show, **options)
+
+
+def _named(name: str, on_progress: OnProgress, progress: Progress) -> None:
+    on_progress(replace(progress, stage=f"{name}: {progress.stage}"))
 
 
 def check_epsilons(epsilons: Sequence[float]) -> None:

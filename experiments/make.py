@@ -26,6 +26,7 @@ import peers_table
 import planner_table
 import reproduction
 import secret_batches
+import tuning_table
 import typer
 from embedding import Kept, embed, embedded, embedder
 from figures import SAMPLES
@@ -185,6 +186,7 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
     },
     "Secret batches: agnews": partial(secret_batches.table, embedded),
     "New facts": facts_table.table,
+    "Tuning on the private records": tuning_table.table,
     "The plan against the run": planner_table.table,
     "Private prediction: AG News": news,
     "Private prediction: film records": films,

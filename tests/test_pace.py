@@ -17,6 +17,7 @@ import yaml
 
 import dpray
 from dpray.cli import run_command
+from dpray.comparison import compare, measure_paces
 from dpray.config.config import parse_config
 from dpray.pace import Pace, bench, known_pace
 from dpray.report.figures import duration
@@ -105,6 +106,22 @@ def test_three_runs_tell_the_time_of_every_plan(
     if kind == "disjoint":  # a text takes its part of as many private tokens as in the plan
         tokens = {tree["method"]["private_tokens"] for tree in runs.trees}
         assert tokens == {plan.private_tokens}  # type: ignore[attr-defined]
+
+
+def test_all_methods_are_measured_as_they_would_be_chosen(
+    settings: Settings, public: str, vocabulary: str, tmp_path: Path
+) -> None:
+    method = {"name": "auto", "records": 20, "dp_kps": {"vocabulary": vocabulary}}
+    config = parse_config(settings(method=method, data__public_size=400, privacy__epsilon=8.0))
+    cache, said = tmp_path / "cache", []
+    assert all(answer.pace is None for answer in compare(config, cache=cache).answers.values())
+    options = {"run": Runs(), "cache": cache, "records": 100, "texts": 6}
+    measure_paces(config, public, said.append, **options)
+    answers = compare(config, cache=cache).answers
+    measured = {name for name, answer in answers.items() if answer.pace is not None}
+    assert measured == {name for name, answer in answers.items() if answer.choice is not None}
+    assert {"dp_kps", "aug_pe"} <= measured
+    assert {progress.stage for progress in said} >= {f"{name}: runs" for name in measured}
 
 
 def test_what_chance_makes_negative_is_none() -> None:

@@ -15,6 +15,7 @@ from dpray.commands.plan import (
     Overrides,
     PublicFile,
     Rate,
+    show_comparison,
     time_in_words,
 )
 from dpray.config.config import load_config
@@ -37,11 +38,18 @@ def bench(
     rate: Rate = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make short runs on public records, and keep how long they took, for `dpray plan`. Opens no
-    private data and charges no privacy budget; an endpoint is called for real."""
+    """Make short runs on public records, and keep how long they took, for `dpray plan`; with
+    method.name=auto, of every method as it would be chosen. Opens no private data and charges no
+    privacy budget; an endpoint is called for real."""
     loaded = load_config(config, overrides or [])
+    sizes = {"records": records, "texts": texts}
+    if loaded.method.name == "auto":
+        with progress_bar() as on_progress:
+            compared = api.compare(loaded, on_progress, public=public, **sizes)
+        show_comparison(compared, None, rate, as_json)
+        return
     with progress_bar() as on_progress:
-        pace = api.bench(loaded, public, on_progress, records=records, texts=texts)
+        pace = api.bench(loaded, public, on_progress, **sizes)
     time = pace.summary(api.plan(loaded), rate)
     if as_json:
         typer.echo(json.dumps({"pace": asdict(pace), "time": time}))

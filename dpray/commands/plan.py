@@ -19,7 +19,7 @@ from dpray.terminal import Terminal, add_or_remove, titled_table
 from dpray.types import InputError
 
 if TYPE_CHECKING:
-    from dpray.comparison import Answer
+    from dpray.comparison import Answer, Comparison
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file.", metavar="CONFIG")]
 Overrides = Annotated[
@@ -208,6 +208,13 @@ def _compare(config: Config, write: str | None, rate: float | None, as_json: boo
     check_new(write)
     with progress_bar() as on_progress:
         comparison = api.compare(config, on_progress)
+    show_comparison(comparison, write, rate, as_json)
+
+
+def show_comparison(
+    comparison: Comparison, write: str | None, rate: float | None, as_json: bool
+) -> None:
+    """Print the methods' answers; with `write`, make the configuration of the recommended one."""
     summary = comparison.summary(rate)
     best = comparison.recommended
     if write is not None and best is not None:
@@ -216,7 +223,7 @@ def _compare(config: Config, write: str | None, rate: float | None, as_json: boo
         typer.echo(json.dumps(summary))
         return
     console = Terminal()
-    privacy, size = config.privacy, config.data.public_size
+    privacy, size = comparison.config.privacy, comparison.config.data.public_size
     title = (
         f"{comparison.records:,} texts of {size:,} records at eps {privacy.epsilon:g}, delta "
         f"{privacy.delta:g} (no data was opened)"
