@@ -61,18 +61,19 @@ def compare(
 ) -> Comparison:
     """Ask every method for as many texts at the same epsilon, and recommend one. Opens no data.
 
-    With `public` records of the same shape, short runs measure first how long each method takes
-    here, which the answers then say; `options` are those of `dpray.pace.bench`.
+    With `public` records of the same shape, short runs measure how long each method takes here,
+    which its answer then says; `options` are those of `dpray.pace.bench`.
 
     compared = dpray.compare(config)
     compared.recommended, compared.summary()["methods"]["aug_pe"]["signal"]
     """
     from dpray.comparison import compare as compare_methods
-    from dpray.comparison import measure_paces
+    from dpray.comparison import with_paces
 
-    if public is not None:
-        measure_paces(config, str(public), on_progress, **options)
-    return compare_methods(config, on_progress)
+    compared = compare_methods(config, on_progress)
+    if public is None:
+        return compared
+    return with_paces(compared, str(public), on_progress, **options)
 
 
 def explore(

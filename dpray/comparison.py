@@ -169,19 +169,22 @@ def compare(
     return Comparison(config, records, answers)
 
 
-def measure_paces(
-    config: Config,
+def with_paces(
+    compared: Comparison,
     public: str,
     on_progress: OnProgress = lambda progress: None,
     **options: Any,
-) -> None:
+) -> Comparison:
     """Measure, by `dpray.pace.bench` with these `options`, the pace of every method that has an
-    answer, as `compare` would choose it. Raises InputError and DprayError as `bench` does."""
-    compared = compare(config, on_progress)
+    answer, as it was chosen. Raises InputError and DprayError as `bench` does."""
+    answers = {}
     for name, found in compared.answers.items():
+        answers[name] = found
         if found.choice is not None:
             show = partial(_named, name, on_progress)
-            bench(parse_config(compared.tree(name)), public, on_progress=show, **options)
+            chosen = parse_config(compared.tree(name))
+            answers[name] = replace(found, pace=bench(chosen, public, on_progress=show, **options))
+    return replace(compared, answers=answers)
 
 
 def _named(name: str, on_progress: OnProgress, progress: Progress) -> None:

@@ -17,11 +17,11 @@ import yaml
 
 import dpray
 from dpray.cli import run_command
-from dpray.comparison import compare, measure_paces
+from dpray.comparison import compare, with_paces
 from dpray.config.config import parse_config
 from dpray.pace import Pace, bench, known_pace
 from dpray.report.figures import duration
-from dpray.types import DprayError, InputError
+from dpray.types import DprayError, InputError, Progress
 
 Settings = Callable[..., dict[str, Any]]
 
@@ -112,16 +112,16 @@ def test_all_methods_are_measured_as_they_would_be_chosen(
     settings: Settings, public: str, vocabulary: str, tmp_path: Path
 ) -> None:
     method = {"name": "auto", "records": 20, "dp_kps": {"vocabulary": vocabulary}}
-    config = parse_config(settings(method=method, data__public_size=400, privacy__epsilon=8.0))
-    cache, said = tmp_path / "cache", []
-    assert all(answer.pace is None for answer in compare(config, cache=cache).answers.values())
-    options = {"run": Runs(), "cache": cache, "records": 100, "texts": 6}
-    measure_paces(config, public, said.append, **options)
-    answers = compare(config, cache=cache).answers
-    measured = {name for name, answer in answers.items() if answer.pace is not None}
-    assert measured == {name for name, answer in answers.items() if answer.choice is not None}
-    assert {"dp_kps", "aug_pe"} <= measured
-    assert {progress.stage for progress in said} >= {f"{name}: runs" for name in measured}
+    config = parse_config(settings(method=method, data__public_size=9000, privacy__epsilon=8.0))
+    said: list[Progress] = []
+    compared = compare(config, methods=("dp_kps", "aug_pe"), cache=tmp_path)
+    assert all(answer.pace is None for answer in compared.answers.values())
+    options = {"run": Runs(), "cache": tmp_path, "records": 100, "texts": 6}
+    measured = with_paces(compared, public, said.append, **options).answers
+    for name, answer in measured.items():
+        pace = known_pace(parse_config(compared.tree(name)), tmp_path)
+        assert pace is not None and answer.pace == pace
+    assert {progress.stage for progress in said} == {"dp_kps: runs", "aug_pe: runs"}
 
 
 def test_what_chance_makes_negative_is_none() -> None:
