@@ -108,6 +108,12 @@ class Plan(ABC):
         return {data.label: data.labels} if data.label else {}
 
     @property
+    def checks_records(self) -> bool:
+        """Return whether every record is read before the first mechanism begins, because the method
+        reads them all, or these columns of them, only later: until then a bad one can be mended."""
+        return False
+
+    @property
     def texts_from_columns(self) -> bool:
         """Return whether a text is made from a row's columns, instead of `data.text`."""
         return False

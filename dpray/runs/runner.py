@@ -297,6 +297,7 @@ class Run:
             session.metrics.attempt(attempts - left, epsilon)
             try:
                 self.folder.recover(self._committed(ledger))
+                session.check_records()
                 session.measure_labels()
                 return session, self.release(session)
             # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.

@@ -4,7 +4,7 @@ configuration."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -21,7 +21,7 @@ from dpray.mechanisms.randomness import named_key
 from dpray.methods import part
 from dpray.methods.chain.settings import Chained, ChainSettings
 from dpray.runs.plan import Before, Handed, Plan
-from dpray.types import InputError, OnProgress
+from dpray.types import BudgetRefused, InputError, OnProgress
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class ChainPlan(Plan):
 
     Claim: every number that a mechanism's cost depends on is in these plans, and is fixed before
     the data is opened. A method that is handed what the one before it released puts it into
-    prompts, or among the texts that are voted on, for which its event holds whatever they are. So
-    the run is an adaptive composition and costs `dp_event`. Proof: docs/privacy.md, section 6.11.
+    prompts, among the texts that are voted on, or into the control codes of records, for which its
+    event holds whatever they are. So the run is an adaptive composition and costs `dp_event`.
+    Proof: docs/privacy.md, section 6.11.
     """
 
     settings: ChainSettings
@@ -40,6 +41,14 @@ class ChainPlan(Plan):
     @property
     def method_event(self) -> Event:
         return Composed(tuple(stage.method_event for stage in self.stages.values()))
+
+    @property
+    def column_values(self) -> dict[str, Sequence[str]]:
+        return {c: v for stage in self.stages.values() for c, v in stage.column_values.items()}
+
+    @property
+    def checks_records(self) -> bool:
+        return any(stage.checks_records for stage in self.stages.values())
 
     def audit_targets(self) -> Iterator[Target]:
         for stage in self.stages.values():
@@ -83,7 +92,7 @@ class ChainPlan(Plan):
             "llm_calls": sum(stage["llm_calls"] for stage in stages.values()),
             "stages": stages,
             "warnings": [
-                f"{name}: {warning}"
+                f"{name}: {_renamed(warning, name)}"
                 for name, stage in stages.items()
                 for warning in stage["warnings"]
             ],
@@ -138,9 +147,17 @@ def without_histogram(config: Config) -> Config:
 
 @contextmanager
 def keys_named(stage: str) -> Iterator[None]:
-    """Name the keys of `method` as they stand in the list `methods`, in an InputError."""
+    """Name the keys of `method` as they stand in the list `methods`, in an InputError or a refused
+    charge."""
     try:
         yield
     except InputError as error:
-        place = int(stage.partition("-")[0]) - 1
-        raise InputError(re.sub(r"\bmethod\.(?=[a-z])", f"methods.{place}.", str(error))) from None
+        raise InputError(_renamed(str(error), stage)) from None
+    except BudgetRefused as error:
+        error.detail = _renamed(error.detail, stage)
+        raise
+
+
+def _renamed(words: str, stage: str) -> str:
+    place = int(stage.partition("-")[0]) - 1
+    return re.sub(r"\bmethod\.(?=[a-z])", f"methods.{place}.", words)

@@ -170,6 +170,11 @@ def one_record_each(
     return [records[int(rng.integers(len(records)))] for records in drawn]
 
 
+def most_of_code(max_length: int) -> int:
+    """Return the most tokens of a code with terms: half of `max_length`, less the start token."""
+    return max_length // 2 - 1
+
+
 @dataclass(frozen=True)
 class TextEncoder:
     """Encodes records as token ids. `encode` maps a string to ids without special tokens.
@@ -183,11 +188,6 @@ class TextEncoder:
     start: int
     eos: int
     max_length: int
-
-    @property
-    def most_of_code(self) -> int:
-        """Return the most tokens of a code with terms: half of a text's, less the start."""
-        return self.max_length // 2 - 1
 
     def training_text(self, code: str, text: str) -> TrainingText:
         prompt = (self.start, *self.encode(code))

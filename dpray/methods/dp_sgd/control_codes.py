@@ -19,7 +19,7 @@ from dpray.engines.text import TextCodec
 from dpray.io.records import Piece, list_files
 from dpray.mechanisms.shares import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
-from dpray.methods.dp_sgd.algorithm import TextEncoder
+from dpray.methods.dp_sgd.algorithm import TextEncoder, most_of_code
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.rows import record_rows
 from dpray.training.step import TrainingText
@@ -43,10 +43,15 @@ class ControlCodes:
     def with_sequences(
         self, sequences: Mapping[str, Sequence[Sequence[str]]], label: str | None
     ) -> ControlCodes:
-        """Return the codes with terms: for every label its own, where the codes name the label."""
+        """Return the codes with terms: for every label its own, where the codes name the label. A
+        sequence names each of its terms once, as the code of a record does."""
+        distinct = {
+            one: [tuple(dict.fromkeys(terms)) for terms in of_label]
+            for one, of_label in sequences.items()
+        }
         if label not in self.names:
-            sequences = {"": list(chain.from_iterable(sequences.values()))}
-        return replace(self, sequences=sequences)
+            distinct = {"": list(chain.from_iterable(distinct.values()))}
+        return replace(self, sequences=distinct)
 
     def code(self, values: Mapping[str, str], terms: Sequence[str] = ()) -> str:
         """Return what stands before a text with these values of its columns, and these terms:
@@ -78,15 +83,24 @@ class ControlCodes:
         most, matcher = max(map(len, sequences), default=0), TermMatcher(terms)
         return lambda text: [terms[number] for number in matcher.first_terms(text, most)]
 
-    def draw_terms(self, labels: Sequence[str]) -> list[Sequence[str]]:
-        """Return a sequence of its label for each text: one after the other, and then from the
-        first again; none where the label has none."""
-        turns = {label: cycle(of_label) for label, of_label in self.sequences.items() if of_label}
+    def draw_terms(self, labels: Sequence[str], rng: np.random.Generator) -> list[Sequence[str]]:
+        """Draw a sequence of its label for each text: all of them in a random order, and then in
+        the same order again; none where the label has none. `rng` is public."""
+        turns = {
+            label: cycle([of_label[place] for place in rng.permutation(len(of_label))])
+            for label, of_label in self.sequences.items()
+            if of_label
+        }
         return [next(turns[label]) if label in turns else () for label in labels]
 
-    def longest(self, length: Callable[[str], int]) -> str:
-        """Return the code of each column's longest value."""
-        return self.code({column: max(self.values[column], key=length) for column in self.names})
+    def longest(self, length: Callable[[str], int], terms: Sequence[str] = ()) -> str:
+        """Return the longest code with these terms, by one column's values after the other's."""
+        longest = {column: next(iter(self.values[column])) for column in self.names}
+        for column in self.names:
+            tried = {value: longest | {column: value} for value in self.values[column]}
+            lengths = {value: length(self.code(one, terms)) for value, one in tried.items()}
+            longest[column] = max(lengths, key=lengths.__getitem__)
+        return self.code(longest, terms)
 
 
 def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
@@ -125,13 +139,6 @@ def text_encoder(engine: EngineConfig, settings: DpSgdSettings) -> TextEncoder:
     return TextEncoder(codec.ids, codec.start_id, codec.eos_ids[0], settings.max_length)
 
 
-def check_rows(data: DataConfig, codes: ControlCodes) -> None:
-    """Read every record once, and keep none. Raises InputError that names the row."""
-    for file in list_files(data.path):
-        for _ in record_rows(Piece(file), data, codes.values):
-            pass
-
-
 def unit_texts(
     data: DataConfig, encoder: TextEncoder, codes: ControlCodes, shard: int, shards: int
 ) -> Iterator[tuple[str, int, TrainingText]]:
@@ -152,5 +159,6 @@ def unit_texts(
         unit = f"{number}" if data.unit is None else row["unit"]
         if shard_of(unit, shards) == shard:
             terms = terms_in(row["text"])
-            code = codes.fitting(row["columns"], terms, encoder.encode, encoder.most_of_code)
+            most = most_of_code(encoder.max_length)
+            code = codes.fitting(row["columns"], terms, encoder.encode, most)
             yield unit, row["rank"], encoder.training_text(code, row["text"])

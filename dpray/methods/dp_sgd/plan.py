@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.auditing.target import Target
-from dpray.config.config import Config
+from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine
 from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
-from dpray.methods.dp_sgd.algorithm import DpSgd
+from dpray.methods.dp_sgd.algorithm import DpSgd, most_of_code
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.plan import Before, Handed, Losses, Plan, resolved_noise
@@ -54,8 +54,13 @@ class DpSgdPlan(Plan):
         from dpray.runs.engine import check_loads, with_absolute_model
         from dpray.training.model import load_loss
 
-        model = with_absolute_model(self.config.engine).model
-        check_loads(self.config, partial(load_loss, model, self.settings), on_progress)
+        engine = with_absolute_model(self.config.engine)
+
+        def load() -> None:
+            check_lengths(engine, self.settings, self.codes)
+            load_loss(engine.model, self.settings)
+
+        check_loads(self.config, load, on_progress)
 
     @property
     def method_event(self) -> Event:
@@ -68,6 +73,10 @@ class DpSgdPlan(Plan):
         from dpray.methods.dp_sgd.audit import targets
 
         return targets(self.method)
+
+    @property
+    def checks_records(self) -> bool:
+        return True
 
     @property
     def fewest_records(self) -> int:
@@ -153,7 +162,9 @@ def make_plan(config: Config, settings: DpSgdSettings, before: Before | None = N
     `privacy.epsilon`, or do not fit the model, where that is a folder here."""
     codes = control_codes(config.data, settings)
     if is_at_hand(config.engine.model):
-        check_lengths(config, settings, codes)
+        check_lengths(config.engine, settings, codes)
+        if before is not None:
+            check_terms(config.engine, settings, codes, before.handed)
     size = config.data.public_size
     if settings.batch_size > size:
         raise InputError(
@@ -185,18 +196,33 @@ def make_plan(config: Config, settings: DpSgdSettings, before: Before | None = N
     return plan.affordable(mechanism.noise_multiplier)
 
 
-def check_lengths(config: Config, settings: DpSgdSettings, codes: ControlCodes) -> None:
+def check_lengths(engine: EngineConfig, settings: DpSgdSettings, codes: ControlCodes) -> None:
     """Raise InputError where `method.max_length` is more than the model's context, or leaves no
     token for a text after its control code."""
-    codec = TextCodec(resolve_model(config.engine.model), config.engine.max_model_len)
+    codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
     if settings.max_length > codec.context_length:
         raise InputError(
             f"method.max_length: {settings.max_length} is more than the context of the model, "
             f"{codec.context_length} tokens"
         )
-    longest = 1 + len(codec.ids(codes.longest(lambda value: len(codec.ids(value)))))
+    longest = 1 + len(codec.ids(codes.longest(lambda code: len(codec.ids(code)))))
     if longest >= settings.max_length:
         raise InputError(
             f"method.max_length: {settings.max_length} leaves nothing for a text: a control code "
             f"has {longest} tokens"
         )
+
+
+def check_terms(
+    engine: EngineConfig, settings: DpSgdSettings, codes: ControlCodes, handed: Handed
+) -> None:
+    """Raise InputError where `method.max_length` leaves out every term of a control code."""
+    codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
+    most = most_of_code(settings.max_length)
+    for terms in chain.from_iterable(handed.terms.values()):
+        needs = len(codec.ids(codes.longest(lambda code: len(codec.ids(code)), terms[:1])))
+        if needs > most:
+            raise InputError(
+                f"method.max_length: {settings.max_length} has room for {most} tokens of a control "
+                f"code, and one with the longest label and term has {needs}"
+            )

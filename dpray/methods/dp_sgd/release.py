@@ -26,10 +26,10 @@ from dpray.engines.requests import Request, answered
 from dpray.engines.text import TextCodec
 from dpray.io.files import disk_is_full, sha256_of, sync_all
 from dpray.mechanisms.randomness import NOISE_SOURCE
-from dpray.methods.dp_sgd.algorithm import fine_tune
-from dpray.methods.dp_sgd.control_codes import check_rows, draw_values, text_encoder, unit_texts
-from dpray.methods.dp_sgd.plan import DpSgdPlan, check_lengths
-from dpray.runs.cluster import ended_for_memory, is_local
+from dpray.methods.dp_sgd.algorithm import fine_tune, most_of_code
+from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
+from dpray.methods.dp_sgd.plan import DpSgdPlan
+from dpray.runs.cluster import ended_for_memory
 from dpray.runs.engine import with_absolute_model
 from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
 from dpray.runs.placement import gpus_of_rank
@@ -47,16 +47,11 @@ DpSgdSession = Session[DpSgdPlan]
 def release(session: DpSgdSession) -> Release:
     plan, config, settings = session.plan, session.config, session.plan.settings
     going_on = session.going_on
-    if session.published(MODEL) is None:
-        if is_local(config):
-            check_lengths(config, settings, plan.codes)
-        if not session.has_begun:
-            check_rows(config.data, plan.codes)
-        if not plan.not_private:
-            session.going_on = (
-                "the same command goes on from the last checkpoint: the steps after it, "
-                f"{plan.checkpoint_steps} at most, are charged again"
-            )
+    if session.published(MODEL) is None and not plan.not_private:
+        session.going_on = (
+            "the same command goes on from the last checkpoint: the steps after it, "
+            f"{plan.checkpoint_steps} at most, count again"
+        )
     files: dict[str, str] = session.publish_once(MODEL, lambda: train(session))["files"]
     session.going_on = going_on
     if hashes(released_folder(session)) != files:
@@ -201,14 +196,16 @@ def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> li
     """
     plan, settings, label = session.plan, session.plan.settings, session.config.data.label
     tuned = session.config.engine.model_copy(update={"model": str(tuned_folder(session))})
-    codec, encoder = TextCodec(tuned.model, tuned.max_model_len), text_encoder(tuned, settings)
-    sequences = plan.codes.draw_terms([values.get(label or "", "") for values in drawn])
+    codec = TextCodec(tuned.model, tuned.max_model_len)
+    labels = [values.get(label or "", "") for values in drawn]
+    sequences = plan.codes.draw_terms(labels, session.public_generator("control-terms"))
     codes = [
-        plan.codes.fitting(values, terms, encoder.encode, encoder.most_of_code)
+        plan.codes.fitting(values, terms, codec.ids, most_of_code(settings.max_length))
         for values, terms in zip(drawn, sequences, strict=True)
     ]
     prompts = {code: PlainPrompt(code) for code in codes}
-    room = {c: settings.max_length - len(codec.encode(prompt)) for c, prompt in prompts.items()}
+    left = {c: settings.max_length - len(codec.encode(prompt)) for c, prompt in prompts.items()}
+    room = {code: max(1, tokens) for code, tokens in left.items()}
 
     def request(number: int, attempt: int) -> Request:
         code = codes[number]
@@ -246,7 +243,7 @@ def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> di
             f"{method.mechanism.sampling_probability:g}, independently, and brings one record",
             "control_values": {name: dict(shares) for name, shares in plan.shares.items()},
             "control_terms": "sequences that the method before this one released"
-            if plan.codes.sequences
+            if any(plan.codes.sequences.values())
             else "none",
             "texts": "ordinary sampling from the tuned model: post-processing",
         },

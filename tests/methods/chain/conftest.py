@@ -23,7 +23,7 @@ OF_LABEL = {"a": {"fever", "cough", "pain"}, "b": {"rash", "itch", "sleep"}}
 
 class Watched:
     """Keeps the prompts that reach the real engine, and how far the run said it was; raises at the
-    first progress that begins with `stop_at`, and before a training step."""
+    first progress that begins with `stop_at`, and before the training step `stop_at_step`."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine

@@ -136,6 +136,11 @@ def test_the_audit_covers_every_method(config: Make) -> None:
     assert found["holds"]
 
 
+def test_codes_without_room_for_a_term_are_refused(config: Make) -> None:
+    with pytest.raises(InputError, match=r"methods\.1\.max_length: 20 has room for 9 tokens of"):
+        chain(config(*KPS_SGD, dp_sgd__max_length=20))
+
+
 def test_a_configuration_reads_as_it_was_written(config: Make) -> None:
     run = config(*KPS_AUG)
     assert parse_config(plain(run)) == run

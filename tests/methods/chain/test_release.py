@@ -179,6 +179,28 @@ def test_steps_that_the_whole_epsilon_does_not_pay_for_are_refused(
     ledger.close()
 
 
+KINDS = {
+    "dp_sgd__control_columns": {"label": "label", "kind": "kind"},
+    "dp_sgd__control_values": {"kind": {"x": 0.5, "y": 0.5}},
+}
+
+
+def test_a_bad_value_of_a_control_column_is_found_before_anything_is_drawn(
+    config: Make, watched: Watched
+) -> None:
+    run = config("dp_kps", "dp_sgd", **KINDS)
+    data = Path(run.data.path)
+    rows = [json.loads(line) | {"kind": "x"} for line in data.read_text().splitlines()]
+    rows[150]["kind"] = "oops"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match=r"row 151: the value of column 'kind'"):
+        watched.run(run)
+    rows[150]["kind"] = "y"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    watched.run(run)
+    assert Counter(record["control"]["kind"] for record in lines(run)) == {"x": 2, "y": 2}
+
+
 def test_a_chain_that_began_takes_no_other_shares(config: Make, watched: Watched) -> None:
     watched.stop_at = "2-aug_pe: iteration 1"
     with pytest.raises(Resumable):

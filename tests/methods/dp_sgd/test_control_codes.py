@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpray import registry as methods
@@ -27,10 +29,12 @@ from tests.runs.outcomes import lines
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def texts_of(config: Config, shard: int = 0, shards: int = 1) -> list[tuple[str, TrainingText]]:
+def texts_of(
+    config: Config, shard: int = 0, shards: int = 1, terms: dict[str, list[list[str]]] | None = None
+) -> list[tuple[str, TrainingText]]:
     assert isinstance(config.method, DpSgdSettings)
     encoder = text_encoder(config.engine, config.method)
-    codes = control_codes(config.data, config.method)
+    codes = control_codes(config.data, config.method).with_sequences(terms or {}, "label")
     texts = unit_texts(config.data, encoder, codes, shard, shards)
     return [(unit, text) for unit, _, text in texts]
 
@@ -48,6 +52,7 @@ def test_control_codes_are_the_papers() -> None:
     assert ControlCodes({}, {}).code({}) == ""
 
 
+RNG = np.random.default_rng(0)
 TERMED = ControlCodes({"label": "Kind"}, {}).with_sequences(
     {"a": [["rash", "sore throat"], ["fever"]], "b": [["itch"]]}, "label"
 )
@@ -71,10 +76,48 @@ def test_terms_that_leave_a_text_no_room_are_left_out() -> None:
 
 
 def test_texts_are_written_with_the_sequences_of_their_label_in_turn() -> None:
-    drawn = TERMED.draw_terms(["a", "b", "a", "a", "c"])
-    assert drawn == [["rash", "sore throat"], ["itch"], ["fever"], ["rash", "sore throat"], ()]
-    without = ControlCodes({}, {}).with_sequences({"a": [["rash"]], "b": [["itch"]]}, "label")
-    assert without.draw_terms(["", "", ""]) == [["rash"], ["itch"], ["rash"]]
+    first, other, second, again, none = TERMED.draw_terms(["a", "b", "a", "a", "c"], RNG)
+    assert {first, second} == {("rash", "sore throat"), ("fever",)} and again == first
+    assert other == ("itch",) and none == ()
+
+
+def test_texts_without_a_label_have_the_sequences_of_all_labels() -> None:
+    many = {label: [[f"{label}{number}"] for number in range(50)] for label in "abcd"}
+    codes = ControlCodes({}, {}).with_sequences(many, "label")
+    labels = Counter(terms[0][0] for terms in codes.draw_terms([""] * 40, RNG))
+    assert set(labels) == set("abcd")
+
+
+def test_a_sequence_names_a_term_once_as_a_training_code_does() -> None:
+    codes = TERMED.with_sequences({"a": [["rash", "fever", "rash"]]}, "label")
+    assert codes.draw_terms(["a"], RNG) == [("rash", "fever")]
+    assert codes.terms_in()("rash, fever, itch") == ["rash", "fever"]
+
+
+def test_the_longest_code_is_found_as_a_whole() -> None:
+    codes = ControlCodes({"kind": "Kind"}, {"kind": {"aa": 0.5, "b": 0.5}})
+    # In its code the value of fewer letters has more tokens, as where a tokenizer splits it.
+    assert codes.longest(lambda code: 9 if "b" in code else 1) == "Kind: b\n"
+    assert codes.longest(len, ["x"]) == "Kind: aa | Terms: x\n"
+
+
+def test_training_texts_begin_with_the_terms_that_they_have(
+    config: Callable[..., Config], records_file: Path
+) -> None:
+    row = json.loads(records_file.read_text().splitlines()[0]) | {"text": "a cough and a fever"}
+    records_file.write_text(json.dumps(row) + "\n")
+    terms = {"a": [["fever", "cough"]], "b": [["itch"]]}
+    decode = TextCodec(config().engine.model, None).tokenizer.decode
+
+    def code(max_length: int) -> str:
+        [(_, text)] = texts_of(config(method__max_length=max_length), terms=terms)
+        assert text.given < max_length
+        return decode(text.ids[1 : text.given])
+
+    whole, kind = code(200), f"label: {row['label']}"
+    assert whole == f"{kind} | Terms: cough, fever\n"
+    shorter = {code(length) for length in range(24, 72, 4)}
+    assert shorter == {f"{kind}\n", f"{kind} | Terms: cough\n", whole}
 
 
 def test_control_columns_stand_in_every_code(

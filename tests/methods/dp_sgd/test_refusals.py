@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from dpray import registry as methods
 from dpray.config.config import Config
+from dpray.methods.dp_sgd.plan import DpSgdPlan
+from dpray.runs.engine import build_engine
 from dpray.types import DprayError, InputError
 from tests.runs.outcomes import open_budget
 
@@ -84,3 +87,14 @@ def test_a_model_that_cannot_be_tuned_costs_nothing(
     account = ledger.account("notes")
     ledger.close()
     assert account is not None and account.spent.epsilon == 0
+
+
+def test_lengths_are_checked_where_the_model_is_before_the_charge(
+    config: Callable[..., Config],
+) -> None:
+    """The plan of a model that is on a hub cannot know its context."""
+    plan = methods.make_plan(config())
+    assert isinstance(plan, DpSgdPlan)
+    longer = plan.settings.model_copy(update={"max_length": 400})
+    with pytest.raises(InputError, match=r"max_length: 400 is more .*; nothing was charged"):
+        replace(plan, settings=longer).try_models(build_engine, lambda progress: None)
