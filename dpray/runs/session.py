@@ -190,27 +190,35 @@ class Session(Generic[P]):
         """Return the output of a mechanism of the plan, or None where it is not published yet."""
         return self.folder.published_output(f"{unit}.json")
 
-    def publish_once(self, unit: str, mechanism: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def publish_once(
+        self, unit: str, mechanism: Callable[[], dict[str, Any]], *, pays_for_repeats: bool = False
+    ) -> dict[str, Any]:
         """Return the output of one mechanism of the plan, which the ledger begins and which is run
         and published once.
 
-        An output that was published before is returned as it is. A mechanism lost with its machine
-        before it published runs again (nobody has seen its output), or does not, as
-        `privacy.lost_batches` says. Errors of the input have to be found before: once a run has
-        begun, neither the records nor the configuration may be corrected.
+        An output that was published before is returned as it is. A mechanism that was lost or
+        interrupted before it published runs again (nobody has seen its output), or does not, as
+        `privacy.lost_batches` says; one that `pays_for_repeats` itself always may. Errors of the
+        input have to be found before: once a run has begun, neither the records nor the
+        configuration may be corrected.
         """
         if (found := self.published(unit)) is not None:
             return found
         key = self.key()
-        self._refuse_lost(key, unit)
+        drops = self.config.privacy.lost_batches == "drop" and not pays_for_repeats
+        self._refuse_failed(key, unit)
+        if drops and unit in {name for name, _ in self.ledger.unfinished(key)}:
+            raise _dropped(unit)
         self.ledger.begin(key, self.attempt_id, [unit])
         try:
             output = mechanism()
-        except Exception as error:
-            if not may_run_again(error):
+        except BaseException as error:
+            if isinstance(error, Exception) and not may_run_again(error):
                 # What a task on Ray raised is in a wrapper, whose name is no class's.
                 raised = find_error(error, Exception) or error
                 self.ledger.fail(key, unit, self.attempt_id, type(raised).__name__)
+            elif drops and not isinstance(error, InputError):
+                raise _dropped(unit) from error
             raise
         self.publish(f"{unit}.json", {unit: output})
         released = self.published(unit)
@@ -225,19 +233,13 @@ class Session(Generic[P]):
         self.ledger.publish_many(self.key(), self.attempt_id, units)
         self.folder.publish(file)
 
-    def _refuse_lost(self, key: str, unit: str) -> None:
+    def _refuse_failed(self, key: str, unit: str) -> None:
         failed = dict(self.ledger.failed(key))
         if unit in failed:
             raise DprayError(
                 f"{unit} failed with {failed[unit][1]}; a mechanism that raised itself, or "
                 f"for which the memory did not suffice, is never repeated, so this run cannot be "
                 f"finished; its charge stays spent"
-            )
-        lost = {name for name, _ in self.ledger.unfinished(key)}
-        if self.config.privacy.lost_batches == "drop" and unit in lost:
-            raise DprayError(
-                f"{unit} was lost with its machine, and privacy.lost_batches: drop says that "
-                f"nothing is repeated: this run cannot be finished"
             )
 
     def measure_labels(self) -> None:
@@ -346,6 +348,13 @@ class LabelCounter:
 
     def counts(self) -> npt.NDArray[np.int64]:
         return self._counts_N
+
+
+def _dropped(unit: str) -> DprayError:
+    return DprayError(
+        f"{unit} had begun and was lost, and privacy.lost_batches: drop says that nothing is "
+        f"repeated: this run cannot be finished; its charge stays spent"
+    )
 
 
 def noisy_labels(shards: Shards, histogram: LabelHistogram) -> dict[str, Any]:

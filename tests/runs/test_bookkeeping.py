@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -164,15 +164,10 @@ def test_what_people_keep_in_private_survives_the_run(config: Callable[..., Conf
     assert Ledger.open(f"sqlite:///{ledger}").names() == ["notes"]
 
 
-def test_a_mechanism_that_raised_on_ray_is_never_repeated(config: Callable[..., Config]) -> None:
-    """Ray raises a class of its own for it, `RayTaskError(KeyError)`, which is no class's name."""
-    run = config()
+@contextmanager
+def session_of(run: Config) -> Iterator[Session[Any]]:
+    """A session of a run that is charged."""
     plan, unit = make_plan(run), ("record", "add_or_remove_one")
-
-    def raises() -> Any:
-        found: Any = RayTaskError("call", "Traceback", KeyError("Marlowe"))
-        raise found.as_instanceof_cause()
-
     with (
         closing(Ledger.create_or_open(run.privacy.ledger)) as ledger,
         closing(ReleaseFolder(run.output.path)) as folder,
@@ -180,11 +175,36 @@ def test_a_mechanism_that_raised_on_ray_is_never_repeated(config: Callable[..., 
         cost = Budget(plan.cost.epsilon, plan.cost.delta)
         ledger.create_dataset("notes", cost, *unit)
         ledger.reserve("notes", {"run": (plan.dp_event, cost)}, *unit)
-        session = Session(
-            plan, folder, ledger, "run", "0" * 32, lambda progress: None, build_engine
-        )
+        yield Session(plan, folder, ledger, "run", "0" * 32, lambda progress: None, build_engine)
+
+
+def test_a_mechanism_that_raised_on_ray_is_never_repeated(config: Callable[..., Config]) -> None:
+    """Ray raises a class of its own for it, `RayTaskError(KeyError)`, which is no class's name."""
+
+    def raises() -> Any:
+        found: Any = RayTaskError("call", "Traceback", KeyError("Marlowe"))
+        raise found.as_instanceof_cause()
+
+    with session_of(config()) as session:
         with pytest.raises(KeyError):
             session.publish_once("counts", raises)
-        assert dict(ledger.failed("run"))["counts"][1] == "KeyError"
+        assert dict(session.ledger.failed("run"))["counts"][1] == "KeyError"
         with pytest.raises(DprayError, match=r"counts failed with KeyError.* never repeated"):
             session.publish_once("counts", dict)
+
+
+@pytest.mark.parametrize("fault", [Resumable("no room; the same command goes on"), SystemExit(143)])
+def test_what_is_not_repeated_does_not_promise_to_go_on(
+    config: Callable[..., Config], fault: BaseException
+) -> None:
+    def raises() -> Any:
+        raise fault
+
+    with session_of(config(privacy__lost_batches="drop")) as session:
+        for mechanism in (raises, dict):
+            with pytest.raises(DprayError, match=r"drop says .* cannot be finished") as stopped:
+                session.publish_once("counts", mechanism)
+            assert not isinstance(stopped.value, Resumable)
+        with pytest.raises(type(fault)):
+            session.publish_once("model", raises, pays_for_repeats=True)
+        assert session.publish_once("model", dict, pays_for_repeats=True) == {}

@@ -52,7 +52,8 @@ def release(session: DpSgdSession) -> Release:
             "the same command goes on from the last checkpoint: the steps after it, "
             f"{plan.checkpoint_steps} at most, count again"
         )
-    files: dict[str, str] = session.publish_once(MODEL, lambda: train(session))["files"]
+    trained = session.publish_once(MODEL, lambda: train(session), pays_for_repeats=True)
+    files: dict[str, str] = trained["files"]
     session.going_on = going_on
     if hashes(released_folder(session)) != files:
         raise DprayError("private/model: the tuned model is not there, or altered")
