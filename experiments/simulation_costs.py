@@ -260,14 +260,14 @@ class Answering:
         self._places += 1
         if self._places > 1:
             await asyncio.sleep(3600)
-        return Answer([], is_ready=True, is_idle=True)
+        return Answer("", [], is_ready=True, is_idle=True)
 
     async def take(self, _: Any, number: int, *__: Any) -> list[str]:
         self._names = [f"{number}/{each}" for each in range(TASK)]
         return self._names
 
     async def more(self) -> Answer:
-        return Answer(outcomes(self._names), is_ready=True, is_idle=False)
+        return Answer("", outcomes(self._names), is_ready=True, is_idle=False)
 
 
 def _answer(config: Any, make: Callable[[], Any], places: int, answers: int = 400) -> float:

@@ -140,6 +140,15 @@ class LostTooOften(Exception):
         self.last = last
 
 
+class EndedForMemory(Exception):
+    """Ray ended a worker of a pool for want of memory, while those with these `attempt_ids` were at
+    work: this one, and the others. Whose rows filled a machine's memory is not known."""
+
+    def __init__(self, attempt_ids: frozenset[str]) -> None:
+        super().__init__(attempt_ids)
+        self.attempt_ids = attempt_ids
+
+
 def reason_to_repeat(error: Exception) -> str | None:
     """Say why the units under way may run again at no cost: a machine was lost or a model failed,
     and nobody saw any output. Returns None where they may not, because dpray's own code raised or

@@ -28,6 +28,9 @@ under the name of the rows' column of groups."""
 
 
 class GroupWorker(Protocol):
+    attempt_id: str
+    """The ledger knows by it which groups this worker has begun."""
+
     def work(self, tasks: Iterable[list[Row]]) -> Generator[Outcome]:
         """Yield an outcome for each group. If a task holds any row of a group, it holds all of
         them. The next task is taken when there is room for it. Raises EngineError where the engine
@@ -39,9 +42,11 @@ class GroupWorker(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """An `Answer` holds outcomes. `is_ready` says that the actor waits for a slice, or to be told
-    that there is none (`GroupActor.finish`), and `is_idle` that nothing is under way."""
+    """An `Answer` holds outcomes of the worker with this `attempt_id`. `is_ready` says that the
+    actor waits for a slice, or to be told that there is none (`GroupActor.finish`), and `is_idle`
+    that nothing is under way."""
 
+    attempt_id: str
     outcomes: list[Outcome]
     is_ready: bool
     is_idle: bool
@@ -114,7 +119,8 @@ class GroupActor:
         return self._answer(outcomes)
 
     def _answer(self, outcomes: list[Outcome]) -> Answer:
-        return Answer(outcomes, self._is_ready, self._is_idle)
+        assert not isinstance(self._worker, WorkerError)
+        return Answer(self._worker.attempt_id, outcomes, self._is_ready, self._is_idle)
 
     def _decode(self, slices: SimpleQueue[list[pa.Table] | None]) -> None:
         """Have the worker work until there are no more slices; in the engine's thread."""

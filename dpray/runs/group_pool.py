@@ -16,7 +16,14 @@ from ray.exceptions import RayActorError, RayError
 
 from dpray.config.config import Config
 from dpray.engines.base import EngineError
-from dpray.runs.cluster import LostTooOften, find_error, never_repeated, was_lost
+from dpray.runs.cluster import (
+    EndedForMemory,
+    LostTooOften,
+    ended_for_memory,
+    find_error,
+    never_repeated,
+    was_lost,
+)
 from dpray.runs.engine import WorkerError
 from dpray.runs.group_actor import Answer, GroupActor, GroupWorker, Outcome
 
@@ -57,8 +64,8 @@ class GroupPool:
 
         Raises the error that ended a task, and at the end the one with which a block was lost, or
         groups that no other actor may take: `LostTooOften` for those that would be repeated once
-        more. Running out of memory is raised at once, and so is the reason why a worker cannot be
-        made in the first place (InputError or EngineError).
+        more. Running out of memory is raised at once, as `EndedForMemory`, and so is the reason why
+        a worker cannot be made in the first place (InputError or EngineError).
         """
         self._slices = _Slices(blocks, slices)
         number = min(self._actors, len(blocks) * slices)
@@ -116,6 +123,8 @@ class GroupPool:
         """Put the groups that a lost actor leaves back, and start another one in its place, or give
         the place up where that happened too often. Raises what is no loss, and the error where no
         place is left."""
+        if ended_for_memory(error):
+            raise EndedForMemory(frozenset(p.attempt_id for p in self._places)) from error
         if not (was_lost(error) or place.engine_failed(error)):
             raise error
         for lost in place.slices:
@@ -211,6 +220,7 @@ class _Place:
         # No slice waits for a machine.
         self.slices: list[_Slice] = []
         self._names: Any = None
+        self.attempt_id = ""
         self.call: Any = self._actor.load.remote()
 
     @property
@@ -240,7 +250,7 @@ class _Place:
         answer: Answer | WorkerError = ray.get(self.call)
         if isinstance(answer, WorkerError):
             raise answer.error()
-        self._was_made = True
+        self._was_made, self.attempt_id = True, answer.attempt_id
         if self._names is not None:
             self._name_groups()
         if answer.outcomes:

@@ -309,7 +309,7 @@ class Run:
                 if isinstance(error, DprayError):
                     raise
                 if cluster.ended_for_memory(error):
-                    raise self._ended_for_memory(session) from error
+                    raise self._ended_for_memory(session, error) from error
                 last = error.last if isinstance(error, cluster.LostTooOften) else error
                 if (why := cluster.reason_to_repeat(last)) is None:
                     raise DprayError(
@@ -328,13 +328,15 @@ class Run:
         shas = {sha for _, (_, sha) in ledger.published(self.run_id)}
         return shas.__contains__
 
-    def _ended_for_memory(self, session: Session[Any]) -> DprayError:
-        """Record as failed the units that the attempt began and did not publish, after Ray ended
-        a process for want of memory; return the error that stops the run."""
+    def _ended_for_memory(self, session: Session[Any], error: Exception) -> DprayError:
+        """Record as failed the units that workers were at when Ray ended a process for want of
+        memory, and not those that had been lost before; return the error that stops the run."""
         what = "Ray ended a process of the run because its machine was low on memory"
+        ended = cluster.find_error(error, cluster.EndedForMemory)
+        at_work = frozenset() if ended is None else ended.attempt_ids
         for unit, attempt in list(session.ledger.unfinished(self.run_id)):
             # How much memory it needs depends on the private rows.
-            if attempt.startswith(session.attempt_id):
+            if attempt in at_work:
                 session.ledger.fail(self.run_id, unit, attempt, "OutOfMemoryError")
         failed = [unit for unit, _ in session.ledger.failed(self.run_id)]
         if not failed:

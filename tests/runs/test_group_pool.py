@@ -18,7 +18,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from dpray.config.config import Config, parse_config
 from dpray.engines.base import EngineError
 from dpray.io.records import Piece
-from dpray.runs.cluster import LostTooOften, ended_for_memory, was_lost
+from dpray.runs.cluster import EndedForMemory, LostTooOften, ended_for_memory, was_lost
 from dpray.runs.group_actor import slice_of, tasks
 from dpray.runs.group_pool import GroupPool, _Slices
 from dpray.runs.groups import MOST_BLOCKS, block_count
@@ -95,8 +95,8 @@ def workers(folder: Path, fault: str = "", moment: str = "in it") -> Callable[[]
 
         class Worker:
             def __init__(self) -> None:
-                self.name = uuid.uuid4().hex
-                (folder / f"made-{self.name}").touch()
+                self.attempt_id = uuid.uuid4().hex
+                (folder / f"made-{self.attempt_id}").touch()
                 self.starts = 0
                 if fault == "never made":
                     raise EngineError("there is no GPU")
@@ -115,7 +115,7 @@ def workers(folder: Path, fault: str = "", moment: str = "in it") -> Callable[[]
                     batch = under_way.pop(0)["batch"]
                     if batch == "5":
                         self.strike("in it")
-                    yield {"batch": batch, "worker": self.name, "starts": self.starts}
+                    yield {"batch": batch, "worker": self.attempt_id, "starts": self.starts}
                     if batch == "5":
                         self.strike("after it")
 
@@ -130,10 +130,13 @@ def workers(folder: Path, fault: str = "", moment: str = "in it") -> Callable[[]
                 while not (folder / "came-17").exists():
                     time.sleep(0.01)
                 is_first = not (folder / "struck").exists()
-                (folder / "struck").touch()
+                with open(folder / "struck", "a") as file:
+                    print(self.attempt_id, file=file)
                 what = fault.removesuffix(" once")
                 if what != fault and not is_first:
                     return
+                if what == "dies, then low on memory" and not is_first:
+                    what = "low on memory"
                 if what == "low on memory":
                     raise OutOfMemoryError("the node was running low on memory")
                 if what == "our own code raises":
@@ -256,14 +259,20 @@ class TestOnRay:
         assert error is not None and was_lost(error) and not isinstance(error, RayActorError)
         assert len(list(tmp_path.glob("made-*"))) == 1
 
-    @pytest.mark.parametrize("fault", ["low on memory", "our own code raises"])
+    @pytest.mark.parametrize(
+        "fault", ["low on memory", "dies, then low on memory", "our own code raises"]
+    )
     def test_what_is_no_loss_ends_the_execution_and_is_not_repeated(
         self, config: Config, tmp_path: Path, fault: str
     ) -> None:
         found, error = work(config, tmp_path, fault)
         assert error is not None and not was_lost(error)
-        assert ended_for_memory(error) is (fault == "low on memory")
-        assert "5" not in found and begun(tmp_path)["5"] == 1
+        assert ended_for_memory(error) is isinstance(error, EndedForMemory)
+        assert isinstance(error, EndedForMemory) is ("low on memory" in fault)
+        *before, struck = (tmp_path / "struck").read_text().split()
+        assert "5" not in found and begun(tmp_path)["5"] == len(before) + 1
+        if isinstance(error, EndedForMemory):
+            assert struck in error.attempt_ids and error.attempt_ids.isdisjoint(before)
 
     def test_a_worker_that_cannot_be_made_is_said_as_it_is(
         self, config: Config, tmp_path: Path

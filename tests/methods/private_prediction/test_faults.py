@@ -30,7 +30,7 @@ from dpray.engines.transformers import TransformersEngine
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import bound_copies, group_rows
 from dpray.methods.private_prediction.rows import placeholder
-from dpray.runs.cluster import LostTooOften
+from dpray.runs.cluster import EndedForMemory, LostTooOften
 from dpray.types import DprayError, InputError, Resumable
 from tests.integration.fault_driver import Words, watched
 
@@ -188,7 +188,7 @@ def test_what_a_text_says_is_no_want_of_memory(error: Exception, name: str) -> N
 def test_what_ray_ends_for_want_of_memory_has_failed(
     config: Callable[..., Config], engine: Engine, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    """Ray's error on its way out of Ray Data; begun: with batches under way."""
+    """Begun: with batches under way, beside two that another actor was lost with."""
 
     decode = run_module.decode
 
@@ -197,8 +197,11 @@ def test_what_ray_ends_for_want_of_memory_has_failed(
         if begun:
             yield next(decoded)
             session, batches = arguments
-            session.ledger.begin(session.key(), f"{session.attempt_id}.an-actor", batches[4:6])
-        raise EndedByRay("1 worker(s) were killed due to the node running low on memory: 0/4")
+            at_work = f"{session.attempt_id}.at-work"
+            session.ledger.begin(session.key(), at_work, batches[4:6])
+            session.ledger.begin(session.key(), f"{session.attempt_id}.lost", batches[6:8])
+        error = EndedByRay("1 worker(s) were killed due to the node running low on memory: 0/4")
+        raise EndedForMemory(frozenset([at_work, ""]) if begun else frozenset()) from error
 
     made, faulty = config(), Faulty(engine)
     with monkeypatch.context() as patch:
@@ -212,6 +215,7 @@ def test_what_ray_ends_for_want_of_memory_has_failed(
     ledger = Ledger.open(made.privacy.ledger)
     run_id = json.loads((Path(made.output.path) / "run.json").read_text())["run_id"]
     assert [reason for _, (_, reason) in ledger.failed(run_id)] == ["OutOfMemoryError"] * 2
+    assert {attempt.rpartition(".")[2] for _, attempt in ledger.unfinished(run_id)} == {"lost"}
     with pytest.raises(DprayError, match=r"failed with OutOfMemoryError .*never repeated"):
         run(made, faulty)
 
