@@ -54,8 +54,13 @@ def zero_config(stage: int) -> dict[str, Any]:
     if stage in (1, 2):
         zero["compute_grad_norm"] = False
     if stage == 3:
-        # Layers are to be given up once they have run, and few gathered ahead.
-        zero |= {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": BUCKET}
+        # Layers are to be given up once they have run, and few gathered ahead: each module that
+        # runs gathers another bucket, so that all of them together need a bound, too.
+        zero |= {
+            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": BUCKET,
+            "stage3_max_live_parameters": BUCKET,
+        }
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

@@ -34,6 +34,7 @@ from tests.integration.zero_ranks import (
     STAGES,
     STD,
     TUNINGS,
+    deep_llama,
     flat,
     in_parts,
     plan,
@@ -68,6 +69,7 @@ class Saved:
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder, ranks = tmp_path_factory.mktemp("zero"), request.param
     gpt2().save_pretrained(folder / "base")
+    deep_llama().save_pretrained(folder / "deep")
     # One process loads the libraries, and each rank is a fork of it.
     multiprocessing.set_forkserver_preload([rank_main.__module__, "dpray.training.zero"])
     torch.multiprocessing.start_processes(
@@ -117,6 +119,14 @@ def test_a_model_that_was_loaded_in_parts_makes_the_references_steps(
     assert (reference - start).abs().max() > 1e-3
     for weights in saved.trained(3, "parts", tuning):
         torch.testing.assert_close(weights, reference, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("tuning", TUNINGS)
+def test_no_rank_holds_more_than_a_part_and_a_few_layers(saved: Saved, tuning: str) -> None:
+    """Less than one of four blocks is whole at a time, while a step is made too."""
+    for rank in range(saved.ranks):
+        share = float((saved.folder / f"most-whole-{tuning}-{rank}").read_text())
+        assert 0 < share < 1 / 4
 
 
 def test_a_layer_without_its_rule_is_found_under_the_engine(saved: Saved) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import register_module_forward_hook
 from torch.optim import Optimizer
 
 from dpray.config.training import TrainingSettings
@@ -114,6 +116,8 @@ def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
     for tuning in TUNINGS:
         saved = _trained_in_parts(str(folder / "base"), tuning)
         torch.save(saved, folder / f"3-parts-{tuning}-{rank}.pt")
+        share = _most_whole(str(folder / "deep"), tuning)
+        (folder / f"most-whole-{tuning}-{rank}").write_text(str(share))
     (folder / f"refused-{rank}").write_text(_refused(str(folder / "base")))
     dist.destroy_process_group()
 
@@ -166,6 +170,56 @@ def _trained_in_parts(folder: str, tuning: str) -> dict[str, torch.Tensor]:
         trainer.close()
     assert state is not None
     return dict(state.weights)
+
+
+def deep_llama() -> Any:
+    """Return a model of four blocks whose matrices are so large that DeepSpeed parts them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=320,
+        intermediate_size=320,
+        num_hidden_layers=4,
+        num_attention_heads=5,
+    )
+    return LlamaForCausalLM(config)
+
+
+def _most_whole(folder: str, tuning: Any) -> float:
+    """Return the largest share of the parted weights that this rank had whole or was gathering at
+    once, from the loading of the model to the end of a step. A weight that the graph of a backward
+    pass keeps alive counts, though the parameter has given it up."""
+    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+    from dpray.training import zero
+
+    ours, most = in_parts(tuning), 0
+    bucket, zero.BUCKET = zero.BUCKET, 100_000
+    loss: Any = load_loss(folder, ours.settings, zero.loading(3))
+    gathered: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def look(*_: object) -> None:
+        nonlocal most
+        parted = [p for p in loss.parameters() if not getattr(p, "ds_persist", True)]
+        for parameter in parted:
+            storage, part = parameter.untyped_storage(), parameter.ds_tensor.untyped_storage()
+            if parameter.numel() and storage._cdata != part._cdata:  # all of it, on one rank
+                gathered[storage._cdata] = StorageWeakRef(storage), parameter.ds_numel
+        held = sum(size for storage, size in gathered.values() if not storage.expired())
+        coming = sum(p.ds_numel for p in parted if p.ds_status == ZeroParamStatus.INFLIGHT)
+        most = max(most, held + coming)
+
+    watched = register_module_forward_hook(look)
+    trainer = zero.ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
+    for parameter in loss.trainable_parameters().values():
+        parameter.register_hook(look)
+    trainer.accumulate([TrainingText((5, 6, 7, 8), 0)] * 2, (2, 7), last=True)
+    trainer.step(1e-3)
+    watched.remove()
+    trainer.close()
+    zero.BUCKET = bucket
+    return most / sum(p.ds_numel for p in loss.parameters() if not p.ds_persist)
 
 
 def _refused(folder: str) -> str:
