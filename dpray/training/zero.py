@@ -109,7 +109,7 @@ class ZeroTrainer(ReferenceTrainer):
         key = shared_key(device) if self._stage == 0 else new_key()
         super().__init__(step, settings, loss, key, device)
         if in_parts:
-            check_norms(loss, self._engine)
+            check_norms(loss, self._forward)
 
     def _start_engine(self) -> None:
         with deepspeed_on_stderr() as deepspeed:
@@ -126,12 +126,20 @@ class ZeroTrainer(ReferenceTrainer):
         clipped = self._loss.clipped(
             MicroBatch.of(texts, *shape).to(self._device),
             self._step.clip_to,
-            forward=self._engine,
+            forward=self._forward,
             two_passes=self._stage == 3,
         )
         # The engine averages over ranks.
         share = clipped * (self.ranks / self._step.expected_batch_size)
         self._engine.backward(share, scale_wrt_gas=False)
+
+    def _forward(self, *batch: torch.Tensor) -> torch.Tensor:
+        # The engine knows of no backward pass but its own. After that of the norms it would keep
+        # the embeddings whole, and gather others ahead in their place.
+        if self._stage == 3:
+            self._engine.optimizer.parameter_offload.release_backward_leftovers()
+        losses_B: torch.Tensor = self._engine(*batch)
+        return losses_B
 
     def step(self, learning_rate: float) -> None:
         before = self._noise.coordinates

@@ -195,14 +195,13 @@ def main(only: str = "", layers: int = 3, width: int = 384) -> None:
     print(f"\n| tuning | stage | bytes | {' | '.join(f'{gpus} GPUs' for gpus in GPUS)} |")
     print("|---|---|---|---:|---:|---:|---:|")
     print("\n".join(lines))
-    print("\n| tuning | ranks | the model, MB | most whole at once, MB | largest parameter, MB |")
-    print("|---|---:|---:|---:|---:|")
+    # On one rank a weight is whole without being gathered.
+    print("\n| tuning | the model, MB | most whole at once, MB | largest parameter, MB |")
+    print("|---|---:|---:|---:|")
     for tuning in tunings:
-        for ranks in (1, 2):
-            of = found[ranks, tuning, 3, "large"]
-            numbers = (4 * of["parameters"], of["whole"], 4 * of["largest"])
-            cells = " | ".join(f"{each / 1e6:,.1f}" for each in numbers)
-            print(f"| {tuning} | {ranks} | {cells} |")
+        of = found[2, tuning, 3, "large"]
+        numbers = (4 * of["parameters"], of["whole"], 4 * of["largest"])
+        print(f"| {tuning} | {' | '.join(f'{each / 1e6:,.1f}' for each in numbers)} |")
 
 
 if __name__ == "__main__":

@@ -123,10 +123,11 @@ def test_a_model_that_was_loaded_in_parts_makes_the_references_steps(
 
 @pytest.mark.parametrize("tuning", TUNINGS)
 def test_no_rank_holds_more_than_a_part_and_a_few_layers(saved: Saved, tuning: str) -> None:
-    """Less than one of four blocks is whole at a time, while a step is made too."""
+    """Beside one of the two large matrices, a fifth of all each, a few of the 28 small ones are
+    whole at a time, while a step is made too."""
     for rank in range(saved.ranks):
         share = float((saved.folder / f"most-whole-{tuning}-{rank}").read_text())
-        assert 0 < share < 1 / 4
+        assert share < 1 / 3 and (share > 0) is (saved.ranks > 1)
 
 
 def test_a_layer_without_its_rule_is_found_under_the_engine(saved: Saved) -> None:

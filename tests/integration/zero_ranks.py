@@ -173,11 +173,12 @@ def _trained_in_parts(folder: str, tuning: str) -> dict[str, torch.Tensor]:
 
 
 def deep_llama() -> Any:
-    """Return a model of four blocks whose matrices are so large that DeepSpeed parts them."""
+    """Return a model of 28 matrices, each large enough for DeepSpeed to part it, between two that
+    are ten times as large."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=97,
+        vocab_size=3200,
         hidden_size=320,
         intermediate_size=320,
         num_hidden_layers=4,
@@ -199,15 +200,21 @@ def _most_whole(folder: str, tuning: Any) -> float:
     loss: Any = load_loss(folder, ours.settings, zero.loading(3))
     gathered: dict[int, tuple[StorageWeakRef, int]] = {}
 
+    def parted() -> list[Any]:
+        return [p for p in loss.parameters() if not getattr(p, "ds_persist", True)]
+
     def look(*_: object) -> None:
         nonlocal most
-        parted = [p for p in loss.parameters() if not getattr(p, "ds_persist", True)]
-        for parameter in parted:
+        coming = 0
+        for parameter in parted():
             storage, part = parameter.untyped_storage(), parameter.ds_tensor.untyped_storage()
-            if parameter.numel() and storage._cdata != part._cdata:  # all of it, on one rank
+            if storage._cdata == part._cdata:  # on one rank
+                continue
+            if parameter.numel():
                 gathered[storage._cdata] = StorageWeakRef(storage), parameter.ds_numel
+            elif parameter.ds_status == ZeroParamStatus.INFLIGHT:
+                coming += parameter.ds_numel
         held = sum(size for storage, size in gathered.values() if not storage.expired())
-        coming = sum(p.ds_numel for p in parted if p.ds_status == ZeroParamStatus.INFLIGHT)
         most = max(most, held + coming)
 
     watched = register_module_forward_hook(look)
@@ -219,7 +226,7 @@ def _most_whole(folder: str, tuning: Any) -> float:
     watched.remove()
     trainer.close()
     zero.BUCKET = bucket
-    return most / sum(p.ds_numel for p in loss.parameters() if not p.ds_persist)
+    return most / sum(p.ds_numel for p in parted())
 
 
 def _refused(folder: str) -> str:
