@@ -8,7 +8,8 @@ and on two. The bytes are those of all tensors that Python can reach, by their s
 the same on a GPU. The difference between a model of 1 block and one of `layers` is divided by that
 of their parameters, so that buckets, embeddings and activations fall out. Under stage 3 a thread
 looks every 2 ms how many bytes of the parameters are whole on a rank, from before the model is
-loaded until after the last step. Prints Markdown; the second table is arithmetic.
+loaded until after the last step. Prints Markdown, three tables for each tuning when it is measured
+(some five minutes on two busy cores); the second table is arithmetic.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ buckets, and the largest layer, which is whole while it runs."""
 GPUS = (1, 8, 64, 512)
 
 Bytes = dict[str, float]
-Case = tuple[int, str, int, str]
-"""Ranks, tuning, stage, and which of the two models."""
+Case = tuple[int, int, str]
+"""Ranks, stage, and which of the two models."""
 
 
 def make_model(folder: Path, width: int, layers: int) -> None:
@@ -142,7 +143,7 @@ def measure(folder: str, tuning: Any, stage: Any) -> Bytes:
     return found
 
 
-def rank_main(rank: int, ranks: int, port: int, folder: str, tunings: list[str]) -> None:
+def rank_main(rank: int, ranks: int, port: int, folder: str, tuning: str) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
     torch.set_num_threads(1)
@@ -151,57 +152,64 @@ def rank_main(rank: int, ranks: int, port: int, folder: str, tunings: list[str])
     with deepspeed_on_stderr():
         pass
     found: dict[Case, Bytes] = {}
-    for tuning in tunings:
-        for stage in (0, 1, 2, 3):  # 3 last: it leaves another linear function behind
-            for model in ("small", "large"):
-                found[ranks, tuning, stage, model] = measure(f"{folder}/{model}", tuning, stage)
+    for stage in (0, 1, 2, 3):  # 3 last: it leaves another linear function behind
+        for model in ("small", "large"):
+            found[ranks, stage, model] = measure(f"{folder}/{model}", tuning, stage)
     if rank == 0:
         torch.save(found, f"{folder}/{ranks}.pt")
     dist.destroy_process_group()
 
 
 def main(only: str = "", layers: int = 3, width: int = 384) -> None:
-    found: dict[Case, Bytes] = {}
-    tunings = [tuning for tuning in ("full", "lora") if only in tuning]
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder) / "small", width, 1)
         make_model(Path(folder) / "large", width, layers)
-        for ranks in (1, 2):
-            place = (ranks, 29_400 + os.getpid() % 500, folder, tunings)
-            torch.multiprocessing.start_processes(rank_main, place, nprocs=ranks)
-            found |= torch.load(f"{folder}/{ranks}.pt")
+        for tuning in ("full", "lora"):
+            if only in tuning:
+                show(tuning, found_on_ranks(folder, tuning))
 
-    def of_each(ranks: int, tuning: str, stage: int) -> list[float]:
-        small, large = (found[ranks, tuning, stage, model] for model in ("small", "large"))
+
+def found_on_ranks(folder: str, tuning: str) -> dict[Case, Bytes]:
+    found: dict[Case, Bytes] = {}
+    for ranks in (1, 2):
+        place = (ranks, 29_400 + os.getpid() % 500, folder, tuning)
+        torch.multiprocessing.start_processes(rank_main, place, nprocs=ranks)
+        found |= torch.load(f"{folder}/{ranks}.pt")
+    return found
+
+
+def show(tuning: str, found: dict[Case, Bytes]) -> None:
+    """Print the tables of a tuning."""
+
+    def of_each(ranks: int, stage: int) -> list[float]:
+        small, large = (found[ranks, stage, model] for model in ("small", "large"))
         more = large["parameters"] - small["parameters"]
         return [(large[kind] - small[kind]) / more for kind in KINDS]
 
     print("| tuning | stage | ranks | weights | optimizer | sum between | sum within | in all |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
     lines = []
-    for tuning in tunings:
-        for stage in (0, 1, 2, 3):
-            in_all = []
-            for ranks in (1, 2):
-                weights, optimizer, between, within = of_each(ranks, tuning, stage)
-                in_all.append(weights + optimizer + max(between, within))
-                numbers = (weights, optimizer, between, within, in_all[-1])
-                cells = " | ".join(f"{each:.2f}" for each in numbers)
-                print(f"| {tuning} | {stage} | {ranks} | {cells} |")
-            shared = 2 * (in_all[0] - in_all[1])  # in_all is whole + shared / ranks
-            whole = in_all[0] - shared
-            most = " | ".join(f"{FREE / (whole + shared / gpus) / 1e9:,.1f}" for gpus in GPUS)
-            lines.append(f"| {tuning} | {stage} | {whole:.2f} + {shared:.2f} / GPUs | {most} |")
+    for stage in (0, 1, 2, 3):
+        in_all = []
+        for ranks in (1, 2):
+            weights, optimizer, between, within = of_each(ranks, stage)
+            in_all.append(weights + optimizer + max(between, within))
+            numbers = (weights, optimizer, between, within, in_all[-1])
+            cells = " | ".join(f"{each:.3g}" for each in numbers)
+            print(f"| {tuning} | {stage} | {ranks} | {cells} |")
+        shared = 2 * (in_all[0] - in_all[1])  # in_all is whole + shared / ranks
+        whole = in_all[0] - shared
+        most = " | ".join(f"{FREE / (whole + shared / gpus) / 1e9:,.1f}" for gpus in GPUS)
+        lines.append(f"| {tuning} | {stage} | {whole:.2f} + {shared:.2f} / GPUs | {most} |")
     print(f"\n| tuning | stage | bytes | {' | '.join(f'{gpus} GPUs' for gpus in GPUS)} |")
     print("|---|---|---|---:|---:|---:|---:|")
     print("\n".join(lines))
     # On one rank a weight is whole without being gathered.
+    of = found[2, 3, "large"]
+    sizes = (4 * of["parameters"], of["whole"], 4 * of["largest"])
     print("\n| tuning | the model, MB | most whole at once, MB | largest parameter, MB |")
     print("|---|---:|---:|---:|")
-    for tuning in tunings:
-        of = found[2, tuning, 3, "large"]
-        numbers = (4 * of["parameters"], of["whole"], 4 * of["largest"])
-        print(f"| {tuning} | {' | '.join(f'{each / 1e6:,.1f}' for each in numbers)} |")
+    print(f"| {tuning} | {' | '.join(f'{each / 1e6:,.1f}' for each in sizes)} |\n", flush=True)
 
 
 if __name__ == "__main__":
