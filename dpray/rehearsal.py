@@ -144,9 +144,15 @@ def rehearse(
                 found[epsilon][name] = Rehearsed(answer, why_not=why_not)
                 continue
             folder = out / f"{name}-eps{epsilon:g}"
-            run(_staged(asked, answer, path, folder, records), on_progress)
+            try:
+                run(_staged(asked, answer, path, folder, records), on_progress)
+                made = _released(folder)
+            except InputError as error:
+                # One method's prompts may not fit the engine: the others still have their turn.
+                found[epsilon][name] = Rehearsed(answer, why_not=str(error))
+                continue
             on_progress(Progress("scoring", len(found[epsilon]), len(answers), name))
-            found[epsilon][name] = Rehearsed(answer, judge.scores(_released(folder)))
+            found[epsilon][name] = Rehearsed(answer, judge.scores(made))
     of_stage = {
         "file": public,
         "records": len(stage),

@@ -148,6 +148,24 @@ def test_methods_below_their_noise_are_left_out(
     assert "<svg" not in page and "its signal does not stand above its noise" in page
 
 
+@pytest.mark.slow
+def test_a_method_whose_run_is_refused_leaves_the_others_their_turn(
+    tree: Callable[..., dict[str, Any]], public: str, tmp_path: Path
+) -> None:
+    runs = Runs(RIGHT)
+
+    def run(config: Config, on_progress: OnProgress) -> None:
+        if config.method.name == "aug_pe":
+            raise InputError("engine.kv_cache_gib: raise it")
+        runs(config, on_progress)
+
+    tried = ["aug_pe", "dp_kps"]
+    found = rehearsed(tree(), public, tmp_path / "out", runs, run=run, methods=tried)
+    refused = found.found[4.0]["aug_pe"]
+    assert (refused.scores, refused.why_not) == (None, "engine.kv_cache_gib: raise it")
+    assert found.best(4.0) == "dp_kps"
+
+
 def test_units_are_drawn_whole_and_anew(
     tree: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
