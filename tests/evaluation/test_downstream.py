@@ -1,9 +1,11 @@
 """Accuracy by label, and what was taken for what."""
 
+import warnings
+
 import numpy as np
 import pytest
 
-from dpray.evaluation.downstream import Embedded, compare_downstream
+from dpray.evaluation.downstream import Embedded, compare_downstream, logistic_regression
 
 
 def clusters(labels, places):
@@ -41,3 +43,9 @@ def test_accuracy_by_label_averages_to_the_accuracy():
     assert average == pytest.approx(found["synthetic"]["accuracy"]["mean"])
     assert 0.5 < average < 1.0
     assert np.sum(classes["synthetic"]["confusion"], axis=1) == pytest.approx([1, 1, 1], abs=1e-3)
+
+
+def test_many_labels_of_few_records_are_no_warning():
+    some = clusters([f"label {n % 20}" for n in range(30)], [n % 3 for n in range(30)])
+    with warnings.catch_warnings(action="error"):
+        logistic_regression(some)
