@@ -24,6 +24,7 @@ import four_methods
 import kps_table
 import peers_table
 import planner_table
+import regret
 import reproduction
 import secret_batches
 import tuning_table
@@ -188,6 +189,7 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
     "New facts": facts_table.table,
     "Tuning on the private records": tuning_table.table,
     "The plan against the run": planner_table.table,
+    "The choice of a rehearsal": regret.table,
     "Private prediction: AG News": news,
     "Private prediction: film records": films,
     **{f"Aug-PE: {name}": partial(aug_pe, name) for name in ("yelp", "pubmed")},
