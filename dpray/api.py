@@ -57,12 +57,12 @@ def compare(
     on_progress: OnProgress = lambda progress: None,
     *,
     public: str | Path | None = None,
-    **options: Any,
+    **sizes: int,
 ) -> Comparison:
     """Ask every method for as many texts at the same epsilon, and recommend one. Opens no data.
 
-    With `public` records of the same shape, short runs measure how long each method takes here,
-    which its answer then says; `options` are those of `dpray.pace.bench`.
+    With `public`, a file of records of the same shape, short runs measure how long each method
+    takes here (`bench`), and the answers say so; `sizes` are `records` and `texts` of these runs.
 
     compared = dpray.compare(config)
     compared.recommended, compared.summary()["methods"]["aug_pe"]["signal"]
@@ -71,9 +71,11 @@ def compare(
     from dpray.comparison import with_paces
 
     compared = compare_methods(config, on_progress)
-    if public is None:
-        return compared
-    return with_paces(compared, str(public), on_progress, **options)
+    if public is not None:
+        return with_paces(compared, str(public), on_progress, **sizes)
+    if sizes:
+        raise InputError(f"{', '.join(sizes)}: are for short runs, on `public` records")
+    return compared
 
 
 def explore(
@@ -141,7 +143,7 @@ def bench(
 ) -> Pace:
     """Measure how long a configuration takes on this machine, by three short runs on public records
     of the same shape: opens no private data, charges no budget. `dpray plan` shows it from then
-    on. `options` are those of `dpray.pace.bench`.
+    on. `options` are those of `dpray.pace.bench`. All methods at once: `compare` with `public`.
 
     pace = dpray.bench(config, "public.jsonl")
     pace.seconds(dpray.plan(config)) / 3600

@@ -177,9 +177,8 @@ def with_paces(
 ) -> Comparison:
     """Measure, by `dpray.pace.bench` with these `options`, the pace of every method that has an
     answer, as it was chosen. Raises InputError and DprayError as `bench` does."""
-    answers = {}
+    answers = dict(compared.answers)
     for name, found in compared.answers.items():
-        answers[name] = found
         if found.choice is not None:
             show = partial(_named, name, on_progress)
             chosen = parse_config(compared.tree(name))

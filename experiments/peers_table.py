@@ -40,7 +40,7 @@ VOTES, VOTE_NOISE = 4, 6.96
 """aug-pe's iterations, and the least noise, in hundredths, that is worth `EPSILON` by the formula
 of its notebook."""
 
-STEP, STEPS = 128, (1, 4)
+STEP, STEPS = 32, (1, 5)
 """Expected records of a step of DP-SGD, and the steps of two runs, whose difference is looked at:
 loading the model and ending the run cost the same in both."""
 
@@ -228,7 +228,7 @@ def measure_steps(folder: Path) -> None:
     for name, command in commands.items():
         costs = []
         for steps in STEPS:
-            out = RUNS / "peers" / f"steps_{name}_{steps}"
+            out = RUNS / "peers" / f"steps_{name.replace(', ', '_')}_{steps}"
             out.mkdir(parents=True, exist_ok=True)
             costs.append(used(command(out, steps)))
         seconds = (costs[1][0] - costs[0][0]) / (STEPS[1] - STEPS[0])
@@ -247,7 +247,7 @@ def used(command: Sequence[str]) -> tuple[float, float]:
 
 def dpray_steps(out: Path, steps: int, precision: str) -> list[str]:
     settings = [
-        *(s for s in changes(Cell(NAME, "dp_sgd", EPSILON, 0))),
+        *changes(Cell(NAME, "dp_sgd", EPSILON, 0)),
         f"method.batch_size={STEP}",
         f"method.precision={precision}",
         f"method.epochs={steps * STEP / 4000}",

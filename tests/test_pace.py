@@ -124,6 +124,33 @@ def test_all_methods_are_measured_as_they_would_be_chosen(
     assert {progress.stage for progress in said} == {"dp_kps: runs", "aug_pe: runs"}
 
 
+@pytest.mark.slow
+def test_the_command_measures_all_methods_where_none_is_chosen(
+    settings: Settings,
+    public: str,
+    vocabulary: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without a model only DP-KPS has a plan."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "config.yaml"
+    method = {
+        "name": "auto",
+        "records": 20,
+        "dp_kps": METHODS["dp_kps"] | {"vocabulary": vocabulary},
+    }
+    method["dp_kps"].pop("name")
+    path.write_text(yaml.safe_dump(settings(method=method, engine={"kind": "none"})))
+    options = ["--public", public, "--records", "50", "--rate", "2", "--json"]
+    assert run_command(["bench", str(path), *options]) == 0
+    answers = json.loads(capsys.readouterr().out)["methods"]
+    assert answers["dp_kps"]["time"]["price"] > 0 and not answers["aug_pe"]["feasible"]
+    with pytest.raises(InputError, match="records: are for short runs"):
+        dpray.compare(dpray.load(str(path)), records=50)
+
+
 def test_what_chance_makes_negative_is_none() -> None:
     seconds = {(100, 4): 10.0, (100, 12): 9.0, (50, 4): 11.0}
     assert Pace.fitted(seconds, 1.0) == Pace(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
+from dpray.accounting.event import Event
 from dpray.accounting.hash_chain import Entry
 from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_account import Account
 from dpray.accounting.ledger_queries import PAGE, Listing, Place
+from dpray.types import Budget
 
 
 class NullLedger(Ledger):
@@ -43,14 +44,23 @@ class NullLedger(Ledger):
 
 class StageLedger(Ledger):
     """A `StageLedger` is a ledger as one method of a chained run sees it: it shows the units whose
-    names begin with `prefix` in the ledger, without the prefix, and no others. Charges are the
-    run's."""
+    names begin with `prefix` in the ledger, without the prefix, and no others. Charges are made
+    under the run's own keys."""
 
     def __init__(self, ledger: Ledger, prefix: str) -> None:
         self._ledger, self._prefix = ledger, prefix
 
-    def reserve(self, *charge: Any, **named: Any) -> list[Entry]:
-        return self._ledger.reserve(*charge, **named)
+    def reserve(
+        self,
+        dataset: str,
+        charges: Mapping[str, tuple[Event, Budget]],
+        privacy_unit: str,
+        neighboring_relation: str,
+        files: Iterable[bytes] = (),
+        tenant: str | None = None,
+    ) -> list[Entry]:
+        stated_for = privacy_unit, neighboring_relation
+        return self._ledger.reserve(dataset, charges, *stated_for, files, tenant)
 
     def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None:
         self._ledger.begin(key, attempt_id, map(self._whole, units))

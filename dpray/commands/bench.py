@@ -38,9 +38,9 @@ def bench(
     rate: Rate = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make short runs on public records, and keep how long they took, for `dpray plan`; with
-    method.name=auto, of every method as it would be chosen. Opens no private data and charges no
-    privacy budget; an endpoint is called for real."""
+    """Make short runs on public records, and keep how long they took, for `dpray plan`. With
+    method.name=auto, measure every method as it would be chosen, and show the comparison. Opens no
+    private data and charges no privacy budget; an endpoint is called for real."""
     loaded = load_config(config, overrides or [])
     sizes = {"records": records, "texts": texts}
     if loaded.method.name == "auto":

@@ -214,7 +214,8 @@ def _compare(config: Config, write: str | None, rate: float | None, as_json: boo
 def show_comparison(
     comparison: Comparison, write: str | None, rate: float | None, as_json: bool
 ) -> None:
-    """Print the methods' answers; with `write`, make the configuration of the recommended one."""
+    """Print the methods' answers, in JSON with `as_json`; with `write`, write the configuration of
+    the recommended one to that file."""
     summary = comparison.summary(rate)
     best = comparison.recommended
     if write is not None and best is not None:

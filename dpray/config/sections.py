@@ -99,7 +99,10 @@ class PrivacyConfig(Section):
         0.1, description="the share of epsilon for data.label_proportions: measured"
     )
     lost_batches: Literal["repeat", "drop"] = Field(
-        "repeat", description="batches whose machine was lost with nothing published"
+        "repeat",
+        description="what was lost or interrupted with nothing published: repeat it, or leave a "
+        "batch out (another mechanism then ends the run); DP-SGD goes on in any case, as it pays "
+        "for what it repeats",
     )
 
     @field_validator("epsilon")

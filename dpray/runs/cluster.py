@@ -141,8 +141,8 @@ class LostTooOften(Exception):
 
 
 class EndedForMemory(Exception):
-    """Ray ended a worker of a pool for want of memory, while those with these `attempt_ids` were at
-    work: this one, and the others. Whose rows filled a machine's memory is not known."""
+    """Ray ended a worker of a pool for want of memory. `attempt_ids` are those of all workers at
+    work then, this one included: nobody knows whose rows filled the memory."""
 
     def __init__(self, attempt_ids: frozenset[str]) -> None:
         super().__init__(attempt_ids)

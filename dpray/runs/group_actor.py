@@ -29,7 +29,7 @@ under the name of the rows' column of groups."""
 
 class GroupWorker(Protocol):
     attempt_id: str
-    """The ledger knows by it which groups this worker has begun."""
+    """The ledger records under this id which groups the worker has begun."""
 
     def work(self, tasks: Iterable[list[Row]]) -> Generator[Outcome]:
         """Yield an outcome for each group. If a task holds any row of a group, it holds all of

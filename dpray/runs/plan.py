@@ -109,8 +109,9 @@ class Plan(ABC):
 
     @property
     def checks_records(self) -> bool:
-        """Return whether every record is read before the first mechanism begins, because the method
-        reads them all, or these columns of them, only later: until then a bad one can be mended."""
+        """Return whether every record is read and checked before the first mechanism begins. A
+        method needs that if it reads records, or the columns in `column_values`, only after a
+        mechanism has begun, when a bad one cannot be corrected."""
         return False
 
     @property

@@ -4,8 +4,9 @@ publish it.
 
 `Session.publish_once` and the methods' `release` decide what runs again after a crash, and
 `dpray.runs.group_pool` what another actor takes over: what is published is kept; what was lost with
-its machine, or because a model failed, is repeated or dropped as `privacy.lost_batches` says; a
-mechanism that raised itself, or for which the memory did not suffice, is never run again.
+its machine, by an interruption or because a model failed is repeated or dropped as
+`privacy.lost_batches` says (a training pays for what it repeats); a mechanism that raised itself,
+or for which the memory did not suffice, is never run again.
 """
 
 from __future__ import annotations
@@ -329,13 +330,13 @@ class Run:
         return shas.__contains__
 
     def _ended_for_memory(self, session: Session[Any], error: Exception) -> DprayError:
-        """Record as failed the units that workers were at when Ray ended a process for want of
-        memory, and not those that had been lost before; return the error that stops the run."""
+        """Record as failed the units that workers had under way when Ray ended a process for want
+        of memory, and not those that were lost before that. Return the error that stops the run."""
         what = "Ray ended a process of the run because its machine was low on memory"
         ended = cluster.find_error(error, cluster.EndedForMemory)
         at_work = frozenset() if ended is None else ended.attempt_ids
         for unit, attempt in list(session.ledger.unfinished(self.run_id)):
-            # How much memory it needs depends on the private rows.
+            # How much memory a batch needs depends on its private rows.
             if attempt in at_work:
                 session.ledger.fail(self.run_id, unit, attempt, "OutOfMemoryError")
         failed = [unit for unit, _ in session.ledger.failed(self.run_id)]

@@ -200,7 +200,8 @@ class Session(Generic[P]):
         interrupted before it published runs again (nobody has seen its output), or does not, as
         `privacy.lost_batches` says; one that `pays_for_repeats` itself always may. Errors of the
         input have to be found before: once a run has begun, neither the records nor the
-        configuration may be corrected.
+        configuration may be corrected. Raises DprayError for a mechanism that failed, or that is
+        lost and not repeated.
         """
         if (found := self.published(unit)) is not None:
             return found

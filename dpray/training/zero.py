@@ -28,8 +28,8 @@ from dpray.training.training import ReferenceTrainer
 from dpray.types import DprayError
 
 BUCKET = 50_000_000
-"""So many elements of the gradient are summed over ranks in one call, and under stage 3 so many of
-the weights are gathered ahead."""
+"""So many elements of the gradient are summed over ranks in one call; under stage 3 at most so many
+weights are gathered ahead, in all."""
 
 
 def shared_key(device: torch.device) -> str:
@@ -54,8 +54,8 @@ def zero_config(stage: int) -> dict[str, Any]:
     if stage in (1, 2):
         zero["compute_grad_norm"] = False
     if stage == 3:
-        # Layers are to be given up once they have run, and few gathered ahead: each module that
-        # runs gathers another bucket, so that all of them together need a bound, too.
+        # Layers are given up once they have run. Each module that runs gathers another bucket
+        # ahead, so that the sum of all needs a bound too.
         zero |= {
             "stage3_max_reuse_distance": 0,
             "stage3_prefetch_bucket_size": BUCKET,
@@ -134,8 +134,10 @@ class ZeroTrainer(ReferenceTrainer):
         self._engine.backward(share, scale_wrt_gas=False)
 
     def _forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        # The engine knows of no backward pass but its own. After that of the norms it would keep
-        # the embeddings whole, and gather others ahead in their place.
+        """Run the loss on a micro-batch under the engine; return the losses, shape (B,)."""
+        # DeepSpeed gives up what a backward pass left whole only after its own `backward`. The one
+        # that makes the norms is not its own: without this the embeddings stay whole, and other
+        # weights are gathered ahead beside them.
         if self._stage == 3:
             self._engine.optimizer.parameter_offload.release_backward_leftovers()
         losses_B: torch.Tensor = self._engine(*batch)

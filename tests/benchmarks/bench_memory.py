@@ -195,7 +195,7 @@ def show(tuning: str, found: dict[Case, Bytes]) -> None:
             weights, optimizer, between, within = of_each(ranks, stage)
             in_all.append(weights + optimizer + max(between, within))
             numbers = (weights, optimizer, between, within, in_all[-1])
-            cells = " | ".join(f"{each:.3g}" for each in numbers)
+            cells = " | ".join(f"{each:#.3g}" for each in numbers)
             print(f"| {tuning} | {stage} | {ranks} | {cells} |")
         shared = 2 * (in_all[0] - in_all[1])  # in_all is whole + shared / ranks
         whole = in_all[0] - shared
@@ -205,8 +205,8 @@ def show(tuning: str, found: dict[Case, Bytes]) -> None:
     print("|---|---|---|---:|---:|---:|---:|")
     print("\n".join(lines))
     # On one rank a weight is whole without being gathered.
-    of = found[2, 3, "large"]
-    sizes = (4 * of["parameters"], of["whole"], 4 * of["largest"])
+    large = found[2, 3, "large"]
+    sizes = (4 * large["parameters"], large["whole"], 4 * large["largest"])
     print("\n| tuning | the model, MB | most whole at once, MB | largest parameter, MB |")
     print("|---|---:|---:|---:|")
     print(f"| {tuning} | {' | '.join(f'{each / 1e6:,.1f}' for each in sizes)} |\n", flush=True)

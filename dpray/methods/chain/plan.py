@@ -56,9 +56,11 @@ class ChainPlan(Plan):
 
     def try_models(self, build: Callable[..., Engine], on_progress: OnProgress) -> Engine | None:
         """Load the model for the first method that has one; the later ones have the same."""
-        with_model = (stage for stage in self.stages.values() if stage.config.engine.is_local)
-        first = next(with_model, None)
-        return None if first is None else first.try_models(build, on_progress)
+        for name, stage in self.stages.items():
+            if stage.config.engine.is_local:
+                with keys_named(name):
+                    return stage.try_models(build, on_progress)
+        return None
 
     def with_salt(self, salt: str) -> Self:
         return self._each(lambda name, stage: stage.with_salt(named_key(salt, name)))

@@ -170,11 +170,6 @@ def one_record_each(
     return [records[int(rng.integers(len(records)))] for records in drawn]
 
 
-def most_of_code(max_length: int) -> int:
-    """Return the most tokens of a code with terms: half of `max_length`, less the start token."""
-    return max_length // 2 - 1
-
-
 @dataclass(frozen=True)
 class TextEncoder:
     """Encodes records as token ids. `encode` maps a string to ids without special tokens.

@@ -1,8 +1,8 @@
 """A control code names the values of a text's control columns, and stands before it in training.
 
 The values and their shares are public; the records are private. After DP-KPS in a chain, a code
-names terms, too: those of the released terms that the record has, and, when texts are written,
-those of a released sequence.
+also names terms: in training the released terms that occur in the record, and in the prompt of a
+written text those of a released sequence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpray.engines.text import TextCodec
 from dpray.io.records import Piece, list_files
 from dpray.mechanisms.shares import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
-from dpray.methods.dp_sgd.algorithm import TextEncoder, most_of_code
+from dpray.methods.dp_sgd.algorithm import TextEncoder
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.rows import record_rows
 from dpray.training.step import TrainingText
@@ -34,22 +34,24 @@ TERMS = "Terms"
 class ControlCodes:
     """`names` gives each column's name in the code, in the code's order; `values` the public values
     of every column with their public shares, for the label the expected ones; `sequences` the
-    sequences of terms that the method before this one released, by label, or else by ""."""
+    sequences of terms that the method before this one released, by label, or all under "" where the
+    codes name no label."""
 
     names: Mapping[str, str]
     values: Mapping[str, Mapping[str, float]]
     sequences: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
 
     def with_sequences(
-        self, sequences: Mapping[str, Sequence[Sequence[str]]], label: str | None
+        self, sequences: Mapping[str, Sequence[Sequence[str]]], label_column: str | None
     ) -> ControlCodes:
-        """Return the codes with terms: for every label its own, where the codes name the label. A
-        sequence names each of its terms once, as the code of a record does."""
+        """Return these codes with the released sequences of terms, in which each term then stands
+        once, as in a record's code. They stay apart by label where the codes name the label's
+        column, and are all under "" where they do not."""
         distinct = {
-            one: [tuple(dict.fromkeys(terms)) for terms in of_label]
-            for one, of_label in sequences.items()
+            label: [tuple(dict.fromkeys(terms)) for terms in of_label]
+            for label, of_label in sequences.items()
         }
-        if label not in self.names:
+        if label_column not in self.names:
             distinct = {"": list(chain.from_iterable(distinct.values()))}
         return replace(self, sequences=distinct)
 
@@ -67,15 +69,16 @@ class ControlCodes:
         values: Mapping[str, str],
         terms: Sequence[str],
         encode: Callable[[str], Sequence[int]],
-        most: int,
+        max_length: int,
     ) -> str:
-        """Return the code with as many of the terms, from the first on, as keep it within `most`
-        tokens, or else with none: a rule on this text alone."""
+        """Return the code with as many of the terms, from the first on, as keep it within
+        `most_code_tokens(max_length)`, or else with none: a rule on this text alone."""
+        most = most_code_tokens(max_length)
         while terms and len(encode(self.code(values, terms))) > most:
             terms = terms[:-1]
         return self.code(values, terms)
 
-    def terms_in(self) -> Callable[[str], list[str]]:
+    def term_finder(self) -> Callable[[str], list[str]]:
         """Return a function that finds in a text the terms of the released sequences: as many
         distinct ones, in order of appearance, as the longest sequence has."""
         sequences = list(chain.from_iterable(self.sequences.values()))
@@ -94,13 +97,20 @@ class ControlCodes:
         return [next(turns[label]) if label in turns else () for label in labels]
 
     def longest(self, length: Callable[[str], int], terms: Sequence[str] = ()) -> str:
-        """Return the longest code with these terms, by one column's values after the other's."""
+        """Return the code with these terms that has the greatest `length`, which takes a whole
+        code. Each column's value is chosen with the values of the others as they are by then: where
+        a tokenizer joins neighbours, another code may be a little longer."""
         longest = {column: next(iter(self.values[column])) for column in self.names}
         for column in self.names:
             tried = {value: longest | {column: value} for value in self.values[column]}
             lengths = {value: length(self.code(one, terms)) for value, one in tried.items()}
             longest[column] = max(lengths, key=lengths.__getitem__)
         return self.code(longest, terms)
+
+
+def most_code_tokens(max_length: int) -> int:
+    """Return the most tokens of a code with terms: half of `max_length`, less the start token."""
+    return max_length // 2 - 1
 
 
 def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
@@ -154,11 +164,10 @@ def unit_texts(
         for file in list_files(data.path)
         for row in record_rows(Piece(file), data, codes.values)
     )
-    terms_in = codes.terms_in()
+    terms_in = codes.term_finder()
     for number, row in enumerate(rows):
         unit = f"{number}" if data.unit is None else row["unit"]
         if shard_of(unit, shards) == shard:
             terms = terms_in(row["text"])
-            most = most_of_code(encoder.max_length)
-            code = codes.fitting(row["columns"], terms, encoder.encode, most)
+            code = codes.fitting(row["columns"], terms, encoder.encode, encoder.max_length)
             yield unit, row["rank"], encoder.training_text(code, row["text"])

@@ -17,8 +17,8 @@ from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine
 from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
-from dpray.methods.dp_sgd.algorithm import DpSgd, most_of_code
-from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes
+from dpray.methods.dp_sgd.algorithm import DpSgd
+from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.plan import Before, Handed, Losses, Plan, resolved_noise
 from dpray.training.step import DpSgdStep
@@ -216,11 +216,12 @@ def check_lengths(engine: EngineConfig, settings: DpSgdSettings, codes: ControlC
 def check_terms(
     engine: EngineConfig, settings: DpSgdSettings, codes: ControlCodes, handed: Handed
 ) -> None:
-    """Raise InputError where `method.max_length` leaves out every term of a control code."""
+    """Raise InputError where `method.max_length` leaves no room in a control code for the longest
+    term."""
     codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
-    most = most_of_code(settings.max_length)
-    for terms in chain.from_iterable(handed.terms.values()):
-        needs = len(codec.ids(codes.longest(lambda code: len(codec.ids(code)), terms[:1])))
+    most = most_code_tokens(settings.max_length)
+    for term in {terms[0] for terms in chain.from_iterable(handed.terms.values())}:
+        needs = len(codec.ids(codes.longest(lambda code: len(codec.ids(code)), [term])))
         if needs > most:
             raise InputError(
                 f"method.max_length: {settings.max_length} has room for {most} tokens of a control "

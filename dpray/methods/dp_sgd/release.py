@@ -26,7 +26,7 @@ from dpray.engines.requests import Request, answered
 from dpray.engines.text import TextCodec
 from dpray.io.files import disk_is_full, sha256_of, sync_all
 from dpray.mechanisms.randomness import NOISE_SOURCE
-from dpray.methods.dp_sgd.algorithm import fine_tune, most_of_code
+from dpray.methods.dp_sgd.algorithm import fine_tune
 from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.runs.cluster import ended_for_memory
@@ -50,7 +50,7 @@ def release(session: DpSgdSession) -> Release:
     if session.published(MODEL) is None and not plan.not_private:
         session.going_on = (
             "the same command goes on from the last checkpoint: the steps after it, "
-            f"{plan.checkpoint_steps} at most, count again"
+            f"{plan.checkpoint_steps} at most, use up method.spare_steps or are charged again"
         )
     trained = session.publish_once(MODEL, lambda: train(session), pays_for_repeats=True)
     files: dict[str, str] = trained["files"]
@@ -201,12 +201,15 @@ def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> li
     labels = [values.get(label or "", "") for values in drawn]
     sequences = plan.codes.draw_terms(labels, session.public_generator("control-terms"))
     codes = [
-        plan.codes.fitting(values, terms, codec.ids, most_of_code(settings.max_length))
+        plan.codes.fitting(values, terms, codec.ids, settings.max_length)
         for values, terms in zip(drawn, sequences, strict=True)
     ]
     prompts = {code: PlainPrompt(code) for code in codes}
-    left = {c: settings.max_length - len(codec.encode(prompt)) for c, prompt in prompts.items()}
-    room = {code: max(1, tokens) for code, tokens in left.items()}
+    # `check_lengths` looks for the longest code column by column: another may have a token more.
+    room = {
+        code: max(1, settings.max_length - len(codec.encode(prompt)))
+        for code, prompt in prompts.items()
+    }
 
     def request(number: int, attempt: int) -> Request:
         code = codes[number]

@@ -4,6 +4,7 @@ no cost depends on what is handed on."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from dpray.auditing.audit import audit
 from dpray.comparison import compare
 from dpray.config.config import Config, parse_config
 from dpray.methods.chain.plan import ChainPlan
+from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.pace import bench
 from dpray.registry import make_plan
+from dpray.runs.engine import build_engine
 from dpray.runs.plan import Handed
 from dpray.stage import plain
 from dpray.types import InputError
@@ -139,6 +142,16 @@ def test_the_audit_covers_every_method(config: Make) -> None:
 def test_codes_without_room_for_a_term_are_refused(config: Make) -> None:
     with pytest.raises(InputError, match=r"methods\.1\.max_length: 20 has room for 9 tokens of"):
         chain(config(*KPS_SGD, dp_sgd__max_length=20))
+
+
+def test_a_model_whose_context_is_too_short_is_named_by_the_chains_key(config: Make) -> None:
+    plan = chain(config(*KPS_SGD))
+    name, stage = list(plan.stages.items())[-1]
+    assert isinstance(stage, DpSgdPlan)
+    longer = replace(stage, settings=stage.settings.model_copy(update={"max_length": 400}))
+    tried = replace(plan, stages={**plan.stages, name: longer})
+    with pytest.raises(InputError, match=r"methods\.1\.max_length: 400 .*; nothing was charged"):
+        tried.try_models(build_engine, lambda progress: None)
 
 
 def test_a_configuration_reads_as_it_was_written(config: Make) -> None:

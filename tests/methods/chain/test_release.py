@@ -161,6 +161,7 @@ def test_a_tuned_model_is_asked_with_private_terms_and_lost_steps_are_charged(
     for prompt in watched.generated:
         kind, terms = prompt.removesuffix("\n").split(" | Terms: ")
         assert set(terms.split(", ")) <= OF_LABEL[kind.removeprefix("label: ")]
+    assert len(set(watched.generated)) > 2  # several sequences of a label
     assert (Path(run.output.path) / "model" / "adapter_model.safetensors").is_file()
     assert watched.run(run) == report
 
