@@ -51,11 +51,15 @@ class Rehearsal:
     found: Mapping[float, Mapping[str, Rehearsed]]
 
     def best(self, epsilon: float) -> str | None:
-        """Return the name of the method with the best mean score at an epsilon; None where none was
-        rehearsed."""
-        scored = {n: one.scores for n, one in self.found[epsilon].items() if one.scores is not None}
+        """Return the name of the method with the best mean score at an epsilon, of those whose
+        signal is enough if there are any; None where none was rehearsed."""
         sign = 1 if self.score == "accuracy" else -1
-        means = {name: sign * scores[self.score]["mean"] for name, scores in scored.items()}
+        # A method that was asked for below its noise scores by chance.
+        means = {
+            name: (one.answer.is_enough, sign * one.scores[self.score]["mean"])
+            for name, one in self.found[epsilon].items()
+            if one.scores is not None
+        }
         return max(means, key=lambda name: means[name], default=None)
 
     @property

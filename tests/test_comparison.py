@@ -85,6 +85,18 @@ def test_an_epsilon_that_pays_for_no_text_says_how_many_records_would(
     assert poor.needs is not None and poor.needs > 50
 
 
+def test_a_signal_says_what_epsilon_pays_for_and_not_what_was_wanted(
+    ask: Callable[..., Answer],
+) -> None:
+    keys = {"max_tokens": 4, "clip_bound": 1.0, "batch_size": 40}
+    values = []
+    for batches in ("poisson", "disjoint", "auto"):
+        choice = ask("private_prediction", batches=batches, **keys).choice
+        assert choice is not None and choice.signal is not None
+        values.append(choice.signal.value)
+    assert min(values) > 40 and max(values) == values[-1]
+
+
 def test_keys_that_are_set_stay(ask: Callable[..., Answer]) -> None:
     for name, keys in (
         ("private_prediction", {"max_tokens": 4, "clip_bound": 7.0, "batch_size": 40}),

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,9 +17,11 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 import dpray
 from dpray.cli import run_command
+from dpray.comparison import Answer
 from dpray.config.config import Config, parse_config
-from dpray.rehearsal import Rehearsal, rehearse
+from dpray.rehearsal import Rehearsal, Rehearsed, rehearse
 from dpray.report.rehearsal_page import render_rehearsal
+from dpray.runs.choice import Choice, Signal
 from dpray.types import InputError, OnProgress
 from tests.report.browser import needs_browser, rendered_in_silence
 
@@ -164,6 +166,17 @@ def test_a_method_whose_run_is_refused_leaves_the_others_their_turn(
     refused = found.found[4.0]["aug_pe"]
     assert (refused.scores, refused.why_not) == (None, "engine.kv_cache_gib: raise it")
     assert found.best(4.0) == "dp_kps"
+
+
+def test_a_method_below_its_noise_is_the_best_only_among_such() -> None:
+    def scored(signal: float, accuracy: float) -> Rehearsed:
+        choice = Choice(cast("Any", None), Signal(signal, 1.0, "signal"), ())
+        return Rehearsed(Answer(choice), {"accuracy": {"mean": accuracy}})
+
+    below, enough, better = scored(0.5, 0.9), scored(2.0, 0.3), scored(2.0, 0.4)
+    found = {1.0: {"dp_kps": below}, 4.0: {"dp_kps": below, "aug_pe": enough, "dp_sgd": better}}
+    rehearsal = Rehearsal(cast("Any", None), {}, "accuracy", {}, found)
+    assert (rehearsal.best(1.0), rehearsal.best(4.0)) == ("dp_kps", "dp_sgd")
 
 
 def test_units_are_drawn_whole_and_anew(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
 from dpray.config.config import Config
-from dpray.methods.private_prediction.plan import make_plan
+from dpray.methods.private_prediction.plan import affords, make_plan
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.choice import Choice, Signal
@@ -28,18 +28,16 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
     Where nothing affords the texts, take what affords most. Raises InputError where nothing affords
     one.
     """
-    best: PrivatePredictionPlan | None = None
-    refused: list[InputError] = []
-    for tried in _tried(config, settings):
-        try:
-            plan = make_plan(config.model_copy(update={"method": tried}), tried)
-        except InputError as error:
-            refused.append(error)
-            continue
-        if best is None or plan.whole_texts > best.whole_texts:
-            best = plan
-        if best.whole_texts >= records:
-            break
+    tried = list(_tried(config, settings))
+    enough = (one for one in tried if affords(config, one, settings.texts or records))
+    best, refused = _first_plan(config, enough)
+    if best is None:
+        # A smaller clip costs less whatever the batches are.
+        least = min(one.clip_bound for one in tried)
+        plans = [_first_plan(config, [one]) for one in tried if one.clip_bound == least]
+        made = [plan for plan, _ in plans if plan is not None]
+        refused += [error for _, errors in plans for error in errors]
+        best = max(made, key=lambda plan: plan.whole_texts, default=None)
     if best is None:
         raise refused[0]
     chosen = best.settings
@@ -50,8 +48,25 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
     elif best.whole_texts < records:
         why = "what affords most"
     affordable = max([best.whole_texts, *best.texts_affordable.values()])
+    if not best.texts_affordable and chosen.max_records is not None:
+        # Of batches of a given kind the plan says no more than whether the limit is reached.
+        without_limit = chosen.model_copy(update={"max_records": None})
+        affordable = make_plan(config, without_limit).whole_texts
     signal = Signal(affordable, records, "whole texts that epsilon pays for")
     return Choice(best, signal, (what + why,))
+
+
+def _first_plan(
+    config: Config, tried: Iterable[PrivatePredictionSettings]
+) -> tuple[PrivatePredictionPlan | None, list[InputError]]:
+    """Return the plan of the first settings that have one, and why those before it have none."""
+    refused: list[InputError] = []
+    for one in tried:
+        try:
+            return make_plan(config.model_copy(update={"method": one}), one), refused
+        except InputError as error:
+            refused.append(error)
+    return None, refused
 
 
 def _tried(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.calibration import calibrate
@@ -82,14 +84,35 @@ def choose_batches(
         chosen = settings.model_copy(update={"batches": kind})
         without_limit = chosen.model_copy(update={"max_records": None})
         try:
-            plans[kind] = make(config, chosen, template, before)
-            affordable[kind] = make(config, without_limit, template, before).whole_texts
+            plans[kind] = plan = make(config, chosen, template, before)
+            if settings.max_records is not None and plan.whole_texts >= settings.max_records:
+                plan = make(config, without_limit, template, before)
+            affordable[kind] = plan.whole_texts
         except InputError as error:
             refused.append(error)
     if not affordable:
         raise refused[0]
     best = max(affordable, key=affordable.__getitem__)
     return replace(plans[best], texts_affordable=affordable)
+
+
+def affords(config: Config, settings: PrivatePredictionSettings, texts: int) -> bool:
+    """Return whether the epsilon pays for so many texts, in one kind of batches at least. That is
+    one evaluation of the cost for Poisson ones, where the largest affordable number takes dozens.
+    """
+    template = template_of(config, settings)
+    wanted: dict[str, dict[str, Any]] = {
+        "poisson": {"texts": texts, "max_records": None},
+        "disjoint": {"texts": None, "max_records": texts},
+    }
+    for kind, make in (("disjoint", _disjoint), ("poisson", _poisson)):
+        if settings.batches in (kind, "auto"):
+            asked = settings.model_copy(update=wanted[kind] | {"batches": kind})
+            with suppress(InputError):
+                plan = make(config, asked, template, None)
+                if plan.whole_texts >= texts and plan.cost.epsilon <= config.privacy.epsilon:
+                    return True
+    return False
 
 
 def _disjoint(
