@@ -72,7 +72,7 @@ One run a row, and 24 texts are few: differences of accuracy below a tenth may b
 - Where Opacus wins: in float32 a step takes three quarters of dpray's time, with as much memory.
   Likely reasons, not measured: dpray fills micro-batches up to one fixed shape, so that no record
   moves another's gradient, which costs most in batches as small as these, and it stores every step.
-  In bfloat16 (`method.precision`), which this processor multiplies four times as fast, dpray's step
+  In bfloat16 (`method.precision`), for which this processor has instructions, dpray's step
   takes three quarters of Opacus's in float32; Opacus in bfloat16 was not tried. Each figure is a
   mean over four random batches, so a tenth of it may be chance.
 - Not run: InvisibleInk with the prompts and the 7 private texts that are its defaults, other
