@@ -98,8 +98,8 @@ One run a row: differences of a few hundredths may be chance.
   and copies nothing. DP-KPS, then DP-SGD, was not run.
 - On Yelp, 100 texts teach the usual regression the most frequent label alone, and so do 80 real
   records: the accuracy is that label's share. Where all labels matter equally (by label), DP-KPS is
-  above its floor from epsilon 4 on, and Aug-PE at epsilon 4 is near the real records (0.33 and
-  0.35).
+  above its floor from epsilon 4 on, and Aug-PE at epsilon 4 is at 0.33, near the real records'
+  0.35, where its floor is 0.24.
 - Of 77 intents, 100 texts hold one or two examples each: on BANKING77 the figures are low for
   everybody, and DP-KPS is a little above its floor.
 - SmolLM2 writes half of its JSON records (wikimovies) so that they parse.
