@@ -30,7 +30,7 @@ from dpray.types import InputError
 
 SETS = {"agnews": "News Type", "trec": "Answer", "yelp": "Category", "banking77": "Question about",
         "wikimovies": "Genre"}  # fmt: skip
-"""What the control codes of DP-SGD call a set's label."""
+"""The control codes of DP-SGD call a set's label so."""
 
 EPSILONS = (4.0, 1.0, 8.0, 2.0)
 TEXTS = 100
@@ -39,7 +39,7 @@ SIZES = {"private": 2000, "public": 1400, "test": 700}
 """Records of each part, drawn once."""
 
 WORDS = 20
-"""Of a text so many are looked at, about as many as the model may write."""
+"""So many words of a text are looked at, about as many as the model may write."""
 
 TARGET, CORRELATION = 0.02, 0.8
 """A choice is good whose regret is at most so much, and a rehearsal that ranks methods so well."""
@@ -175,7 +175,7 @@ def say(what: object) -> None:
 
 
 Cell = dict[str, dict[str, Any]]
-"""What is kept of a data set at one epsilon."""
+"""A cell holds what is kept of a data set at one epsilon."""
 
 
 def accuracies(cell: Cell, when: str) -> dict[str, float]:

@@ -43,7 +43,7 @@ class GroupWorker(Protocol):
 @dataclass(frozen=True)
 class Answer:
     """An `Answer` holds outcomes of the worker with this `attempt_id`. `is_ready` says that the
-    actor waits for a slice, or to be told that there is none (`GroupActor.finish`), and `is_idle`
+    actor waits for a slice, or for the end (`GroupActor.finish`), and `is_idle`
     that nothing is under way."""
 
     attempt_id: str

@@ -1,4 +1,4 @@
-"""What is said of a rehearsal's choice follows from the accuracies of both runs of each method."""
+"""The figures on a rehearsal's choice follow from the accuracies of both runs of each method."""
 
 from __future__ import annotations
 
