@@ -139,9 +139,8 @@ def test_the_command_measures_all_methods_where_none_is_chosen(
     method = {
         "name": "auto",
         "records": 20,
-        "dp_kps": METHODS["dp_kps"] | {"vocabulary": vocabulary},
+        "dp_kps": {"sequence_length": 2, "vocabulary": vocabulary},
     }
-    method["dp_kps"].pop("name")
     path.write_text(yaml.safe_dump(settings(method=method, engine={"kind": "none"})))
     options = ["--public", public, "--records", "50", "--rate", "2", "--json"]
     assert run_command(["bench", str(path), *options]) == 0

@@ -57,7 +57,7 @@ class DpSgdPlan(Plan):
         engine = with_absolute_model(self.config.engine)
 
         def load() -> None:
-            check_lengths(engine, self.settings, self.codes)
+            check_lengths(codec_of(engine), self.settings, self.codes)
             load_loss(engine.model, self.settings)
 
         check_loads(self.config, load, on_progress)
@@ -162,9 +162,10 @@ def make_plan(config: Config, settings: DpSgdSettings, before: Before | None = N
     `privacy.epsilon`, or do not fit the model, where that is a folder here."""
     codes = control_codes(config.data, settings)
     if is_at_hand(config.engine.model):
-        check_lengths(config.engine, settings, codes)
+        codec = codec_of(config.engine)
+        check_lengths(codec, settings, codes)
         if before is not None:
-            check_terms(config.engine, settings, codes, before.handed)
+            check_terms(codec, settings, codes, before.handed)
     size = config.data.public_size
     if settings.batch_size > size:
         raise InputError(
@@ -196,10 +197,14 @@ def make_plan(config: Config, settings: DpSgdSettings, before: Before | None = N
     return plan.affordable(mechanism.noise_multiplier)
 
 
-def check_lengths(engine: EngineConfig, settings: DpSgdSettings, codes: ControlCodes) -> None:
+def codec_of(engine: EngineConfig) -> TextCodec:
+    """Return the codec of the model that is tuned."""
+    return TextCodec(resolve_model(engine.model), engine.max_model_len)
+
+
+def check_lengths(codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes) -> None:
     """Raise InputError where `method.max_length` is more than the model's context, or leaves no
     token for a text after its control code."""
-    codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
     if settings.max_length > codec.context_length:
         raise InputError(
             f"method.max_length: {settings.max_length} is more than the context of the model, "
@@ -214,11 +219,10 @@ def check_lengths(engine: EngineConfig, settings: DpSgdSettings, codes: ControlC
 
 
 def check_terms(
-    engine: EngineConfig, settings: DpSgdSettings, codes: ControlCodes, handed: Handed
+    codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes, handed: Handed
 ) -> None:
     """Raise InputError where `method.max_length` leaves no room in a control code for the longest
     term."""
-    codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
     most = most_code_tokens(settings.max_length)
     for term in {terms[0] for terms in chain.from_iterable(handed.terms.values())}:
         needs = len(codec.ids(codes.longest(lambda code: len(codec.ids(code)), [term])))

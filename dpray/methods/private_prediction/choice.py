@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from dpray.config.config import Config
-from dpray.methods.private_prediction.plan import affords, make_plan
+from dpray.methods.private_prediction.plan import affords, make_plan, template_of
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.choice import Choice, Signal
@@ -29,7 +29,9 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
     one.
     """
     tried = list(_tried(config, settings))
-    enough = (one for one in tried if affords(config, one, settings.texts or records))
+    template = template_of(config, settings)  # no key of it is free
+    wanted = settings.texts or records
+    enough = (one for one in tried if affords(config, one, template, wanted))
     best, refused = _first_plan(config, enough)
     if best is None:
         # A smaller clip costs less whatever the batches are.

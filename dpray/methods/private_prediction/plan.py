@@ -96,11 +96,12 @@ def choose_batches(
     return replace(plans[best], texts_affordable=affordable)
 
 
-def affords(config: Config, settings: PrivatePredictionSettings, texts: int) -> bool:
+def affords(
+    config: Config, settings: PrivatePredictionSettings, template: PromptTemplate, texts: int
+) -> bool:
     """Return whether the epsilon pays for so many texts, in one kind of batches at least. That is
     one evaluation of the cost for Poisson ones, where the largest affordable number takes dozens.
     """
-    template = template_of(config, settings)
     wanted: dict[str, dict[str, Any]] = {
         "poisson": {"texts": texts, "max_records": None},
         "disjoint": {"texts": None, "max_records": texts},
