@@ -1,9 +1,9 @@
 """The four methods beside each other with SmolLM2-135M, for docs/results.md.
 
-`python experiments/four_methods.py DATA[/METHOD[@EPSILON]]...` makes the runs that are not there
-yet, the first run of every cell before the second of any, with the endpoint of Aug-PE where it is
-wanted, and keeps their figures in experiments/measured.
-DATA is a key of SETS, METHOD one of METHODS.
+`python experiments/four_methods.py DATA[/METHOD[@EPSILON[#RUN]]]...` makes the runs that are not
+there yet, the first run of every cell before the second of any, with the endpoint of Aug-PE where
+it is wanted, and keeps their figures in experiments/measured.
+DATA is a key of SETS, METHOD one of METHODS, RUN a number from 0 on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from embedding import embedded
 from figures import A_SIDE, COPIED, SAMPLES, Figures, Yardstick
 from reproduction import RUNS_OF_EACH, draw, spread
 from runs import HERE, RUNS, finished, make, released, rows
-from sets import SETS, is_short, labels, part, short_public_texts, size
+from sets import SETS, VARIANTS, is_short, labels, part, short_public_texts, size
 
 from dpray.api import plan
 from dpray.config.config import load_config
@@ -40,11 +40,11 @@ METHODS = {
     "aug_pe": "Aug-PE",
     "dp_kps": "DP-KPS, with texts",
     "dp_sgd": "DP-SGD, LoRA",
+    "dp_sgd_longer": "DP-SGD, LoRA, four epochs",
     "chain_kps_aug_pe": "DP-KPS, then Aug-PE",
     "chain_kps_private_prediction": "DP-KPS, then private prediction",
     "chain_kps_dp_sgd": "DP-KPS, then DP-SGD",
 }
-CHAIN_EPSILONS = (4.0,)
 FLOOR = 0.001
 """At this epsilon next to nothing of the private texts comes through: such a run shows what the
 model and the public texts in its prompts make by themselves."""
@@ -130,7 +130,7 @@ class Cell(NamedTuple):
     @property
     def file(self) -> str:
         """The name of its configuration in experiments/smollm2, and of its prompts."""
-        return self.method.removesuffix("_bare")
+        return self.method.removesuffix("_bare").removesuffix("_longer")
 
     @property
     def section(self) -> str:
@@ -147,8 +147,8 @@ def cells(data: str, method: str) -> list[Cell]:
     about = SETS[data]
     if method in about.left_out:
         return []
-    if method.startswith("chain_"):
-        return [Cell(data, method, epsilon, 0) for epsilon in CHAIN_EPSILONS]
+    if method in VARIANTS:
+        return [Cell(data, method, 4.0, 0)]
     floor = [] if method in NO_FLOOR else [FLOOR]
     epsilons = floor + [e for e in about.epsilons if e < inf or method in WITHOUT_NOISE]
     return [Cell(data, method, e, n) for n, e in product(range(about.runs_of_each), epsilons)]
@@ -171,7 +171,9 @@ def changes(cell: Cell) -> list[str]:
         found += ["method.few_shot=null", "method.longest_copy=null"]
     if cell.method.endswith(("private_prediction", "dp_kps")):
         found.append(f"{cell.section}.few_shot={short_public_texts(cell.data)}")
-    if cell.method.endswith("dp_sgd") and shares:
+    if cell.method == "dp_sgd_longer":
+        found.append("method.epochs=4")
+    if cell.file.endswith("dp_sgd") and shares:
         found.append(f"{cell.section}.control_columns.label={about.control}")
     if cell.method == "aug_pe":
         found.append(f"method.template={prompts_with_examples(cell)}")
@@ -343,11 +345,16 @@ def measure(cell: Cell) -> None:
 
 
 def named(name: str) -> list[Cell]:
-    """Return the cells of DATA[/METHOD[@EPSILON]]."""
-    path, _, epsilon = name.partition("@")
+    """Return the cells of DATA[/METHOD[@EPSILON[#RUN]]]."""
+    path, _, wanted = name.partition("@")
+    epsilon, _, number = wanted.partition("#")
     data, _, method = path.partition("/")
     found = [cell for one in ([method] if method else METHODS) for cell in cells(data, one)]
-    return [cell for cell in found if epsilon in ("", f"{cell.epsilon:g}")]
+    return [
+        cell
+        for cell in found
+        if epsilon in ("", f"{cell.epsilon:g}") and number in ("", f"{cell.number}")
+    ]
 
 
 def main(wanted: Sequence[str]) -> None:
