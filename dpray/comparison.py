@@ -17,12 +17,13 @@ from dpray.pace import Pace, bench, known_pace
 from dpray.registry import choose
 from dpray.runs.choice import Choice
 from dpray.runs.plan import privacy_unit
-from dpray.stage import plain, with_epsilon
+from dpray.stage import plain, with_epsilon, with_method
 from dpray.types import InputError, OnProgress, Progress
 
 METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
 """The first of these whose signal is enough is recommended: on two data sets, with a small model,
-the texts of the first ones were nearest to real texts (docs/results.md)."""
+the texts of the first ones were nearest to real texts (docs/results.md). Chains come after them:
+those that were measured gained nothing."""
 
 MOST_RECORDS = 2**40
 
@@ -78,7 +79,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The methods' answers to a request for so many `records`, in the order of `METHODS`."""
+    """The answers of methods and chains to a request for so many `records`, in the order in which
+    they are recommended."""
 
     config: Config
     records: int
@@ -107,7 +109,7 @@ class Comparison:
         answer = self.answers[name]
         if answer.choice is None:
             raise InputError(f"method.name: {name} has no plan: {answer.why_not}")
-        return plain(self.config) | {"method": answer.chosen_method()}
+        return with_method(plain(self.config), answer.chosen_method())
 
 
 @dataclass(frozen=True)
@@ -147,23 +149,24 @@ def _check_rate(rate: float | None, comparisons: Sequence[Comparison]) -> None:
 def compare(
     config: Config,
     on_progress: OnProgress = lambda progress: None,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] = (),
     cache: Path | None = None,
 ) -> Comparison:
-    """Return the best answer of every one of `methods`; those keys of `config.method` that are set
-    stay as they are. `cache` is the folder of `dpray bench`'s figures, the user's by default.
-    Raises InputError for a key of a method that is wrong in itself."""
+    """Return the best answer of every one of `methods`, by default of all that `sections` has.
+    Keys that are set stay as they are. `cache` is the folder of `dpray bench`'s figures, the user's
+    by default. Raises InputError for a key of a method that is wrong in itself.
+    """
     if math.isinf(config.privacy.epsilon):
         raise InputError(
             "privacy.epsilon: infinity adds no noise: there is no signal to compare with it"
         )
-    records, keys = question(config)
-    answers = {}
-    for done, name in enumerate(methods):
-        on_progress(Progress("comparing", done, len(methods), name))
-        found = answer(config, {"name": name} | keys[name], records)
+    records, asked = wanted(config), sections(config)
+    names, answers = methods or list(asked), {}
+    for done, name in enumerate(names):
+        on_progress(Progress("comparing", done, len(names), name))
+        found = answer(config, asked[name], records)
         if found.choice is not None:
-            chosen = parse_config(plain(config) | {"method": found.chosen_method()})
+            chosen = parse_config(with_method(plain(config), found.chosen_method()))
             found = replace(found, pace=known_pace(chosen, cache))
         answers[name] = found
     return Comparison(config, records, answers)
@@ -220,29 +223,54 @@ def explore(
     )
 
 
-def question(config: Config) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Return the number of records that are wanted, and the keys that are set for each method."""
+def wanted(config: Config) -> int:
+    """Return the number of records that are wanted."""
     method = config.method
-    if isinstance(method, ChainSettings):
-        raise InputError("methods: a chain is not compared with single methods; give `method`")
+    if isinstance(method, AutoSettings):
+        return method.records
+    last = method.methods[-1] if isinstance(method, ChainSettings) else method
+    key = _records_key(last.name)
+    is_set = key in last.model_fields_set
+    return (is_set and getattr(last, key)) or RECORDS
+
+
+def sections(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the section `method` of every method and chain that is asked, by its name, with the
+    keys that are set. A chain's name is its methods', joined by "+"."""
+    method = config.method
     if isinstance(method, AutoSettings):
         keys = {name: getattr(method, name) for name in METHODS}
         if named := [name for name in METHODS if "name" in keys[name]]:
             raise InputError(f"method.{named[0]}.name: there is no such key")
-        return method.records, keys
-    own = method.model_dump(exclude_unset=True)
-    wanted = own.get(_records_key(method.name)) or RECORDS
-    return wanted, {name: own if name == method.name else {} for name in METHODS}
+        singles = {name: {"name": name} | keys[name] for name in METHODS}
+        return singles | {
+            "+".join(chain): {"name": "chain", "methods": [singles[name] for name in chain]}
+            for chain in method.chains
+        }
+    written = plain(config)["method"]
+    if not isinstance(method, ChainSettings):
+        return {name: {"name": name} for name in METHODS} | {method.name: written}
+    own = {each["name"]: dict(each) for each in written["methods"]}
+    for name, keys in own.items():
+        keys.pop(_records_key(name), None)  # what it hands on, not what is wanted
+    singles = {name: own.get(name, {"name": name}) for name in METHODS}
+    return singles | {"+".join(own): written}
 
 
-def answer(config: Config, keys: dict[str, Any], records: int) -> Answer:
-    tree = plain(config) | {"method": {_records_key(keys["name"]): records} | keys}
+def _of_size(section: Mapping[str, Any], records: int) -> dict[str, Any]:
+    """Return a section `method` for so many records, where it does not say how many."""
+    if section["name"] == "chain":
+        methods = [_of_size(each, records) for each in section["methods"]]
+        return {"name": "chain", "methods": methods}
+    return {_records_key(section["name"]): records, **section}
+
+
+def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
+    """Return the answer of the method, or chain, of a section `method`."""
     try:
-        parsed = parse_config(tree)
+        parsed = parse_config(with_method(plain(config), _of_size(section, records)))
     except InputError as error:
-        if len(keys) > 1 and str(error).startswith("method."):
-            section = f"method.{keys['name']}." if isinstance(config.method, AutoSettings) else ""
-            raise InputError(section + str(error).removeprefix("method.")) from None
+        _check_keys(config, section, str(error))
         return Answer(None, str(error))
 
     def at(size: int) -> Answer:
@@ -263,6 +291,20 @@ def answer(config: Config, keys: dict[str, Any], records: int) -> Answer:
         middle = math.isqrt(few * many)
         few, many = (few, middle) if at(middle).is_enough else (middle, many)
     return Answer(found.choice, found.why_not, many)
+
+
+def _check_keys(config: Config, section: Mapping[str, Any], said: str) -> None:
+    """Raise InputError where `said` is about a method for which keys are set: it is wrong as it is
+    written. Otherwise it says why the method cannot be chosen."""
+    key, _, rest = said.partition(".")
+    if key == "methods":
+        place, _, rest = rest.partition(".")
+        section = section["methods"][int(place)] if place.isdigit() else {}
+    elif key != "method":
+        return
+    if len(section) > 1:
+        is_auto = isinstance(config.method, AutoSettings)
+        raise InputError(f"method.{section['name']}.{rest}" if is_auto else said) from None
 
 
 def _records_key(name: str) -> str:

@@ -26,7 +26,6 @@ from platformdirs import user_cache_path
 
 from dpray.config.config import Config, parse_config
 from dpray.io.files import check_writable, read_json, write_durably
-from dpray.methods.chain.settings import ChainSettings
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan
 from dpray.stage import draw, plain, public_records, staged, write_stage
@@ -145,8 +144,6 @@ def bench(
     do not fit the configuration, for too small a `records`, and for a method that has no plan for
     so few; DprayError where a run fails.
     """
-    if isinstance(config.method, ChainSettings):
-        raise InputError("methods: no pace is measured of a chain; give `method`")
     plan = make_plan(config)
     if plan.not_private:
         raise InputError("privacy.epsilon: infinity is for measurements; bench a finite one")
@@ -236,6 +233,7 @@ def _file(cache: Path | None) -> Path:
 def _key(config: Config) -> str:
     """Return a name for what a pace depends on: method, model, embedder, cluster and machine."""
     tree = config.model_dump(mode="json")
-    method = {key: value for key, value in tree["method"].items() if key not in SIZES}
-    parts = [method, *(tree[name] for name in ("engine", "embedder", "runtime")), platform.node()]
+    methods = tree["method"].get("methods", [tree["method"]])
+    paced = [{key: value for key, value in one.items() if key not in SIZES} for one in methods]
+    parts = [*paced, *(tree[name] for name in ("engine", "embedder", "runtime")), platform.node()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

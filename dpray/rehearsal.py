@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpray.comparison import METHODS, Answer, check_epsilons, compare
+from dpray.comparison import Answer, check_epsilons, compare, sections
 from dpray.config.config import Config, parse_config
 from dpray.io.records import read_rows
-from dpray.stage import draw, public_records, staged, with_epsilon, write_stage
+from dpray.stage import draw, public_records, staged, with_epsilon, with_method, write_stage
 from dpray.types import InputError, OnProgress, Progress
 
 if TYPE_CHECKING:
@@ -89,9 +89,8 @@ class Rehearsal:
         tree. Raises InputError if no method was rehearsed."""
         if (best := self.best(epsilon)) is None:
             raise InputError(f"privacy.epsilon: at {epsilon:g} no method was rehearsed")
-        return with_epsilon(self.config, epsilon) | {
-            "method": self.found[epsilon][best].answer.chosen_method()
-        }
+        chosen = self.found[epsilon][best].answer.chosen_method()
+        return with_method(with_epsilon(self.config, epsilon), chosen)
 
 
 def rehearse(
@@ -122,9 +121,10 @@ def rehearse(
     `data.path` itself: what a rehearsal says of private records would be paid for by no budget.
     """
     check_epsilons(epsilons)
+    known = sections(config)
     for name in methods:
-        if name not in METHODS:
-            raise InputError(f"--method: {name} is not one of {', '.join(METHODS)}")
+        if name not in known:
+            raise InputError(f"--method: {name} is not one of {', '.join(known)}")
     if records < FEWEST:
         raise InputError(f"--records: {records} are too few, it takes {FEWEST}")
     stage, test = _halves(config, public)
@@ -140,7 +140,7 @@ def rehearse(
     found: dict[float, dict[str, Rehearsed]] = {}
     for epsilon in epsilons or (config.privacy.epsilon,):
         asked = parse_config(with_epsilon(config, epsilon))
-        answers = compare(asked, on_progress, methods or METHODS).answers
+        answers = compare(asked, on_progress, methods).answers
         found[epsilon] = {}
         for name, answer in answers.items():
             if answer.choice is None or not (answer.is_enough or methods):
@@ -190,9 +190,11 @@ def _released(folder: Path) -> list[dict[str, Any]]:
 def _staged(config: Config, answer: Answer, stage: Path, folder: Path, records: int) -> Config:
     """Return the configuration of the method's run on the stage, with a ledger of its own."""
     method = answer.chosen_method()
+    # What a method hands on to another one is not for looking at.
+    last = method["methods"][-1] if "methods" in method else method
     # The votes of Aug-PE are shared out over its records: fewer records would have less noise.
-    if method["name"] != "aug_pe":
+    if last["name"] != "aug_pe":
         for key in ("records", "max_records", "texts"):
-            if method.get(key) is not None:
-                method[key] = min(method[key], records)
+            if last.get(key) is not None:
+                last[key] = min(last[key], records)
     return parse_config(staged(config, method, stage, folder))

@@ -30,6 +30,16 @@ def with_epsilon(config: Config, epsilon: float) -> dict[str, Any]:
     return tree | {"privacy": tree["privacy"] | {"epsilon": epsilon}}
 
 
+def with_method(tree: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration, as a plain tree, with another section `method`; a chain's stands as
+    `methods`, and shares of epsilon stay for a chain alone."""
+    rest = {key: value for key, value in tree.items() if key not in ("method", "methods")}
+    if method["name"] == "chain":
+        return rest | {"methods": method["methods"]}
+    privacy = {key: value for key, value in tree["privacy"].items() if key != "shares"}
+    return rest | {"privacy": privacy, "method": dict(method)}
+
+
 def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the texts and the rows of `--public`. Raises InputError for a row that does not have
     the configuration's columns and labels, and for `data.path` itself."""
@@ -91,4 +101,4 @@ def staged(config: Config, method: Mapping[str, Any], stage: Path, folder: Path)
         "output": {"path": str(folder)},
     }
     own = {key: tree[key] | new for key, new in changed.items()}
-    return tree | own | {"method": dict(method)}
+    return with_method(tree | own, method)

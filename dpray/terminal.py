@@ -56,7 +56,8 @@ def titled_table(
     """Make a table whose first column holds words and whose others hold numbers."""
     table = Table(title=title, title_justify="left")
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left")
+        # A name that is too long for its column goes on in the next line.
+        table.add_column(column, justify="right" if place else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

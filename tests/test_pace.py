@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Runs:
         lines = Path(tree["data"]["path"]).read_text().splitlines()
         tree["rows"] = [json.loads(line) for line in lines]
         self.trees.append(tree)
-        method = tree["method"]
+        method = tree["methods"][-1] if "methods" in tree else tree["method"]
         texts = method.get("texts") or method.get("max_records") or method.get("records")
         # The first run takes longer, as it does where nothing is in memory yet.
         late = 30.0 if len(self.trees) == 1 else 0.0
@@ -75,15 +76,20 @@ METHODS: dict[str, dict[str, Any]] = {
     "dp_sgd": {"name": "dp_sgd", "batch_size": 16, "max_length": 16},
     "aug_pe": {"name": "aug_pe", "iterations": 2},
 }
+METHODS["chain"] = {
+    "name": "chain",
+    "methods": [METHODS["dp_kps"] | {"records": 60}, METHODS["aug_pe"] | {"records": 20}],
+}
 
 
 @pytest.mark.parametrize("kind", METHODS)
 def test_three_runs_tell_the_time_of_every_plan(
     settings: Settings, public: str, vocabulary: str, tmp_path: Path, kind: str
 ) -> None:
-    method = dict(METHODS[kind])
-    if kind == "dp_kps":
-        method |= {"vocabulary": vocabulary}
+    method = deepcopy(METHODS[kind])
+    for one in method.get("methods", [method]):
+        if one["name"] == "dp_kps":
+            one["vocabulary"] = vocabulary
     config = parse_config(settings(method=method, data__public_size=400))
     runs = Runs()
     pace = bench(config, public, run=runs, cache=tmp_path / "cache", records=100, texts=6)
@@ -103,6 +109,9 @@ def test_three_runs_tell_the_time_of_every_plan(
         assert tree["output"]["path"] != config.output.path
         assert not Path(tree["output"]["path"]).exists()
         assert tree["engine"] | {"dtype": "float32"} == settings()["engine"] | {"dtype": "float32"}
+    if kind == "chain":  # three sequences of terms for each text, as in the plan
+        made = [[one["records"] for one in tree["methods"]] for tree in runs.trees]
+        assert made == [[18, 6], [18, 6], [54, 18], [18, 6]]
     if kind == "disjoint":  # a text takes its part of as many private tokens as in the plan
         tokens = {tree["method"]["private_tokens"] for tree in runs.trees}
         assert tokens == {plan.private_tokens}  # type: ignore[attr-defined]

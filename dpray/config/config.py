@@ -6,7 +6,6 @@ All keys are public numbers and names; none is read from the data or from enviro
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +23,7 @@ from dpray.config.sections import (
 )
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.auto import AutoSettings
-from dpray.methods.chain.settings import FOLLOW, ChainSettings
+from dpray.methods.chain.settings import ChainSettings, misplaced
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
@@ -73,15 +72,8 @@ class Config(Section):
             if shares is not None:
                 raise ValueError("privacy.shares: is for chained `methods`")
             return self
-        if len(method.methods) < 2:
-            raise ValueError("methods: chains two methods or more; one alone is `method`")
-        for place, (one, after) in enumerate(pairwise(method.methods), start=1):
-            if after.name not in FOLLOW.get(one.name, ()):
-                pairs = [f"{a} -> {b}" for a, others in FOLLOW.items() for b in others]
-                raise ValueError(
-                    f"methods.{place}.name: {after.name} cannot follow {one.name}; the pairs are "
-                    f"{', '.join(pairs)}"
-                )
+        if wrong := misplaced([each.name for each in method.methods]):
+            raise ValueError(f"methods: {wrong}")
         if shares is not None and len(shares) != len(method.methods):
             raise ValueError("privacy.shares: give one share for each of methods")
         if shares is not None and not math.isclose(sum(shares), 1.0, abs_tol=1e-6):

@@ -1,13 +1,14 @@
 """`AutoSettings` are the keys of `method` where the method is not chosen yet: `dpray plan` compares
-all four."""
+all four, and the chains of them that are named."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dpray.config.base import Count, Section
+from dpray.methods.chain.settings import misplaced
 
 
 class AutoSettings(Section):
@@ -21,3 +22,16 @@ class AutoSettings(Section):
         {}, description="keys of DP-KPS that are not free: its vocabulary has to be here"
     )
     dp_sgd: dict[str, Any] = Field({}, description="keys of DP-SGD that are not free")
+    chains: tuple[tuple[str, ...], ...] = Field(
+        (),
+        description="chains that are compared, too: lists of methods, each of which has its keys "
+        "from above",
+    )
+
+    @field_validator("chains")
+    @classmethod
+    def _methods_follow(cls, chains: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+        for names in chains:
+            if wrong := misplaced(names):
+                raise ValueError(wrong)
+        return chains

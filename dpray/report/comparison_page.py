@@ -77,7 +77,7 @@ def render_comparison(explored: Mapping[str, Any], rehearsal: Mapping[str, Any] 
         return page.render(
             **explored, rehearsal=rehearsal, scores=scores, names=names, panels=panels,
             has_prices=any(map(_has_price, tried)), shown=shown, row=row, state=state, key=key_svg,
-            duration=duration,
+            duration=duration, settings=settings,
             rehearsed_best=_best(rehearsal or {"epsilons": []}, tried),
             differs=lambda name, at: _differs(name, at, scores),
         )  # fmt: skip
@@ -94,14 +94,22 @@ def state(method: Mapping[str, Any]) -> Any:
 def parameters(over_epsilon: list[Mapping[str, Any]]) -> list[str]:
     """Return the names of a method's parameters that are not the same at every epsilon, or of all,
     where none differs."""
-    plans = [method["plan"]["method"] for method in over_epsilon if method["feasible"]]
+    plans = [settings(method["plan"]) for method in over_epsilon if method["feasible"]]
     names = [
         name
         for name, value in (plans[0].items() if plans else ())
-        if isinstance(value, int | float | str) and name != "name"
+        if isinstance(value, int | float | str) and name.split()[-1] != "name"
     ]
     changed = [name for name in names if len({repr(plan.get(name)) for plan in plans}) > 1]
     return changed or names
+
+
+def settings(plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of a plan; in a chain the method's name stands before each."""
+    method = plan["method"]
+    if method["name"] != "chain":
+        return method
+    return {f"{one['name']} {key}": one[key] for one in method["methods"] for key in one}
 
 
 def _about(
@@ -119,9 +127,8 @@ def _about(
         return "\n".join(lines)
     plan, signal = method["plan"], method["signal"]
     lines += method["reasons"]
-    lines.append(
-        ", ".join(f"{key} {_value(plan['method'][key])}" for key in shown if key in plan["method"])
-    )
+    of_plan = settings(plan)
+    lines.append(", ".join(f"{key} {_value(of_plan[key])}" for key in shown if key in of_plan))
     if signal is not None:
         lines.append(
             f"signal {signal['value']:,.3g}, enough from {signal['enough']:g} on: "

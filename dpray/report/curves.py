@@ -27,8 +27,13 @@ LOOKS = (
     ("s", SECOND, '<path d="M2 2h8v8H2z"/>'),
     ("^", THIRD, '<path d="M6 1.5 10.8 10H1.2z"/>'),
     ("D", INK, '<path d="M6 1 11 6 6 11 1 6z"/>'),
+    ("v", ACCENT, '<path d="M1.2 2h9.6L6 10.5z"/>'),
+    ("p", SECOND, '<path d="M6 1 11 4.6 9.1 10.5H2.9L1 4.6z"/>'),
+    ("h", THIRD, '<path d="M6 1 10.3 3.5v5L6 11 1.7 8.5v-5z"/>'),
+    ("d", INK, '<path d="M6 1 9 6 6 11 3 6z"/>'),
 )
-"""The methods' marks and colours, in their order, for matplotlib and as SVG 12 units wide."""
+"""The methods' marks and colours, in their order, for matplotlib and as SVG 12 units wide. Chains
+come after the methods, and after four of them the marks begin again."""
 
 WIDTH = 3.7
 """Two pictures of so many inches stand side by side on a page."""
@@ -60,9 +65,13 @@ def row(name: str, epsilon: float) -> str:
     return f"{name}-at-{epsilon:g}"
 
 
+def look(place: int) -> tuple[str, str, str]:
+    return LOOKS[place % len(LOOKS)]
+
+
 def key_svg(place: int, is_hollow: bool = False) -> Markup:
     """Return the mark of the method at a place, to stand in a line of text."""
-    _, colour, shape = LOOKS[place]
+    _, colour, shape = look(place)
     fill = "none" if is_hollow else f"var({COLOURS[colour]})"
     return Markup(
         f'<svg class="mark" viewBox="0 0 12 12" aria-hidden="true" fill="{fill}" '
@@ -98,7 +107,7 @@ def curves_svg(
             axes.plot(
                 [shift * point.epsilon for point in joined],
                 [point.value for point in joined],
-                color=LOOKS[place][1],
+                color=look(place)[1],
                 linewidth=1.2,
             )
         if line is not None:
@@ -119,10 +128,10 @@ def curves_svg(
 
 
 def _mark(axes: Any, point: Point, epsilon: float, place: int, name: str) -> None:
-    mark, colour, _ = LOOKS[place]
+    mark, colour, _ = look(place)
     if point.deviation:
-        look: Any = {"ecolor": colour, "elinewidth": 1.0, "capsize": 2.5}
-        axes.errorbar(epsilon, point.value, point.deviation, fmt="none", **look)
+        bar: Any = {"ecolor": colour, "elinewidth": 1.0, "capsize": 2.5}
+        axes.errorbar(epsilon, point.value, point.deviation, fmt="none", **bar)
     (drawn,) = axes.plot(
         epsilon,
         point.value,

@@ -3,6 +3,7 @@ configuration."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,6 +78,21 @@ class ChainPlan(Plan):
         changed = {name: change(name, stage) for name, stage in self.stages.items()}
         return replace(self, stages=changed)
 
+    @property
+    def fewest_records(self) -> int:
+        return max(stage.fewest_records for stage in self.stages.values())
+
+    def of_size(self, texts: int) -> dict[str, Any]:
+        """A method hands on as many texts for each one of the last method's as in this plan."""
+        *_, last = self.stages.values()
+        whole = last.method_summary()["records"]
+        methods = []
+        for stage in self.stages.values():
+            own = math.ceil(texts * stage.method_summary()["records"] / whole)
+            written = stage.settings.model_dump(mode="json", exclude_unset=True)
+            methods.append(written | stage.of_size(own))
+        return {"methods": methods}
+
     def method_summary(self) -> dict[str, Any]:
         delta = self.config.privacy.delta
         stages = {
@@ -110,9 +126,20 @@ class ChainPlan(Plan):
 
 
 def make_plan(config: Config, settings: ChainSettings) -> ChainPlan:
-    """Plan one method after the other: up to each of them, all together cost at most the sum of
-    their shares of `privacy.epsilon`, measured label proportions included. So a method is left all
-    that joint accounting saves. Raises InputError where a method has no plan, naming its key."""
+    """Plan one method after the other. Raises InputError where a method has no plan, naming its
+    key."""
+
+    def plan(name: str, own: Config, method: Chained, *before: Before) -> Plan:
+        made: Plan = part(method.name, "plan").make_plan(own, method, *before)
+        return made
+
+    return planned(config, settings, plan)
+
+
+def planned(config: Config, settings: ChainSettings, plan: Callable[..., Plan]) -> ChainPlan:
+    """Make one method's plan after the other's, by `plan(name, config, settings, *before)`: up to
+    each of them, all together cost at most the sum of their shares of `privacy.epsilon`, measured
+    label proportions included. So a method is left all that joint accounting saves."""
     shares = config.privacy.shares or [1 / len(settings.methods)] * len(settings.methods)
     stages: dict[str, Plan] = {}
     before: Before | None = None
@@ -122,9 +149,9 @@ def make_plan(config: Config, settings: ChainSettings) -> ChainPlan:
         own = of_stage(config, method, whole if name == last else share * whole, name == last)
         given = () if before is None else (before,)
         with keys_named(name):
-            plan: Plan = part(method.name, "plan").make_plan(own, method, *given)
-        before = Before(plan.dp_event, Handed.of(plan.stand_in()))
-        stages[name] = replace(plan, config=without_histogram(plan.config))
+            made = plan(name, own, method, *given)
+        before = Before(made.dp_event, Handed.of(made.stand_in()))
+        stages[name] = replace(made, config=without_histogram(made.config))
     return ChainPlan(config, config.data.proportions, settings, stages)
 
 

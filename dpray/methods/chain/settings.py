@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,6 +19,18 @@ FOLLOW = {
     "private_prediction": ("aug_pe",),
 }
 """A method hands what it released on to one of these."""
+
+
+def misplaced(names: Sequence[str]) -> str | None:
+    """Return what is wrong with methods in this order, or None."""
+    if len(names) < 2:
+        return "chains two methods or more; one alone is `method`"
+    for one, after in pairwise(names):
+        if after not in FOLLOW.get(one, ()):
+            pairs = [f"{a} -> {b}" for a, others in FOLLOW.items() for b in others]
+            return f"{after} cannot follow {one}; the pairs are {', '.join(pairs)}"
+    return None
+
 
 Chained = Annotated[
     PrivatePredictionSettings | AugPeSettings | DpKpsSettings | DpSgdSettings,

@@ -11,6 +11,7 @@ from dpray.methods.private_prediction.plan import affords, make_plan, template_o
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.choice import Choice, Signal
+from dpray.runs.plan import Before
 from dpray.types import InputError
 
 CLIP_BOUNDS = (10.0, 5.0, 3.0, 2.0, 1.0)
@@ -20,7 +21,12 @@ CLIP = {"clip", "clip_bound", "temperature"}
 """These keys go together: where one is set, none is free."""
 
 
-def choose(config: Config, settings: PrivatePredictionSettings, records: int) -> Choice:
+def choose(
+    config: Config,
+    settings: PrivatePredictionSettings,
+    records: int,
+    before: Before | None = None,
+) -> Choice:
     """Take dclip at temperature 1 with the largest clip bound that affords the texts: the larger,
     the more a token gains (docs/methods.md). Then take the smallest batches that do, because a text
     costs a prompt for each record of its batch. Keys that are set stay as they are.
@@ -30,13 +36,14 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
     """
     tried = list(_tried(config, settings))
     template = template_of(config, settings)  # no key of it is free
+    first = None if before is None else before.dp_event
     wanted = settings.texts or records
-    enough = (one for one in tried if affords(config, one, template, wanted))
-    best, refused = _first_plan(config, enough)
+    enough = (one for one in tried if affords(config, one, template, wanted, first))
+    best, refused = _first_plan(config, enough, before)
     if best is None:
         # A smaller clip costs less whatever the batches are.
         least = min(one.clip_bound for one in tried)
-        plans = [_first_plan(config, [one]) for one in tried if one.clip_bound == least]
+        plans = [_first_plan(config, [one], before) for one in tried if one.clip_bound == least]
         made = [plan for plan, _ in plans if plan is not None]
         refused += [error for _, errors in plans for error in errors]
         best = max(made, key=lambda plan: plan.whole_texts, default=None)
@@ -53,19 +60,19 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
     if not best.texts_affordable and chosen.max_records is not None:
         # Of batches of a given kind the plan says no more than whether the limit is reached.
         without_limit = chosen.model_copy(update={"max_records": None})
-        affordable = make_plan(config, without_limit).whole_texts
+        affordable = make_plan(config, without_limit, before).whole_texts
     signal = Signal(affordable, records, "whole texts that epsilon pays for")
     return Choice(best, signal, (what + why,))
 
 
 def _first_plan(
-    config: Config, tried: Iterable[PrivatePredictionSettings]
+    config: Config, tried: Iterable[PrivatePredictionSettings], before: Before | None
 ) -> tuple[PrivatePredictionPlan | None, list[InputError]]:
     """Return the plan of the first settings that have one, and why those before it have none."""
     refused: list[InputError] = []
     for one in tried:
         try:
-            return make_plan(config.model_copy(update={"method": one}), one), refused
+            return make_plan(config.model_copy(update={"method": one}), one, before), refused
         except InputError as error:
             refused.append(error)
     return None, refused

@@ -97,10 +97,15 @@ def choose_batches(
 
 
 def affords(
-    config: Config, settings: PrivatePredictionSettings, template: PromptTemplate, texts: int
+    config: Config,
+    settings: PrivatePredictionSettings,
+    template: PromptTemplate,
+    texts: int,
+    before: Event | None = None,
 ) -> bool:
-    """Return whether the epsilon pays for so many texts, in one kind of batches at least. That is
-    one evaluation of the cost for Poisson ones, where the largest affordable number takes dozens.
+    """Return whether the epsilon, less what comes `before`, pays for so many texts, in one kind of
+    batches at least. That is one evaluation of the cost for Poisson ones, where the largest
+    affordable number takes dozens.
     """
     wanted: dict[str, dict[str, Any]] = {
         "poisson": {"texts": texts, "max_records": None},
@@ -110,7 +115,7 @@ def affords(
         if settings.batches in (kind, "auto"):
             asked = settings.model_copy(update=wanted[kind] | {"batches": kind})
             with suppress(InputError):
-                plan = make(config, asked, template, None)
+                plan = make(config, asked, template, before)
                 if plan.whole_texts >= texts and plan.cost.epsilon <= config.privacy.epsilon:
                     return True
     return False

@@ -15,11 +15,9 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
 from dpray.auditing.audit import audit
-from dpray.comparison import compare
 from dpray.config.config import Config, parse_config
 from dpray.methods.chain.plan import ChainPlan
 from dpray.methods.dp_sgd.plan import DpSgdPlan
-from dpray.pace import bench
 from dpray.registry import make_plan
 from dpray.runs.engine import build_engine
 from dpray.runs.plan import Handed
@@ -162,8 +160,8 @@ def test_a_configuration_reads_as_it_was_written(config: Make) -> None:
 @pytest.mark.parametrize(
     ("names", "changes", "said"),
     [
-        (("aug_pe", "dp_kps"), {}, "methods.1.name: dp_kps cannot follow aug_pe; the pairs are "),
-        (("private_prediction", "dp_kps"), {}, "methods.1.name: dp_kps cannot follow"),
+        (("aug_pe", "dp_kps"), {}, "methods: dp_kps cannot follow aug_pe; the pairs are "),
+        (("private_prediction", "dp_kps"), {}, "methods: dp_kps cannot follow"),
         (("dp_kps",), {}, "methods: chains two methods or more"),
         (KPS_AUG, {"privacy__shares": [1.0]}, "privacy.shares: give one share"),
         (KPS_AUG, {"privacy__shares": [0.5, 0.6]}, "privacy.shares: shares sum to 1"),
@@ -205,9 +203,3 @@ def test_shares_are_for_chains(settings: Callable[..., dict[str, Any]]) -> None:
     both = settings() | {"methods": []}
     with pytest.raises(InputError, match=r"^methods: stands in place of"):
         parse_config(both)
-
-
-def test_what_is_for_one_method_refuses_a_chain(config: Make) -> None:
-    for ask in (lambda run: compare(run), lambda run: bench(run, "nowhere.jsonl")):
-        with pytest.raises(InputError, match=r"^methods: .*; give `method`"):
-            ask(config(*KPS_AUG))

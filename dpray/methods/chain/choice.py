@@ -1,0 +1,34 @@
+"""The free parameters of a chain are those of its methods, which are chosen one after the other."""
+
+from __future__ import annotations
+
+from dpray.config.config import Config
+from dpray.methods import part
+from dpray.methods.chain.plan import make_plan, planned
+from dpray.methods.chain.settings import Chained, ChainSettings
+from dpray.runs.choice import Choice, Signal
+from dpray.runs.plan import Before, Plan
+
+
+def choose(config: Config, settings: ChainSettings, records: int) -> Choice:
+    """Have each method choose for so many records, at what epsilon the ones before it leave. The
+    signal is the weakest one: what a method learns above its noise the next one has to use. Keys
+    that are set stay as they are."""
+    choices: dict[str, Choice] = {}
+
+    def choose_one(name: str, own: Config, method: Chained, *before: Before) -> Plan:
+        choices[name] = part(method.name, "choice").choose(own, method, records, *before)
+        return choices[name].plan
+
+    planned(config, settings, choose_one)
+    methods = [choice.plan.settings.model_dump(exclude_unset=True) for choice in choices.values()]
+    chosen = ChainSettings.model_validate({"name": "chain", "methods": methods})
+    plan = make_plan(config.model_copy(update={"method": chosen}), chosen)
+    signals = [
+        Signal(each.value, each.enough, f"{name}: {each.meaning}")
+        for name, choice in choices.items()
+        if (each := choice.signal) is not None
+    ]
+    weakest = min(signals, key=lambda signal: signal.value / signal.enough, default=None)
+    reasons = (f"{name}: {why}" for name, choice in choices.items() for why in choice.reasons)
+    return Choice(plan, weakest, tuple(reasons))

@@ -1,0 +1,156 @@
+"""Chains beside single methods: in a comparison, a rehearsal and a measurement of their pace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray.comparison import METHODS, Answer, Comparison, compare, sections
+from dpray.config.config import Config, parse_config
+from dpray.methods.chain.plan import ChainPlan
+from dpray.pace import known_pace
+from dpray.registry import make_plan
+from dpray.rehearsal import _staged
+from dpray.report.comparison_page import parameters, settings
+from dpray.types import InputError
+
+COUNTS = {f"word{rank}": 2**12 // (rank + 1) for rank in range(400)}
+CHAINS = ("dp_kps+aug_pe", "dp_kps+private_prediction", "private_prediction+aug_pe")
+
+Tree = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def tree(auto_settings: Callable[..., dict[str, Any]]) -> Tree:
+    return partial(auto_settings, COUNTS, 40)
+
+
+@pytest.fixture
+def asked(tree: Tree) -> Config:
+    made = tree(privacy__epsilon=8.0)
+    made["method"]["chains"] = [name.split("+") for name in CHAINS]
+    return parse_config(made)
+
+
+def chosen(compared: Comparison, name: str) -> tuple[Answer, ChainPlan]:
+    answer = compared.answers[name]
+    assert answer.choice is not None, answer.why_not
+    plan = answer.choice.plan
+    assert isinstance(plan, ChainPlan)
+    return answer, plan
+
+
+def test_chains_are_asked_after_the_methods_and_written_as_they_are_chosen(asked: Config) -> None:
+    compared = compare(asked, methods=CHAINS)
+    assert list(compared.answers) == list(CHAINS)
+    for name in CHAINS:
+        _, plan = chosen(compared, name)
+        written = parse_config(compared.tree(name))
+        assert "method" not in compared.tree(name)
+        assert make_plan(written).summary() == plan.summary()
+        assert plan.summary()["records"] == 40 and plan.cost.epsilon <= 8.0
+    _, plan = chosen(compared, "private_prediction+aug_pe")
+    first, second = plan.settings.methods
+    # The keys that are set stay; the free ones are chosen.
+    assert (first.max_tokens, first.batch_size, first.clip) == (4, 16, "dclip")  # type: ignore[union-attr]
+    assert {"iterations", "variations"} <= second.model_fields_set
+
+
+def test_the_methods_of_a_chain_have_the_epsilon_that_is_left(asked: Config) -> None:
+    """What an earlier method takes, a later one has less of; together they cost what there is."""
+    alone = compare(asked, methods=["dp_kps", "aug_pe"]).answers
+    answer, plan = chosen(compare(asked, methods=CHAINS[:1]), CHAINS[0])
+    words, votes = (alone[name].choice for name in ("dp_kps", "aug_pe"))
+    assert words is not None and votes is not None and answer.choice is not None
+    assert words.signal is not None and answer.choice.signal is not None
+    for stage, single in zip(plan.stages.values(), (words, votes), strict=True):
+        assert stage.cost.epsilon <= 8.0
+        assert stage.method_event != single.plan.method_event
+    assert answer.choice.signal.value < words.signal.value
+
+
+def test_the_signal_is_the_weakest_one(asked: Config) -> None:
+    compared = compare(asked, methods=CHAINS[:1])
+    signal = compared.answers[CHAINS[0]].choice.signal  # type: ignore[union-attr]
+    assert signal is not None and signal.meaning.startswith("1-dp_kps: words expected")
+    few = asked.model_copy(update={"data": asked.data.model_copy(update={"public_size": 400})})
+    poor, _ = chosen(compare(few, methods=CHAINS[:1]), CHAINS[0])
+    assert not poor.is_enough and poor.needs is not None and poor.needs > 400
+    # Many words do not make good votes that are shared out over too many texts.
+    method = asked.method.model_copy(update={"records": 1000})
+    thin, _ = chosen(
+        compare(asked.model_copy(update={"method": method}), methods=CHAINS[:1]), CHAINS[0]
+    )
+    assert thin.choice is not None and thin.choice.signal is not None
+    assert thin.choice.signal.meaning.startswith("2-aug_pe: votes")
+
+
+def test_a_chain_that_is_configured_is_compared_with_its_methods(
+    config: Callable[..., Config],
+) -> None:
+    run = config("dp_kps", "aug_pe", privacy__shares=[0.3, 0.7], dp_kps__records=12)
+    compared = compare(run, methods=["dp_kps", "dp_kps+aug_pe"])
+    assert compared.records == 4, "as many as the last method makes"
+    _, plan = chosen(compared, "dp_kps+aug_pe")
+    assert plan.config.privacy.shares == (0.3, 0.7)
+    alone = compared.answers["dp_kps"].choice
+    assert alone is not None and alone.plan.config.privacy.shares is None
+    assert alone.plan.summary()["records"] == 4
+    assert alone.plan.settings.model_dump()["vocabulary_size"] == 6
+    assert list(sections(run)) == [*METHODS, "dp_kps+aug_pe"]
+
+
+def test_wrong_chains_and_keys_are_named(tree: Tree) -> None:
+    for chains, said in (
+        ([["aug_pe", "dp_kps"]], r"^method\.chains: dp_kps cannot follow aug_pe"),
+        ([["aug_pe"]], r"^method\.chains: chains two methods or more"),
+        ([["dp_kps", "who"]], r"^method\.chains: who cannot follow dp_kps"),
+    ):
+        made = tree()
+        made["method"]["chains"] = chains
+        with pytest.raises(InputError, match=said):
+            parse_config(made)
+    made = tree()
+    made["method"] |= {"aug_pe": {"iteration": 3}, "chains": [["dp_kps", "aug_pe"]]}
+    with pytest.raises(InputError, match=r"^method\.aug_pe\.iteration: there is no such key"):
+        compare(parse_config(made), methods=["dp_kps+aug_pe"])
+
+
+def test_a_chain_whose_engine_does_not_fit_says_why(tree: Tree) -> None:
+    engine = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
+    made = tree(engine=engine)
+    made["method"] |= {"private_prediction": {}, "chains": [["dp_kps", "private_prediction"]]}
+    refused = compare(parse_config(made), methods=["dp_kps+private_prediction"]).answers
+    (answer,) = refused.values()
+    assert answer.choice is None and "engine.kind" in str(answer.why_not)
+
+
+def test_a_rehearsal_cuts_what_the_last_method_makes_alone(asked: Config, tmp_path: Path) -> None:
+    compared = compare(asked, methods=CHAINS)
+    for name, records in zip(CHAINS, ((40, 40), (40, 20), (40, 40)), strict=True):
+        staged = _staged(asked, compared.answers[name], tmp_path / "x.jsonl", tmp_path / name, 20)
+        method = staged.method
+        assert method.name == "chain"
+        keys = [
+            "max_records" if m.name == "private_prediction" else "records" for m in method.methods
+        ]
+        found = [getattr(m, key) for m, key in zip(method.methods, keys, strict=True)]
+        # Votes are shared out over the texts of Aug-PE: fewer would have less noise.
+        assert tuple(found) == records
+
+
+def test_the_page_names_the_parameters_of_each_method(asked: Config) -> None:
+    summary = compare(asked, methods=CHAINS[:1]).summary()["methods"][CHAINS[0]]
+    of_plan = settings(summary["plan"])
+    assert of_plan["aug_pe iterations"] and of_plan["dp_kps vocabulary_size"]
+    assert {name.split()[0] for name in parameters([summary])} == {"aug_pe", "dp_kps"}
+    assert not any(name.endswith("name") for name in parameters([summary]))
+
+
+def test_no_pace_is_known_before_it_is_measured(asked: Config, tmp_path: Path) -> None:
+    compared = compare(asked, methods=CHAINS[:1], cache=tmp_path)
+    assert known_pace(parse_config(compared.tree(CHAINS[0])), tmp_path) is None
