@@ -68,6 +68,9 @@ class Config(Section):
     @model_validator(mode="after")
     def _methods_fit(self) -> Config:
         shares, method = self.privacy.shares, self.method
+        for names in method.chains if method.name == "auto" else ():
+            if wrong := misplaced(names):
+                raise ValueError(f"method.chains: {wrong}")
         if method.name != "chain":
             if shares is not None:
                 raise ValueError("privacy.shares: is for chained `methods`")

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from dpray.config.base import Count, Section
-from dpray.methods.chain.settings import misplaced
 
 
 class AutoSettings(Section):
@@ -27,11 +26,3 @@ class AutoSettings(Section):
         description="chains that are compared, too: lists of methods, each of which has its keys "
         "from above",
     )
-
-    @field_validator("chains")
-    @classmethod
-    def _methods_follow(cls, chains: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
-        for names in chains:
-            if wrong := misplaced(names):
-                raise ValueError(wrong)
-        return chains
