@@ -12,8 +12,8 @@ from dpray.runs.plan import Before, Plan
 
 def choose(config: Config, settings: ChainSettings, records: int) -> Choice:
     """Have each method choose for so many records, at what epsilon the ones before it leave. The
-    signal is the weakest one: what a method learns above its noise the next one has to use. Keys
-    that are set stay as they are."""
+    signal is the strongest one: a chain learns something where one of its methods does. The reasons
+    name those whose signal is below their noise. Keys that are set stay as they are."""
     choices: dict[str, Choice] = {}
 
     def choose_one(name: str, own: Config, method: Chained, *before: Before) -> Plan:
@@ -29,6 +29,11 @@ def choose(config: Config, settings: ChainSettings, records: int) -> Choice:
         for name, choice in choices.items()
         if (each := choice.signal) is not None
     ]
-    weakest = min(signals, key=lambda signal: signal.value / signal.enough, default=None)
-    reasons = (f"{name}: {why}" for name, choice in choices.items() for why in choice.reasons)
-    return Choice(plan, weakest, tuple(reasons))
+    strongest = max(signals, key=lambda signal: signal.value / signal.enough, default=None)
+    reasons = [f"{name}: {why}" for name, choice in choices.items() for why in choice.reasons]
+    reasons += [
+        f"{each.meaning}: {each.value:,.3g}, below the {each.enough:g} that are enough"
+        for each in signals
+        if not each.is_enough
+    ]
+    return Choice(plan, strongest, tuple(reasons))

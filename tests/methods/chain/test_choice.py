@@ -73,20 +73,21 @@ def test_the_methods_of_a_chain_have_the_epsilon_that_is_left(asked: Config) -> 
     assert answer.choice.signal.value < words.signal.value
 
 
-def test_the_signal_is_the_weakest_one(asked: Config) -> None:
-    compared = compare(asked, methods=CHAINS[:1])
-    signal = compared.answers[CHAINS[0]].choice.signal  # type: ignore[union-attr]
-    assert signal is not None and signal.meaning.startswith("1-dp_kps: words expected")
-    few = asked.model_copy(update={"data": asked.data.model_copy(update={"public_size": 400})})
-    poor, _ = chosen(compare(few, methods=CHAINS[:1]), CHAINS[0])
-    assert not poor.is_enough and poor.needs is not None and poor.needs > 400
-    # Many words do not make good votes that are shared out over too many texts.
-    method = asked.method.model_copy(update={"records": 1000})
-    thin, _ = chosen(
-        compare(asked.model_copy(update={"method": method}), methods=CHAINS[:1]), CHAINS[0]
-    )
-    assert thin.choice is not None and thin.choice.signal is not None
-    assert thin.choice.signal.meaning.startswith("2-aug_pe: votes")
+def test_the_signal_is_the_strongest_one_and_weak_ones_are_named(asked: Config) -> None:
+    def at(size: int) -> Answer:
+        data = asked.data.model_copy(update={"public_size": size})
+        return compare(asked.model_copy(update={"data": data}), methods=CHAINS[:1]).answers[
+            CHAINS[0]
+        ]
+
+    for size, enough, weak in ((4000, True, 0), (200, True, 1), (20, False, 2)):
+        answer = at(size)
+        assert answer.choice is not None and answer.choice.signal is not None
+        assert answer.choice.signal.meaning.startswith("2-aug_pe: votes a text")
+        named = [why for why in answer.choice.reasons if "below the" in why]
+        assert len(named) == weak and all("-" in why.split(":")[0] for why in named)
+        assert answer.is_enough is enough
+        assert enough or (answer.needs is not None and at(answer.needs).is_enough)
 
 
 def test_a_chain_that_is_configured_is_compared_with_its_methods(
