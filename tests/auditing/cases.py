@@ -17,13 +17,13 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from dpray.auditing import votes as votes_audit
 from dpray.auditing.labels import labels_target
 from dpray.auditing.target import Finding, Target, audit_target
+from dpray.auditing.votes import votes_target
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.mechanisms.private_selection import TruncatedNegativeBinomial
-from dpray.methods.aug_pe import audit as aug_pe_audit
-from dpray.methods.aug_pe.audit import votes_target
-from dpray.methods.aug_pe.votes import VoteHistogram
+from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.dp_kps import audit as dp_kps_audit
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.audit import (
@@ -123,14 +123,14 @@ NORMAL = FeatureSum(100, "gaussian", 1.5)
 
 
 def votes_of_three() -> AbstractContextManager[Any]:
-    right = aug_pe_audit.count_votes
-    return patch.object(aug_pe_audit, "count_votes", lambda p, s, w: 3 * right(p, s, w))
+    right = votes_audit.count_votes
+    return patch.object(votes_audit, "count_votes", lambda p, s, w: 3 * right(p, s, w))
 
 
 def votes_for_the_nearest_text() -> AbstractContextManager[Any]:
     """Cast all votes of a record for one text."""
-    right = aug_pe_audit.count_votes
-    return patch.object(aug_pe_audit, "count_votes", lambda p, s, w: right(p, s, (2 * sum(w),)))
+    right = votes_audit.count_votes
+    return patch.object(votes_audit, "count_votes", lambda p, s, w: right(p, s, (2 * sum(w),)))
 
 
 def all_terms() -> AbstractContextManager[Any]:
@@ -263,7 +263,7 @@ def _cases() -> dict[str, Case]:
     )
     add(
         "Aug-PE, votes of 4 iterations",
-        lambda: votes_target(VOTES, 4),
+        lambda: votes_target("votes", VOTES, 4),
         16_000,
         ("no noise", noiseless(VoteHistogram), True),
         (halved, half_noise(VoteHistogram, "sigma"), True),
@@ -271,7 +271,7 @@ def _cases() -> dict[str, Case]:
     )
     add(
         "Aug-PE, decaying votes",
-        lambda: votes_target(DECAYING, 1),
+        lambda: votes_target("votes", DECAYING),
         16_000,
         (halved, half_noise(VoteHistogram, "sigma"), True),
         ("twice all weights on one text", votes_for_the_nearest_text, True),

@@ -49,7 +49,7 @@ def data(private: int, synthetic: int, dimension: int) -> tuple[np.ndarray, np.n
 
 
 def with_dpray(private: np.ndarray, synthetic: np.ndarray) -> np.ndarray:
-    from dpray.methods.aug_pe.votes import count_votes
+    from dpray.mechanisms.votes import count_votes
 
     return count_votes(private, synthetic)
 
@@ -88,7 +88,7 @@ def alone(
 def with_ray(sizes: tuple[int, int, int], actors: int) -> tuple[float, np.ndarray]:
     import ray
 
-    from dpray.methods.aug_pe.votes import count_votes
+    from dpray.mechanisms.votes import count_votes
 
     class Voter:
         def votes(self, private: np.ndarray, synthetic: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpray.methods.aug_pe.votes import GRID, _gpu_index, _NearestText
+from dpray.mechanisms.votes import GRID, _gpu_index, _NearestText
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 

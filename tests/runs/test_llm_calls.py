@@ -15,10 +15,10 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from dpray.engines.requests import Request
+from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe, AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.prompts import load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.methods.aug_pe.votes import VoteHistogram
 from dpray.runs.call_cache import CallCache, CallCacheError, ask_cached, digest
 from tests.engines.api_server import MALFORMED, Server, chat, running_server
 

@@ -12,7 +12,7 @@ import pytest
 
 from dpray.mechanisms.discrete_noise import discrete_gaussian, discrete_laplace
 from dpray.mechanisms.label_histogram import LabelHistogram
-from dpray.methods.aug_pe.votes import VoteHistogram
+from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.dp_kps.tuning import Tuning
 from tests.statistical.two_sided import WRONG_SCALES, fits_probabilities
 

@@ -20,7 +20,7 @@ import pytest
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.auditing.bounds import epsilon_lower_bound
-from dpray.methods.aug_pe.votes import VoteHistogram, count_votes
+from dpray.mechanisms.votes import VoteHistogram, count_votes
 
 RUNS = 8000
 CONFIDENCE = 1 - 1e-6

@@ -29,9 +29,9 @@ from dpray.engines.base import Sampling
 from dpray.engines.requests import Ask, Request, answered
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.randomness import generator, named_key
+from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.prompts import VariationPrompts
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.methods.aug_pe.votes import VoteHistogram
 from dpray.types import DprayError, OnProgress, Progress
 
 Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]

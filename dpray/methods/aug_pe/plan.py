@@ -12,10 +12,10 @@ from dpray.accounting.event import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.methods.aug_pe.votes import VoteHistogram
 from dpray.runs.plan import Before, Handed, Plan, resolved_noise
 from dpray.types import InputError
 

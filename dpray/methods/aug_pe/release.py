@@ -6,7 +6,6 @@ last one a run goes on, with the same noise multiplier and the same charge.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,23 +13,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpray.config.config import Config
-from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.requests import Ask
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
+from dpray.mechanisms.votes import weights
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
-from dpray.methods.aug_pe.votes import count_votes, weights
 from dpray.runs.engine_pool import on_pool
-from dpray.runs.rows import Row
 from dpray.runs.session import Release, Session
 from dpray.runs.shards import Shards
+from dpray.runs.voters import Embeddings, Voters, total_votes
 from dpray.types import Progress
 
 AugPeSession = Session[AugPePlan]
-Embeddings = npt.NDArray[np.float32]
 
 QUANTILES = (0.1, 0.5, 0.9)
 
@@ -50,7 +46,8 @@ def release(session: AugPeSession) -> Release:
                 t: int, S: Population, phi_ND: Mapping[str, Embeddings]
             ) -> Mapping[str, Counts]:
                 def mechanism() -> dict[str, Any]:
-                    noisy = add_noise(plan, total_votes(voters, phi_ND))
+                    exact = total_votes(voters, phi_ND)
+                    noisy = exact if plan.votes is None else plan.votes.noisy_by_label(exact)
                     votes = {label: noisy_N.tolist() for label, noisy_N in noisy.items()}
                     return asdict(Checkpoint(t, S, votes))
 
@@ -104,57 +101,6 @@ def side_by_side(config: Config) -> Config:
     runtime = config.runtime
     runtime = runtime.model_copy(update={"cpus_per_actor": runtime.cpus_per_actor / 2})
     return config.model_copy(update={"runtime": runtime})
-
-
-class Voters:
-    """Holds one shard of the private records, embedded once. Its counts are exact and private: the
-    noise is added to the sum of all shards."""
-
-    def __init__(self, config: Config, weights: Sequence[int] = (1,)) -> None:
-        self._weights = weights
-        self._embedder = SentenceTransformerEmbedder(config.embedder.model)
-        self._parts: defaultdict[str, list[Embeddings]] = defaultdict(list)
-
-    def load(self, rows: Sequence[Row]) -> None:
-        by_label: defaultdict[str, list[str]] = defaultdict(list)
-        for row in rows:
-            by_label[row["label"]].append(row["text"])
-        for label, texts in by_label.items():
-            # One text at a time: in a batch, its embedding's last bits would depend on the other
-            # records, and a record's vote may depend on that record alone.
-            self._parts[label].append(self._embedder.embed(texts, batch_size=1))
-
-    def embed(self, texts: Sequence[str]) -> Embeddings:
-        """Embed synthetic texts, which may share a batch."""
-        return self._embedder.embed(texts)
-
-    def count(self, population_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
-        """Count the votes for each label's texts by the records of that label, shape (N,) each."""
-        counts = {}
-        for label, texts_ND in population_ND.items():
-            mine = self._parts.get(label, [])
-            private_MD = np.concatenate(mine) if mine else np.zeros((0, texts_ND.shape[1]), "f4")
-            self._parts[label] = [private_MD]
-            counts[label] = count_votes(private_MD, texts_ND, self._weights)
-        return counts
-
-
-def total_votes(voters: Shards, population_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
-    """Return the exact votes of all shards, added up; private."""
-    shards: list[dict[str, Counts]] = voters.call("count", dict(population_ND))
-    return {
-        label: np.sum([counts[label] for counts in shards], axis=0, dtype=np.int64)
-        for label in population_ND
-    }
-
-
-def add_noise(plan: AugPePlan, exact: dict[str, Counts]) -> dict[str, Counts]:
-    """Add noise once to every count of every label; add none in a run that is not private."""
-    if plan.votes is None:
-        return exact
-    noisy_N = plan.votes.noisy(np.concatenate(list(exact.values())))
-    ends = np.cumsum([len(counts) for counts in exact.values()])
-    return dict(zip(exact, np.split(noisy_N, ends[:-1]), strict=True))
 
 
 def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:

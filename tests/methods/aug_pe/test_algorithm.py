@@ -15,6 +15,7 @@ from dpray.accounting.events import DiscreteGaussian
 from dpray.engines.requests import Request
 from dpray.mechanisms.randomness import generator
 from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.algorithm import (
     AugPe,
     AugPeRun,
@@ -25,7 +26,6 @@ from dpray.methods.aug_pe.algorithm import (
     words,
 )
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.methods.aug_pe.votes import VoteHistogram
 from dpray.types import DprayError, Progress, Prompt
 
 SALT = "5a" * 16

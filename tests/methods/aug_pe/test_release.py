@@ -18,7 +18,7 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods.aug_pe import release as aug_pe_run
-from dpray.runs import runner
+from dpray.runs import runner, voters
 from dpray.types import DprayError, InputError, Resumable
 from tests.runs.outcomes import lines
 
@@ -67,7 +67,7 @@ def engine(model_folder: str) -> Iterator[Any]:
 @pytest.fixture
 def asked(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Asked:
     asked = Asked(engine)
-    monkeypatch.setattr(aug_pe_run, "SentenceTransformerEmbedder", BagOfWords)
+    monkeypatch.setattr(voters, "SentenceTransformerEmbedder", BagOfWords)
     return asked
 
 

@@ -12,7 +12,7 @@ import pytest
 from dpray import registry
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.transformers import TransformersEngine
-from dpray.methods.aug_pe import release as aug_pe_run
+from dpray.runs import voters
 from dpray.types import Progress
 from tests.methods.aug_pe.test_release import BagOfWords
 
@@ -73,7 +73,7 @@ def engine(model_folder: str) -> Iterator[TransformersEngine]:
 
 @pytest.fixture
 def watched(engine: Any, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    monkeypatch.setattr(aug_pe_run, "SentenceTransformerEmbedder", BagOfWords)
+    monkeypatch.setattr(voters, "SentenceTransformerEmbedder", BagOfWords)
     return Watched(engine)
 
 

@@ -12,8 +12,8 @@ from hypothesis.extra.numpy import arrays
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteGaussian, Gaussian
-from dpray.methods.aug_pe import votes as vote_histogram
-from dpray.methods.aug_pe.votes import GRID, VoteHistogram, count_votes, weights
+from dpray.mechanisms import votes as vote_histogram
+from dpray.mechanisms.votes import GRID, VoteHistogram, count_votes, weights
 
 D = 3
 # Coarse values make ties and duplicates; steps of the grid make near-ties float32 cannot see.

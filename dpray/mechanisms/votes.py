@@ -1,5 +1,6 @@
 """Private records vote for their nearest synthetic texts (Xie et al. 2024, step 3), each for one
-or, with decaying weights, for several (after WASP, Zou et al. 2025).
+or, with decaying weights, for several (after WASP, Zou et al. 2025). In the place of texts there
+may be any public vectors, such as the centroids of topics.
 
 The vote of a record has to depend on that record and the synthetic texts alone. A float32 search
 does not ensure that by itself: how a matrix product rounds depends on how many rows it has, so that
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,12 @@ class VoteHistogram:
     def noisy(self, counts_N: npt.NDArray[np.integer]) -> Counts:
         """Return the released counts of one iteration, shape (N,); may be negative."""
         return discrete_gaussian(counts_N, self.sigma)
+
+    def noisy_by_label(self, counts: Mapping[str, Counts]) -> dict[str, Counts]:
+        """Return the released counts of all labels together, from each label's exact ones."""
+        noisy_N = self.noisy(np.concatenate(list(counts.values())))
+        ends = np.cumsum([len(of_label) for of_label in counts.values()])
+        return dict(zip(counts, np.split(noisy_N, ends[:-1]), strict=True))
 
 
 def count_votes(
@@ -184,7 +191,8 @@ class _NearestText:
         3.1)."""
         roundings = (rows_BD.shape[1] + 4) * FLOAT32_UNIT
         gamma = roundings / (1 - roundings)
-        return 2 * gamma * (_norms(rows_BD) + self.largest_norm) ** 2
+        gaps_B: Array = 2 * gamma * (_norms(rows_BD) + self.largest_norm) ** 2
+        return gaps_B
 
     def _exactly(self, rows_BD: npt.NDArray[np.float32], Q: int) -> npt.NDArray[np.int64]:
         """Find the nearest exactly: |y|^2 - 2 x.y orders the texts as |x - y|^2 does; every sum in
@@ -235,4 +243,5 @@ def _on_grid(rows_BD: npt.NDArray[np.float32], whose: str) -> npt.NDArray[np.flo
 
 
 def _norms(rows_BD: npt.NDArray[np.float32]) -> Array:
-    return np.linalg.norm(rows_BD.astype(np.float64), axis=1)
+    norms_B: Array = np.linalg.norm(rows_BD.astype(np.float64), axis=1)
+    return norms_B
