@@ -1,4 +1,4 @@
-"""Topics are clusters of embeddings, named by their words."""
+"""The topics of synthetic and real records are compared."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.cluster import KMeans
 from sklearn.feature_extraction.text import CountVectorizer
 
+from dpray.mechanisms.topics import SEED, class_terms, clusters_of
 from dpray.types import InputError
 
 TOPICS = 10
 TERMS = 6
-SEED = 0
 
 MIN_RECORDS = 3
 """A term occurs in at least this many records: a name that only one record holds is not shown."""
@@ -31,15 +30,8 @@ Cluster = Callable[[Sequence[str], np.ndarray], np.ndarray]
 
 
 def k_means(texts: Sequence[str], vectors_ND: np.ndarray) -> np.ndarray:
-    """Make `TOPICS` clusters with a fixed seed, fewer of few records or few different vectors."""
-    different: set[bytes] = set()
-    for vector in vectors_ND:
-        different.add(vector.tobytes())
-        if len(different) == TOPICS:
-            break
-    k = max(1, min(TOPICS, len(vectors_ND) // 10, len(different)))
-    found: np.ndarray = KMeans(n_clusters=k, n_init=3, random_state=SEED).fit_predict(vectors_ND)
-    return found
+    """Make `TOPICS` clusters, fewer of few records or few different vectors."""
+    return clusters_of(vectors_ND, max(1, min(TOPICS, len(vectors_ND) // 10)))[0]
 
 
 def load_bertopic() -> Cluster:
@@ -83,7 +75,7 @@ def compare_topics(
     pooled = [text for side in texts for text in side]
     found = cluster(pooled, np.vstack(vectors))
     clusters, topic_of = np.unique(found, return_inverse=True)
-    terms = class_terms(pooled, topic_of, len(clusters))
+    terms = class_terms(pooled, topic_of, len(clusters), TERMS, MIN_RECORDS)
     if clusters[0] == OUTLIER:
         terms[0] = [OUTLIERS_NAME]
     parts = np.split(topic_of, np.cumsum([len(side) for side in texts])[:-1])
@@ -96,24 +88,4 @@ def compare_topics(
             "real": float(real[topic]),
         }
         for topic in np.argsort(-real, kind="stable")
-    ]
-
-
-def class_terms(texts: Sequence[str], topic_of: np.ndarray, topics: int) -> list[list[str]]:
-    """Return each topic's terms with the highest class-based TF-IDF, `tf_tc log(1 + A / tf_t)` with
-    A the average number of words per topic (Grootendorst 2022, Eq. 2), without English stop words.
-    """
-    try:
-        counter = CountVectorizer(stop_words="english", min_df=MIN_RECORDS)
-        counts_NV = counter.fit_transform(texts)
-    except ValueError:  # No term is left.
-        return [[] for _ in range(topics)]
-    names = counter.get_feature_names_out()
-    counts_CV = np.stack(
-        [np.asarray(counts_NV[topic_of == topic].sum(axis=0)).ravel() for topic in range(topics)]
-    )
-    weights_CV = counts_CV * np.log1p(counts_CV.sum() / topics / counts_CV.sum(axis=0))
-    return [
-        [str(names[term]) for term in np.argsort(-row, kind="stable")[:TERMS] if row[term] > 0]
-        for row in weights_CV
     ]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpray.evaluation.texts import compare_diversity, compare_lengths, distinct
-from dpray.evaluation.topics import class_terms, compare_topics
+from dpray.evaluation.topics import compare_topics
 
 
 def test_distinct_n_counts_different_n_grams_within_texts():
@@ -24,13 +24,6 @@ def test_diversity_is_of_equally_many_texts():
     assert found["synthetic"]["distinct_1"] == few
     assert found["synthetic"]["distinct_texts"] == 1 / 20
     assert found["real"]["distinct_2"]["mean"] == found["other_real"]["distinct_2"]["mean"] == 1.0
-
-
-def test_terms_mark_a_topic_and_names_of_one_record_are_left_out():
-    texts = ["heart patient marlowe"] + ["heart patient"] * 9 + ["skin patient"] * 10
-    terms = class_terms(texts, np.array([0] * 10 + [1] * 10), 2)
-    assert terms == [["heart", "patient"], ["skin", "patient"]]
-    assert class_terms(["the of"] * 4, np.array([0, 0, 1, 1]), 2) == [[], []]
 
 
 def test_topics_of_few_or_identical_texts():

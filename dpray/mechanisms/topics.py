@@ -1,0 +1,64 @@
+"""Topics are clusters of embeddings, named by their words.
+
+Shapes: N texts, T topics, D dimensions of an embedding, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.cluster import KMeans
+from sklearn.feature_extraction.text import CountVectorizer
+
+SEED = 0
+
+Vectors = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.integer]
+
+
+def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Numbers, Vectors]:
+    """Make `most` clusters by k-means with a fixed seed, fewer of fewer different vectors. Return
+    the number of each vector's cluster, shape (N,), and the clusters' means, shape (T, D)."""
+    different: set[bytes] = set()
+    for vector in vectors_ND:
+        different.add(vector.tobytes())
+        if len(different) == most:
+            break
+    clusters = KMeans(n_clusters=len(different), n_init=3, random_state=SEED).fit(vectors_ND)
+    return clusters.labels_, clusters.cluster_centers_
+
+
+def words_of() -> Callable[[str], list[str]]:
+    """Return the function that finds a text's words, in lower case, without English stop words and
+    single letters."""
+    found: Callable[[str], list[str]] = _counter(1).build_analyzer()
+    return found
+
+
+def class_terms(
+    texts: Sequence[str], topic_of: Numbers, topics: int, number: int, min_texts: int
+) -> list[list[str]]:
+    """Return each topic's `number` words with the highest class-based TF-IDF, `tf_tc log(1 + A /
+    tf_t)` with A the average number of words per topic (Grootendorst 2022, Eq. 2), of those that
+    `words_of` finds in at least `min_texts` texts."""
+    try:
+        counter = _counter(min_texts)
+        counts_NV = counter.fit_transform(texts)
+    except ValueError:  # No word is left.
+        return [[] for _ in range(topics)]
+    names = counter.get_feature_names_out()
+    counts_TV = np.stack(
+        [np.asarray(counts_NV[topic_of == topic].sum(axis=0)).ravel() for topic in range(topics)]
+    )
+    weights_TV = counts_TV * np.log1p(counts_TV.sum() / topics / counts_TV.sum(axis=0))
+    return [
+        [str(names[word]) for word in np.argsort(-row, kind="stable")[:number] if row[word] > 0]
+        for row in weights_TV
+    ]
+
+
+def _counter(min_texts: int) -> Any:
+    return CountVectorizer(stop_words="english", min_df=min_texts)
