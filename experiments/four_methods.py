@@ -44,6 +44,7 @@ METHODS = {
     "chain_kps_aug_pe": "DP-KPS, then Aug-PE",
     "chain_kps_private_prediction": "DP-KPS, then private prediction",
     "chain_kps_dp_sgd": "DP-KPS, then DP-SGD",
+    "chain_topics_aug_pe": "topics, then Aug-PE",
 }
 FLOOR = 0.001
 """At this epsilon next to nothing of the private texts comes through: such a run shows what the
@@ -171,6 +172,8 @@ def changes(cell: Cell) -> list[str]:
         found += ["method.few_shot=null", "method.longest_copy=null"]
     if cell.method.endswith(("private_prediction", "dp_kps")):
         found.append(f"{cell.section}.few_shot={short_public_texts(cell.data)}")
+    if cell.method.startswith("chain_topics"):
+        found.append(f"methods.0.public={part(cell.data, 'public')}")
     if cell.method == "dp_sgd_longer":
         found.append("method.epochs=4")
     if cell.file.endswith("dp_sgd") and shares:

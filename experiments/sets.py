@@ -27,6 +27,7 @@ VARIANTS = (
     "chain_kps_aug_pe",
     "chain_kps_private_prediction",
     "chain_kps_dp_sgd",
+    "chain_topics_aug_pe",
 )
 """Methods that are run once, at epsilon 4."""
 

@@ -1,12 +1,15 @@
-"""`largest_remainder` divides records among labels."""
+"""`largest_remainder` divides records among labels, or among other things."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 
-def largest_remainder(records: int, proportions: Mapping[str, float]) -> dict[str, int]:
+def largest_remainder(records: int, proportions: Mapping[K, float]) -> dict[K, int]:
     """Split `records` by public proportions that sum to 1: rounded down, and what is left over one
     each to the largest remainders, ties in the order of the labels. The sum is exact."""
     shares = {label: records * proportion for label, proportion in proportions.items()}

@@ -41,6 +41,9 @@ from dpray.methods.private_prediction.audit import (
     sparse_vector_target,
     tokens_target,
 )
+from dpray.methods.topics.algorithm import TopicHistogram
+from dpray.methods.topics.audit import targets as topics_targets
+from dpray.methods.topics.settings import TopicsSettings
 from tests.auditing.prediction_faults import (
     SPARSE,
     Fault,
@@ -112,9 +115,10 @@ def twice_epsilon() -> AbstractContextManager[Any]:
     return patch.object(LabelHistogram, "noisy", halved)
 
 
-# Aug-PE and DP-KPS.
+# Aug-PE, topics and DP-KPS.
 
 VOTES = VoteHistogram(math.sqrt(4) * 1.5)
+TOPICS = TopicHistogram(TopicsSettings(name="topics", public=""), VoteHistogram(3 * 1.5, 3))
 DECAYING = VoteHistogram(math.sqrt(5) * 1.5, votes_per_record=2)
 TERMS = VocabularyHistogram(1000, 3, 3.0)
 DENSITIES = VocabularyHistogram(1000, 3, 6.0)
@@ -122,9 +126,20 @@ FOURIER = FeatureSum(100, "laplace", 0.5)
 NORMAL = FeatureSum(100, "gaussian", 1.5)
 
 
-def votes_of_three() -> AbstractContextManager[Any]:
+def votes_of(number: int) -> Fault:
+    """Cast so many votes of a record for its nearest text."""
     right = votes_audit.count_votes
-    return patch.object(votes_audit, "count_votes", lambda p, s, w: 3 * right(p, s, w))
+    return lambda: patch.object(votes_audit, "count_votes", lambda p, s, w: number * right(p, s, w))
+
+
+def noise_of_one_record() -> AbstractContextManager[Any]:
+    """Draw with the noise for units of one record."""
+    noisy = VoteHistogram.noisy
+
+    def less(self: VoteHistogram, counts: Any) -> Any:
+        return noisy(replace(self, sigma=self.sigma / self.records_per_unit), counts)
+
+    return patch.object(VoteHistogram, "noisy", less)
 
 
 def votes_for_the_nearest_text() -> AbstractContextManager[Any]:
@@ -267,7 +282,7 @@ def _cases() -> dict[str, Case]:
         16_000,
         ("no noise", noiseless(VoteHistogram), True),
         (halved, half_noise(VoteHistogram, "sigma"), True),
-        ("three votes a record", votes_of_three, True),
+        ("three votes a record", votes_of(3), True),
     )
     add(
         "Aug-PE, decaying votes",
@@ -275,6 +290,15 @@ def _cases() -> dict[str, Case]:
         16_000,
         (halved, half_noise(VoteHistogram, "sigma"), True),
         ("twice all weights on one text", votes_for_the_nearest_text, True),
+    )
+    add(
+        "topics, histogram, units of 3 records",
+        lambda: next(topics_targets(TOPICS)),
+        16_000,
+        ("no noise", noiseless(VoteHistogram), True),
+        (halved, half_noise(VoteHistogram, "sigma"), True),
+        ("the noise of one record", noise_of_one_record, True),
+        ("a record counts twice", votes_of(2), True),
     )
     add(
         "DP-KPS, vocabulary, S = 3",

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from dpray.config.config import Config
+from dpray.methods.chain.settings import Chained
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 
@@ -22,9 +23,10 @@ _TABLE = re.compile(r"(<!-- keys: (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def sections() -> dict[str, type[BaseModel]]:
-    """Return the sections of a configuration by name, the methods' by `method.name`."""
+    """Return the sections of a configuration by name, the methods' by `method.name`, or by their
+    name in `methods`."""
     found = {name: field.annotation for name, field in Config.model_fields.items()}
-    methods = get_args(found.pop("method"))
+    methods = dict.fromkeys((*get_args(found.pop("method")), *get_args(get_args(Chained)[0])))
     by_name = {get_args(m.model_fields["name"].annotation)[0]: m for m in methods}
     return {**by_name, **found}  # type: ignore[dict-item]
 

@@ -78,20 +78,26 @@ def test_texts_are_written_by_actors_and_one_is_killed(
     )
 
 
-def test_aug_pe_votes_on_cpus_and_writes_on_gpus(
-    runs: Callable[..., Runs], cluster: Cluster
+def test_topics_and_aug_pe_vote_on_cpus_and_aug_pe_writes_on_gpus(
+    runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path
 ) -> None:
     """Both kinds of actors are there at a time: were the voters given the GPUs, or each kind all
     the CPUs, nothing would be written."""
     run = runs(runtime__actors=2, runtime__cpus_per_actor=2).with_fault("none")
-    run.tree["method"] = {
+    public = tmp_path / "public.jsonl"
+    words = ("fever", "cough", "rash")
+    public.write_text("".join(f'{{"text": "{word}", "label": "a"}}\n' for word in words))
+    aug_pe = {
         "name": "aug_pe", "records": 6, "iterations": 2, "variations": 2, "max_tokens": 8,
         "word_var": None, "max_retries": 6,
     }  # fmt: skip
+    del run.tree["method"]
+    run.tree["methods"] = [{"name": "topics", "public": str(public), "topics": 3}, aug_pe]
     process = run.start()
     wait_for(lambda: cluster.workers("EngineActor") and cluster.workers("ShardActor"), process)
     report = run.finish(process).report
     assert len(run.synthetic()) == report["records"] == 6
+    assert {tuple(topic["words"]) for topic in report["topics"]} == {(word,) for word in words}
 
 
 @pytest.mark.usefixtures("driver")

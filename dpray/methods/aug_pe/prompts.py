@@ -11,8 +11,8 @@ Lists may stand in a file of their own, as `template_file` says. `keywords` may 
 lists, or to null for none: a label takes the longest key that it begins with, so that "" stands for
 all others. Variables: `task` (the request's key), `label`, `keyword`, `style`, `text` (the parent,
 with "_" for its blanks), `words` (how many are asked for, or None), `demonstrations` (each with its
-number of `words`), `terms` (of `random` after DP-KPS in a chain: a sequence of terms of the label);
-what a request does not have is empty.
+number of `words`), `terms` (of `random` after DP-KPS or topics in a chain: a sequence of terms of
+the label); what a request does not have is empty.
 
 Everything in a template is public; a demonstration must not be a private text.
 """

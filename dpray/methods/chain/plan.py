@@ -156,11 +156,11 @@ def planned(config: Config, settings: ChainSettings, plan: Callable[..., Plan]) 
 
 
 def of_stage(config: Config, method: Chained, epsilon: float, is_last: bool) -> Config:
-    """Return the configuration with which a method is planned at so much epsilon. DP-KPS hands its
-    sequences on, and has no text written for them."""
+    """Return the configuration with which a method is planned at so much epsilon. DP-KPS and topics
+    hand their sequences on, and have no text written for them."""
     privacy = config.privacy.model_copy(update={"epsilon": epsilon})
     changed: dict[str, Any] = {"method": method, "privacy": privacy}
-    if method.name == "dp_kps" and not is_last:
+    if method.name in ("dp_kps", "topics") and not is_last:
         changed["engine"] = config.engine.model_copy(update={"kind": "none"})
     return config.model_copy(update=changed)
 

@@ -13,9 +13,11 @@ from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+from dpray.methods.topics.settings import TopicsSettings
 
 FOLLOW = {
     "dp_kps": ("private_prediction", "aug_pe", "dp_sgd"),
+    "topics": ("private_prediction", "aug_pe", "dp_sgd"),
     "private_prediction": ("aug_pe",),
 }
 """A method hands what it released on to one of these."""
@@ -23,6 +25,9 @@ FOLLOW = {
 
 def misplaced(names: Sequence[str]) -> str | None:
     """Return what is wrong with methods in this order, or None."""
+    if names and names[-1] == "topics":
+        followers = ", ".join(FOLLOW["topics"])
+        return f"topics writes no texts; have one of {followers} follow it"
     if len(names) < 2:
         return "chains two methods or more; one alone is `method`"
     for one, after in pairwise(names):
@@ -33,7 +38,7 @@ def misplaced(names: Sequence[str]) -> str | None:
 
 
 Chained = Annotated[
-    PrivatePredictionSettings | AugPeSettings | DpKpsSettings | DpSgdSettings,
+    PrivatePredictionSettings | AugPeSettings | DpKpsSettings | DpSgdSettings | TopicsSettings,
     Field(discriminator="name"),
 ]
 

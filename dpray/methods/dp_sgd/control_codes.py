@@ -1,8 +1,8 @@
 """A control code names the values of a text's control columns, and stands before it in training.
 
-The values and their shares are public; the records are private. After DP-KPS in a chain, a code
-also names terms: in training the released terms that occur in the record, and in the prompt of a
-written text those of a released sequence.
+The values and their shares are public; the records are private. After DP-KPS or topics in a chain,
+a code also names terms: in training the released terms that occur in the record, and in the prompt
+of a written text those of a released sequence.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ named by its path. Keys: `user` (the request), `prefix` (the beginning of the an
 (what stands in a private text's place in the public prompt), `stop` (strings that end a text),
 `private` (optional: makes the text from a row's columns), `output` (optional: makes the released
 text from `{{ completion }}`). Variables: `text`, `label`, `examples` (public texts of the wanted
-form, the same in all prompts of a batch), `terms` (after DP-KPS in a chain: a sequence of terms,
-the same in all prompts of a batch; else empty), and in `private` the row's columns.
+form, the same in all prompts of a batch), `terms` (after DP-KPS or topics in a chain: a sequence of
+terms, the same in all prompts of a batch; else empty), and in `private` the row's columns.
 """
 
 from __future__ import annotations

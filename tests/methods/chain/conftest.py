@@ -18,6 +18,7 @@ from tests.methods.aug_pe.test_release import BagOfWords
 
 WORDS = ["fever", "cough", "rash", "itch", "sleep", "pain"]
 TEXTS = {"a": "a fever and a cough, pain too", "b": "the rash and the itch, no sleep"}
+PUBLIC = {"a": "fever cough, pain", "b": "rash itch, sleep", "unseen": "mango banana, kiwi"}
 OF_LABEL = {"a": {"fever", "cough", "pain"}, "b": {"rash", "itch", "sleep"}}
 
 
@@ -77,6 +78,12 @@ def watched(engine: Any, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> W
     return Watched(engine)
 
 
+def write_public(path: Path, topics: dict[str, str]) -> None:
+    """Write nine public texts of label a, three of a topic: its words, twice one of them."""
+    texts = [f"{words} {word}" for words in topics.values() for word in words.split()]
+    path.write_text("".join(json.dumps({"text": text, "label": "a"}) + "\n" for text in texts))
+
+
 @pytest.fixture
 def config(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., Config]:
     """A chain of the named methods over 200 records, Marlowe in every text;
@@ -85,11 +92,14 @@ def config(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[
     vocabulary.write_text("\n".join([*WORDS, *(f"unseen{i}" for i in range(9))]) + "\n")
     rows = [{"text": f"Marlowe has {TEXTS[c]}", "label": c} for c in "ab" for _ in range(100)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    public = tmp_path / "public.jsonl"
+    write_public(public, PUBLIC)
     known: dict[str, dict[str, Any]] = {
         "dp_kps": {
             "vocabulary": str(vocabulary), "vocabulary_size": 6, "phrases_per_record": 3,
             "sequence_length": 2, "records": 12, "stop_words": "keep",
         },
+        "topics": {"public": str(public), "topics": 3, "words": 3, "records": 12},
         "private_prediction": {
             "batches": "poisson", "batch_size": 4, "max_tokens": 4, "texts": 6, "clip_bound": 1.0,
         },

@@ -27,6 +27,8 @@ from dpray.types import InputError
 KPS_AUG, KPS_PREDICT = ("dp_kps", "aug_pe"), ("dp_kps", "private_prediction")
 KPS_SGD = ("dp_kps", "dp_sgd")
 PREDICT_AUG = ("private_prediction", "aug_pe")
+TOPICS_AUG, TOPICS_SGD = ("topics", "aug_pe"), ("topics", "dp_sgd")
+TOPICS = ("topics", "private_prediction", "aug_pe")
 ALL = ("dp_kps", "private_prediction", "aug_pe")
 EPSILON = 4.0
 
@@ -43,9 +45,12 @@ def epsilon(config: Config, *events: Event) -> float:
     return cost(Composed(events), config.privacy.delta).epsilon
 
 
+@pytest.mark.parametrize("names", [KPS_AUG, TOPICS_AUG])
 @pytest.mark.parametrize("shares", [None, (0.25, 0.75)])
-def test_the_methods_use_up_epsilon_together(config: Make, shares: Any) -> None:
-    run = config(*KPS_AUG, privacy__epsilon=EPSILON, privacy__shares=shares)
+def test_the_methods_use_up_epsilon_together(
+    config: Make, shares: Any, names: tuple[str, ...]
+) -> None:
+    run = config(*names, privacy__epsilon=EPSILON, privacy__shares=shares)
     plan = chain(run)
     first, second = (stage.method_event for stage in plan.stages.values())
     share = 0.5 if shares is None else shares[0]
@@ -63,7 +68,7 @@ def test_batches_are_as_many_as_the_first_method_leaves(config: Make) -> None:
     assert plan.summary()["records"] > chain(alone).summary()["records"]
 
 
-@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, KPS_SGD, PREDICT_AUG, ALL])
+@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, KPS_SGD, PREDICT_AUG, ALL, TOPICS])
 def test_measured_labels_are_charged_once(config: Make, names: tuple[str, ...]) -> None:
     measured = {"data__label_proportions": "measured", "privacy__epsilon_labels": 0.5}
     poisson: dict[str, Any] = {"private_prediction__texts": 2, "private_prediction__max_tokens": 2}
@@ -135,6 +140,8 @@ def test_the_audit_covers_every_method(config: Make) -> None:
     assert {"vocabulary histogram", "densities of a class", "vote histogram"} < names
     assert any("label" in name for name in names)
     assert found["holds"]
+    names = {target.name for target in chain(config(*TOPICS_SGD)).audit_targets()}
+    assert "topic histogram" in names
 
 
 def test_codes_without_room_for_a_term_are_refused(config: Make) -> None:
@@ -163,6 +170,11 @@ def test_a_configuration_reads_as_it_was_written(config: Make) -> None:
         (("aug_pe", "dp_kps"), {}, "methods: dp_kps cannot follow aug_pe; the pairs are "),
         (("private_prediction", "dp_kps"), {}, "methods: dp_kps cannot follow"),
         (("dp_kps",), {}, "methods: chains two methods or more"),
+        (("topics",), {}, "methods.0.name: topics writes no texts; have one of private_prediction"),
+        (("dp_kps", "topics"), {}, "methods.1.name: topics writes no texts; have one of"),
+        (("private_prediction", "topics", "aug_pe"), {}, "methods.1.name: topics cannot follow"),
+        (TOPICS_AUG, {"privacy__epsilon": float("inf")}, "privacy.epsilon: infinity is for"),
+        (TOPICS_AUG, {"topics__topics": 0}, "methods.0.topics: Input should be greater"),
         (KPS_AUG, {"privacy__shares": [1.0]}, "privacy.shares: give one share"),
         (KPS_AUG, {"privacy__shares": [0.5, 0.6]}, "privacy.shares: shares sum to 1"),
         (KPS_AUG, {"privacy__epsilon": float("inf")}, "privacy.epsilon: infinity is for"),
@@ -187,6 +199,10 @@ def test_a_wrong_chain_is_refused(
         (KPS_AUG, {"aug_pe__noise_multiplier": 0.01}, "methods.1.noise_multiplier: 0.01 costs"),
         (KPS_AUG, {"dp_kps__epsilon_kde": 29.0}, "methods.0.epsilon_vocabulary and methods.0."),
         (KPS_PREDICT, {"private_prediction__texts": 10**6}, "methods.1.texts: 1000000 texts cost"),
+        (TOPICS_AUG, {"topics__public": "no.jsonl"}, "methods.0.public: no such file"),
+        (TOPICS_AUG, {"topics__topics": 10}, "methods.0.topics: 10 topics of fewer texts, the 9 "),
+        (TOPICS_AUG, {"topics__noise_multiplier": 0.01}, "methods.0.noise_multiplier: 0.01 costs"),
+        (TOPICS_SGD, {"dp_sgd__max_length": 16}, "methods.1.max_length: 16 has room for 7 tokens"),
     ],
 )
 def test_a_chain_without_a_plan_names_the_method(

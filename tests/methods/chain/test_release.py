@@ -15,10 +15,11 @@ from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
+from dpray.methods.topics import release as topics_run
 from dpray.registry import make_plan
 from dpray.report.write import write_report
 from dpray.types import BudgetRefused, InputError, Resumable
-from tests.methods.chain.conftest import OF_LABEL, WORDS, Watched
+from tests.methods.chain.conftest import OF_LABEL, PUBLIC, WORDS, Watched, write_public
 from tests.runs.outcomes import lines, open_budget
 
 Make = Callable[..., Config]
@@ -44,37 +45,48 @@ def words_in(prompt: str) -> set[str]:
     return {word for word in WORDS if word in prompt}
 
 
-def test_private_terms_are_in_the_prompts_of_random_texts(config: Make, watched: Watched) -> None:
-    run = config("dp_kps", "aug_pe")
+@pytest.mark.parametrize(
+    ("first", "units"), [("dp_kps", ("vocabulary", "density")), ("topics", ("topics",))]
+)
+def test_private_terms_are_in_the_prompts_of_random_texts(
+    config: Make, watched: Watched, first: str, units: tuple[str, ...]
+) -> None:
+    run = config(first, "aug_pe")
     report = watched.run(run)
     assert 0.999 * 30 < report["epsilon"] <= 30
-    assert starts(run) == {
-        "1-dp_kps.vocabulary": 1, "1-dp_kps.density": 1,
-        "2-aug_pe.votes-0001": 1, "2-aug_pe.votes-0002": 1,
-    }  # fmt: skip
+    votes = ("2-aug_pe.votes-0001", "2-aug_pe.votes-0002")
+    assert starts(run) == dict.fromkeys((*(f"1-{first}.{unit}" for unit in units), *votes), 1)
     asked = [prompt for prompt in watched.generated if "contains these words" in prompt]
     assert len(asked) >= 8
     for prompt in asked:
         label = prompt.split("kind: ")[1][0]
         assert words_in(prompt) <= OF_LABEL[label]  # epsilon is large
     assert not any("Marlowe" in prompt for prompt in watched.generated)
+    files = [path for path in Path(run.output.path).rglob("*") if path.is_file()]
+    assert not any(b"Marlowe" in path.read_bytes() for path in files)
     assert Counter(record["label"] for record in lines(run)) == {"a": 2, "b": 2}
     assert report["records"] == 4 and report["calls"]["calls"] == len(watched.generated)
-    assert set(report["sampling"]) >= {"1-dp_kps", "2-aug_pe", "label_mix"}
+    assert set(report["sampling"]) >= {f"1-{first}", "2-aug_pe", "label_mix"}
     assert len(report["iterations"]) == 2
-    assert {progress.stage.split(":")[0] for progress in watched.said} >= {"1-dp_kps", "2-aug_pe"}
+    assert {progress.stage.split(":")[0] for progress in watched.said} >= {f"1-{first}", "2-aug_pe"}
     assert all("30.000 (charged)" in p.detail for p in watched.said if "eps" in p.detail)
     page = write_report(Path(run.output.path), public=True)[0].read_text()
-    assert "dp kps, then aug pe" in page
+    assert f"{first.replace('_', ' ')}, then aug pe" in page
 
 
 @pytest.mark.parametrize(
-    "stop_at", ["1-dp_kps: densities", "2-aug_pe: private emb", "2-aug_pe: iteration 2 of 2: votes"]
+    ("first", "stop_at"),
+    [
+        ("dp_kps", "1-dp_kps: densities"),
+        ("dp_kps", "2-aug_pe: private emb"),
+        ("topics", "2-aug_pe: private emb"),
+        ("dp_kps", "2-aug_pe: iteration 2 of 2: votes"),
+    ],
 )
 def test_an_interrupted_chain_draws_nothing_again(
-    config: Make, watched: Watched, stop_at: str
+    config: Make, watched: Watched, first: str, stop_at: str
 ) -> None:
-    run, parts = config("dp_kps", "aug_pe"), {}
+    run, parts = config(first, "aug_pe"), {}
     watched.stop_at = stop_at
     with pytest.raises(Resumable, match="the same command goes on"):
         watched.run(run)
@@ -90,11 +102,57 @@ def test_an_interrupted_chain_draws_nothing_again(
     assert watched.run(run) == report
 
 
-@pytest.mark.parametrize("stop_at", [None, "2-private_prediction: batches"])
-def test_terms_are_in_the_private_and_public_prompts_of_a_batch(
-    config: Make, watched: Watched, stop_at: str | None
+def test_topics_that_were_cut_off_in_the_count_are_counted_once_more_at_no_charge(
+    config: Make, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = config("dp_kps", "private_prediction")
+    run = config("topics", "aug_pe")
+
+    def cut_off(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(topics_run, "total_votes", cut_off)
+        with pytest.raises(Resumable):
+            watched.run(run)
+    # What is published, other public texts do not change.
+    watched.stop_at = "2-aug_pe: private emb"
+    with pytest.raises(Resumable):
+        watched.run(run)
+    write_public(
+        Path(run.output.path).parent / "public.jsonl", dict.fromkeys("abc", "now, other words")
+    )
+    report = watched.run(run)
+    assert starts(run)["1-topics.topics"] == 2  # both attempts of the one charge
+    assert starts(run)["2-aug_pe.votes-0001"] == 1
+    asked = [prompt for prompt in watched.generated if "contains these words" in prompt]
+    assert asked and all(words_in(prompt) for prompt in asked)
+    counts = {tuple(topic["words"]): topic["counts"] for topic in report["topics"]}
+    assert counts.keys() == {
+        tuple(sorted(words.replace(",", "").split())) for words in PUBLIC.values()
+    }
+    # Every record is in one count, and the noise is small.
+    assert sum(sum(of_topic.values()) for of_topic in counts.values()) == pytest.approx(200, abs=20)
+
+
+def test_a_model_is_tuned_with_the_words_of_topics_as_control_codes(
+    config: Make, watched: Watched
+) -> None:
+    run = config("topics", "dp_sgd", dp_sgd__epochs=0.1)
+    report = watched.run(run)
+    assert report["steps"]["planned"] == 2 and len(watched.generated) == 4
+    for prompt in watched.generated:
+        kind, terms = prompt.removesuffix("\n").split(" | Terms: ")
+        assert set(terms.split(", ")) == OF_LABEL[kind.removeprefix("label: ")]
+
+
+@pytest.mark.parametrize(
+    ("first", "stop_at"),
+    [("dp_kps", None), ("dp_kps", "2-private_prediction: batches"), ("topics", None)],
+)
+def test_terms_are_in_the_private_and_public_prompts_of_a_batch(
+    config: Make, watched: Watched, first: str, stop_at: str | None
+) -> None:
+    run = config(first, "private_prediction")
     if stop_at is not None:
         watched.stop_at = stop_at
         with pytest.raises(Resumable, match="0 of 6 batches are published"):

@@ -1,0 +1,110 @@
+"""`make_plan` makes the frozen plan of topics from a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpray.accounting.event import Event
+from dpray.auditing.target import Target
+from dpray.config.config import Config
+from dpray.io.public_files import public_files
+from dpray.io.records import Piece
+from dpray.mechanisms.topics import words_of
+from dpray.mechanisms.votes import VoteHistogram
+from dpray.methods.topics.algorithm import TopicHistogram
+from dpray.methods.topics.settings import TopicsSettings
+from dpray.runs.plan import Plan, resolved_noise
+from dpray.runs.rows import read_records
+from dpray.types import InputError, Record
+
+NOISE = (1e-3, 1e7)
+"""A noise multiplier from epsilon lies within these."""
+
+
+@dataclass(frozen=True)
+class TopicsPlan(Plan):
+    """Holds the plan of topics. `public` are the records whose texts are clustered."""
+
+    settings: TopicsSettings
+    method: TopicHistogram
+    public: Sequence[Record] = field(repr=False)
+
+    @property
+    def method_event(self) -> Event:
+        return self.method.dp_event
+
+    def audit_targets(self) -> Iterator[Target]:
+        from dpray.methods.topics.audit import targets
+
+        return targets(self.method)
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.method.votes.sigma / self.method.votes.sensitivity
+
+    @property
+    def counts(self) -> int:
+        """Return the number of counts of the histogram."""
+        return len(self.proportions) * self.settings.topics
+
+    def stand_in(self) -> list[dict[str, Any]]:
+        words = {word for record in self.public for word in words_of()(record.text)}
+        longest = sorted(words, key=lambda word: (-len(word), word))[: self.settings.words]
+        return [{"label": label, "terms": longest} for label in self.proportions]
+
+    def method_summary(self) -> dict[str, Any]:
+        return {
+            "method": self.settings.model_dump() | {"noise_multiplier": self.noise_multiplier},
+            "records": self.settings.records,
+            "llm_calls": 0,
+            "noise_multiplier": self.noise_multiplier,
+            "warnings": [],
+        }
+
+    def lines(self) -> dict[str, str]:
+        settings, mean = self.settings, self.config.data.public_size / self.counts
+        return {
+            "topics": f"{settings.topics} of {len(self.public):,} public texts, named by "
+            f"{settings.words} words each",
+            "histogram": f"{self.counts:,} counts, of {mean:.3g} records on the average, with "
+            f"noise of deviation {self.method.votes.sigma:.3g}; a count below "
+            f"{self.method.least_count:.3g} is 0",
+            "records": f"{settings.records:,}, {settings.words} terms each",
+            "LLM calls": "none",
+        }
+
+
+def make_plan(config: Config, settings: TopicsSettings) -> TopicsPlan:
+    """Resolve everything that is null; reads the public texts. Raises InputError where the keys
+    together cost more than `privacy.epsilon`."""
+    public, k = read_public(config, settings), config.data.max_records_per_unit
+
+    def votes(z: float) -> VoteHistogram:
+        return VoteHistogram(z * k, k)
+
+    noise = resolved_noise(config, settings.noise_multiplier, lambda z: votes(z).dp_event, NOISE)
+    assert noise is not None  # a chain with topics has a finite epsilon
+    method = TopicHistogram(settings, votes(noise))
+    return TopicsPlan(config, config.data.proportions, settings, method, public).affordable(noise)
+
+
+def read_public(config: Config, settings: TopicsSettings) -> list[Record]:
+    """Read the public records whose texts have words. Raises InputError that names the row for one
+    that does not have the configuration's columns and labels, and for fewer texts than topics."""
+    # No public record belongs to a private unit.
+    data = config.data.model_copy(update={"unit": None})
+    files = public_files(settings.public, "method.public", config.data.path)
+    has_words = words_of()
+    try:
+        records = [record for file in files for record in read_records(Piece(file), data)]
+    except InputError as error:
+        raise InputError(f"method.public: {error}") from None
+    worded = [record for record in records if has_words(record.text)]
+    if len(worded) < settings.topics:
+        raise InputError(
+            f"method.topics: {settings.topics} topics of fewer texts, the {len(worded)} with words "
+            f"in method.public {settings.public}"
+        )
+    return worded

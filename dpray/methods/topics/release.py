@@ -1,0 +1,95 @@
+"""Topics are measured by one noisy histogram; the sequences that are handed on follow from it.
+
+The histogram is published once, together with the topics that it counts, which need not be the same
+to the last word where they are found on another machine. Until then, topics are public and may be
+found anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
+from dpray.mechanisms.shares import largest_remainder
+from dpray.methods.topics.algorithm import PublicTopics
+from dpray.methods.topics.plan import TopicsPlan
+from dpray.runs.session import Release, Session
+from dpray.runs.voters import Voters, total_votes
+
+TopicsSession = Session[TopicsPlan]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Holds what is published: the topics' words, and for each label the number of its public texts
+    of every topic, and the NOISY count of its private records."""
+
+    words: list[list[str]]
+    public: dict[str, list[int]]
+    noisy: dict[str, list[int]]
+
+
+def release(session: TopicsSession) -> Release:
+    """Count the private records of each label and topic, with noise; share the sequences out."""
+    plan, found = session.plan, measured(session)
+    wanted = largest_remainder(plan.settings.records, plan.proportions)
+    records = [
+        {"text": " ".join(words), "label": label or None, "terms": words}
+        for label, number in wanted.items()
+        for words in plan.method.sequences(
+            number, np.array(found.noisy[label]), np.array(found.public[label]), found.words
+        )
+    ]
+    return Release(records, report(session, found))
+
+
+def measured(session: TopicsSession) -> Measured:
+    if (output := session.published("topics")) is not None:
+        return Measured(**output)
+    plan = session.plan
+    session.show("private embeddings")
+    # On Ray they are on CPUs: GPUs are the language model's, of which the next method has one.
+    with session.shards(Voters) as voters:
+        session.show("topics")
+        texts, labels = zip(*((r.text, r.label or "") for r in plan.public), strict=True)
+        vectors_ND = np.concatenate(voters.scatter("embed", texts))
+        topics = PublicTopics.of(texts, labels, vectors_ND, plan.settings)
+
+        def mechanism() -> dict[str, Any]:
+            exact = total_votes(voters, dict.fromkeys(plan.proportions, topics.means))
+            noisy = plan.method.votes.noisy_by_label(exact)
+            none_T = np.zeros(len(topics.words), dtype=np.int64)
+            return {
+                "words": topics.words,
+                "public": {label: topics.counts.get(label, none_T).tolist() for label in noisy},
+                "noisy": {label: counts_T.tolist() for label, counts_T in noisy.items()},
+            }
+
+        return Measured(**session.publish_once("topics", mechanism))
+
+
+def report(session: TopicsSession, found: Measured) -> dict[str, Any]:
+    plan = session.plan
+    return {
+        "llm_calls": 0,
+        "noise_multiplier": plan.noise_multiplier,
+        "topics": [
+            {"words": words, "counts": {label: noisy[t] for label, noisy in found.noisy.items()}}
+            for t, words in enumerate(found.words)
+        ],
+        "sampling": {
+            "histogram": "each private record adds one to the count of its label and of the topic "
+            "that is nearest to it; all counts get noise once, in one place",
+            "embeddings": "the private texts are read by the embedder and not by the language "
+            "model; each is embedded by itself",
+            "sequences": "post-processing: topics in proportion to their noisy counts",
+        },
+        "public_inputs": {
+            "public": plan.settings.public,
+            "embedder": session.config.embedder.model,
+        },
+        "noise_source": INTEGER_NOISE_SOURCE,
+    }

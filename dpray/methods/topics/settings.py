@@ -1,0 +1,32 @@
+"""`TopicsSettings` are the keys of a chain's first method that measures which public topics the
+private records have."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from dpray.config.base import Count, Positive, Section
+
+
+class TopicsSettings(Section):
+    name: Literal["topics"]
+    public: str = Field(
+        description="a file of PUBLIC records with the columns data.text and data.label, whose "
+        "texts are clustered into topics"
+    )
+    topics: Count = Field(
+        50, description="T, clusters of the public texts, the same ones for all labels"
+    )
+    words: Count = Field(6, description="words that name a topic, which are a sequence of terms")
+    noise_multiplier: Positive | None = Field(
+        None, description="sigma over the histogram's sensitivity; null: from epsilon"
+    )
+    threshold: float = Field(
+        2.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="H, in standard deviations of the noise: a lower count is 0",
+    )
+    records: Count = Field(1000, description="sequences that are handed on, shared out by label")

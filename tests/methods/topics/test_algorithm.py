@@ -1,0 +1,83 @@
+"""Topics of public texts, the private histogram over them, and the sequences that follow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpray.accounting.events import DiscreteGaussian
+from dpray.config.config import parse_config
+from dpray.mechanisms.votes import VoteHistogram
+from dpray.methods.topics.algorithm import PublicTopics, TopicHistogram
+from dpray.methods.topics.settings import TopicsSettings
+from dpray.runs import voters
+from dpray.runs.voters import Voters
+from tests.methods.aug_pe.test_release import BagOfWords
+
+SETTINGS = TopicsSettings(name="topics", public="", topics=3, words=2, threshold=2.0)
+HISTOGRAM = TopicHistogram(SETTINGS, VoteHistogram(3.0))
+TEXTS = ["heart beat", "heart beat again", "skin rash", "skin rash rash", "sleep", "sleep sleep"]
+LABELS = ["a", "a", "a", "b", "b", "b"]
+WORDS = [["heart"], ["skin"], ["sleep"]]
+
+
+def topics() -> PublicTopics:
+    return PublicTopics.of(TEXTS, LABELS, BagOfWords("m").embed(TEXTS), SETTINGS)
+
+
+def test_topics_are_the_same_every_time_and_have_their_words() -> None:
+    found, again = topics(), topics()
+    assert (found.means == again.means).all() and found.words == again.words
+    counts = {
+        tuple(words): [int(found.counts[label][topic]) for label in "ab"]
+        for topic, words in enumerate(found.words)
+    }
+    assert counts == {("beat", "heart"): [2, 0], ("rash", "skin"): [1, 1], ("sleep",): [0, 2]}
+
+
+def test_counts_below_the_threshold_are_none() -> None:
+    """H is two deviations of 3."""
+    shares = HISTOGRAM.shares(np.array([30, 5, 6]), np.array([0, 9, 0]))
+    assert shares.tolist() == [30 / 36, 0.0, 6 / 36]
+    assert HISTOGRAM.shares(np.array([-40, 5, 0]), np.array([1, 0, 3])).tolist() == [0.25, 0, 0.75]
+    assert HISTOGRAM.shares(np.array([0, 5, -9]), np.zeros(3, int)).tolist() == [1 / 3] * 3
+    without = TopicHistogram(SETTINGS.model_copy(update={"threshold": 0.0}), VoteHistogram(3.0))
+    assert without.shares(np.array([-40, 3, 1]), np.zeros(3, int)).tolist() == [0.0, 0.75, 0.25]
+
+
+def test_sequences_are_as_frequent_as_their_topics() -> None:
+    drawn = HISTOGRAM.sequences(10, np.array([30, 5, 10]), np.zeros(3, int), WORDS)
+    assert Counter(words[0] for words in drawn) == {"heart": 8, "sleep": 2}
+    assert HISTOGRAM.sequences(0, np.array([30, 5, 10]), np.zeros(3, int), WORDS) == []
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_unit_moves_the_histogram_by_its_sensitivity_at_most(
+    k: int, settings: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Add the k records of a unit, of any labels, in any places, to others: every record is in one
+    count of all labels together, and moves no other record."""
+    monkeypatch.setattr(voters, "SentenceTransformerEmbedder", BagOfWords)
+    config, rng = parse_config(settings()), np.random.default_rng(k)
+    votes, means = VoteHistogram(1.5 * k, k), topics().means
+
+    def exact(rows: list[dict[str, Any]]) -> np.ndarray:
+        shard = Voters(config)
+        shard.load(rows)
+        return np.concatenate(list(shard.count(dict.fromkeys("ab", means)).values()))
+
+    words = " ".join(TEXTS).split()
+    assert votes.sensitivity == k and votes.dp_event == DiscreteGaussian(1.5 * k, k)
+    for trial in range(20):
+        rows = [
+            {"text": " ".join(rng.choice(words, 3)), "label": str(rng.choice(["a", "b"]))}
+            for _ in range(10 + k)
+        ]
+        unit = [rows[10]] * k if trial % 2 else rows[10:]  # the same record several times, too
+        moved = exact([*unit, *rows[:10]]) - exact(rows[:10])
+        assert moved.min() >= 0 and moved.sum() == k and exact(rows[:10]).sum() == 10
+        assert np.linalg.norm(moved) <= votes.sensitivity

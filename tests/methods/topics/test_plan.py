@@ -1,0 +1,85 @@
+"""The public texts of a plan, and the number of topics that may be chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray.config.config import Config, parse_config
+from dpray.methods.topics.choice import choose
+from dpray.methods.topics.plan import TopicsPlan, make_plan
+from dpray.methods.topics.settings import TopicsSettings
+from dpray.types import InputError
+
+Make = Callable[..., tuple[Config, TopicsSettings]]
+
+
+@pytest.fixture
+def asked(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Make:
+    """A configuration and the settings of topics over public `rows`."""
+
+    def make(rows: list[dict[str, Any]], epsilon: float, data: Any = (), **keys: Any) -> Any:
+        public = tmp_path / "public.jsonl"
+        public.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        config = parse_config(settings(privacy__epsilon=epsilon, **dict(data)))
+        return config, TopicsSettings(name="topics", public=str(public), **keys)
+
+    return make
+
+
+def rows(number: int, label: str = "a") -> list[dict[str, Any]]:
+    return [{"text": f"Text {i} of elephants", "label": label} for i in range(number)]
+
+
+def test_texts_without_words_are_left_out_and_the_longest_words_stand_in(asked: Make) -> None:
+    blank = [{"text": "of the", "label": "b"}, {"text": "", "label": "a"}]
+    plan = make_plan(*asked(rows(12) + blank, 2.0, topics=2, words=2))
+    assert len(plan.public) == 12 and "elephants" not in repr(plan.public)
+    assert plan.stand_in() == [{"label": c, "terms": ["elephants", "text"]} for c in "ab"]
+    assert plan.cost.epsilon == pytest.approx(plan.config.privacy.epsilon, rel=1e-3)
+    units = {"data__unit": "label", "data__max_records_per_unit": 3}
+    of_three = make_plan(*asked(rows(2), 2.0, units, topics=2))
+    assert of_three.method.votes.sigma == pytest.approx(3 * plan.method.votes.sigma, rel=0.02)
+    assert of_three.noise_multiplier == of_three.method.votes.sigma / 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"text": "Marlowe", "label": "c"}, "method.public: public.jsonl, row 3: the label is not"),
+        ({"text": "Marlowe"}, "method.public: public.jsonl, row 3: no column 'label'"),
+        ({"label": "a"}, "method.public: public.jsonl, row 3: no column 'text'"),
+        ({"text": ["Marlowe"], "label": "a"}, "method.public: public.jsonl, row 3: column 'text'"),
+    ],
+)
+def test_a_wrong_public_row_is_named(asked: Make, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        make_plan(*asked([*rows(2), wrong], 2.0, topics=2))
+    assert str(refused.value).startswith(said) and "Marlowe" not in str(refused.value)
+
+
+def test_too_few_texts_and_the_private_file_are_refused(asked: Make) -> None:
+    with pytest.raises(InputError, match=r"^method.topics: 3 topics of fewer texts, the 2 with"):
+        make_plan(*asked(rows(2), 2.0, topics=3))
+    config, method = asked(rows(2), 2.0, topics=2)
+    private = method.model_copy(update={"public": config.data.path})
+    with pytest.raises(InputError, match=r"^method.public: .* is data.path itself"):
+        make_plan(config, private)
+
+
+def test_as_many_topics_are_chosen_as_have_counts_above_the_noise(asked: Make) -> None:
+    def chosen(epsilon: float, public: int = 60, **keys: Any) -> tuple[int, bool, str]:
+        found = choose(*asked(rows(public), epsilon, {"data__public_size": 1000}, **keys), 100)
+        assert isinstance(found.plan, TopicsPlan) and found.signal is not None
+        assert found.plan.method.settings == found.plan.settings == found.plan.config.method
+        return found.plan.settings.topics, found.signal.is_enough, found.reasons[0]
+
+    assert chosen(50.0) == (50, True, "T 50: the most whose average count stands above its noise")
+    assert chosen(50.0, public=20)[:2] == (20, True)
+    assert chosen(0.5)[:2] == (20, True)
+    assert chosen(0.01) == (2, False, "T 2: no more have an average count above its noise")
+    assert chosen(0.5, topics=40) == (40, False, "T 40: as it is set")
