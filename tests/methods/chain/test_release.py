@@ -118,10 +118,11 @@ def test_topics_that_were_cut_off_in_the_count_are_counted_once_more_at_no_charg
     watched.stop_at = "2-aug_pe: private emb"
     with pytest.raises(Resumable):
         watched.run(run)
-    write_public(
-        Path(run.output.path).parent / "public.jsonl", dict.fromkeys("abc", "now, other words")
-    )
+    other = dict.fromkeys("abc", "now, other words")
+    write_public(Path(run.output.path).parent / "public.jsonl", other)
+    watched.said.clear()
     report = watched.run(run)
+    assert not any(progress.stage.startswith("1-topics") for progress in watched.said)
     assert starts(run)["1-topics.topics"] == 2  # both attempts of the one charge
     assert starts(run)["2-aug_pe.votes-0001"] == 1
     asked = [prompt for prompt in watched.generated if "contains these words" in prompt]
@@ -132,6 +133,16 @@ def test_topics_that_were_cut_off_in_the_count_are_counted_once_more_at_no_charg
     }
     # Every record is in one count, and the noise is small.
     assert sum(sum(of_topic.values()) for of_topic in counts.values()) == pytest.approx(200, abs=20)
+
+
+def test_every_count_of_topics_has_noise(config: Make, watched: Watched) -> None:
+    """Six counts of 200 records, with noise of deviation 10,000."""
+    report = watched.run(config("topics", "aug_pe", topics__noise_multiplier=1e4))
+    counts = [count for topic in report["topics"] for count in topic["counts"].values()]
+    assert len(set(counts)) == 6 and 1000 < max(map(abs, counts)) < 80_000
+    # None of them tells anything, so both labels have the topics of the public texts.
+    asked = {prompt for prompt in watched.generated if "contains these words" in prompt}
+    assert {len(words_in(prompt)) for prompt in asked} <= {0, 3}
 
 
 def test_a_model_is_tuned_with_the_words_of_topics_as_control_codes(
