@@ -15,6 +15,9 @@ from sklearn.feature_extraction.text import CountVectorizer
 
 SEED = 0
 
+WORD = r"\b[^\W\d]\w+\b"
+"""A number names no topic."""
+
 Vectors = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.integer]
 
@@ -32,8 +35,8 @@ def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Numbers, Vectors]:
 
 
 def words_of() -> Callable[[str], list[str]]:
-    """Return the function that finds a text's words, in lower case, without English stop words and
-    single letters."""
+    """Return the function that finds a text's words, in lower case: they begin with a letter, have
+    another one or a digit, and are no English stop words."""
     found: Callable[[str], list[str]] = _counter(1).build_analyzer()
     return found
 
@@ -61,4 +64,4 @@ def class_terms(
 
 
 def _counter(min_texts: int) -> Any:
-    return CountVectorizer(stop_words="english", min_df=min_texts)
+    return CountVectorizer(stop_words="english", min_df=min_texts, token_pattern=WORD)
