@@ -50,7 +50,8 @@ class TopicsPlan(Plan):
         return len(self.proportions) * self.settings.topics
 
     def stand_in(self) -> list[dict[str, Any]]:
-        words = {word for record in self.public for word in words_of()(record.text)}
+        words_in = words_of()
+        words = {word for record in self.public for word in words_in(record.text)}
         longest = sorted(words, key=lambda word: (-len(word), word))[: self.settings.words]
         return [{"label": label, "terms": longest} for label in self.proportions]
 
@@ -96,12 +97,12 @@ def read_public(config: Config, settings: TopicsSettings) -> list[Record]:
     # No public record belongs to a private unit.
     data = config.data.model_copy(update={"unit": None})
     files = public_files(settings.public, "method.public", config.data.path)
-    has_words = words_of()
+    words_in = words_of()
     try:
         records = [record for file in files for record in read_records(Piece(file), data)]
     except InputError as error:
         raise InputError(f"method.public: {error}") from None
-    worded = [record for record in records if has_words(record.text)]
+    worded = [record for record in records if words_in(record.text)]
     if len(worded) < settings.topics:
         raise InputError(
             f"method.topics: {settings.topics} topics of fewer texts, the {len(worded)} with words "

@@ -51,7 +51,7 @@ def measured(session: TopicsSession) -> Measured:
         return Measured(**output)
     plan = session.plan
     session.show("private embeddings")
-    # On Ray they are on CPUs: GPUs are the language model's, of which the next method has one.
+    # On Ray they have no GPUs: a run is only promised those of its language model.
     with session.shards(Voters) as voters:
         session.show("topics")
         texts, labels = zip(*((r.text, r.label or "") for r in plan.public), strict=True)
