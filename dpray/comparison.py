@@ -25,6 +25,9 @@ METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
 the texts of the first ones were nearest to real texts (docs/results.md). Chains come after them:
 those that were measured gained nothing."""
 
+WITHOUT_TEXTS = ("topics",)
+"""These are the first methods of chains alone."""
+
 MOST_RECORDS = 2**40
 
 RECORDS = 1000
@@ -239,12 +242,12 @@ def sections(config: Config) -> dict[str, dict[str, Any]]:
     keys that are set. A chain's name is its methods', joined by "+"."""
     method = config.method
     if isinstance(method, AutoSettings):
-        keys = {name: getattr(method, name) for name in METHODS}
-        if named := [name for name in METHODS if "name" in keys[name]]:
+        keys = {name: getattr(method, name) for name in (*METHODS, *WITHOUT_TEXTS)}
+        if named := [name for name in keys if "name" in keys[name]]:
             raise InputError(f"method.{named[0]}.name: there is no such key")
-        singles = {name: {"name": name} | keys[name] for name in METHODS}
-        return singles | {
-            "+".join(chain): {"name": "chain", "methods": [singles[name] for name in chain]}
+        each = {name: {"name": name} | keys[name] for name in keys}
+        return {name: each[name] for name in METHODS} | {
+            "+".join(chain): {"name": "chain", "methods": [each[name] for name in chain]}
             for chain in method.chains
         }
     written = plain(config)["method"]

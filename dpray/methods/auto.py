@@ -21,6 +21,9 @@ class AutoSettings(Section):
         {}, description="keys of DP-KPS that are not free: its vocabulary has to be here"
     )
     dp_sgd: dict[str, Any] = Field({}, description="keys of DP-SGD that are not free")
+    topics: dict[str, Any] = Field(
+        {}, description="keys of topics that are not free, for chains: its public texts are needed"
+    )
     chains: tuple[tuple[str, ...], ...] = Field(
         (),
         description="chains that are compared, too: lists of methods, each of which has its keys "

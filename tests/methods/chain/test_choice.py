@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,12 @@ from dpray.report.comparison_page import parameters, settings
 from dpray.types import InputError
 
 COUNTS = {f"word{rank}": 2**12 // (rank + 1) for rank in range(400)}
-CHAINS = ("dp_kps+aug_pe", "dp_kps+private_prediction", "private_prediction+aug_pe")
+CHAINS = (
+    "dp_kps+aug_pe",
+    "dp_kps+private_prediction",
+    "private_prediction+aug_pe",
+    "topics+aug_pe",
+)
 
 Tree = Callable[..., dict[str, Any]]
 
@@ -30,9 +36,12 @@ def tree(auto_settings: Callable[..., dict[str, Any]]) -> Tree:
 
 
 @pytest.fixture
-def asked(tree: Tree) -> Config:
-    made = tree(privacy__epsilon=8.0)
+def asked(tree: Tree, tmp_path: Path) -> Config:
+    made, public = tree(privacy__epsilon=8.0), tmp_path / "public.jsonl"
+    rows = [{"text": f"a fever number {n}", "label": "ab"[n % 2]} for n in range(60)]
+    public.write_text("".join(json.dumps(row) + "\n" for row in rows))
     made["method"]["chains"] = [name.split("+") for name in CHAINS]
+    made["method"]["topics"] = {"public": str(public)}
     return parse_config(made)
 
 
@@ -53,6 +62,9 @@ def test_chains_are_asked_after_the_methods_and_written_as_they_are_chosen(asked
         assert "method" not in compared.tree(name)
         assert make_plan(written).summary() == plan.summary()
         assert plan.summary()["records"] == 40 and plan.cost.epsilon <= 8.0
+    _, plan = chosen(compared, "topics+aug_pe")
+    # The most of the numbers that are tried and the public texts allow.
+    assert plan.settings.methods[0].topics == 50  # type: ignore[union-attr]
     _, plan = chosen(compared, "private_prediction+aug_pe")
     first, second = plan.settings.methods
     # The keys that are set stay; the free ones are chosen.
@@ -132,7 +144,7 @@ def test_a_chain_whose_engine_does_not_fit_says_why(tree: Tree) -> None:
 
 def test_a_rehearsal_cuts_what_the_last_method_makes_alone(asked: Config, tmp_path: Path) -> None:
     compared = compare(asked, methods=CHAINS)
-    for name, records in zip(CHAINS, ((40, 40), (40, 20), (40, 40)), strict=True):
+    for name, records in zip(CHAINS, ((40, 40), (40, 20), (40, 40), (40, 40)), strict=True):
         staged = _staged(asked, compared.answers[name], tmp_path / "x.jsonl", tmp_path / name, 20)
         method = staged.method
         assert method.name == "chain"
