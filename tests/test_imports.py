@@ -52,6 +52,7 @@ COMMANDS: dict[str, set[str]] = {
     "plan jobs/aug_pe_cpu.yaml": ACCOUNTANT,
     "plan jobs/dp_kps_cpu.yaml method.stop_words=keep": ACCOUNTANT,
     "plan jobs/dp_kps_cpu.yaml": ACCOUNTANT | STOP_WORDS,
+    f"plan jobs/chain_topics_cpu.yaml {HUB}": ACCOUNTANT | STOP_WORDS,
     f"plan jobs/dp_sgd_cpu.yaml {HUB}": ACCOUNTANT,
     "plan jobs/dp_sgd_cpu.yaml method.noise_multiplier=2": ACCOUNTANT | TOKENIZER,
 }
