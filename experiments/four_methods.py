@@ -178,8 +178,8 @@ def changes(cell: Cell) -> list[str]:
         found.append("method.epochs=4")
     if cell.file.endswith("dp_sgd") and shares:
         found.append(f"{cell.section}.control_columns.label={about.control}")
-    if cell.method == "aug_pe":
-        found.append(f"method.template={prompts_with_examples(cell)}")
+    if cell.method.endswith("aug_pe"):
+        found.append(f"{cell.section}.template={prompts_with_examples(cell)}")
     elif (prompt := prompts(cell)).exists():
         found.append(f"{cell.section}.template={prompt}")
     if cell.file.endswith("private_prediction"):
