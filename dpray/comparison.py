@@ -23,7 +23,7 @@ from dpray.types import InputError, OnProgress, Progress
 METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
 """The first of these whose signal is enough is recommended: on two data sets, with a small model,
 the texts of the first ones were nearest to real texts (docs/results.md). Chains come after them:
-those that were measured gained nothing."""
+none that was measured was better than the best method."""
 
 WITHOUT_TEXTS = ("topics",)
 """These are the first methods of chains alone."""
