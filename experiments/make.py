@@ -18,6 +18,7 @@ from typing import Any
 
 import attack_table
 import aug_pe_table
+import chains_table
 import dp_sgd_table
 import facts_table
 import four_methods
@@ -163,6 +164,7 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
         f"SmolLM2-135M, four methods: {name}": partial(four_methods.table, name)
         for name in four_methods.SETS
     },
+    "Chained methods against single ones": chains_table.table,
     "SmolLM2-135M, what the table says": lambda: [
         "## SmolLM2-135M, what the table says",
         "",
