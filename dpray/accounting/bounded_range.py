@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
 
 Array = npt.NDArray[Any]
 
@@ -116,6 +117,25 @@ def connected(interval: float, losses: Array, deltas: Array) -> PLDPmf:
     falling = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
     # Dense: the library composes few, scattered losses one by one.
     return create_pmf_pessimistic_connect_dots(interval, losses, falling).to_dense_pmf()
+
+
+def hockey_stick(loss: Pld, epsilons: Array) -> Array:
+    """Return delta at each of the ascending `epsilons`, the larger one of both directions: the same
+    sums, in the same order, as those of the library, whose loop in Python takes fifty times as
+    long."""
+    pmfs = [loss._pmf_remove] if loss._symmetric else [loss._pmf_remove, loss._pmf_add]
+    found: Array = np.max([_deltas(pmf.to_dense_pmf(), epsilons) for pmf in pmfs], axis=0)
+    return found
+
+
+def _deltas(pmf: PLDPmf, epsilons: Array) -> Array:
+    losses = (np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization
+    probs, lower = pmf._probs[::-1], (pmf._probs * np.exp(-losses))[::-1]
+    upper_mass = np.cumsum(np.append(pmf._infinity_mass, probs))
+    lower_mass = np.cumsum(np.append(0.0, lower))
+    above = len(losses) - np.searchsorted(losses, epsilons, side="right")
+    found: Array = upper_mass[above] - np.exp(epsilons) * lower_mass[above]
+    return found
 
 
 def subsampled_loss(loss: float, q: float) -> float:

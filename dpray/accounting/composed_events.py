@@ -109,14 +109,14 @@ class Parallel(Event):
         return worst
 
     def pld(self, interval: float, count: int) -> Pld:
-        from dpray.accounting.bounded_range import connected
+        from dpray.accounting.bounded_range import connected, hockey_stick
 
         grid = np.arange(-PARALLEL_LOSSES, PARALLEL_LOSSES + 1, PARALLEL_STEP)
         curves = []
         for event in self.events:
             parts = [part.pld(interval, n) for part, n in event.terms().items()]
             total = functools.reduce(lambda a, b: a.compose(b), parts)
-            curves.append(total.get_delta_for_epsilon(grid * interval))
+            curves.append(hockey_stick(total, grid * interval))
         pmf = connected(interval, grid, np.max(curves, axis=0))
         # The worst of all, and then again: a unit may meet another event each time.
         return losses().PrivacyLossDistribution(pmf).self_compose(count)

@@ -13,7 +13,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as plds
 
 from dpray.accounting.accountant import bounds, cost
-from dpray.accounting.bounded_range import composed_draws
+from dpray.accounting.bounded_range import composed_draws, hockey_stick
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.events import (
     DiscreteLaplace,
@@ -314,3 +314,21 @@ def test_losses_whose_exponential_is_no_float_are_bounded_all_the_same() -> None
     below = PoissonSubsampledDraws(0.01, 2.5, 275)
     assert 0 < below.rdp((2.0,))[0] < text.rdp((2.0,))[0]
     assert cost(SelfComposed(text, 3), 1e-6).epsilon > cost(below, 1e-6).epsilon > 1
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        plds.from_gaussian_mechanism(1.5, value_discretization_interval=1e-3),
+        plds.from_gaussian_mechanism(
+            0.7, sampling_prob=0.1, value_discretization_interval=1e-3
+        ).self_compose(20),
+        plds.from_laplace_mechanism(0.5, value_discretization_interval=1e-3).self_compose(3),
+        plds.from_randomized_response(0.3, 2, value_discretization_interval=1e-3),
+    ],
+)
+def test_a_whole_curve_is_the_librarys(loss: plds.PrivacyLossDistribution) -> None:
+    epsilons = np.concatenate([np.arange(-4000, 4001, 8) * 1e-3, [50.0]])
+    found = hockey_stick(loss, epsilons)
+    assert found == pytest.approx(loss.get_delta_for_epsilon(epsilons), rel=1e-12, abs=1e-15)
+    assert found[0] > 0.9 and (np.diff(found) <= 1e-12).all()
