@@ -51,16 +51,17 @@ class Rehearsal:
     found: Mapping[float, Mapping[str, Rehearsed]]
 
     def best(self, epsilon: float) -> str | None:
-        """Return the name of the method with the best mean score at an epsilon, of those whose
-        signal is enough if there are any; None where none was rehearsed."""
-        sign = 1 if self.score == "accuracy" else -1
-        # A method that was asked for below its noise scores by chance.
-        means = {
-            name: (one.answer.is_enough, sign * one.scores[self.score]["mean"])
-            for name, one in self.found[epsilon].items()
-            if one.scores is not None
-        }
-        return max(means, key=lambda name: means[name], default=None)
+        """Return the name of the method with the best mean score at an epsilon. One whose signal is
+        below its noise has to be better by more than the deviation of its score. None where none
+        was rehearsed."""
+        sign, worth = 1 if self.score == "accuracy" else -1, {}
+        for name, one in self.found[epsilon].items():
+            if one.scores is not None:
+                score = one.scores[self.score]
+                # It may owe a score to chance, which another run will not have.
+                doubt = 0.0 if one.answer.is_enough else score["deviation"]
+                worth[name] = sign * score["mean"] - doubt
+        return max(worth, key=worth.__getitem__, default=None)
 
     @property
     def measures(self) -> list[str]:

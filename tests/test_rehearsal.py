@@ -168,15 +168,20 @@ def test_a_method_whose_run_is_refused_leaves_the_others_their_turn(
     assert found.best(4.0) == "dp_kps"
 
 
-def test_a_method_below_its_noise_is_the_best_only_among_such() -> None:
-    def scored(signal: float, accuracy: float) -> Rehearsed:
+@pytest.mark.parametrize(("measure", "sign"), [("accuracy", 1), ("frechet_distance", -1)])
+def test_a_method_below_its_noise_has_to_be_better_by_a_deviation(measure: str, sign: int) -> None:
+    def scored(signal: float, mean: float) -> Rehearsed:
         choice = Choice(cast("Any", None), Signal(signal, 1.0, "signal"), ())
-        return Rehearsed(Answer(choice), {"accuracy": {"mean": accuracy}})
+        return Rehearsed(Answer(choice), {measure: {"mean": sign * mean, "deviation": 0.1}})
 
-    below, enough, better = scored(0.5, 0.9), scored(2.0, 0.3), scored(2.0, 0.4)
-    found = {1.0: {"dp_kps": below}, 4.0: {"dp_kps": below, "aug_pe": enough, "dp_sgd": better}}
-    rehearsal = Rehearsal(cast("Any", None), {}, "accuracy", {}, found)
-    assert (rehearsal.best(1.0), rehearsal.best(4.0)) == ("dp_kps", "dp_sgd")
+    enough, better, below = scored(2.0, 0.3), scored(2.0, 0.4), scored(0.5, 0.49)
+    found = {
+        1.0: {"dp_kps": below},
+        2.0: {"dp_kps": below, "aug_pe": enough, "dp_sgd": better},
+        4.0: {"dp_kps": scored(0.5, 0.51), "aug_pe": enough, "dp_sgd": better},
+    }
+    rehearsal = Rehearsal(cast("Any", None), {}, measure, {}, found)
+    assert [rehearsal.best(epsilon) for epsilon in found] == ["dp_kps", "dp_sgd", "dp_kps"]
 
 
 def test_units_are_drawn_whole_and_anew(

@@ -13,7 +13,7 @@ def cell(**figures: tuple[float | None, float | None, bool]) -> regret.Cell:
     and whether its signal is enough."""
 
     def kept(value: float | None) -> dict[str, float] | None:
-        return None if value is None else {"mean": value, "deviation": 0.0}
+        return None if value is None else {"mean": value, "deviation": 0.35}
 
     missing: tuple[Any, ...] = (None, None, False)
     return {
@@ -23,9 +23,10 @@ def cell(**figures: tuple[float | None, float | None, bool]) -> regret.Cell:
     }
 
 
-def test_the_choice_is_among_methods_above_their_noise_and_regrets_the_best_of_all() -> None:
+def test_the_choice_doubts_methods_below_their_noise_and_regrets_the_best_of_all() -> None:
     found = cell(aug_pe=(0.5, 0.4, True), dp_sgd=(0.6, 0.7, True), dp_kps=(0.9, 0.8, False))
     assert regret.choice(found) == "dp_sgd"
+    assert regret.choice(cell(dp_sgd=(0.5, 0.7, True), dp_kps=(0.9, 0.8, False))) == "dp_kps"
     assert regret.regret(found, "dp_sgd") == pytest.approx(0.1)
     assert regret.regret(found, "private_prediction") is None
     assert regret.regret(found, None) is None
