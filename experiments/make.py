@@ -19,6 +19,7 @@ from typing import Any
 import attack_table
 import aug_pe_table
 import chains_table
+import dp_sgd_signal
 import dp_sgd_table
 import facts_table
 import four_methods
@@ -192,6 +193,7 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
     "Tuning on the private records": tuning_table.table,
     "The plan against the run": planner_table.table,
     "The choice of a rehearsal": regret.table,
+    "How much noise DP-SGD learns through": dp_sgd_signal.table,
     "Private prediction: AG News": news,
     "Private prediction: film records": films,
     **{f"Aug-PE: {name}": partial(aug_pe, name) for name in ("yelp", "pubmed")},
