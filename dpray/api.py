@@ -59,7 +59,8 @@ def compare(
     public: str | Path | None = None,
     **sizes: int,
 ) -> Comparison:
-    """Ask every method for as many texts at the same epsilon, and recommend one. Opens no data.
+    """Ask every method, and the configured chains, for as many texts at the same epsilon, and
+    recommend one. Opens no data.
 
     With `public`, a file of records of the same shape, short runs measure how long each method
     takes here (`bench`), and the answers say so; `sizes` are `records` and `texts` of these runs.

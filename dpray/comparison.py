@@ -1,5 +1,6 @@
-"""`compare` asks all methods the same question: so many texts of this data at this epsilon, and
-`explore` asks it at several epsilons. They know public numbers only, and open no data."""
+"""`compare` asks all methods, and chains of them, the same question: so many texts of this data at
+this epsilon. `explore` asks it at several epsilons. Both know public numbers only, and open no
+data."""
 
 from __future__ import annotations
 
@@ -26,12 +27,13 @@ the texts of the first ones were nearest to real texts (docs/results.md). Chains
 none that was measured was better than the best method."""
 
 WITHOUT_TEXTS = ("topics",)
-"""These are the first methods of chains alone."""
+"""These methods write no texts: each is compared only as the first one of a chain."""
 
 MOST_RECORDS = 2**40
+"""A signal that is not enough with so many records never will be."""
 
 RECORDS = 1000
-"""So many records are wanted where a configuration does not say how many."""
+"""A configuration that does not say how many records it wants is taken to want so many."""
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """`explore` tries these multiples of `privacy.epsilon`."""
@@ -39,9 +41,9 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 @dataclass(frozen=True)
 class Answer:
-    """A method's choice, or why it has none. `needs` is the number of records, to within a tenth,
-    from which on its signal would be enough; None where it is enough, or never would be. `pace` is
-    what `dpray bench` measured for the choice, if it did."""
+    """Holds the choice of a method or chain, or why it has none. `needs` is the number of records,
+    to within a tenth, from which on its signal would be enough; None where it is enough, or never
+    would be. `pace` is what `dpray bench` measured for the choice, if it did."""
 
     choice: Choice | None
     why_not: str | None = None
@@ -82,8 +84,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The answers of methods and chains to a request for so many `records`, in the order in which
-    they are recommended."""
+    """Holds the answers of methods and chains to a request for so many `records`, in the order in
+    which they are recommended."""
 
     config: Config
     records: int
@@ -91,7 +93,7 @@ class Comparison:
 
     @property
     def recommended(self) -> str | None:
-        """Return the name of the first method whose signal is enough, or else None."""
+        """Return the name of the first method or chain whose signal is enough, or else None."""
         return next((name for name, answer in self.answers.items() if answer.is_enough), None)
 
     def summary(self, rate: float | None = None) -> dict[str, Any]:
@@ -117,7 +119,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Explored:
-    """The methods' answers at several epsilons, from the smallest on."""
+    """Holds the answers at several epsilons, from the smallest on."""
 
     config: Config
     comparisons: tuple[Comparison, ...]
@@ -238,8 +240,8 @@ def wanted(config: Config) -> int:
 
 
 def sections(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the section `method` of every method and chain that is asked, by its name, with the
-    keys that are set. A chain's name is its methods', joined by "+"."""
+    """Return, by name, the section `method` of every method and chain that is compared, with the
+    keys that are set. A chain is named by its methods' names, joined by "+"."""
     method = config.method
     if isinstance(method, AutoSettings):
         keys = {name: getattr(method, name) for name in (*METHODS, *WITHOUT_TEXTS)}
@@ -261,7 +263,7 @@ def sections(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _of_size(section: Mapping[str, Any], records: int) -> dict[str, Any]:
-    """Return a section `method` for so many records, where it does not say how many."""
+    """Return the section `method` with so many records, unless it says how many itself."""
     if section["name"] == "chain":
         methods = [_of_size(each, records) for each in section["methods"]]
         return {"name": "chain", "methods": methods}
@@ -269,7 +271,7 @@ def _of_size(section: Mapping[str, Any], records: int) -> dict[str, Any]:
 
 
 def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
-    """Return the answer of the method, or chain, of a section `method`."""
+    """Return the answer of the method or chain that a section `method` configures."""
     try:
         parsed = parse_config(with_method(plain(config), _of_size(section, records)))
     except InputError as error:
@@ -297,8 +299,8 @@ def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
 
 
 def _check_keys(config: Config, section: Mapping[str, Any], said: str) -> None:
-    """Raise InputError where `said` is about a method for which keys are set: it is wrong as it is
-    written. Otherwise it says why the method cannot be chosen."""
+    """Raise InputError where the error `said` concerns a method whose keys are set: the
+    configuration is wrong as written. Any other error says why the method has no plan."""
     key, _, rest = said.partition(".")
     if key == "methods":
         place, _, rest = rest.partition(".")

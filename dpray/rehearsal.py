@@ -1,5 +1,5 @@
-"""`rehearse` tries methods out on public records of the same shape, with the noise that the private
-ones would get. It opens no private data and charges no budget."""
+"""`rehearse` tries methods and chains out on public records of the same shape, with the noise that
+the private ones would get. It opens no private data and charges no budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RunMethod = Callable[[Config, OnProgress], object]
 
 RECORDS = 100
-"""So many texts of a run are looked at, where a method may make fewer without another noise."""
+"""A run makes so many texts, where a method can make fewer without changing its noise."""
 
 FEWEST = 20
 """A half of the public records has at least so many, and so has a release."""
@@ -41,8 +41,8 @@ class Rehearsed:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The methods' scores at every epsilon, and those of `real` records, as many as a run is asked
-    for or as there are. `score` names the measure that decides, as the `Judge`'s does."""
+    """Holds the methods' scores at every epsilon, and those of `real` records, as many as a run is
+    asked for or as there are. `score` names the measure that decides, as the `Judge`'s does."""
 
     config: Config
     stage: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Rehearsal:
         for name, one in self.found[epsilon].items():
             if one.scores is not None:
                 score = one.scores[self.score]
-                # It may owe a score to chance, which another run will not have.
+                # Below its noise a method may owe its score to chance, which will not recur.
                 doubt = 0.0 if one.answer.is_enough else score["deviation"]
                 worth[name] = sign * score["mean"] - doubt
         return max(worth, key=worth.__getitem__, default=None)
@@ -191,7 +191,7 @@ def _released(folder: Path) -> list[dict[str, Any]]:
 def _staged(config: Config, answer: Answer, stage: Path, folder: Path, records: int) -> Config:
     """Return the configuration of the method's run on the stage, with a ledger of its own."""
     method = answer.chosen_method()
-    # What a method hands on to another one is not for looking at.
+    # Only what the last method makes is scored; those before it hand on as much as in earnest.
     last = method["methods"][-1] if "methods" in method else method
     # The votes of Aug-PE are shared out over its records: fewer records would have less noise.
     if last["name"] != "aug_pe":

@@ -31,8 +31,8 @@ def with_epsilon(config: Config, epsilon: float) -> dict[str, Any]:
 
 
 def with_method(tree: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration, as a plain tree, with another section `method`; a chain's stands as
-    `methods`, and shares of epsilon stay for a chain alone."""
+    """Return a configuration, as a plain tree, with another section `method`. A chain is written as
+    `methods`, and only a chain keeps `privacy.shares`."""
     rest = {key: value for key, value in tree.items() if key not in ("method", "methods")}
     if method["name"] == "chain":
         return rest | {"methods": method["methods"]}

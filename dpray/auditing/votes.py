@@ -1,4 +1,4 @@
-"""This module audits noisy votes of private records for their nearest public candidates."""
+"""`votes_target` audits the noisy votes of private records for their nearest public candidates."""
 
 from __future__ import annotations
 

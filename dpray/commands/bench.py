@@ -39,8 +39,8 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Make short runs on public records, and keep how long they took, for `dpray plan`. With
-    method.name=auto, measure every method as it would be chosen, and show the comparison. Opens no
-    private data and charges no privacy budget; an endpoint is called for real."""
+    method.name=auto, measure every method and chain as it would be chosen, and show the comparison.
+    Opens no private data and charges no privacy budget; an endpoint is called for real."""
     loaded = load_config(config, overrides or [])
     sizes = {"records": records, "texts": texts}
     if loaded.method.name == "auto":

@@ -50,8 +50,8 @@ def plan(
         bool,
         typer.Option(
             "--compare",
-            help="Instead, ask all methods for as many texts, and recommend one; so does "
-            "method.name=auto.",
+            help="Instead, ask all methods and the configured chains for as many texts, and "
+            "recommend one; so does method.name=auto.",
         ),
     ] = False,
     html: Annotated[

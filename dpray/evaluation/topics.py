@@ -1,4 +1,4 @@
-"""The topics of synthetic and real records are compared."""
+"""`compare_topics` compares the topics of synthetic and real records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Cluster = Callable[[Sequence[str], np.ndarray], np.ndarray]
 
 
 def k_means(texts: Sequence[str], vectors_ND: np.ndarray) -> np.ndarray:
-    """Make `TOPICS` clusters, fewer of few records or few different vectors."""
+    """Make `TOPICS` clusters, or fewer where records are few or few vectors differ."""
     return clusters_of(vectors_ND, max(1, min(TOPICS, len(vectors_ND) // 10)))[0]
 
 

@@ -1,4 +1,4 @@
-"""`largest_remainder` divides records among labels, or among other things."""
+"""`largest_remainder` divides records among labels or topics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ K = TypeVar("K", bound=Hashable)
 
 def largest_remainder(records: int, proportions: Mapping[K, float]) -> dict[K, int]:
     """Split `records` by public proportions that sum to 1: rounded down, and what is left over one
-    each to the largest remainders, ties in the order of the labels. The sum is exact."""
+    each to the largest remainders, ties in the order of `proportions`. The sum is exact."""
     shares = {label: records * proportion for label, proportion in proportions.items()}
     split = {label: math.floor(share) for label, share in shares.items()}
     left = records - sum(split.values())

@@ -16,15 +16,15 @@ from sklearn.feature_extraction.text import CountVectorizer
 SEED = 0
 
 WORD = r"\b[^\W\d]\w+\b"
-"""A number names no topic."""
+"""Words begin with a letter: a number names no topic."""
 
 Vectors = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.integer]
 
 
 def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Numbers, Vectors]:
-    """Make `most` clusters by k-means with a fixed seed, fewer of fewer different vectors. Return
-    the number of each vector's cluster, shape (N,), and the clusters' means, shape (T, D)."""
+    """Make `most` clusters by k-means with a fixed seed, or fewer where fewer vectors differ.
+    Return each vector's cluster, shape (N,), and the clusters' means, shape (T, D)."""
     different: set[bytes] = set()
     for vector in vectors_ND:
         different.add(vector.tobytes())
@@ -35,8 +35,8 @@ def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Numbers, Vectors]:
 
 
 def words_of() -> Callable[[str], list[str]]:
-    """Return the function that finds a text's words, in lower case: they begin with a letter, have
-    another one or a digit, and are no English stop words."""
+    """Return the function that finds a text's words, in lower case: each begins with a letter, is
+    at least two characters long and is no English stop word."""
     found: Callable[[str], list[str]] = _counter(1).build_analyzer()
     return found
 

@@ -1,5 +1,5 @@
 """`AutoSettings` are the keys of `method` where the method is not chosen yet: `dpray plan` compares
-all four, and the chains of them that are named."""
+all methods that write texts, and the chains that are named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AutoSettings(Section):
     name: Literal["auto"]
     records: Count = Field(1000, description="synthetic records that are wanted")
     private_prediction: dict[str, Any] = Field(
-        {}, description="keys of this method that are not free; so for the other three"
+        {}, description="keys of private prediction that are not free"
     )
     aug_pe: dict[str, Any] = Field({}, description="keys of Aug-PE that are not free")
     dp_kps: dict[str, Any] = Field(
@@ -22,10 +22,9 @@ class AutoSettings(Section):
     )
     dp_sgd: dict[str, Any] = Field({}, description="keys of DP-SGD that are not free")
     topics: dict[str, Any] = Field(
-        {}, description="keys of topics that are not free, for chains: its public texts are needed"
+        {}, description="keys of topics, in `chains`, that are not free: `public` has to be here"
     )
     chains: tuple[tuple[str, ...], ...] = Field(
         (),
-        description="chains that are compared, too: lists of methods, each of which has its keys "
-        "from above",
+        description="chains that are compared, too: lists of methods, with their keys from above",
     )

@@ -11,9 +11,9 @@ from dpray.runs.plan import Before, Plan
 
 
 def choose(config: Config, settings: ChainSettings, records: int) -> Choice:
-    """Have each method choose for so many records, at what epsilon the ones before it leave. The
-    signal is the strongest one: a chain learns something where one of its methods does. The reasons
-    name those whose signal is below their noise. Keys that are set stay as they are."""
+    """Have each method choose for so many records, at the epsilon that those before it leave. The
+    chain's signal is the strongest of its methods': it learns something where one of them does. The
+    reasons name the signals that are below their noise. Keys that are set stay as they are."""
     choices: dict[str, Choice] = {}
 
     def choose_one(name: str, own: Config, method: Chained, *before: Before) -> Plan:

@@ -83,7 +83,8 @@ class ChainPlan(Plan):
         return max(stage.fewest_records for stage in self.stages.values())
 
     def of_size(self, texts: int) -> dict[str, Any]:
-        """A method hands on as many texts for each one of the last method's as in this plan."""
+        """Keep this plan's ratios: each method makes as many records per record of the last one as
+        it does here."""
         *_, last = self.stages.values()
         whole = last.method_summary()["records"]
         methods = []
@@ -139,7 +140,7 @@ def make_plan(config: Config, settings: ChainSettings) -> ChainPlan:
 def planned(config: Config, settings: ChainSettings, plan: Callable[..., Plan]) -> ChainPlan:
     """Make one method's plan after the other's, by `plan(name, config, settings, *before)`: up to
     each of them, all together cost at most the sum of their shares of `privacy.epsilon`, measured
-    label proportions included. So a method is left all that joint accounting saves."""
+    label proportions included. So what joint accounting saves is left to the later methods."""
     shares = config.privacy.shares or [1 / len(settings.methods)] * len(settings.methods)
     stages: dict[str, Plan] = {}
     before: Before | None = None

@@ -20,7 +20,7 @@ FOLLOW = {
     "topics": ("private_prediction", "aug_pe", "dp_sgd"),
     "private_prediction": ("aug_pe",),
 }
-"""A method hands what it released on to one of these."""
+"""A method may be followed by one of these, to which it hands what it released."""
 
 
 def misplaced(names: Sequence[str]) -> str | None:

@@ -25,8 +25,8 @@ from dpray.methods.topics.settings import TopicsSettings
 
 @dataclass(frozen=True)
 class PublicTopics:
-    """Holds what public texts say: the topics' `means`, shape (T, D), their `words`, and each
-    label's number of public texts of every topic, shape (T,)."""
+    """Holds the topics of public texts: their `means`, shape (T, D), their `words`, and in `counts`
+    each label's number of public texts of every topic, shape (T,)."""
 
     means: Vectors = field(repr=False)
     words: Sequence[Sequence[str]]
@@ -40,8 +40,8 @@ class PublicTopics:
         vectors_ND: Vectors,
         settings: TopicsSettings,
     ) -> PublicTopics:
-        """Cluster the texts, each of which has a label and a vector: the same for the same
-        arguments. There are fewer topics than asked for of fewer different vectors."""
+        """Cluster the texts, each of which has a label and a vector; equal arguments give equal
+        topics on one machine. There are fewer topics than asked for where fewer vectors differ."""
         topic_of, means = clusters_of(vectors_ND, settings.topics)
         T, of_label = len(means), np.array(labels)
         words = class_terms(texts, topic_of, T, settings.words, min_texts=1)
@@ -72,13 +72,13 @@ class TopicHistogram:
 
     @property
     def least_count(self) -> float:
-        """Return H as a count."""
+        """Return the threshold H as a count of records."""
         return self.settings.threshold * self.votes.sigma
 
     def shares(self, noisy_T: Counts, public_T: Counts) -> npt.NDArray[np.float64]:
         """Return the topics' shares of a label's sequences: in proportion to the noisy counts that
-        are not below H. Where there is none above 0, they are those of the label's public texts,
-        or equal without any."""
+        are not below H. Where no count is left, the label's public texts decide; where it has none,
+        the shares are equal."""
         measured_T = np.where(noisy_T < self.least_count, 0, noisy_T)
         for counts_T in (measured_T, public_T):
             if counts_T.any():

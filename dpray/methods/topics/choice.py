@@ -13,8 +13,8 @@ from dpray.runs.choice import Choice, Signal
 TOPICS = (200, 100, 50, 20, 10, 5, 2)
 
 RECORDS = 2.0
-"""A count of average size stands so many deviations above 0, as far as the default threshold: of
-counts that are 0, one in 44 has noise that does."""
+"""An average count is so many deviations of its noise, as many as the default threshold: noise
+alone lifts one empty count in 44 that far."""
 
 MEANING = "records of a topic and label, n / (L T), over the deviation of their noise"
 

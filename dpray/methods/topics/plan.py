@@ -20,7 +20,7 @@ from dpray.runs.rows import read_records
 from dpray.types import InputError, Record
 
 NOISE = (1e-3, 1e7)
-"""A noise multiplier from epsilon lies within these."""
+"""A noise multiplier that follows from epsilon lies between these."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class TopicsPlan(Plan):
         return {
             "topics": f"{settings.topics} of {len(self.public):,} public texts, named by "
             f"{settings.words} words each",
-            "histogram": f"{self.counts:,} counts, of {mean:.3g} records on the average, with "
+            "histogram": f"{self.counts:,} counts, of {mean:.3g} records on average, with "
             f"noise of deviation {self.method.votes.sigma:.3g}; a count below "
             f"{self.method.least_count:.3g} is 0",
             "records": f"{settings.records:,}, {settings.words} terms each",
