@@ -179,8 +179,8 @@ class Plan(ABC):
         return {"records": texts}
 
     def stand_in(self) -> list[dict[str, Any]]:
-        """Return records like those that the method hands on in a chain, as many and with terms as
-        long as they may be."""
+        """Return stand-ins for what the method hands on in a chain: as many texts, or for each
+        label a sequence of terms as long as one may be."""
         return []
 
     def given(self, handed: Handed) -> Self:
