@@ -10,7 +10,7 @@ from four_methods import METHODS, Cell
 
 DATA, EPSILON = "agnews", 4.0
 PARTS = {"kps": "dp_kps"}
-"""The methods of a chain are in its name, one of them in short; topics alone release no texts."""
+"""A chain's name holds those of its methods, DP-KPS's in short."""
 
 
 def figures(method: str) -> dict[str, Any] | None:
@@ -19,7 +19,7 @@ def figures(method: str) -> dict[str, Any] | None:
 
 
 def parts(chain: str) -> list[str]:
-    """Return the chain's methods that were run by themselves."""
+    """Return the chain's methods that were run by themselves, as topics cannot be."""
     first, _, last = chain.removeprefix("chain_").partition("_")
     return [name for name in (PARTS.get(first, first), last) if figures(name) is not None]
 
@@ -31,7 +31,7 @@ def accuracy(method: str) -> float:
 
 
 def table() -> list[str]:
-    """The section of the page."""
+    """Return the section of the page."""
     chains = [name for name in METHODS if name.startswith("chain_") and figures(name)]
     single = [name for name in METHODS if name not in chains and figures(name)]
     best = max(single, key=accuracy)
@@ -40,11 +40,10 @@ def table() -> list[str]:
         "",
         "`python experiments/four_methods.py agnews`; the same runs as in the table of the four "
         f"methods, one of each. The best single method is {METHODS[best]}, with an accuracy of "
-        f"{accuracy(best):.3f}. More, less: the chain's accuracy less that of the better one of "
-        "its own methods at the whole epsilon, and of the best single method.",
+        f"{accuracy(best):.3f}. Gain: the chain's accuracy less that of the better one of its "
+        "own methods at the whole epsilon, and less that of the best single method.",
         "",
-        "| chain | accuracy | MAUVE | copies, public | its better method | more, less "
-        "| than the best |",
+        "| chain | accuracy | MAUVE | copies, public | its better method | gain | over the best |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in chains:

@@ -1,5 +1,5 @@
-"""How much noise DP-SGD learns through, on public records, for docs/results.md: that says from
-which signal on `dpray plan --compare` calls it enough.
+"""DP-SGD is rehearsed on public records with more and less noise, for docs/results.md: the scores
+say from which signal on `dpray plan --compare` calls it enough.
 
 `python experiments/dp_sgd_signal.py` makes the rehearsals that are not there yet, and keeps their
 scores in experiments/measured.
@@ -41,7 +41,7 @@ def measure(data: str) -> None:
 
 
 def table() -> list[str]:
-    """The section of the page; empty where nothing was measured."""
+    """Return the section of the page; empty where nothing was measured."""
     done = {data: json.loads(kept(data).read_text()) for data in DATA if kept(data).exists()}
     if not done:
         return []

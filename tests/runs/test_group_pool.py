@@ -29,7 +29,8 @@ GROUPS = 12
 
 
 def is_lost(block: Any) -> bool:
-    """Whether a process that does not own the block, as an actor of the pool, fails to read it."""
+    """Return whether a process that does not own the block, like an actor of the pool, fails to
+    read it."""
 
     def rows(blocks: list[Any]) -> int:
         return int(ray.get(blocks[0]).num_rows)
