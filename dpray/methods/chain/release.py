@@ -42,7 +42,7 @@ def merged(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
     caveats = dict.fromkeys(c for report in reports.values() for c in report.get("not_covered", ()))
     whole: dict[str, Any] = {}
     for report in reports.values():
-        whole |= report  # two methods count different things
+        whole |= report  # `noise_multiplier`, which several methods have, is the last one's
     whole |= named | {
         "llm_calls": sum(report["llm_calls"] for report in reports.values()),
         "noise_source": "; ".join(sources),

@@ -1,8 +1,7 @@
 """Topics are measured by one noisy histogram; the sequences that are handed on follow from it.
 
-The histogram is published once, together with the topics that it counts, which need not be the same
-to the last word where they are found on another machine. Until then, topics are public and may be
-found anew.
+The histogram is published once, together with the topics that it counts: found on another machine,
+these need not be the same to the last word. Before that they are found anew, as they are public.
 """
 
 from __future__ import annotations
