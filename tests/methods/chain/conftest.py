@@ -79,7 +79,7 @@ def watched(engine: Any, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> W
 
 
 def write_public(path: Path, topics: dict[str, str]) -> None:
-    """Write nine public texts of label a, three of a topic: its words, twice one of them."""
+    """Write nine public texts of label a, three of each topic: its words, one of them twice."""
     texts = [f"{words} {word}" for words in topics.values() for word in words.split()]
     path.write_text("".join(json.dumps({"text": text, "label": "a"}) + "\n" for text in texts))
 

@@ -114,7 +114,7 @@ def test_topics_that_were_cut_off_in_the_count_are_counted_once_more_at_no_charg
         patch.setattr(topics_run, "total_votes", cut_off)
         with pytest.raises(Resumable):
             watched.run(run)
-    # What is published, other public texts do not change.
+    # Other public texts do not change what is published.
     watched.stop_at = "2-aug_pe: private emb"
     with pytest.raises(Resumable):
         watched.run(run)
