@@ -121,7 +121,7 @@ def connected(interval: float, losses: Array, deltas: Array) -> PLDPmf:
 
 def hockey_stick(loss: Pld, epsilons: Array) -> Array:
     """Return delta at each of `epsilons`, the larger one of both directions. These are the
-    library's sums, in its order; its Python loop, `get_delta_for_epsilon`, takes fifty times as
+    library's sums, in its order; its Python loop, `get_delta_for_epsilon`, takes a hundred times as
     long."""
     pmfs = [loss._pmf_remove] if loss._symmetric else [loss._pmf_remove, loss._pmf_add]
     found: Array = np.max([_deltas(pmf.to_dense_pmf(), epsilons) for pmf in pmfs], axis=0)
