@@ -24,7 +24,7 @@ from dpray.types import InputError, OnProgress, Progress
 METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
 """The first of these whose signal is enough is recommended: on two data sets, with a small model,
 the texts of the first ones were nearest to real texts (docs/results.md). Chains come after them:
-none that was measured was better than the best method."""
+none that was measured was better than the best method by more than chance."""
 
 WITHOUT_TEXTS = ("topics",)
 """These methods write no texts: each is compared only as the first one of a chain."""
@@ -233,10 +233,9 @@ def wanted(config: Config) -> int:
     method = config.method
     if isinstance(method, AutoSettings):
         return method.records
-    last = method.methods[-1] if isinstance(method, ChainSettings) else method
-    key = _records_key(last.name)
-    is_set = key in last.model_fields_set
-    return (is_set and getattr(last, key)) or RECORDS
+    section = plain(config)["method"]
+    last = section["methods"][-1] if isinstance(method, ChainSettings) else section
+    return next((last[key] for key in _records_keys(last["name"]) if last.get(key)), RECORDS)
 
 
 def sections(config: Config) -> dict[str, dict[str, Any]]:
@@ -257,7 +256,8 @@ def sections(config: Config) -> dict[str, dict[str, Any]]:
         return {name: {"name": name} for name in METHODS} | {method.name: written}
     own = {each["name"]: dict(each) for each in written["methods"]}
     for name, keys in own.items():
-        keys.pop(_records_key(name), None)  # what it hands on, not what is wanted
+        for key in _records_keys(name):
+            keys.pop(key, None)  # what it hands on, not what is wanted
     singles = {name: own.get(name, {"name": name}) for name in METHODS}
     return singles | {"+".join(own): written}
 
@@ -267,7 +267,7 @@ def _of_size(section: Mapping[str, Any], records: int) -> dict[str, Any]:
     if section["name"] == "chain":
         methods = [_of_size(each, records) for each in section["methods"]]
         return {"name": "chain", "methods": methods}
-    return {_records_key(section["name"]): records, **section}
+    return {_records_keys(section["name"])[0]: records, **section}
 
 
 def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
@@ -312,5 +312,6 @@ def _check_keys(config: Config, section: Mapping[str, Any], said: str) -> None:
         raise InputError(f"method.{section['name']}.{rest}" if is_auto else said) from None
 
 
-def _records_key(name: str) -> str:
-    return "max_records" if name == "private_prediction" else "records"
+def _records_keys(name: str) -> tuple[str, ...]:
+    """Return the keys that say how many records a method makes, the one for a comparison first."""
+    return ("max_records", "texts") if name == "private_prediction" else ("records",)

@@ -28,7 +28,7 @@ def misplaced(names: Sequence[str]) -> str | None:
     if names and names[-1] == "topics":
         return "topics writes no texts; another method has to follow it"
     if len(names) < 2:
-        return "chains two methods or more; one alone is `method`"
+        return "a chain has two methods or more; one alone stands as `method`"
     for one, after in pairwise(names):
         if after not in FOLLOW.get(one, ()):
             pairs = [f"{a} -> {b}" for a, others in FOLLOW.items() for b in others]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dpray.accounting.accountant import cost
-from dpray.comparison import METHODS, Answer, Comparison, compare, sections
+from dpray.comparison import METHODS, Answer, Comparison, compare, sections, wanted
 from dpray.config.config import Config, parse_config
 from dpray.methods.chain.plan import ChainPlan
 from dpray.pace import bench
@@ -29,6 +29,12 @@ CHAINS = (
 )
 
 Tree = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def no_pace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the user has measured is not for the tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -120,7 +126,7 @@ def test_a_chain_that_is_configured_is_compared_with_its_methods(
 def test_wrong_chains_and_keys_are_named(tree: Tree) -> None:
     for chains, said in (
         ([["aug_pe", "dp_kps"]], r"^method\.chains: dp_kps cannot follow aug_pe"),
-        ([["aug_pe"]], r"^method\.chains: chains two methods or more"),
+        ([["aug_pe"]], r"^method\.chains: a chain has two methods or more"),
         ([["dp_kps", "who"]], r"^method\.chains: who cannot follow dp_kps"),
     ):
         made = tree()
@@ -172,3 +178,14 @@ def test_a_measured_pace_is_shown_with_its_own_chain(asked: Config, tmp_path: Pa
     pace = bench(chain, public, run=lambda _: (1.0, 0.5), cache=cache, records=100)
     after = compare(asked, methods=CHAINS[:2], cache=cache).answers
     assert [after[name].pace for name in CHAINS[:2]] == [pace, None]
+
+
+def test_the_number_of_texts_is_what_is_wanted_and_not_what_a_chain_hands_on(
+    config: Callable[..., Config],
+) -> None:
+    run = config("private_prediction", "aug_pe")
+    assert wanted(run) == 4
+    assert sections(run)["private_prediction"].keys().isdisjoint({"texts", "max_records"})
+    assert wanted(config("dp_kps", "private_prediction")) == 6
+    without = config("dp_kps", "private_prediction", private_prediction__texts=None)
+    assert wanted(without) == 1000

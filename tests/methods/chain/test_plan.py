@@ -169,7 +169,7 @@ def test_a_configuration_reads_as_it_was_written(config: Make) -> None:
     [
         (("aug_pe", "dp_kps"), {}, "methods: dp_kps cannot follow aug_pe; the pairs are "),
         (("private_prediction", "dp_kps"), {}, "methods: dp_kps cannot follow"),
-        (("dp_kps",), {}, "methods: chains two methods or more"),
+        (("dp_kps",), {}, "methods: a chain has two methods or more"),
         (("topics",), {}, "methods: topics writes no texts; another method has to follow it"),
         (("dp_kps", "topics"), {}, "methods: topics writes no texts; another method has to"),
         (TOPICS_AUG, {"privacy__epsilon": float("inf")}, "privacy.epsilon: infinity is for"),
