@@ -75,8 +75,8 @@ figures show what a rehearsal is good for, and do not measure how often it is ri
   missed. The mean is half of what always taking Aug-PE costs. The correlation of 0.8 is missed in
   eight cells, and in the mean. Where the scores of a rehearsal are within two deviations, more runs
   or more public records are needed to tell the methods apart.
-- Two rules were made after the figures at epsilons 1 and 4 were seen: that DP-SGD's signal is enough
-  from 60 on (the next section), where it had been 100, and that a method below its noise has to be
+- Two rules were made after the figures at epsilon 1 and 4 were seen: DP-SGD's signal is enough
+  from 60 on (the next section), where it had been 100, and a method below its noise has to be
   better by its deviation, where it had been left out. By the rules before them the regret on TREC
   at epsilon 1 is 0.072, as DP-SGD has a signal of 93 there, and all other cells of these two are
   the same.
