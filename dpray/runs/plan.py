@@ -274,13 +274,19 @@ def resolved_noise(
     before: Event | None = None,
 ) -> float | None:
     """Return the given noise multiplier, or the least one within `bracket` at which `event` and
-    what comes first cost `privacy.epsilon` at most; None in a run that is not private."""
+    what comes first cost `privacy.epsilon` at most; None in a run that is not private. Raises
+    InputError for one outside `bracket`, whose cost may be beyond floating point or memory."""
     privacy = config.privacy
     if math.isinf(privacy.epsilon):
         if given is not None:
             raise InputError("method.noise_multiplier: an infinite privacy.epsilon adds no noise")
         return None
     if given is not None:
+        least, most = bracket
+        if not least <= given <= most:
+            raise InputError(
+                f"method.noise_multiplier: {given:g} is not between {least:g} and {most:g}"
+            )
         return given
     try:
         return calibrate(

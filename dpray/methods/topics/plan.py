@@ -20,7 +20,7 @@ from dpray.runs.rows import read_records
 from dpray.types import InputError, Record
 
 NOISE = (1e-3, 1e7)
-"""A noise multiplier that follows from epsilon lies between these."""
+"""A noise multiplier lies between these."""
 
 
 @dataclass(frozen=True)
