@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csr_matrix
 from sklearn.cluster import KMeans
 from sklearn.feature_extraction.text import CountVectorizer
 
@@ -53,13 +54,16 @@ def class_terms(
     except ValueError:  # No word is left.
         return [[] for _ in range(topics)]
     names = counter.get_feature_names_out()
-    counts_TV = np.stack(
-        [np.asarray(counts_NV[topic_of == topic].sum(axis=0)).ravel() for topic in range(topics)]
-    )
-    weights_TV = counts_TV * np.log1p(counts_TV.sum() / topics / counts_TV.sum(axis=0))
+    # Sparse: a dense matrix of many topics and words would not fit into memory.
+    is_of_TN = csr_matrix((np.ones_like(topic_of), (topic_of, np.arange(len(topic_of)))))
+    is_of_TN.resize(topics, len(topic_of))
+    counts_TV = is_of_TN @ counts_NV
+    totals_V = np.asarray(counts_TV.sum(axis=0)).ravel()
+    factors_V = np.log1p(totals_V.sum() / topics / totals_V)
+    weights = (row.toarray().ravel() * factors_V for row in counts_TV)
     return [
         [str(names[word]) for word in np.argsort(-row, kind="stable")[:number] if row[word] > 0]
-        for row in weights_TV
+        for row in weights
     ]
 
 

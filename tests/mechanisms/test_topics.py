@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 
 from dpray.mechanisms.topics import class_terms, clusters_of, words_of
@@ -19,6 +21,16 @@ def test_a_topic_has_the_words_that_its_texts_have() -> None:
     texts = ["The Heart!", "of a b 39", "skin2 12th élan"]
     assert [words_of()(text) for text in texts] == [["heart"], [], ["skin2", "élan"]]
     assert class_terms(texts, np.array([0, 1, 0]), 2, 6, 1) == [["heart", "skin2", "élan"], []]
+
+
+def test_many_topics_of_many_words_take_little_memory() -> None:
+    """A dense matrix of their counts would have 32 MB."""
+    texts = [f"one{i} two{i}" for i in range(2000)]
+    tracemalloc.start()
+    terms = class_terms(texts, np.arange(2000) // 2, 1000, 6, 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert terms[999] == ["one1998", "one1999", "two1998", "two1999"] and peak < 16e6
 
 
 def test_clusters_are_the_same_every_time_and_no_more_than_there_are_different_vectors() -> None:
