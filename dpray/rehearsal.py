@@ -58,9 +58,8 @@ class Rehearsal:
         for name, one in self.found[epsilon].items():
             if one.scores is not None:
                 score = one.scores[self.score]
-                # Below its noise a method may owe its score to chance, which will not recur.
-                doubt = 0.0 if one.answer.is_enough else score["deviation"]
-                worth[name] = sign * score["mean"] - doubt
+                mean, deviation = sign * score["mean"], score["deviation"]
+                worth[name] = weighed(mean, deviation, one.answer.is_enough)
         return max(worth, key=worth.__getitem__, default=None)
 
     @property
@@ -92,6 +91,12 @@ class Rehearsal:
             raise InputError(f"privacy.epsilon: at {epsilon:g} no method was rehearsed")
         chosen = self.found[epsilon][best].answer.chosen_method()
         return with_method(with_epsilon(self.config, epsilon), chosen)
+
+
+def weighed(mean: float, deviation: float, is_enough: bool) -> float:
+    """Return what a mean score, the higher the better, is worth in the choice. Below its noise a
+    method may owe a deviation of it to chance, which will not recur."""
+    return mean if is_enough else mean - deviation
 
 
 def rehearse(

@@ -24,7 +24,7 @@ import dpray
 from dpray.comparison import METHODS
 from dpray.config.config import Config, load_config, parse_config
 from dpray.evaluation.judge import Judge
-from dpray.rehearsal import FEWEST, Rehearsal
+from dpray.rehearsal import FEWEST, Rehearsal, weighed
 from dpray.stage import staged
 from dpray.types import InputError
 
@@ -188,11 +188,11 @@ def accuracies(cell: Cell, when: str) -> dict[str, float]:
 
 def choice(cell: Cell) -> str | None:
     """Return the best method of the rehearsal, as `Rehearsal.best` does."""
-    found = accuracies(cell, "rehearsed")
-    for name in found:
-        if not cell[name]["is_enough"]:
-            found[name] -= cell[name]["rehearsed"]["deviation"]
-    return max(found, key=found.__getitem__, default=None)
+    worth = {
+        name: weighed(mean, cell[name]["rehearsed"]["deviation"], cell[name]["is_enough"])
+        for name, mean in accuracies(cell, "rehearsed").items()
+    }
+    return max(worth, key=worth.__getitem__, default=None)
 
 
 def regret(cell: Cell, name: str | None) -> float | None:

@@ -33,7 +33,7 @@ Tree = Callable[..., dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def no_pace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the user has measured is not for the tests."""
+    """Tests do not read what the user has measured."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -80,7 +80,7 @@ def test_chains_are_asked_after_the_methods_and_written_as_they_are_chosen(asked
 
 
 def test_the_methods_of_a_chain_have_the_epsilon_that_is_left(asked: Config) -> None:
-    """What an earlier method takes, a later one has less of; together they cost what there is."""
+    """A later method has less by what an earlier one takes; together they cost what there is."""
     alone = compare(asked, methods=["dp_kps", "aug_pe"]).answers
     _, plan = chosen(compare(asked, methods=CHAINS[:1]), CHAINS[0])
     assert 0.999 * 8.0 < plan.cost.epsilon <= 8.0
