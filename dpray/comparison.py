@@ -235,7 +235,7 @@ def wanted(config: Config) -> int:
         return method.records
     section = plain(config)["method"]
     last = section["methods"][-1] if isinstance(method, ChainSettings) else section
-    return next((last[key] for key in _records_keys(last["name"]) if last.get(key)), RECORDS)
+    return next((last[key] for key in records_keys(last["name"]) if last.get(key)), RECORDS)
 
 
 def sections(config: Config) -> dict[str, dict[str, Any]]:
@@ -256,7 +256,7 @@ def sections(config: Config) -> dict[str, dict[str, Any]]:
         return {name: {"name": name} for name in METHODS} | {method.name: written}
     own = {each["name"]: dict(each) for each in written["methods"]}
     for name, keys in own.items():
-        for key in _records_keys(name):
+        for key in records_keys(name):
             keys.pop(key, None)  # what it hands on, not what is wanted
     singles = {name: own.get(name, {"name": name}) for name in METHODS}
     return singles | {"+".join(own): written}
@@ -267,7 +267,7 @@ def _of_size(section: Mapping[str, Any], records: int) -> dict[str, Any]:
     if section["name"] == "chain":
         methods = [_of_size(each, records) for each in section["methods"]]
         return {"name": "chain", "methods": methods}
-    return {_records_keys(section["name"])[0]: records, **section}
+    return {records_keys(section["name"])[0]: records, **section}
 
 
 def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
@@ -275,15 +275,17 @@ def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
     try:
         parsed = parse_config(with_method(plain(config), _of_size(section, records)))
     except InputError as error:
-        _check_keys(config, section, str(error))
-        return Answer(None, str(error))
+        why_not, has_keys = _as_written(config, section, str(error))
+        if has_keys:
+            raise InputError(why_not) from None
+        return Answer(None, why_not)
 
     def at(size: int) -> Answer:
         data = parsed.data.model_copy(update={"public_size": size})
         try:
             return Answer(choose(parsed.model_copy(update={"data": data}), records))
         except InputError as error:
-            return Answer(None, str(error))
+            return Answer(None, _as_written(config, section, str(error))[0])
 
     size = parsed.data.public_size
     found = at(size)
@@ -298,20 +300,21 @@ def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
     return Answer(found.choice, found.why_not, many)
 
 
-def _check_keys(config: Config, section: Mapping[str, Any], said: str) -> None:
-    """Raise InputError where the error `said` concerns a method whose keys are set: the
-    configuration is wrong as written. Any other error says why the method has no plan."""
+def _as_written(config: Config, section: Mapping[str, Any], said: str) -> tuple[str, bool]:
+    """Return what an error says, with a method's key named as it stands in the configuration, and
+    whether the configuration sets keys of that method: then it may be wrong as written, where it
+    else only has no plan."""
     key, _, rest = said.partition(".")
     if key == "methods":
         place, _, rest = rest.partition(".")
         section = section["methods"][int(place)] if place.isdigit() else {}
     elif key != "method":
-        return
-    if len(section) > 1:
-        is_auto = isinstance(config.method, AutoSettings)
-        raise InputError(f"method.{section['name']}.{rest}" if is_auto else said) from None
+        return said, False
+    if section and isinstance(config.method, AutoSettings):
+        said = f"method.{section['name']}.{rest}"
+    return said, len(section) > 1
 
 
-def _records_keys(name: str) -> tuple[str, ...]:
+def records_keys(name: str) -> tuple[str, ...]:
     """Return the keys that say how many records a method makes, the one for a comparison first."""
     return ("max_records", "texts") if name == "private_prediction" else ("records",)

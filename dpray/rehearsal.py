@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpray.comparison import Answer, check_epsilons, compare, sections
+from dpray.comparison import Answer, check_epsilons, compare, records_keys, sections
 from dpray.config.config import Config, parse_config
 from dpray.io.records import read_rows
 from dpray.stage import draw, public_records, staged, with_epsilon, with_method, write_stage
@@ -200,7 +200,7 @@ def _staged(config: Config, answer: Answer, stage: Path, folder: Path, records: 
     last = method["methods"][-1] if "methods" in method else method
     # The votes of Aug-PE are shared out over its records: fewer records would have less noise.
     if last["name"] != "aug_pe":
-        for key in ("records", "max_records", "texts"):
+        for key in records_keys(last["name"]):
             if last.get(key) is not None:
                 last[key] = min(last[key], records)
     return parse_config(staged(config, method, stage, folder))

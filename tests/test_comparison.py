@@ -133,7 +133,7 @@ def test_a_method_that_the_engine_does_not_fit_says_why(
         assert refused.choice is None and refused.needs is None
         assert "engine.kind" in str(refused.why_not)
     lost = answer(config, {"name": "dp_kps"}, 40)
-    assert lost.choice is None and "method.vocabulary" in str(lost.why_not)
+    assert lost.choice is None and "method.dp_kps.vocabulary" in str(lost.why_not)
 
 
 def test_a_vocabulary_without_counts_has_no_signal(

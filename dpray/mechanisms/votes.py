@@ -35,6 +35,9 @@ MAX_NORM = 2.0
 CELLS, EXACT_CELLS = 2**24, 2**22
 FLOAT32_UNIT = 2.0**-24
 
+NOISE_MULTIPLIERS = (1e-3, 1e7)
+"""A noise multiplier that epsilon is to determine lies within these."""
+
 Array = npt.NDArray[np.float64]
 
 

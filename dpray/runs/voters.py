@@ -53,6 +53,12 @@ class Voters:
         return counts
 
 
+def embedded(voters: Shards, texts: Sequence[str]) -> Embeddings:
+    """Embed public texts, shared out among all shards; shape (N, D) for N texts."""
+    vectors_ND: Embeddings = np.concatenate(voters.scatter("embed", texts))
+    return vectors_ND
+
+
 def total_votes(voters: Shards, candidates_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
     """Return the exact votes of all shards, added up; private."""
     shards: list[dict[str, Counts]] = voters.call("count", dict(candidates_ND))

@@ -12,7 +12,7 @@ from dpray.accounting.event import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.mechanisms.shares import largest_remainder
-from dpray.mechanisms.votes import VoteHistogram
+from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
@@ -111,7 +111,7 @@ def make_plan(config: Config, settings: AugPeSettings, before: Before | None = N
     def event(z: float) -> Event:
         return SelfComposed(votes(z).dp_event, settings.iterations)
 
-    noise = resolved_noise(config, settings.noise_multiplier, event, (1e-3, 1e7), first)
+    noise = resolved_noise(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS, first)
     if noise is None:
         return AugPePlan(config, proportions, settings, None, prompts)
     histogram = votes(noise)

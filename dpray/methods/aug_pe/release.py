@@ -23,7 +23,7 @@ from dpray.methods.aug_pe.plan import AugPePlan
 from dpray.runs.engine_pool import on_pool
 from dpray.runs.session import Release, Session
 from dpray.runs.shards import Shards
-from dpray.runs.voters import Embeddings, Voters, total_votes
+from dpray.runs.voters import Embeddings, Voters, embedded, total_votes
 from dpray.types import Progress
 
 AugPeSession = Session[AugPePlan]
@@ -38,9 +38,6 @@ def release(session: AugPeSession) -> Release:
     done = checkpoints(session)
     if len(done) < T:
         with voters_and_model(session) as (voters, ask):
-
-            def embed(texts: Sequence[str]) -> Embeddings:
-                return np.concatenate(voters.scatter("embed", texts))
 
             def vote(
                 t: int, S: Population, phi_ND: Mapping[str, Embeddings]
@@ -57,6 +54,7 @@ def release(session: AugPeSession) -> Release:
             def show(progress: Progress) -> None:
                 session.show(progress.stage, progress.completed, T, progress.detail)
 
+            embed = partial(embedded, voters)
             run = AugPeRun(plan.method, plan.prompts, ask, embed, vote, session.salt, show)
             run.algorithm_1(done[-1] if done else None)
         done = checkpoints(session)

@@ -23,6 +23,7 @@ def choose(config: Config, settings: ChainSettings, records: int) -> Choice:
     planned(config, settings, choose_one)
     methods = [choice.plan.settings.model_dump(exclude_unset=True) for choice in choices.values()]
     chosen = ChainSettings.model_validate({"name": "chain", "methods": methods})
+    # Planned once more: this is the plan of the configuration that is written, to the last number.
     plan = make_plan(config.model_copy(update={"method": chosen}), chosen)
     signals = [
         Signal(each.value, each.enough, f"{name}: {each.meaning}")

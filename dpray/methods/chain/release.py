@@ -33,16 +33,17 @@ def release(session: Session[ChainPlan]) -> Release:
 
 
 def merged(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the methods' parts of the privacy report as one."""
+    """Return the methods' parts of the privacy report as one. What each method has of its own
+    stands under the method's name."""
     named = {
         key: {name: report[key] for name, report in reports.items() if key in report}
-        for key in ("sampling", "public_inputs")
+        for key in ("noise_multiplier", "sampling", "public_inputs")
     }
     sources = dict.fromkeys(report["noise_source"] for report in reports.values())
     caveats = dict.fromkeys(c for report in reports.values() for c in report.get("not_covered", ()))
     whole: dict[str, Any] = {}
     for report in reports.values():
-        whole |= report  # `noise_multiplier`, which several methods have, is the last one's
+        whole |= report
     whole |= named | {
         "llm_calls": sum(report["llm_calls"] for report in reports.values()),
         "noise_source": "; ".join(sources),

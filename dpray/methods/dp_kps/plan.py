@@ -20,7 +20,7 @@ from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompt
 from dpray.methods.dp_kps.public_terms import read_vocabulary
 from dpray.methods.dp_kps.settings import DpKpsSettings, TuningSettings
 from dpray.methods.dp_kps.tuning import Tuning
-from dpray.runs.plan import Plan, with_labels
+from dpray.runs.plan import Plan, longest_terms, with_labels
 from dpray.types import InputError
 
 NOISE_FACTORS = (2.0**-20, 4.0)
@@ -57,8 +57,7 @@ class DpKpsPlan(Plan):
 
     def stand_in(self) -> list[dict[str, Any]]:
         terms = read_vocabulary(self.settings.vocabulary, self.settings.stop_words)
-        longest = sorted(terms, key=len, reverse=True)[: self.settings.sequence_length]
-        return [{"label": label, "terms": longest} for label in self.proportions]
+        return longest_terms(terms, self.settings.sequence_length, self.proportions)
 
     def method_summary(self) -> dict[str, Any]:
         settings = self.settings

@@ -12,15 +12,12 @@ from dpray.config.config import Config
 from dpray.io.public_files import public_files
 from dpray.io.records import Piece
 from dpray.mechanisms.topics import words_of
-from dpray.mechanisms.votes import VoteHistogram
+from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.topics.algorithm import TopicHistogram
 from dpray.methods.topics.settings import TopicsSettings
-from dpray.runs.plan import Plan, resolved_noise
+from dpray.runs.plan import Plan, longest_terms, resolved_noise
 from dpray.runs.rows import read_records
 from dpray.types import InputError, Record
-
-NOISE = (1e-3, 1e7)
-"""A noise multiplier lies between these."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,7 @@ class TopicsPlan(Plan):
     def stand_in(self) -> list[dict[str, Any]]:
         words_in = words_of()
         words = {word for record in self.public for word in words_in(record.text)}
-        longest = sorted(words, key=lambda word: (-len(word), word))[: self.settings.words]
-        return [{"label": label, "terms": longest} for label in self.proportions]
+        return longest_terms(words, self.settings.words, self.proportions)
 
     def method_summary(self) -> dict[str, Any]:
         return {
@@ -85,7 +81,10 @@ def make_plan(config: Config, settings: TopicsSettings) -> TopicsPlan:
     def votes(z: float) -> VoteHistogram:
         return VoteHistogram(z * k, k)
 
-    noise = resolved_noise(config, settings.noise_multiplier, lambda z: votes(z).dp_event, NOISE)
+    def event(z: float) -> Event:
+        return votes(z).dp_event
+
+    noise = resolved_noise(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS)
     assert noise is not None  # a chain with topics has a finite epsilon
     method = TopicHistogram(settings, votes(noise))
     return TopicsPlan(config, config.data.proportions, settings, method, public).affordable(noise)

@@ -16,7 +16,7 @@ from dpray.mechanisms.shares import largest_remainder
 from dpray.methods.topics.algorithm import PublicTopics
 from dpray.methods.topics.plan import TopicsPlan
 from dpray.runs.session import Release, Session
-from dpray.runs.voters import Voters, total_votes
+from dpray.runs.voters import Voters, embedded, total_votes
 
 TopicsSession = Session[TopicsPlan]
 
@@ -54,8 +54,7 @@ def measured(session: TopicsSession) -> Measured:
     with session.shards(Voters) as voters:
         session.show("topics")
         texts, labels = zip(*((r.text, r.label or "") for r in plan.public), strict=True)
-        vectors_ND = np.concatenate(voters.scatter("embed", texts))
-        topics = PublicTopics.of(texts, labels, vectors_ND, plan.settings)
+        topics = PublicTopics.of(texts, labels, embedded(voters, texts), plan.settings)
 
         def mechanism() -> dict[str, Any]:
             exact = total_votes(voters, dict.fromkeys(plan.proportions, topics.means))

@@ -67,6 +67,8 @@ def test_private_terms_are_in_the_prompts_of_random_texts(
     assert Counter(record["label"] for record in lines(run)) == {"a": 2, "b": 2}
     assert report["records"] == 4 and report["calls"]["calls"] == len(watched.generated)
     assert set(report["sampling"]) >= {f"1-{first}", "2-aug_pe", "label_mix"}
+    have_one = {"2-aug_pe"} if first == "dp_kps" else {"1-topics", "2-aug_pe"}
+    assert set(report["noise_multiplier"]) == have_one
     assert len(report["iterations"]) == 2
     assert {progress.stage.split(":")[0] for progress in watched.said} >= {f"1-{first}", "2-aug_pe"}
     assert all("30.000 (charged)" in p.detail for p in watched.said if "eps" in p.detail)
