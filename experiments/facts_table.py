@@ -1,8 +1,9 @@
 """New facts for docs/results.md: how many a release states, and how many a reader of it knows.
 
 `python experiments/facts_table.py METHOD...` makes the runs that are not there yet, METHOD a key of
-METHODS, or with one epsilon, as in `kps@4`; `python experiments/facts.py` makes the data before.
-Aug-PE wants the endpoint of `dpray serve experiments/serve.yaml`.
+METHODS, or with one epsilon, as in `kps@4`, and keeps their figures in experiments/measured.
+`python experiments/facts.py` makes the data before. Aug-PE wants the endpoint of
+`dpray serve experiments/serve.yaml`.
 
 A chained method spends half of epsilon on DP-KPS, whose sequences hold the names of the companies.
 With these, every record is labelled by the fact that it is about; the other half of epsilon goes to
@@ -11,6 +12,7 @@ a method with these labels.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from math import inf
@@ -33,7 +35,7 @@ from facts import (
     write,
 )
 from facts_reader import SHOWN, answered
-from runs import RUNS, finished, make, released
+from runs import HERE, RUNS, finished, make, released
 
 EPSILONS = (1.0, 4.0, 8.0, inf)
 
@@ -67,6 +69,13 @@ ALMOST_NONE = 100.0
 CLIPS = {1.0: 1.0, 4.0: 2.0, 8.0: 3.0}
 """c: half of epsilon pays for a text of each fact."""
 
+KEPT = HERE / "measured" / "facts"
+RECORDS = {
+    "the real private records (ceiling)": "real",
+    "no record (floor)": "none",
+}
+"""Rows that need no run, and the files of their figures."""
+
 RARE_WORDS = [f"method.vocabulary={FOLDER}/rare.txt", "method.phrases_per_record=2"]
 
 
@@ -74,10 +83,31 @@ def folder(method: str, epsilon: float) -> Path:
     return RUNS / "facts" / f"{method}-{epsilon:g}"
 
 
+def kept(name: str) -> Path:
+    """The file of figures that are committed: a run folder's, or one of RECORDS."""
+    return KEPT / f"{name}.json"
+
+
+def keep(name: str, figures: dict[str, float]) -> None:
+    KEPT.mkdir(parents=True, exist_ok=True)
+    kept(name).write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def figures(name: str) -> dict[str, float] | None:
+    return json.loads(kept(name).read_text()) if kept(name).exists() else None
+
+
 def run(method: str, epsilon: float) -> None:
-    about = METHODS[method]
-    if finished(out := folder(method, epsilon)) or (epsilon == inf and not about.without_noise):
+    """Make a run and keep its figures; the names of the first run of a chain are kept with it."""
+    about, out = METHODS[method], folder(method, epsilon)
+    if kept(out.name).exists() or (epsilon == inf and not about.without_noise):
         return
+    if not finished(out):
+        make_run(about, out, epsilon)
+    keep(out.name, shares(released(out)))
+
+
+def make_run(about: Method, out: Path, epsilon: float) -> None:
     changes = list(RARE_WORDS) if about.rare else []
     if about.file == "facts_secret":
         changes.append(f"method.clip_bound={CLIPS[epsilon]}")
@@ -97,6 +127,8 @@ def by_fact_changes(about: Method, epsilon: float) -> list[str]:
     if not finished(first := first_run(epsilon, about.rare)):
         make("facts_kps", first, epsilon / 2, RARE_WORDS if about.rare else [])
     entities = names_of(first)
+    known = {question.entity for question in read_questions()}
+    keep(first.name, {"names": len(known & set(entities))})
     path = FOLDER / f"by_fact-{first.name}.jsonl"
     write(path, by_fact(read("private.jsonl"), entities))
     labels = [fact_label(entity, attribute) for entity in entities for attribute in SCHEMA]
@@ -110,22 +142,19 @@ def names_of(first: Path) -> list[str]:
 
 
 def table() -> list[str]:
-    """The section of the page; empty where no run is at hand."""
-    if not any(finished(folder(method, eps)) for method in METHODS for eps in EPSILONS):
-        return []
-    questions, private = read_questions(), read("private.jsonl")
-    known = {question.entity for question in questions}
+    """The section of the page, of the figures that are kept."""
+    facts = ENTITIES * len(SCHEMA)
     found, found_rare = (
         {
-            f"{eps:g}": f"{len(known & set(names_of(first)))}"
+            f"{eps:g}": f"{names['names']}"
             for eps in EPSILONS
-            if finished(first := first_run(eps, rare))
+            if (names := figures(first_run(eps, rare).name))
         }
         for rare in (False, True)
     )
     lines = [
-        f"## New facts: {len(questions)} facts of {ENTITIES} companies that do not exist, "
-        f"{len(private):,} private records",
+        f"## New facts: {facts} facts of {ENTITIES} companies that do not exist, "
+        f"{facts * RECORDS_OF_A_FACT:,} private records",
         "",
         f"After ContinuousBench (arXiv 2606.01849): {RECORDS_OF_A_FACT} records a fact "
         "(`python experiments/facts.py`), runs by `python experiments/facts_table.py "
@@ -153,27 +182,31 @@ def table() -> list[str]:
     for method, about in METHODS.items():
         cells = []
         for epsilon in EPSILONS:
-            out = folder(method, epsilon)
             missing = "not run" if epsilon < inf or about.without_noise else ""
-            cells.append(shares(released(out), questions) if finished(out) else missing)
+            cells.append(in_words(figures(folder(method, epsilon).name)) or missing)
         lines.append(f"| {about.name} | " + " | ".join(cells) + " |")
     empty = " |" * (len(EPSILONS) - 1)
-    lines += [
-        f"| the real private records (ceiling) | {shares(private, questions)} |{empty}",
-        f"| no record (floor) | {shares([], questions)} |{empty}",
-        f"| chance | {1 / ENTITIES:.0%} / {1 / (1 + WRONG_ANSWERS):.0%} |{empty}",
-    ]
-    return lines
+    lines += [f"| {row} | {in_words(figures(name))} |{empty}" for row, name in RECORDS.items()]
+    chance = {"stated": 1 / ENTITIES, "answered": 1 / (1 + WRONG_ANSWERS)}
+    return [*lines, f"| chance | {in_words(chance)} |{empty}"]
 
 
-def shares(records: Sequence[dict[str, Any]], questions: Sequence[Any]) -> str:
+def shares(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return the shares of facts stated and of questions answered."""
-    states = stated(records, questions)
-    answers = answered(records, questions)
-    return f"{sum(states) / len(questions):.0%} / {sum(answers) / len(questions):.0%}"
+    questions = read_questions()
+    return {
+        "stated": sum(stated(records, questions)) / len(questions),
+        "answered": sum(answered(records, questions)) / len(questions),
+    }
+
+
+def in_words(found: dict[str, float] | None) -> str:
+    return f"{found['stated']:.0%} / {found['answered']:.0%}" if found else ""
 
 
 if __name__ == "__main__":
+    keep("real", shares(read("private.jsonl")))
+    keep("none", shares([]))
     for wanted in sys.argv[1:]:
         wanted_method, _, only = wanted.partition("@")
         for eps in [float(only)] if only else EPSILONS:
