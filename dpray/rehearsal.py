@@ -3,6 +3,7 @@ the private ones would get. It opens no private data and charges no budget."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,23 @@ class Rehearsal:
                 worth[name] = weighed(mean, deviation, one.answer.is_enough)
         return max(worth, key=worth.__getitem__, default=None)
 
+    def as_good(self, epsilon: float) -> list[str]:
+        """Return the other methods whose mean score differs from the best one's by no more than the
+        deviation of that difference, for the worse or, below their noise, for the better: chance
+        may have decided between them."""
+        if (best := self.best(epsilon)) is None:
+            return []
+        scores = {
+            name: one.scores[self.score]
+            for name, one in self.found[epsilon].items()
+            if one.scores is not None
+        }
+        return [
+            name
+            for name, score in scores.items()
+            if name != best and within_chance(scores[best], score)
+        ]
+
     @property
     def measures(self) -> list[str]:
         """Return the names of the scores, the one that decides first."""
@@ -78,6 +96,7 @@ class Rehearsal:
                 {
                     "epsilon": epsilon,
                     "best": self.best(epsilon),
+                    "as_good": self.as_good(epsilon),
                     "methods": {name: one.summary() for name, one in methods.items()},
                 }
                 for epsilon, methods in self.found.items()
@@ -97,6 +116,13 @@ def weighed(mean: float, deviation: float, is_enough: bool) -> float:
     """Return what a mean score, the higher the better, is worth in the choice. Below its noise a
     method may owe a deviation of it to chance, which will not recur."""
     return mean if is_enough else mean - deviation
+
+
+def within_chance(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Return whether two scores, each a mean and its deviation, differ by no more than the
+    deviation of their difference."""
+    apart = abs(one["mean"] - other["mean"])
+    return apart <= math.hypot(one["deviation"], other["deviation"])
 
 
 def rehearse(

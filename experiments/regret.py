@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import log
 from pathlib import Path
@@ -24,7 +24,7 @@ import dpray
 from dpray.comparison import METHODS
 from dpray.config.config import Config, load_config, parse_config
 from dpray.evaluation.judge import Judge
-from dpray.rehearsal import FEWEST, Rehearsal, weighed
+from dpray.rehearsal import FEWEST, Rehearsal, weighed, within_chance
 from dpray.stage import staged
 from dpray.types import InputError
 
@@ -195,11 +195,28 @@ def choice(cell: Cell) -> str | None:
     return max(worth, key=worth.__getitem__, default=None)
 
 
+def as_good(cell: Cell) -> list[str]:
+    """Return the methods within chance of the choice, as `Rehearsal.as_good` does."""
+    if (best := choice(cell)) is None:
+        return []
+    scores = {name: cell[name]["rehearsed"] for name in accuracies(cell, "rehearsed")}
+    return [
+        name
+        for name, score in scores.items()
+        if name != best and within_chance(scores[best], score)
+    ]
+
+
 def regret(cell: Cell, name: str | None) -> float | None:
     """Return how far the method's accuracy on the private records is below that of the best one;
     None where it was not run."""
     found = accuracies(cell, "private")
     return max(found.values()) - found[name] if name in found else None
+
+
+def least_regret(cell: Cell, names: Iterable[str | None]) -> float | None:
+    found = [value for name in names if (value := regret(cell, name)) is not None]
+    return min(found, default=None)
 
 
 def correlation(cell: Cell) -> float | None:
@@ -235,14 +252,21 @@ def table() -> list[str]:
         "",
         " ".join(LEGEND.split()),
         "",
-        f"| data | eps | {' | '.join(METHODS)} | real records | choice | regret | always Aug-PE "
-        "| always DP-SGD | rank correlation |",
-        "|" + "---|" * (len(METHODS) + 8),
+        f"| data | eps | {' | '.join(METHODS)} | real records | choice | within chance of it "
+        "| regret | always Aug-PE | always DP-SGD | rank correlation |",
+        "|" + "---|" * (len(METHODS) + 9),
     ]
     for (data, epsilon), cell in cells.items():
         figures = [*(both(cell, name) for name in METHODS), both(cell, "real")]
         regrets = [number(regret(cell, way(cell))) for way in WAYS.values()]
-        row = [data, f"{epsilon:g}", *figures, choice(cell) or "none", *regrets]
+        row = [
+            data,
+            f"{epsilon:g}",
+            *figures,
+            choice(cell) or "none",
+            ", ".join(as_good(cell)),
+            *regrets,
+        ]
         lines.append("| " + " | ".join([*row, number(correlation(cell))]) + " |")
     return [*lines, "", *summary(cells), "", *READING.splitlines()]
 
@@ -272,6 +296,12 @@ def summary(cells: Mapping[tuple[str, float], Cell]) -> list[str]:
 
     for name, way in WAYS.items():
         lines.append(row(name, [regret(cell, way(cell)) for cell in cells.values()]))
+    lines.append(
+        row(
+            "the best of the choice and those within chance of it",
+            [least_regret(cell, (choice(cell), *as_good(cell))) for cell in cells.values()],
+        )
+    )
     across = [
         regret(cells["agnews", epsilon], choice(cells["yelp", epsilon]))
         for epsilon in EPSILONS

@@ -17,11 +17,13 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 import dpray
 from dpray.cli import run_command
+from dpray.commands.rehearse import show_rehearsal
 from dpray.comparison import Answer
 from dpray.config.config import Config, parse_config
 from dpray.rehearsal import Rehearsal, Rehearsed, rehearse
 from dpray.report.rehearsal_page import render_rehearsal
 from dpray.runs.choice import Choice, Signal
+from dpray.terminal import Terminal
 from dpray.types import InputError, OnProgress
 from tests.report.browser import needs_browser, rendered_in_silence
 
@@ -184,6 +186,34 @@ def test_a_method_below_its_noise_has_to_be_better_by_a_deviation(measure: str, 
     assert [rehearsal.best(epsilon) for epsilon in found] == ["dp_kps", "dp_sgd", "dp_kps"]
 
 
+@pytest.mark.parametrize(("measure", "sign"), [("accuracy", 1), ("frechet_distance", -1)])
+def test_what_chance_may_have_put_behind_the_best_is_named(
+    measure: str, sign: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Deviations of 0.03 and 0.04 make one of 0.05 of the difference."""
+
+    def scored(mean: float, deviation: float, signal: float = 2.0) -> Rehearsed:
+        choice = Choice(cast("Any", None), Signal(signal, 1.0, "signal"), ())
+        score = {"mean": sign * mean, "deviation": deviation}
+        return Rehearsed(Answer(choice), {"records": 60, measure: score})
+
+    best, near, far = scored(0.5, 0.03), scored(0.451, 0.04), scored(0.449, 0.04)
+    above_by_chance = scored(0.53, 0.04, signal=0.5)
+    refused = Rehearsed(Answer(None), why_not="no model")
+    found = {
+        1.0: {"aug_pe": best, "dp_sgd": far, "dp_kps": refused},
+        2.0: {"aug_pe": near, "dp_sgd": best, "private_prediction": far},
+        4.0: {"aug_pe": best, "dp_kps": above_by_chance},
+        8.0: {"dp_kps": refused},
+    }
+    stage = {"records": 100, "drawn": 200, "test_records": 90}
+    rehearsal = Rehearsal(cast("Any", None), stage, measure, best.scores or {}, found)
+    chosen = [(rehearsal.best(epsilon), rehearsal.as_good(epsilon)) for epsilon in found]
+    assert chosen == [("aug_pe", []), ("dp_sgd", ["aug_pe"]), ("aug_pe", ["dp_kps"]), (None, [])]
+    show_rehearsal(rehearsal, Terminal())
+    assert "dp_sgd; within chance of it: aug_pe" in " ".join(capsys.readouterr().out.split())
+
+
 def test_units_are_drawn_whole_and_anew(
     tree: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -278,7 +308,10 @@ def test_the_page_needs_no_network_and_no_script(
     tried = {"epsilons": [2.0, 8.0], "methods": ["aug_pe", "dp_kps"]}
     found = rehearsed(tree(), public, tmp_path / "out", Runs(RIGHT), **tried)
     page = tmp_path / "rehearsal.html"
-    page.write_text(render_rehearsal(found.summary()))
+    summary = found.summary()
+    summary["epsilons"][0] |= {"best": "dp_kps", "as_good": ["aug_pe"]}
+    page.write_text(render_rehearsal(summary))
     dom = rendered_in_silence(page)
     assert "real records" in dom and dom.count("<figure") == 1
     assert "dp_kps at ε 8" in dom, "what a pointer shows"
+    assert dom.count("<td>best</td>") == 2 and "<td>within chance of the best</td>" in dom

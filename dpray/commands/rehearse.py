@@ -98,10 +98,10 @@ def show_rehearsal(rehearsed: Rehearsal, console: Terminal) -> None:
         for name, one in methods.items():
             if one.why_not is not None:
                 console.note(f"{name} at eps {epsilon:g}", "yellow", one.why_not)
-        best = rehearsed.best(epsilon)
-        console.note(
-            f"best at eps {epsilon:g}", "green" if best else "yellow", best or "no method was tried"
-        )
+        best, as_good = rehearsed.best(epsilon), rehearsed.as_good(epsilon)
+        colour = "green" if best and not as_good else "yellow"
+        more = f"; within chance of it: {', '.join(as_good)}" if as_good else ""
+        console.note(f"best at eps {epsilon:g}", colour, (best or "no method was tried") + more)
 
 
 def _row(name: str, scores: Mapping[str, Any], measures: list[str]) -> Iterator[str]:
