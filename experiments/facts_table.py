@@ -76,6 +76,16 @@ RECORDS = {
 }
 """Rows that need no run, and the files of their figures."""
 
+READING = """\
+- Facts come through where a method counts words: by DP-KPS, chained with itself so that the names
+  become labels, 98 to 100 % are stated from epsilon 4 on, and with rare words from epsilon 1 on. A
+  reader of those sequences answers as well as one of the real records, and without rare words
+  nearly as well.
+- By themselves DP-KPS, private prediction and DP-SGD state two of the 60 facts at most, and their
+  readers are near chance: which company has which answer is lost. With the names as labels, private
+  prediction states three at epsilon 8.
+"""
+
 RARE_WORDS = [f"method.vocabulary={FOLDER}/rare.txt", "method.phrases_per_record=2"]
 
 
@@ -188,7 +198,7 @@ def table() -> list[str]:
     empty = " |" * (len(EPSILONS) - 1)
     lines += [f"| {row} | {in_words(figures(name))} |{empty}" for row, name in RECORDS.items()]
     chance = {"stated": 1 / ENTITIES, "answered": 1 / (1 + WRONG_ANSWERS)}
-    return [*lines, f"| chance | {in_words(chance)} |{empty}"]
+    return [*lines, f"| chance | {in_words(chance)} |{empty}", "", *READING.splitlines()]
 
 
 def shares(records: Sequence[dict[str, Any]]) -> dict[str, float]:
