@@ -301,9 +301,9 @@ def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
 
 
 def _as_written(config: Config, section: Mapping[str, Any], said: str) -> tuple[str, bool]:
-    """Return what an error says, with a method's key named as it stands in the configuration, and
-    whether the configuration sets keys of that method: then it may be wrong as written, where it
-    else only has no plan."""
+    """Return what an error says, its key under `name: auto` named as it stands in the
+    configuration, and whether `section` sets keys of the method that it concerns: then the
+    configuration may be wrong as written; otherwise the method merely has no plan."""
     key, _, rest = said.partition(".")
     if key == "methods":
         place, _, rest = rest.partition(".")

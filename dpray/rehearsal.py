@@ -65,8 +65,9 @@ class Rehearsal:
 
     def as_good(self, epsilon: float) -> list[str]:
         """Return the other methods whose mean score differs from the best one's by no more than the
-        deviation of that difference, for the worse or, below their noise, for the better: chance
-        may have decided between them."""
+        deviation of that difference, whether worse or, where the signal is below its noise, better:
+        chance may have decided between them. The deviations are those of one run's scores; another
+        run may differ by more."""
         if (best := self.best(epsilon)) is None:
             return []
         scores = {

@@ -1,9 +1,9 @@
 """New facts for docs/results.md: how many a release states, and how many a reader of it knows.
 
 `python experiments/facts_table.py METHOD...` makes the runs that are not there yet, METHOD a key of
-METHODS, or with one epsilon, as in `kps@4`, and keeps their figures in experiments/measured.
-`python experiments/facts.py` makes the data before. Aug-PE wants the endpoint of
-`dpray serve experiments/serve.yaml`.
+METHODS, or with one epsilon, as in `kps@4`, and keeps their figures in experiments/measured: delete
+a file there to measure anew. `python experiments/facts.py` makes the data before. Aug-PE wants the
+endpoint of `dpray serve experiments/serve.yaml`.
 
 A chained method spends half of epsilon on DP-KPS, whose sequences hold the names of the companies.
 With these, every record is labelled by the fact that it is about; the other half of epsilon goes to
@@ -78,12 +78,11 @@ RECORDS = {
 
 READING = """\
 - Facts come through where a method counts words: by DP-KPS, chained with itself so that the names
-  become labels, 98 to 100 % are stated from epsilon 4 on, and with rare words from epsilon 1 on. A
-  reader of those sequences answers as well as one of the real records, and without rare words
-  nearly as well.
-- By themselves DP-KPS, private prediction and DP-SGD state two of the 60 facts at most, and their
-  readers are near chance: which company has which answer is lost. With the names as labels, private
-  prediction states three at epsilon 8.
+  become labels, 98 to 100 % are stated from epsilon 4 on, and 12 % at epsilon 1; with rare words
+  98 % at epsilon 1, too. A reader of the sequences with rare words answers as well as one of the
+  real records.
+- All other runs state three of the 60 facts at most, which is chance, and their readers are little
+  better than chance: which company has which answer is lost.
 """
 
 RARE_WORDS = [f"method.vocabulary={FOLDER}/rare.txt", "method.phrases_per_record=2"]
@@ -133,9 +132,8 @@ def first_run(epsilon: float, rare: bool = False) -> Path:
 def by_fact_changes(about: Method, epsilon: float) -> list[str]:
     """Have the records labelled by what a first run found. DP-KPS always has noise, but little
     before a run without."""
-    epsilon = min(epsilon, ALMOST_NONE)
     if not finished(first := first_run(epsilon, about.rare)):
-        make("facts_kps", first, epsilon / 2, RARE_WORDS if about.rare else [])
+        make("facts_kps", first, min(epsilon, ALMOST_NONE) / 2, RARE_WORDS if about.rare else [])
     entities = names_of(first)
     known = {question.entity for question in read_questions()}
     keep(first.name, {"names": len(known & set(entities))})
@@ -215,8 +213,9 @@ def in_words(found: dict[str, float] | None) -> str:
 
 
 if __name__ == "__main__":
-    keep("real", shares(read("private.jsonl")))
-    keep("none", shares([]))
+    for name, records in (("real", read("private.jsonl")), ("none", [])):
+        if not kept(name).exists():
+            keep(name, shares(records))
     for wanted in sys.argv[1:]:
         wanted_method, _, only = wanted.partition("@")
         for eps in [float(only)] if only else EPSILONS:

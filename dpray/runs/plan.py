@@ -62,7 +62,7 @@ class Before:
 
 
 def longest_terms(terms: Iterable[str], number: int, labels: Iterable[str]) -> list[dict[str, Any]]:
-    """Return a stand-in for each label's records: so many of the longest of the terms that a method
+    """Return a stand-in for each label's records: the `number` longest of the terms that a method
     may hand on, as long terms take most room in a prompt."""
     longest = sorted(terms, key=lambda term: (-len(term), term))[:number]
     return [{"label": label, "terms": longest} for label in labels]

@@ -33,11 +33,13 @@ def release(session: Session[ChainPlan]) -> Release:
 
 
 def merged(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the methods' parts of the privacy report as one. What each method has of its own
-    stands under the method's name."""
+    """Return the methods' parts of the privacy report as one. Noise multipliers, sampling and
+    public inputs stand under the methods' names; of other keys that several have, the last one's
+    counts."""
     named = {
         key: {name: report[key] for name, report in reports.items() if key in report}
         for key in ("noise_multiplier", "sampling", "public_inputs")
+        if any(key in report for report in reports.values())
     }
     sources = dict.fromkeys(report["noise_source"] for report in reports.values())
     caveats = dict.fromkeys(c for report in reports.values() for c in report.get("not_covered", ()))

@@ -91,6 +91,20 @@ def test_the_methods_of_a_chain_have_the_epsilon_that_is_left(asked: Config) -> 
         assert 0 < spent < 0.95 * single.plan.cost.epsilon
 
 
+def test_errors_name_keys_as_they_are_written(tree: Tree, tmp_path: Path) -> None:
+    """What a chain lacks stands under its method's name, as its keys do."""
+    made = tree(privacy__epsilon=8.0)
+    made["method"] |= {
+        "chains": [["topics", "aug_pe"]],
+        "topics": {"public": str(tmp_path / "nowhere.jsonl")},
+    }
+    refused = compare(parse_config(made), methods=["topics+aug_pe"]).answers["topics+aug_pe"]
+    assert refused.choice is None and str(refused.why_not).startswith("method.topics.public: ")
+    made["method"]["topics"]["words"] = 0
+    with pytest.raises(InputError, match=r"^method\.topics\.words: "):
+        compare(parse_config(made), methods=["topics+aug_pe"])
+
+
 def test_the_signal_is_the_strongest_one_and_weak_ones_are_named(asked: Config) -> None:
     def at(size: int) -> Answer:
         data = asked.data.model_copy(update={"public_size": size})
