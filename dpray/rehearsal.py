@@ -75,11 +75,7 @@ class Rehearsal:
             for name, one in self.found[epsilon].items()
             if one.scores is not None
         }
-        return [
-            name
-            for name, score in scores.items()
-            if name != best and within_chance(scores[best], score)
-        ]
+        return within_chance(scores, best)
 
     @property
     def measures(self) -> list[str]:
@@ -119,11 +115,15 @@ def weighed(mean: float, deviation: float, is_enough: bool) -> float:
     return mean if is_enough else mean - deviation
 
 
-def within_chance(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Return whether two scores, each a mean and its deviation, differ by no more than the
-    deviation of their difference."""
-    apart = abs(one["mean"] - other["mean"])
-    return apart <= math.hypot(one["deviation"], other["deviation"])
+def within_chance(scores: Mapping[str, Mapping[str, float]], best: str) -> list[str]:
+    """Return the names of the other scores, each a mean and its deviation, that differ from the
+    best one by no more than the deviation of that difference."""
+    mean, deviation = scores[best]["mean"], scores[best]["deviation"]
+    return [
+        name
+        for name, score in scores.items()
+        if name != best and abs(score["mean"] - mean) <= math.hypot(score["deviation"], deviation)
+    ]
 
 
 def rehearse(

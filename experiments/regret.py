@@ -207,11 +207,7 @@ def as_good(cell: Cell) -> list[str]:
     if (best := choice(cell)) is None:
         return []
     scores = {name: cell[name]["rehearsed"] for name in accuracies(cell, "rehearsed")}
-    return [
-        name
-        for name, score in scores.items()
-        if name != best and within_chance(scores[best], score)
-    ]
+    return within_chance(scores, best)
 
 
 def regret(cell: Cell, name: str | None) -> float | None:

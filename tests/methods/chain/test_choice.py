@@ -92,7 +92,7 @@ def test_the_methods_of_a_chain_have_the_epsilon_that_is_left(asked: Config) -> 
 
 
 def test_errors_name_keys_as_they_are_written(tree: Tree, tmp_path: Path) -> None:
-    """What a chain lacks stands under its method's name, as its keys do."""
+    """Under `name: auto` the keys of a chain's method are those under the method's name."""
     made = tree(privacy__epsilon=8.0)
     made["method"] |= {
         "chains": [["topics", "aug_pe"]],
