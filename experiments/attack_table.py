@@ -1,4 +1,5 @@
-"""Attacks on releases for docs/results.md: membership by the four methods' runs, and canaries.
+"""Attacks on releases for docs/results_small_model.md: membership by the four methods' runs, and
+canaries.
 
 `python experiments/attack_table.py DATA METHOD...` makes the runs with canaries that are not there
 yet, at eps 8 and with reproduction.py's settings. Membership is computed from reproduction.py's

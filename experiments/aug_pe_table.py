@@ -1,4 +1,4 @@
-"""The rows of docs/results.md for Aug-PE: does the selection move towards the private data?"""
+"""Aug-PE for docs/results_small_model.md: does the selection move towards the private data?"""
 
 from __future__ import annotations
 

@@ -103,6 +103,11 @@ class Yardstick:
         return found
 
 
+def rounded(figures: Figures) -> Figures:
+    """Return the figures with the digits that are kept."""
+    return {name: value and round(value, 4) for name, value in figures.items()}
+
+
 def mean_recall(train: Embedded, test: Embedded) -> float:
     """The mean of the labels' accuracies, by a logistic regression to which all labels matter
     equally: where one label has most records, few texts teach the usual one that label alone."""

@@ -1,4 +1,5 @@
-"""The four methods beside each other with SmolLM2-135M, for docs/results.md.
+"""The four methods beside each other with SmolLM2-135M; four_methods_table.py puts
+their figures into docs/results.md.
 
 `python experiments/four_methods.py DATA[/METHOD[@EPSILON[#RUN]]]...` makes the runs that are not
 there yet, the first run of every cell before the second of any, with the endpoint of Aug-PE where
@@ -21,12 +22,9 @@ from typing import NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
-import numpy as np
 import psutil
 import yaml
-from embedding import embedded
-from figures import A_SIDE, COPIED, SAMPLES, Figures, Yardstick
-from reproduction import RUNS_OF_EACH, draw, spread
+from figures import Yardstick, rounded
 from runs import HERE, RUNS, finished, make, released, rows
 from sets import SETS, VARIANTS, is_short, labels, part, short_public_texts, size
 
@@ -64,64 +62,6 @@ EXAMPLES = 40
 
 ENDPOINT = "http://127.0.0.1:8000"
 COST = "cost.json"
-
-
-LEGEND = f"""\
-Mean and deviation over runs that owe each other nothing (their number in brackets). Accuracy: a
-logistic regression on MiniLM embeddings, trained on what the run released, tested on {{tests:,}}
-real test texts; by label, the mean of the labels' accuracies, by a regression to which all labels
-matter equally. Distance: Fréchet distance of the embeddings of {A_SIDE} released texts to those of
-{A_SIDE} test texts, and MAUVE of the same. Eps {FLOOR:g}: the floor, as next to nothing of the
-private texts comes through. Copies: released texts that share {COPIED} words in a row with a public
-text, which prompts may show, and with a private one. Membership: AUC of telling private records
-from test texts by the nearest released text (0.5 is chance). Parses: texts that are one JSON
-record, where the data is. CPU: minutes of one core for a run.
-"""
-
-READING = """\
-One run a row: differences of a few hundredths may be chance.
-
-- With public texts in the prompts the floor is high, and on AG News nothing is above it by a tenth.
-  SmolLM2 writes little of use without examples, so the prompts show public texts of the label,
-  which are free, and these carry what the texts teach a classifier. At its floor private prediction
-  is as accurate as at epsilon 1. Aug-PE and DP-KPS gain some hundredths over theirs, and more
-  epsilon than 1 adds nothing.
-- Without public texts in its prompts private prediction teaches 0.55 at the floor and 0.75 at
-  epsilon 1 (AG News): the difference comes from the private records. On Yelp it is 0.29 and 0.32 by
-  label, which may be chance. Its texts stay on the topic
-  and far from the real texts' style (distance, MAUVE). Batches are of 16; larger ones were not
-  tried.
-- One epoch of DP-SGD, 20 steps of 200 records, teaches adapters on all layers a part of the topics
-  (0.61, where a guess is 0.25), and on Yelp none of the categories (0.17 by label, where a guess is
-  0.10 and floors are 0.24 to 0.29), but the look of reviews (MAUVE). Four epochs teach the look of
-  the news (MAUVE 0.99 instead of 0.63) and hardly more of the topics (0.64), for three times the
-  CPU. Terms of DP-KPS as control codes teach the topics in one epoch (0.78), and the look, too
-  (0.95).
-- A chain is no better than the best single method by more than chance. With terms of DP-KPS or of
-  topics in its prompts Aug-PE is at 0.84 and 0.83, as it is by itself, and private prediction stays
-  at its floor (0.82). What gains is DP-SGD (above), which by itself is the weakest here.
-- On Yelp, 100 texts teach the usual regression the most frequent label alone, and so do 80 real
-  records: the accuracy is that label's share. Where all labels matter equally (by label), DP-KPS is
-  above its floor from epsilon 4 on. Aug-PE is at 0.34 and 0.33 at epsilons 1 and 4, and its floor
-  at 0.24; private prediction at 0.34 and 0.33, and its floor at 0.29. 80 real records have 0.35.
-- Of 77 intents, 100 texts hold one or two examples each: on BANKING77 accuracies are low for
-  everybody. Aug-PE has 0.22 there, and 0.57 by label, more than 80 real records (0.13 and 0.40);
-  how much of it comes from the public texts in its prompts is not known: its floor was not run.
-  DP-KPS is above its floor by 0.02, which may be chance.
-- On the abstracts (pubmed), which have no labels, Aug-PE's MAUVE is that of real texts (0.99), and
-  its distance is not (0.83 instead of 0.77); its floor was not run. DP-KPS is not above its floor
-  there, and 6 % of its texts share eight words in a row with a private one, the most in these
-  tables.
-- Of SmolLM2's JSON records (wikimovies) 47 to 58 % parse at epsilon 4: most of the others stop
-  inside a list that never closes.
-- Many texts of Aug-PE and DP-KPS on AG News repeat a public one for eight words or more, and few of
-  private prediction, where `longest_copy` bars a seventh token in a row. Whoever may not pass the
-  public texts on should not show them to the model, or bar copies.
-- Where membership was measured, a release tells members from others no better than chance.
-- Not run with this model: Aug-PE and DP-SGD without noise, a second run of a row, and every set and
-  row that is not in the tables. CPU minutes are of machines with other work beside it, and those of
-  later rows (DP-SGD, chains, Yelp) of one thread, which wastes less of it than two.
-"""
 
 
 class Cell(NamedTuple):
@@ -269,89 +209,12 @@ def answers() -> bool:
         return False
 
 
-def table(data: str) -> list[str]:
-    """The section of the page; empty where no run was measured."""
-    found: dict[tuple[str, float], list[Figures]] = {}
-    for method in METHODS:
-        for cell in cells(data, method):
-            if cell.kept.exists():
-                kept = json.loads(cell.kept.read_text())
-                found.setdefault((method, cell.epsilon), []).append(kept["figures"])
-    if not found:
-        return []
-    real = Yardstick(data)
-    lines = [
-        f"## SmolLM2-135M, four methods: {data}, {size(data):,} private records",
-        "",
-        f"`python experiments/four_methods.py {data}`; settings in experiments/smollm2. "
-        + " ".join(LEGEND.format(tests=len(real.test.labels)).split()),
-        "",
-        "| method | eps | texts | accuracy | by label | distance | MAUVE | copies, public "
-        "| private | membership | parses | CPU |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (method, epsilon), runs in found.items():
-        texts = sorted({f"{figures['texts']}" for figures in runs}, key=int)
-        line = [METHODS[method], f"{epsilon:g}", " to ".join(texts)]
-        lines.append("| " + " | ".join([*line, *in_words(runs)]) + " |")
-    for name in ("public", "private"):
-        records = embedded(part(data, name))
-        few = [real.of_vectors(draw(records, A_SIDE, seed)) for seed in range(RUNS_OF_EACH)]
-        lines.append("| " + " | ".join([f"{name} records", "", f"{A_SIDE}", *in_words(few)]) + " |")
-    return lines
-
-
-def in_words(runs: Sequence[Figures]) -> list[str]:
-    """The columns from accuracy on; empty where there is no figure."""
-
-    def values(name: str) -> list[float]:
-        return [value for figures in runs if (value := figures.get(name)) is not None]
-
-    def mean(name: str, form: str) -> str:
-        return f"{np.mean(found):{form}}" if (found := values(name)) else ""
-
-    return [
-        *(
-            spread(values(name)) if values(name) else ""
-            for name in ("accuracy", "by_label", "distance", "mauve")
-        ),
-        mean("copies_public", ".0%"),
-        mean("copies_private", ".0%"),
-        mean("membership", ".3f"),
-        mean("parses", ".0%"),
-        mean("cpu_minutes", ".0f"),
-    ]
-
-
-def samples(data: str) -> list[str]:
-    """The section with texts that each method released, at epsilon 4 if there is such a run."""
-    lines: list[str] = []
-    for method, name in METHODS.items():
-        for epsilon in (4.0, 1.0):
-            if (kept := Cell(data, method, epsilon, 0).kept).exists():
-                texts = json.loads(kept.read_text())["samples"]
-                if texts:
-                    lines += ["", f"{name}, eps {epsilon:g}:", "", *(f"1. {t}" for t in texts)]
-                break
-    if not lines:
-        return []
-    mean = np.mean([len(text.split()) for text in Yardstick(data).private])
-    return [
-        f"## SmolLM2-135M, {SAMPLES} texts a method: {data}",
-        "",
-        f"{SAMPLES} of each release of the table above, at equal distances in its file, as they "
-        f"are. A real text has {mean:.0f} words on average.",
-        *lines,
-    ]
-
-
 def measure(cell: Cell) -> None:
     """Write what the run is worth to a file that is kept."""
     records, yardstick = released(cell.folder), Yardstick(cell.data)
     cost = json.loads((cell.folder / COST).read_text())
     figures = yardstick.of_release(records) | {"cpu_minutes": cost["cpu_seconds"] / 60}
-    rounded = {name: value and round(value, 4) for name, value in figures.items()}
-    kept = {"figures": rounded, "samples": yardstick.samples(records)}
+    kept = {"figures": rounded(figures), "samples": yardstick.samples(records)}
     cell.kept.parent.mkdir(parents=True, exist_ok=True)
     cell.kept.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 

@@ -1,9 +1,10 @@
-"""Writes docs/results.md from the finished runs of the configurations beside it.
+"""Writes docs/results.md, and the pages of texts and of the small model beside it, from the
+finished runs of the configurations beside this script and from the figures in measured/.
 
 `python experiments/make.py NAME...` runs the named ones first: a file's name, and for Aug-PE with
 the epsilon, as in `aug_pe_yelp@1`. Needs the folder ../shared with its texts and its model, and for
 Aug-PE an endpoint: `dpray serve experiments/serve.yaml`. With `--only WORDS` only the sections are
-written anew whose names begin so.
+written anew whose names begin so; all others stay as they are.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import dp_sgd_signal
 import dp_sgd_table
 import facts_table
 import four_methods
+import four_methods_picture
+import four_methods_table
 import kps_table
 import peers_table
 import planner_table
@@ -39,14 +42,33 @@ from dpray.evaluation.downstream import compare_downstream
 from dpray.evaluation.files import FILM_SCHEMA
 from dpray.evaluation.structure import structure
 
-RESULTS = HERE.parent / "docs" / "results.md"
-HEAD = """# Measured results
+DOCS = HERE.parent / "docs"
 
-On two cores, without a GPU: with SmolLM2-135M-Instruct where a heading says so, else with a model
-of 12.5 M parameters. Both are small and far from sharp: compare the rows, do not admire them.
+RESULTS_HEAD = """# Measured results
+
+With SmolLM2-135M-Instruct on two cores, without a GPU, but for the sections that name another
+model. It is small and far from sharp: compare the rows, do not admire them. Ten texts of each
+method stand in [results_texts.md](results_texts.md), and what was measured with a smaller model in
+[results_small_model.md](results_small_model.md). Which method to take when:
+[choosing.md](choosing.md).
+
+Every section names the command that makes its runs; `python experiments/make.py` writes the pages.
+"""
+
+TEXTS_HEAD = f"""# Texts that the methods wrote
+
+{SAMPLES} texts of each method with SmolLM2-135M-Instruct at epsilon 4, or at 1 where there is no
+such run. They are those of the runs in [results.md](results.md), at equal distances in each
+release, as they are; nobody chose them. Written by `python experiments/make.py`.
+"""
+
+SMALL_MODEL_HEAD = """# Appendix: results with a small model
+
+On two cores, without a GPU, with a model of 12.5 M parameters that hardly reads its prompts. For a
+language model that does see [results.md](results.md); these tables compare settings of each method.
 Written by `python experiments/make.py NAME...`, which runs `dpray run experiments/NAME.yaml`; the
 runs of DP-KPS, of DP-SGD and of the four methods beside each other by
-`experiments/{kps_table,dp_sgd_table,reproduction,four_methods,attack_table,peers_table}.py`.
+`experiments/{kps_table,dp_sgd_table,reproduction,attack_table,secret_batches}.py`.
 """
 
 
@@ -70,7 +92,9 @@ def finished(*names: str) -> list[tuple[str, dict[str, Any]]]:
 
 @cache
 def before() -> list[str]:
-    return RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    """Return the lines of all pages as they were; each page begins with a heading."""
+    pages = [DOCS / page for page in PAGES]
+    return [line for page in pages if page.exists() for line in page.read_text().splitlines()]
 
 
 def row_as_it_was(name: str) -> list[str]:
@@ -80,8 +104,8 @@ def row_as_it_was(name: str) -> list[str]:
 
 def section_as_it_was(heading: str) -> list[str]:
     """The same for a section none of whose runs is at hand."""
-    starts = [i for i, line in enumerate(before()) if line.startswith("## ")] + [len(before())]
-    for start, end in pairwise(starts):
+    starts = [i for i, line in enumerate(before()) if line.startswith(("# ", "## "))]
+    for start, end in pairwise([*starts, len(before())]):
         if before()[start].startswith(f"## {heading}"):
             return "\n".join(before()[start:end]).strip().splitlines()
     return []
@@ -160,22 +184,39 @@ def aug_pe(name: str) -> list[str]:
     return aug_pe_table.table(name, runs, embedded, embedder()) if runs else []
 
 
-SECTIONS: dict[str, Callable[[], list[str]]] = {
+Sections = dict[str, Callable[[], list[str]]]
+
+RESULTS: Sections = {
+    "What private records add": four_methods_picture.section,
+    "SmolLM2-135M, what the tables say": lambda: [
+        "## SmolLM2-135M, what the tables say",
+        "",
+        *four_methods_table.READING.splitlines(),
+    ],
+    "SmolLM2-135M, how to read the tables": lambda: [
+        "## SmolLM2-135M, how to read the tables",
+        "",
+        *four_methods_table.LEGEND.splitlines(),
+    ],
     **{
-        f"SmolLM2-135M, four methods: {name}": partial(four_methods.table, name)
+        f"SmolLM2-135M, four methods: {name}": partial(four_methods_table.table, name)
         for name in four_methods.SETS
     },
     "Chained methods against single ones": chains_table.table,
-    "SmolLM2-135M, what the table says": lambda: [
-        "## SmolLM2-135M, what the table says",
-        "",
-        *four_methods.READING.splitlines(),
-    ],
-    **{
-        f"SmolLM2-135M, {SAMPLES} texts a method: {name}": partial(four_methods.samples, name)
-        for name in four_methods.SETS
-    },
     "Peers: ": peers_table.table,
+    "New facts": facts_table.table,
+    "Tuning on the private records": tuning_table.table,
+    "The plan against the run": planner_table.table,
+    "The choice of a rehearsal": regret.table,
+    "How much noise DP-SGD learns through": dp_sgd_signal.table,
+}
+
+TEXTS: Sections = {
+    f"{name}: {SAMPLES} texts a method": partial(four_methods_table.samples, name)
+    for name in four_methods.SETS
+}
+
+SMALL_MODEL: Sections = {
     **{
         f"The four methods: {name}": partial(reproduction.table, name, embedded, embed)
         for name in ("agnews", "yelp")
@@ -189,11 +230,6 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
         f"Attacks: {name}": partial(attack_table.table, name, Kept()) for name in ("agnews", "yelp")
     },
     "Secret batches: agnews": partial(secret_batches.table, embedded),
-    "New facts": facts_table.table,
-    "Tuning on the private records": tuning_table.table,
-    "The plan against the run": planner_table.table,
-    "The choice of a rehearsal": regret.table,
-    "How much noise DP-SGD learns through": dp_sgd_signal.table,
     "Private prediction: AG News": news,
     "Private prediction: film records": films,
     **{f"Aug-PE: {name}": partial(aug_pe, name) for name in ("yelp", "pubmed")},
@@ -204,11 +240,17 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
     },
 }
 
+PAGES: dict[str, tuple[str, Sections]] = {
+    "results.md": (RESULTS_HEAD, RESULTS),
+    "results_texts.md": (TEXTS_HEAD, TEXTS),
+    "results_small_model.md": (SMALL_MODEL_HEAD, SMALL_MODEL),
+}
 
-def written(only: str) -> str:
+
+def written(head: str, sections: Sections, only: str) -> str:
     """The whole page; sections whose names do not begin with `only` stay as they were."""
-    lines = [HEAD]
-    for heading, make_section in SECTIONS.items():
+    lines = [head]
+    for heading, make_section in sections.items():
         made = make_section() if heading.startswith(only) else []
         if section := made or section_as_it_was(heading):
             lines += [*section, ""]
@@ -218,7 +260,9 @@ def written(only: str) -> str:
 def main(names: list[str] = typer.Argument(None), only: str = "") -> None:
     for wanted in names or []:
         run(wanted)
-    RESULTS.write_text(written(only))
+    pages = {page: written(head, sections, only) for page, (head, sections) in PAGES.items()}
+    for page, text in pages.items():
+        (DOCS / page).write_text(text)
 
 
 if __name__ == "__main__":

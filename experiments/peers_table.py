@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from embedding import embed
-from figures import A_SIDE, Figures, Yardstick, copied
+from figures import A_SIDE, Figures, Yardstick, copied, rounded
 from four_methods import FLOOR, Cell, changes, cpu_seconds, largest_clip
 from reproduction import distance
 from runs import DATA, HERE, RUNS, accuracy, as_embedded, make, released, rows
@@ -195,8 +195,7 @@ def run(name: str, folder: Path) -> None:
     records = released(out)
     minutes = json.loads((out / "cost.json").read_text())["cpu_seconds"] / 60
     figures = figures_of(records) | {"cpu_minutes": minutes}
-    rounded = {key: value and round(value, 4) for key, value in figures.items()}
-    keep(name, {"figures": rounded, "samples": Yardstick(NAME).samples(records)})
+    keep(name, {"figures": rounded(figures), "samples": Yardstick(NAME).samples(records)})
 
 
 def keep(name: str, kept: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""The four methods beside each other for docs/results.md: three runs of each at eps 1, 4 and 8.
+"""The four methods beside each other for docs/results_small_model.md: three runs of each at eps 1,
+4 and 8.
 
 `python experiments/reproduction.py DATA METHOD...` makes the runs that are not there yet, DATA
 agnews or yelp, METHOD a key of METHODS. Aug-PE wants the endpoint of
@@ -175,7 +176,7 @@ def spread(values: Sequence[float]) -> str:
     if np.isnan(values).any():
         return f"fewer than {A_SIDE}"
     if len(values) == 1:
-        return f"{values[0]:.3f} (1)"
+        return f"{values[0]:.3f}"
     found = mean_and_deviation(list(values))
     return f"{found['mean']:.3f} ± {found['deviation']:.3f} ({len(values)})"
 

@@ -1,6 +1,6 @@
-"""Private prediction with disjoint and with Poisson batches, for docs/results.md: texts and what
-they are worth at eps 1, 2, 4 and 8, with the same s, c, tau and length, so that a text costs the
-same compute.
+"""Private prediction with disjoint and with Poisson batches, for docs/results_small_model.md: texts
+and what they are worth at eps 1, 2, 4 and 8, with the same s, c, tau and length, so that a text
+costs the same compute.
 
 `python experiments/secret_batches.py` makes the runs that are not there yet, the first run of every
 cell before the second of any. A run makes `MOST` texts at most: what else its epsilon affords is

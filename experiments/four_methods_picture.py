@@ -1,0 +1,124 @@
+"""The picture of docs/results.md: what a classifier learns from each method's texts, at the floor
+and with private records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+from four_methods import FLOOR, METHODS, cells
+from four_methods_table import real_texts
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from runs import HERE
+from sets import labels
+
+PICTURE = HERE.parent / "docs" / "results.svg"
+
+
+class Panel(NamedTuple):
+    data: str
+    title: str
+    measure: str
+
+
+PANELS = (
+    Panel("agnews", "AG News, accuracy", "accuracy"),
+    Panel("yelp", "Yelp, by label", "by_label"),
+    Panel("banking77", "BANKING77, by label", "by_label"),
+)
+"""Where labels differ much in frequency, the plain accuracy is the largest one's share."""
+
+MARKS = {FLOOR: "o", 1.0: "v", 4.0: "s", 8.0: "^", inf: "D"}
+INK, MUTED, PAPER = "#1f5f99", "#8a8a8a", "#ffffff"
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dpray",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+}
+
+
+def figures(panel: Panel, method: str) -> dict[float, float]:
+    """Return the mean of the panel's measure at each epsilon that was run."""
+    found: dict[float, list[float]] = {}
+    for cell in cells(panel.data, method):
+        if cell.kept.exists():
+            value = json.loads(cell.kept.read_text())["figures"].get(panel.measure)
+            found.setdefault(cell.epsilon, []).append(value)
+    return {epsilon: float(np.mean(values)) for epsilon, values in sorted(found.items())}
+
+
+def draw() -> None:
+    """Write the picture: a row for each method, a line from the lowest to the highest figure."""
+    rows = [name for name in METHODS if any(figures(panel, name) for panel in PANELS)]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 0.32 * len(rows) + 1.3), layout="constrained")
+        for panel, axes in zip(PANELS, figure.subplots(1, len(PANELS), sharey=True), strict=True):
+            draw_panel(panel, axes, rows)
+        figure.axes[0].set_yticks(range(len(rows)), [METHODS[name] for name in rows])
+        figure.axes[0].invert_yaxis()
+        figure.legend(handles=legend(), loc="outside lower center", ncols=7, frameon=False)
+        figure.savefig(PICTURE, metadata={"Date": None}, facecolor=PAPER)
+
+
+def draw_panel(panel: Panel, axes: Axes, rows: Sequence[str]) -> None:
+    real = [found[panel.measure] for found in real_texts(panel.data)["private"]]
+    axes.axvspan(min(real), max(real), color=MUTED, alpha=0.25, linewidth=0)
+    axes.axvline(1 / len(labels(panel.data)), color=MUTED, linestyle=(0, (1, 2)))
+    for place, name in enumerate(rows):
+        found = figures(panel, name)
+        if found:
+            axes.hlines(place, min(found.values()), max(found.values()), color=MUTED, linewidth=1)
+        for epsilon, value in found.items():
+            axes.plot(value, place, **look(epsilon))
+    axes.set_title(panel.title, fontsize=9)
+    axes.set_xlim(0, None)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", color=MUTED, alpha=0.2)
+
+
+def look(epsilon: float) -> dict[str, Any]:
+    """Return how a point is drawn: the floor is hollow."""
+    fill = PAPER if epsilon == FLOOR else INK
+    return {
+        "marker": MARKS[epsilon],
+        "color": INK,
+        "markerfacecolor": fill,
+        "markersize": 5,
+        "linestyle": "none",
+    }
+
+
+def legend() -> list[Line2D]:
+    drawn = [
+        Line2D([], [], label="floor" if e == FLOOR else f"eps {e:g}", **look(e)) for e in MARKS
+    ]
+    real = Line2D([], [], color=MUTED, alpha=0.4, linewidth=7, label="80 real records")
+    guess = Line2D([], [], color=MUTED, linestyle=(0, (1, 2)), label="a guess")
+    return [*drawn, real, guess]
+
+
+def section() -> list[str]:
+    """Draw the picture; return the section that shows it."""
+    draw()
+    return [
+        "## What private records add",
+        "",
+        "![The accuracy of classifiers by method and epsilon: the tables below as a picture]"
+        "(results.svg)",
+        "",
+        "Each mark is what a classifier learned from the texts of one run. The floor (hollow) is "
+        f"the same method at epsilon {FLOOR:g}, where next to nothing of the private texts comes "
+        "through: what lies to the right of it comes from the private records. The band is what "
+        "80 real records teach, over some draws of them. By label: the mean of the labels' "
+        "accuracies.",
+    ]
