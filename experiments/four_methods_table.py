@@ -106,16 +106,16 @@ def table(data: str) -> list[str]:
         texts = sorted({f"{figures['texts']}" for figures in runs}, key=int)
         line = [METHODS[method], f"{epsilon:g}", " to ".join(texts)]
         lines.append("| " + " | ".join([*line, *in_words(runs)]) + " |")
-    for name in ("public", "private"):
-        cells_of_row = [f"{name} records", "", f"{A_SIDE}", *in_words(real[name])]
+    for name, number in (("public", A_SIDE), ("private", A_SIDE), ("all private", size(data))):
+        cells_of_row = [f"{name} records", "", f"{number}", *in_words(real[name])]
         lines.append("| " + " | ".join(cells_of_row) + " |")
     return lines
 
 
 def real_texts(data: str) -> dict[str, Any]:
     """Return the figures of `A_SIDE` real records, for each of some draws from the `public` and the
-    `private` ones, with the number of `tests` and the mean of the private texts' `words`. Once
-    computed, they are kept beside those of the runs."""
+    `private` ones, and of `all private` ones, with the number of `tests` and the mean of the
+    private texts' `words`. Once computed, they are kept beside those of the runs."""
     path = HERE / "measured" / "smollm2" / data / "real.json"
     if not path.exists():
         yardstick = Yardstick(data)
@@ -127,6 +127,7 @@ def real_texts(data: str) -> dict[str, Any]:
             records = embedded(part(data, name))
             draws = [draw(records, A_SIDE, seed) for seed in range(RUNS_OF_EACH)]
             found[name] = [rounded(yardstick.of_vectors(few)) for few in draws]
+        found["all private"] = [rounded(yardstick.of_vectors(records))]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found, indent=1) + "\n")
     read: dict[str, Any] = json.loads(path.read_text())
