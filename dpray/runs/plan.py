@@ -20,6 +20,7 @@ from dpray.auditing.target import Target
 from dpray.config.base import Section
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
+from dpray.engines.adapters import tuned_without_noise
 from dpray.engines.base import Engine
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.runs.placement import placement
@@ -241,6 +242,11 @@ class Plan(ABC):
         if not self.not_private and self.config.privacy.delta > 1.0 / self.config.data.public_size:
             summary["warnings"].append(
                 "privacy.delta is above 1 / data.public_size: it permits releasing a whole record"
+            )
+        if not self.not_private and tuned_without_noise(self.config.engine.model):
+            summary["warnings"].append(
+                "engine.model was tuned without noise: the records that it was tuned on have to be "
+                "public"
             )
         return summary
 

@@ -12,7 +12,6 @@ from dpray.engines.model_path import resolve_model
 from dpray.engines.smollm2 import (
     INSTALLED_BY,
     check_published,
-    made_once,
     packaged_file,
     smollm2_folder,
 )
@@ -71,16 +70,6 @@ def test_a_broken_download_is_refused(tmp_path: Path) -> None:
             check_published(tmp_path / name)
     with pytest.raises(InputError, match=r"engine\.model: cannot read"):
         check_published(tmp_path / "none")
-
-
-def test_a_conversion_that_fails_leaves_no_folder(tmp_path: Path) -> None:
-    def stopped(folder: Path) -> None:
-        (folder / "model.safetensors").touch()
-        raise OSError("no space left on device")
-
-    with pytest.raises(OSError, match="no space"):
-        made_once(tmp_path / "model", stopped)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.lock"]
 
 
 def test_without_the_package_the_message_says_what_installs_it(tmp_path: Path) -> None:

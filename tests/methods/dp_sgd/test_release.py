@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,25 @@ def test_the_label_mix_is_measured_and_charged(config: Callable[..., Config]) ->
     names = {m["name"] for m in report["mechanisms"]}
     assert names == {"discrete_laplace", "poisson_subsampled_gaussian"}
     assert report["sampling"]["control_values"]["label"] == report["sampling"]["label_mix"]
+
+
+def test_a_released_model_is_tuned_again(
+    config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model is tuned on public records first, and then on the private ones."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    public = config(
+        privacy__epsilon=math.inf, privacy__dataset="public", method__noise_multiplier=None,
+        method__epochs=0.4,
+    )  # fmt: skip
+    methods.run(public)
+    released = str(Path(public.output.path) / "model")
+    run = config(engine__model=released, output__path=str(tmp_path / "again"), method__epochs=0.4)
+    (warning,) = methods.make_plan(run).summary()["warnings"]
+    assert "the records that it was tuned on have to be public" in warning
+    assert methods.make_plan(public).summary()["warnings"] == []
+    report = methods.run(run)
+    assert report["epsilon"] > 0 and report["steps"]["planned"] > 0
+    adapters = json.loads((Path(run.output.path) / "model" / "adapter_config.json").read_text())
+    assert adapters["base_model_name_or_path"] == released
+    assert lines(run)

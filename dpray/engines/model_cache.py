@@ -1,0 +1,30 @@
+"""Models that dpray makes of other files are kept in the user's cache."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+
+def made_once(name: str, make: Callable[[Path], None], cache: Path | None = None) -> Path:
+    """Return the folder `name` of the cache, the user's own by default. At the first call `make`
+    fills it, and it appears under its name when it is whole. Of several processes one makes it and
+    the others wait. Nobody but its owner can read it."""
+    folder = (cache or user_cache_path("dpray")) / name
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as made:
+                # The standard output is the command's: saving a model prints there.
+                with contextlib.redirect_stdout(sys.stderr):
+                    make(Path(made))
+                Path(made).rename(folder)
+    return folder
