@@ -39,6 +39,7 @@ METHODS = {
     "dp_kps": "DP-KPS, with texts",
     "dp_sgd": "DP-SGD, LoRA",
     "dp_sgd_longer": "DP-SGD, LoRA, four epochs",
+    "dp_sgd_public": "DP-SGD, LoRA, tuned on public records first",
     "chain_kps_aug_pe": "DP-KPS, then Aug-PE",
     "chain_kps_private_prediction": "DP-KPS, then private prediction",
     "chain_kps_dp_sgd": "DP-KPS, then DP-SGD",
@@ -46,7 +47,8 @@ METHODS = {
 }
 FLOOR = 0.001
 """At this epsilon next to nothing of the private texts comes through: such a run shows what the
-model and the public texts in its prompts make by themselves."""
+model and the public texts in its prompts make by themselves. With `dp_sgd_public` it is the run
+that tunes on public records alone."""
 
 NO_FLOOR = ("dp_sgd",)
 """The methods whose plans cannot be made there."""
@@ -80,7 +82,7 @@ class Cell(NamedTuple):
     @property
     def file(self) -> str:
         """The name of its configuration in experiments/smollm2, and of its prompts."""
-        return self.method.removesuffix("_bare").removesuffix("_longer")
+        return self.method.removesuffix("_bare").removesuffix("_longer").removesuffix("_public")
 
     @property
     def section(self) -> str:
@@ -98,7 +100,8 @@ def cells(data: str, method: str) -> list[Cell]:
     if method in about.left_out:
         return []
     if method in VARIANTS:
-        return [Cell(data, method, 4.0, 0)]
+        public_alone = [Cell(data, method, FLOOR, 0)] if method == "dp_sgd_public" else []
+        return [*public_alone, Cell(data, method, 4.0, 0)]
     floor = [] if method in NO_FLOOR else [FLOOR]
     epsilons = floor + [e for e in about.epsilons if e < inf or method in WITHOUT_NOISE]
     return [Cell(data, method, e, n) for n, e in product(range(about.runs_of_each), epsilons)]
@@ -125,6 +128,17 @@ def changes(cell: Cell) -> list[str]:
         found.append(f"methods.0.public={part(cell.data, 'public')}")
     if cell.method == "dp_sgd_longer":
         found.append("method.epochs=4")
+    if cell.method == "dp_sgd_public" and cell.epsilon == FLOOR:
+        number = len(rows(part(cell.data, "public")))
+        found += [
+            f"data.path={part(cell.data, 'public')}",
+            f"data.public_size={number}",
+            "privacy.epsilon=.inf",
+            "method.batch_size=64",
+        ]
+    elif cell.method == "dp_sgd_public":
+        tuned_before = cell._replace(epsilon=FLOOR).folder / "model"
+        found.append(f"engine.model={tuned_before}")
     if cell.file.endswith("dp_sgd") and shares:
         found.append(f"{cell.section}.control_columns.label={about.control}")
     if cell.method.endswith("aug_pe"):
