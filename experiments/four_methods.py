@@ -56,7 +56,7 @@ NO_FLOOR = ("dp_sgd",)
 WITHOUT_NOISE = ("aug_pe", "dp_sgd")
 """The methods that take an infinite epsilon."""
 
-CLIPS = (10.0, 7.0, 5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.02, 0.002)
+CLIPS = (10.0, 7.0, 5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.02, 2e-3, 2e-4)
 """c: the largest one that epsilon pays all texts with."""
 
 EXAMPLES = 40
