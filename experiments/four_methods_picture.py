@@ -118,7 +118,8 @@ def section() -> list[str]:
         "",
         "Each mark is what a classifier learned from the texts of one run. The floor (hollow) is "
         f"the same method at epsilon {FLOOR:g}, where next to nothing of the private texts comes "
-        "through: what lies to the right of it comes from the private records. The band is what "
+        "through: what lies to the right of it comes from the private records. For DP-SGD that "
+        "begins with public records it is what these teach alone. The band is what "
         "80 real records teach, over some draws of them. By label: the mean of the labels' "
         "accuracies.",
     ]

@@ -16,7 +16,9 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def has_adapters(folder: Path) -> bool:
-    return (folder / CONFIG).is_file()
+    """Return whether the folder holds adapters of a language model. A folder of
+    sentence-transformers may hold some, too, which that package loads itself."""
+    return (folder / CONFIG).is_file() and not (folder / "modules.json").is_file()
 
 
 def tuned_without_noise(model: str) -> bool:

@@ -150,3 +150,11 @@ def test_the_model_has_a_path_for_another_working_directory(
     monkeypatch.chdir(tmp_path / "other")
     assert resolve_model(elsewhere) == elsewhere
     assert absolute_model("owner/name") == "owner/name" and absolute_model("") == ""
+
+
+def test_the_adapters_of_an_embedder_are_left_to_its_package(
+    model_folder: str, tmp_path: Path
+) -> None:
+    folder = with_adapters(model_folder, tmp_path / "adapters")
+    (folder / "modules.json").write_text("[]")
+    assert resolve_model(str(folder), "embedder.model") == str(folder)
