@@ -75,7 +75,7 @@ One run a row: differences of a few hundredths may be chance.
 - Of 77 intents, 100 texts hold one or two examples each: on BANKING77 plain accuracies are low for
   everybody. Here Aug-PE gains most from the private records: 0.57 by label, where its floor has
   0.32 and 80 real records have 0.40. Votes choose texts that are typical of an intent. Private
-  prediction has 0.43 (FLOOR_OF_PP), DP-SGD 0.21. DP-KPS is not above its floor.
+  prediction has 0.43, where its floor has 0.36, and DP-SGD 0.21. DP-KPS is not above its floor.
 - On the abstracts (pubmed), which have no labels, Aug-PE comes nearest: its distance is 0.83 and
   its MAUVE 0.99, where its floor has 0.97 and 0.78, and real texts 0.77 and 0.98. Private
   prediction is at 0.84 and 0.89. DP-KPS is not above its floor. DP-SGD fails: nine steps without a

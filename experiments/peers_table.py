@@ -47,6 +47,8 @@ loading the model and ending the run cost the same in both."""
 READING = """\
 One run a row, and 24 texts are few: differences of accuracy below a tenth may be chance.
 
+- InvisibleInk with its own prompts and 7 private texts, its defaults, is at a guess (0.24): so
+  small a model answers its instructions with code, or with more instructions.
 - InvisibleInk and dpray's private prediction, with the same prompts, public texts and number of
   private prompts: accuracy and distance are equal up to chance, and as good as those of real texts.
   dpray's epsilon pays for a clip of 2 at temperature 0.7, the package's for 0.6 at temperature 1,
@@ -75,9 +77,8 @@ One run a row, and 24 texts are few: differences of accuracy below a tenth may b
   In bfloat16 (`method.precision`), for which this processor has instructions, dpray's step
   takes three quarters of Opacus's in float32; Opacus in bfloat16 was not tried. Each figure is a
   mean over four random batches, so a tenth of it may be chance.
-- Not run: InvisibleInk with the prompts and the 7 private texts that are its defaults, other
-  epsilons, second runs, and a whole training with Opacus.
-  dp-transformers does not run with transformers 5 (experiments/peers/README.md).
+- Not run: other epsilons, second runs, and a whole training with Opacus. dp-transformers does not
+  run with transformers 5 (experiments/peers/README.md).
 """
 
 
