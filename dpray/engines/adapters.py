@@ -1,50 +1,54 @@
-"""A folder with LoRA adapters, such as DP-SGD releases, is a model like any other: it is merged
-into the model that it belongs to, once."""
+"""LoRA adapters, such as DP-SGD releases, are merged into the model that they belong to, once."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 from dpray.engines.model_cache import made_once
-from dpray.io.files import sha256_of
+from dpray.io.files import disk_is_full, read_json, sha256_of
 from dpray.types import InputError
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS, REPORT = "adapter_config.json", "adapter_model.safetensors", "privacy_report.json"
+
+_LONGEST_PATH = 1000
+
+_TOLERANCE = 1e-3
+"""The merged model's logits may differ by this share of the largest one."""
 
 
 def has_adapters(folder: Path) -> bool:
-    """Return whether the folder holds adapters of a language model. A folder of
-    sentence-transformers may hold some, too, which that package loads itself."""
-    return (folder / CONFIG).is_file() and not (folder / "modules.json").is_file()
+    return (folder / CONFIG).is_file()
 
 
-def tuned_without_noise(model: str) -> bool:
+def tuned_without_noise(folder: Path) -> bool:
     """Return whether the folder is a model that DP-SGD released in a run that was not private."""
     try:
-        report = json.loads((Path(model).expanduser() / "privacy_report.json").read_text())
-    except (OSError, ValueError):
+        return read_json(folder / REPORT).get("not_private") is True
+    except InputError:
         return False
-    return isinstance(report, dict) and report.get("not_private") is True
 
 
 def base_of(folder: Path, key: str) -> str:
-    """Return the name or folder of the model that the adapters belong to.
+    """Return the name or folder of the model that the adapters belong to. One that begins with a
+    dot is a path from the adapters' folder, as DP-SGD writes it.
 
-    Raises InputError, which names `key`, where the folder does not say.
+    Raises InputError, which names `key`, where the folder does not say, and for other adapters than
+    LoRA's on a causal language model.
     """
-    try:
-        base = json.loads((folder / CONFIG).read_text())["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        base = None
-    if not isinstance(base, str) or not base:
+    config = read_json(folder / CONFIG, key)
+    base = config.get("base_model_name_or_path")
+    if not isinstance(base, str) or not 0 < len(base) < _LONGEST_PATH:
         raise InputError(f"{key}: {folder / CONFIG} names no model that the adapters belong to")
-    return base
+    if config.get("peft_type") != "LORA" or config.get("task_type") not in (None, "CAUSAL_LM"):
+        raise InputError(f"{key}: {folder} holds other adapters than LoRA's on a causal model")
+    if config.get("revision") is not None:
+        raise InputError(f"{key}: {folder / CONFIG} names a revision; load its model by yourself")
+    return str(folder / base) if base.startswith(".") else base
 
 
-def merged_folder(folder: Path, base: str, key: str, cache: Path | None = None) -> Path:
+def merged_folder(folder: Path, base: str, key: str) -> Path:
     """Return the folder of the merged model, in the user's cache: float32, as a merge in 16 bits
     would round the adapters away. `base` is a folder or a hub's name.
 
@@ -52,35 +56,63 @@ def merged_folder(folder: Path, base: str, key: str, cache: Path | None = None) 
     """
     if not (folder / WEIGHTS).is_file():
         raise InputError(f"{key}: {folder} has adapters without {WEIGHTS}")
-    name = f"merged-{identity(folder, base)}"
-    return made_once(name, lambda made: merge(folder, base, key, made), cache)
+    before = identity(folder, base)
+
+    def make(made: Path) -> None:
+        merge(folder, base, key, made)
+        if identity(folder, base) != before:
+            raise InputError(f"{key}: {folder} or its model changed while they were merged")
+
+    return made_once(f"merged-{before}", make)
 
 
 def identity(folder: Path, base: str) -> str:
-    """Return a digest of the adapters, byte for byte, and of the name of their model; of a folder
-    also of its files' sizes and times."""
-    parts = [sha256_of(folder / CONFIG), sha256_of(folder / WEIGHTS), base]
+    """Return a digest of the adapters' files, byte for byte, and of their model's name. Where the
+    model is a folder, the digest covers its files' sizes and times, too."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != REPORT)
+    parts = [base, *(f"{path.name} {sha256_of(path)}" for path in files)]
     if Path(base).is_dir():
-        found = sorted(path for path in Path(base).iterdir() if path.is_file())
-        stats = [(path.name, path.stat()) for path in found]
-        parts += [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        stats = {path.name: path.stat() for path in sorted(Path(base).iterdir()) if path.is_file()}
+        parts += [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats.items()]
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def merge(folder: Path, base: str, key: str, into: Path) -> None:
-    """Write the merged model to `into`, with the adapters' tokenizer, or else the model's."""
-    from peft import PeftModel
-    from safetensors import SafetensorError
+    """Write the merged model to `into`, with the adapters' tokenizer, or else the model's.
+
+    Raises InputError where a part cannot be loaded, the adapters have other tensors than the model
+    has places for, or the merged model's logits are not those of the model with its adapters.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    with_tokenizer = folder if (folder / "tokenizer_config.json").is_file() else base
+    loading: Any = {"dtype": "float32", "trust_remote_code": False}
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype="float32")
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder if has_tokenizer else base)
-        merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        model: Any = AutoModelForCausalLM.from_pretrained(base, **loading)
+        tokenizer: Any = AutoTokenizer.from_pretrained(with_tokenizer, trust_remote_code=False)
+        adapted: Any = PeftModel.from_pretrained(model, str(folder)).eval()
+        placed = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            fit = placed == set(file.keys())
+        expected = some_logits(adapted)
+        adapted.merge_and_unload().save_pretrained(into)
+        tokenizer.save_pretrained(into)
+        found = some_logits(AutoModelForCausalLM.from_pretrained(into, **loading))
+    except Exception as error:  # what PEFT raises for a hostile configuration has many classes
+        if disk_is_full(error):
+            raise
         raise InputError(
             f"{key}: the adapters in {folder} cannot be merged into {base} ({type(error).__name__})"
         ) from None
-    merged.save_pretrained(into)
-    tokenizer.save_pretrained(into)
+    if not fit or (found - expected).abs().max() > _TOLERANCE * expected.abs().max():
+        raise InputError(f"{key}: the adapters in {folder} do not fit {base}")
+
+
+def some_logits(model: Any) -> Any:
+    """Return the logits after a few token ids, for a comparison; shape (1, 8, V)."""
+    import torch
+
+    with torch.inference_mode():
+        return model(torch.arange(1, 9)[None]).logits

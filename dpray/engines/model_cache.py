@@ -11,20 +11,24 @@ from tempfile import TemporaryDirectory
 from filelock import FileLock
 from platformdirs import user_cache_path
 
+from dpray.io.files import check_writable, sync_all
+
 
 def made_once(name: str, make: Callable[[Path], None], cache: Path | None = None) -> Path:
     """Return the folder `name` of the cache, the user's own by default. At the first call `make`
-    fills it, and it appears under its name when it is whole. Of several processes one makes it and
-    the others wait. Nobody but its owner can read it."""
+    fills it, and it appears under its name when it is whole, for its owner alone. One process makes
+    it, and others wait meanwhile. Raises InputError where the cache cannot be written."""
     folder = (cache or user_cache_path("dpray")) / name
     if folder.is_dir():
         return folder
+    check_writable(folder, "the cache (XDG_CACHE_HOME)")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
         if not folder.is_dir():
-            with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as made:
+            with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as part:
                 # The standard output is the command's: saving a model prints there.
                 with contextlib.redirect_stdout(sys.stderr):
-                    make(Path(made))
-                Path(made).rename(folder)
+                    make(Path(part))
+                sync_all(Path(part))
+                Path(part).rename(folder)
     return folder

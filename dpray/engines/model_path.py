@@ -12,13 +12,16 @@ from dpray.types import InputError
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 _MOST_ADAPTERS = 8
-"""Adapters on adapters, such as those that were tuned on public records and then on private ones;
-more are a folder that belongs to itself."""
+"""Adapters may be stacked, such as those that were tuned on private records after public ones; a
+longer chain is taken for a cycle."""
+
+_MERGED = ("engine.model", "lm")
+"""The keys of causal language models: an embedder or encoder is not one."""
 
 
 def is_at_hand(model: str) -> bool:
     """Return whether the model's files are on this machine, not on a hub."""
-    *_, base = _adapters_and_base(model, "engine.model")
+    *_, base = with_bases(model)
     return base == smollm2.NAME or _is_folder(base)
 
 
@@ -29,12 +32,12 @@ def resolve_model(model: str, key: str = "engine.model") -> str:
 
     Raises InputError that names `key` for a path that does not exist.
     """
-    *adapters, base = _adapters_and_base(model, key)
+    *adapters, base = with_bases(model, key)
     if base == smollm2.NAME and not _is_folder(base):
         base = str(smollm2.smollm2_folder())
-    elif not _is_folder(base) and (Path(base).exists() or not _HUB_NAME.fullmatch(base)):
-        of = f" (the model of the adapters in {adapters[-1]})" if adapters else ""
-        raise InputError(f"{key}: no such folder: {base}{of}")
+    elif not _is_folder(base) and (not _HUB_NAME.fullmatch(base) or Path(base).exists()):
+        whose = f" (the model of the adapters in {adapters[-1]})" if adapters else ""
+        raise InputError(f"{key}: no such folder: {base}{whose}")
     for folder in reversed(adapters):
         base = str(merged_folder(Path(folder), base, key))
     return base
@@ -42,28 +45,34 @@ def resolve_model(model: str, key: str = "engine.model") -> str:
 
 def absolute_model(model: str) -> str:
     """Return `model`, a folder's path made absolute, for processes with another working directory.
-    Adapters that name a relative folder are merged here, as there it would be another folder.
-    What does not exist here is left as it is: it may exist there."""
-    *adapters, base = _adapters_and_base(model, "engine.model")
-    if adapters and _is_folder(base) and not Path(base).is_absolute():
-        return resolve_model(model)
-    path = _expanded(model)
-    return str(Path(path).absolute()) if _is_folder(path) else model
+
+    Adapters of a model with a relative path are merged here, as that path may lead elsewhere from
+    there. A path that does not exist here is left as it is: it may exist there.
+    """
+    if not _is_folder(path := _expanded(model)):
+        return model
+    folder, *bases = with_bases(str(Path(path).absolute()))
+    if any(_is_folder(base) and not Path(base).is_absolute() for base in bases):
+        return resolve_model(folder)
+    return folder
 
 
-def _adapters_and_base(model: str, key: str) -> list[str]:
-    """Return the folders of adapters that lie on each other, the uppermost first, and the model
-    that they belong to; of a model without adapters, itself."""
+def with_bases(model: str, key: str = "engine.model") -> list[str]:
+    """Return the model, where it has adapters the model that they belong to, and so on: all but
+    the last one are folders with adapters. Raises InputError that names `key`."""
     found = [_expanded(model)]
-    while _is_folder(found[-1]) and has_adapters(Path(found[-1])):
+    while key in _MERGED and _is_folder(found[-1]) and has_adapters(Path(found[-1])):
         if len(found) > _MOST_ADAPTERS:
-            raise InputError(f"{key}: adapters on more than {_MOST_ADAPTERS} adapters: {model}")
+            raise InputError(f"{key}: more than {_MOST_ADAPTERS} adapters on each other: {model}")
         found.append(_expanded(base_of(Path(found[-1]), key)))
     return found
 
 
 def _expanded(model: str) -> str:
-    path = str(Path(model).expanduser())
+    try:
+        path = str(Path(model).expanduser())
+    except RuntimeError:  # no such user
+        return model
     return path if model and _is_folder(path) else model
 
 

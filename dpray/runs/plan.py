@@ -22,6 +22,7 @@ from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.adapters import tuned_without_noise
 from dpray.engines.base import Engine
+from dpray.engines.model_path import with_bases
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.runs.placement import placement
 from dpray.types import InputError, OnProgress
@@ -243,7 +244,8 @@ class Plan(ABC):
             summary["warnings"].append(
                 "privacy.delta is above 1 / data.public_size: it permits releasing a whole record"
             )
-        if not self.not_private and tuned_without_noise(self.config.engine.model):
+        models = with_bases(self.config.engine.model)
+        if not self.not_private and any(tuned_without_noise(Path(model)) for model in models):
             summary["warnings"].append(
                 "engine.model was tuned without noise: the records that it was tuned on have to be "
                 "public"

@@ -75,6 +75,8 @@ def test_the_merged_model_is_the_model_with_its_adapters(
 def test_what_was_merged_is_found_again_and_what_changed_is_merged_anew(
     model_folder: str, tmp_path: Path, cache: Path
 ) -> None:
+    from transformers import AutoTokenizer
+
     base = shutil.copytree(model_folder, tmp_path / "base")
     folder = with_adapters(str(base), tmp_path / "adapters")
     first = resolve_model(str(folder))
@@ -84,8 +86,10 @@ def test_what_was_merged_is_found_again_and_what_changed_is_merged_anew(
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(config | {"rope_theta": 20_000.0}))
     third = resolve_model(str(folder))
-    assert len({first, second, third}) == 3
-    assert len([path for path in cache.iterdir() if path.is_dir()]) == 3
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    fourth = resolve_model(str(folder))
+    assert len({first, second, third, fourth}) == 4
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 4
 
 
 def test_adapters_on_adapters_are_merged_from_below(model_folder: str, tmp_path: Path) -> None:
@@ -98,33 +102,80 @@ def test_adapters_on_adapters_are_merged_from_below(model_folder: str, tmp_path:
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(found)), expected)
 
 
-@pytest.mark.parametrize("base", [None, "", 7])
+@pytest.mark.parametrize("base", [None, "", 7, "x" * 5000])
 def test_adapters_of_no_model_are_refused(model_folder: str, tmp_path: Path, base: Any) -> None:
     folder = renamed(with_adapters(model_folder, tmp_path / "adapters"), base)
     with pytest.raises(InputError, match=r"engine\.model: .*adapter_config.json names no model"):
         resolve_model(str(folder))
 
 
+def changed(folder: Path, **values: Any) -> Path:
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | values))
+    return folder
+
+
+def refused(folder: Path, message: str, key: str = "engine.model") -> None:
+    with pytest.raises(InputError, match=message):
+        resolve_model(str(folder), key)
+
+
 def test_adapters_that_cannot_be_merged_are_refused(
     model_folder: str, tmp_path: Path, cache: Path
 ) -> None:
     folder = with_adapters(model_folder, tmp_path / "adapters")
-    (folder / "adapter_config.json").write_text("not json")
-    with pytest.raises(InputError, match="names no model"):
-        resolve_model(str(folder))
+    for text in ("not json", "[" * 100_000, "7"):
+        (folder / "adapter_config.json").write_text(text)
+        refused(folder, r"engine\.model: .*adapter_config.json is not (a )?JSON")
     with_adapters(model_folder, folder)
-    with pytest.raises(InputError, match=r"lm: no such folder: .*gone \(the model of the adapters"):
-        resolve_model(str(renamed(folder, str(tmp_path / "gone"))), "lm")
-    with pytest.raises(InputError, match=r"engine\.model: adapters on more than 8 adapters"):
-        resolve_model(str(renamed(folder, str(folder))))
+    gone = r"lm: no such folder: .*gone \(the model of the adapters"
+    refused(renamed(folder, str(tmp_path / "gone")), gone, "lm")
+    refused(renamed(folder, "~nobody-here/x"), "no such folder: ~nobody-here/x")
+    refused(renamed(folder, str(folder)), r"engine\.model: more than 8 adapters on each other")
     renamed(folder, model_folder)
+    refused(changed(folder, peft_type="PROMPT_TUNING"), "other adapters than LoRA's")
+    changed(folder, peft_type="LORA", task_type="SEQ_CLS")
+    refused(folder, "other adapters than LoRA's")
+    refused(changed(folder, task_type=None, revision="main"), "names a revision")
+    changed(folder, revision=None, target_modules="(")
+    refused(folder, r"engine\.model: the adapters .* cannot be merged into .* \(\w+\)")
+    with_adapters(model_folder, folder)
     (folder / "adapter_model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(InputError, match=r"engine\.model: the adapters .* cannot be merged"):
-        resolve_model(str(folder))
+    refused(folder, r"cannot be merged into .* \(SafetensorError\)")
     (folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"adapters without adapter_model\.safetensors"):
-        resolve_model(str(folder))
+    refused(folder, r"adapters without adapter_model\.safetensors")
     assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_adapters_with_other_tensors_are_refused(model_folder: str, tmp_path: Path) -> None:
+    """PEFT warns of them, and leaves the model as it was."""
+    from safetensors.torch import load_file, save_file
+
+    folder = with_adapters(model_folder, tmp_path / "adapters")
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    save_file({name.replace("model.layers", "layers"): t for name, t in tensors.items()}, file)
+    refused(folder, "do not fit")
+    save_file(dict(list(tensors.items())[1:]), file)
+    refused(folder, "do not fit")
+
+
+def test_a_merge_that_is_another_model_is_refused(model_folder: str, tmp_path: Path) -> None:
+    """Adapters on one of two tied weights would change both of them."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config: Any = AutoConfig.from_pretrained(model_folder)
+    config.tie_word_embeddings = True
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "tied")
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path / "tied")
+    base: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "tied")
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["lm_head"]))
+    for name, weight in adapted.named_parameters():
+        if "lora" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    adapted.save_pretrained(tmp_path / "adapters", save_embedding_layers=False)
+    refused(tmp_path / "adapters", "do not fit")
 
 
 def test_a_plan_does_not_load_the_model_of_adapters_from_a_hub(
@@ -146,15 +197,20 @@ def test_the_model_has_a_path_for_another_working_directory(
     elsewhere = absolute_model("adapters")
     renamed(folder, str(tmp_path / "base"))
     assert absolute_model("adapters") == str(tmp_path / "adapters")
+    with_adapters(str(tmp_path / "base"), Path("upper"))
+    stacked = absolute_model(str(renamed(Path("upper"), "adapters")))
+    beside = absolute_model(str(renamed(with_adapters("base", Path("beside")), "../base")))
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
+    assert resolve_model(stacked) == stacked
+    assert beside == str(tmp_path / "beside") and resolve_model(beside)
     assert resolve_model(elsewhere) == elsewhere
     assert absolute_model("owner/name") == "owner/name" and absolute_model("") == ""
 
 
-def test_the_adapters_of_an_embedder_are_left_to_its_package(
+def test_the_adapters_of_an_embedder_or_encoder_are_left_to_its_package(
     model_folder: str, tmp_path: Path
 ) -> None:
     folder = with_adapters(model_folder, tmp_path / "adapters")
-    (folder / "modules.json").write_text("[]")
     assert resolve_model(str(folder), "embedder.model") == str(folder)
+    assert resolve_model(str(folder), "encoder") == str(folder)

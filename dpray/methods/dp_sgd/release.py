@@ -7,6 +7,7 @@ training resumes after the last one that was published, and pays for the steps t
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -85,7 +86,7 @@ def train(session: DpSgdSession) -> dict[str, Any]:
         step=method.mechanism,
         settings=plan.settings,
         base=plan.config.engine.model,
-        base_name=session.config.engine.model,
+        base_name=base_name(session.config),
         loop=partial(fine_tune_on_records, plan, str(tokens)),
         folder=str(tuned),
         journal=Journal(
@@ -267,6 +268,16 @@ def released_folder(session: DpSgdSession) -> Path:
     """Return the folder of the files to release: the tuned model, or its adapters alone."""
     tuned = tuned_folder(session)
     return tuned / ADAPTER if session.plan.settings.tuning == "lora" else tuned
+
+
+def base_name(config: Config) -> str:
+    """Return what the released adapters call the model that they belong to. A relative folder's
+    path begins at the adapters': it would lead elsewhere from another working directory, and might
+    be taken for a hub's name there."""
+    model = Path(config.engine.model).expanduser()
+    if not model.is_dir() or model.is_absolute():
+        return config.engine.model
+    return os.path.relpath(model.resolve(), Path(config.output.path, MODEL).resolve())
 
 
 def with_absolute_paths(config: Config) -> Config:

@@ -16,7 +16,8 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.accounting.ledger import Ledger
-from dpray.config.config import Config
+from dpray.config.config import Config, EngineConfig
+from dpray.engines.model_path import resolve_model
 from dpray.training.step import SUM_ROUNDING
 from dpray.training.training import ReferenceTrainer
 from dpray.types import InputError
@@ -166,7 +167,8 @@ def test_a_released_model_is_tuned_again(
         method__epochs=0.4,
     )  # fmt: skip
     methods.run(public)
-    released = str(Path(public.output.path) / "model")
+    monkeypatch.chdir(tmp_path)
+    released = str((Path(public.output.path) / "model").relative_to(tmp_path))
     run = config(engine__model=released, output__path=str(tmp_path / "again"), method__epochs=0.4)
     (warning,) = methods.make_plan(run).summary()["warnings"]
     assert "the records that it was tuned on have to be public" in warning
@@ -174,5 +176,9 @@ def test_a_released_model_is_tuned_again(
     report = methods.run(run)
     assert report["epsilon"] > 0 and report["steps"]["planned"] > 0
     adapters = json.loads((Path(run.output.path) / "model" / "adapter_config.json").read_text())
-    assert adapters["base_model_name_or_path"] == released
+    assert adapters["base_model_name_or_path"] == "../../out/model"
     assert lines(run)
+    monkeypatch.chdir("/")
+    again = run.model_copy(update={"engine": EngineConfig(model=f"{run.output.path}/model")})
+    assert resolve_model(again.engine.model)
+    assert methods.make_plan(again).summary()["warnings"] == [warning]
