@@ -28,6 +28,7 @@ import four_methods_picture
 import four_methods_table
 import kps_table
 import peers_table
+import peers_texts
 import planner_table
 import regret
 import reproduction
@@ -204,6 +205,7 @@ RESULTS: Sections = {
     },
     "Chained methods against single ones": chains_table.table,
     "Peers: ": peers_table.table,
+    "Texts that an epsilon pays for": peers_texts.table,
     "New facts": facts_table.table,
     "Tuning on the private records": tuning_table.table,
     "The plan against the run": planner_table.table,
