@@ -53,9 +53,10 @@ One run a row, and 24 texts are few: differences of accuracy below a tenth may b
   private prompts: accuracy and distance are equal up to chance, and as good as those of real texts.
   dpray's epsilon pays for a clip of 2 at temperature 0.7, the package's for 0.6 at temperature 1,
   as each of dpray's texts draws a secret batch from all records of its label. With the package's
-  clip and temperature that pays for 10 to 70 times as many texts (the next section). Several of the package's texts talk about the task: it cannot begin the
-  answer, which dpray begins with "Paragraph:". dpray copies a public text now and then, and takes a
-  third of the CPU time: vLLM decodes many texts at a time, the package one.
+  clip and temperature that pays for 10 to 70 times as many texts (the next section). Several of the
+  package's texts talk about the task: it cannot begin the answer, which dpray begins with
+  "Paragraph:". dpray copies a public text now and then, and takes a third of the CPU time: vLLM
+  decodes many texts at a time, the package one.
 - Where InvisibleInk wins: one call of a function, no ledger and no labels. As its batches are
   disjoint (in dpray, `batches: disjoint`), as many texts as there are batches cost no more than
   one, while each text with a secret batch adds to the cost.
