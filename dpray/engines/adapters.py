@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ _TOLERANCE = 1e-3
 
 
 def has_adapters(folder: Path) -> bool:
-    return (folder / CONFIG).is_file()
+    return os.path.isfile(folder / CONFIG)  # False where nobody may look, too
 
 
 def tuned_without_noise(folder: Path) -> bool:
@@ -43,7 +44,7 @@ def base_of(folder: Path, key: str) -> str:
         raise InputError(f"{key}: {folder / CONFIG} names no model that the adapters belong to")
     if config.get("peft_type") != "LORA" or config.get("task_type") not in (None, "CAUSAL_LM"):
         raise InputError(f"{key}: {folder} holds other adapters than LoRA's on a causal model")
-    if config.get("revision") is not None:
+    if config.get("revision"):
         raise InputError(f"{key}: {folder / CONFIG} names a revision; load its model by yourself")
     return str(folder / base) if base.startswith(".") else base
 
@@ -56,7 +57,10 @@ def merged_folder(folder: Path, base: str, key: str) -> Path:
     """
     if not (folder / WEIGHTS).is_file():
         raise InputError(f"{key}: {folder} has adapters without {WEIGHTS}")
-    before = identity(folder, base)
+    try:
+        before = identity(folder, base)
+    except OSError as error:
+        raise InputError(f"{key}: cannot read {folder} ({type(error).__name__})") from None
 
     def make(made: Path) -> None:
         merge(folder, base, key, made)
@@ -71,7 +75,7 @@ def identity(folder: Path, base: str) -> str:
     model is a folder, the digest covers its files' sizes and times, too."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != REPORT)
     parts = [base, *(f"{path.name} {sha256_of(path)}" for path in files)]
-    if Path(base).is_dir():
+    if os.path.isdir(base):
         stats = {path.name: path.stat() for path in sorted(Path(base).iterdir()) if path.is_file()}
         parts += [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats.items()]
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -89,24 +93,27 @@ def merge(folder: Path, base: str, key: str, into: Path) -> None:
 
     with_tokenizer = folder if (folder / "tokenizer_config.json").is_file() else base
     loading: Any = {"dtype": "float32", "trust_remote_code": False}
+    what = f"{base}, the model of the adapters in {folder}, cannot be loaded"
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(base, **loading)
+        what = f"the adapters in {folder} cannot be merged into {base}"
         tokenizer: Any = AutoTokenizer.from_pretrained(with_tokenizer, trust_remote_code=False)
-        adapted: Any = PeftModel.from_pretrained(model, str(folder)).eval()
+        # By itself PEFT would take a GPU.
+        adapted: Any = PeftModel.from_pretrained(model, str(folder), torch_device="cpu").eval()
         placed = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
         with safe_open(folder / WEIGHTS, framework="pt") as file:
             fit = placed == set(file.keys())
         expected = some_logits(adapted)
         adapted.merge_and_unload().save_pretrained(into)
         tokenizer.save_pretrained(into)
+        del model, adapted
         found = some_logits(AutoModelForCausalLM.from_pretrained(into, **loading))
     except Exception as error:  # what PEFT raises for a hostile configuration has many classes
         if disk_is_full(error):
             raise
-        raise InputError(
-            f"{key}: the adapters in {folder} cannot be merged into {base} ({type(error).__name__})"
-        ) from None
-    if not fit or (found - expected).abs().max() > _TOLERANCE * expected.abs().max():
+        raise InputError(f"{key}: {what} ({type(error).__name__})") from None
+    # A weight that is no number fails the comparison.
+    if not (fit and (found - expected).abs().max() <= _TOLERANCE * expected.abs().max()):
         raise InputError(f"{key}: the adapters in {folder} do not fit {base}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def resolve_model(model: str, key: str = "engine.model") -> str:
     *adapters, base = with_bases(model, key)
     if base == smollm2.NAME and not _is_folder(base):
         base = str(smollm2.smollm2_folder())
-    elif not _is_folder(base) and (not _HUB_NAME.fullmatch(base) or Path(base).exists()):
+    elif not _is_folder(base) and (not _HUB_NAME.fullmatch(base) or os.path.exists(base)):
         whose = f" (the model of the adapters in {adapters[-1]})" if adapters else ""
         raise InputError(f"{key}: no such folder: {base}{whose}")
     for folder in reversed(adapters):
@@ -77,4 +78,4 @@ def _expanded(model: str) -> str:
 
 
 def _is_folder(model: str) -> bool:
-    return bool(model) and Path(model).is_dir()
+    return bool(model) and os.path.isdir(model)  # False for a name that is too long, too

@@ -244,13 +244,20 @@ class Plan(ABC):
             summary["warnings"].append(
                 "privacy.delta is above 1 / data.public_size: it permits releasing a whole record"
             )
-        models = with_bases(self.config.engine.model)
-        if not self.not_private and any(tuned_without_noise(Path(model)) for model in models):
-            summary["warnings"].append(
-                "engine.model was tuned without noise: the records that it was tuned on have to be "
-                "public"
-            )
+        if not self.not_private and was_tuned_without_noise(self.config.engine.model):
+            summary["warnings"].append(TUNED_WITHOUT_NOISE)
         return summary
+
+
+TUNED_WITHOUT_NOISE = (
+    "engine.model was tuned without noise: the records that it was tuned on have to be public"
+)
+
+
+def was_tuned_without_noise(model: str) -> bool:
+    """Return whether the model, or one that its adapters belong to, is the release of a run that
+    was not private."""
+    return any(tuned_without_noise(Path(folder)) for folder in with_bases(model))
 
 
 def privacy_unit(column: str | None) -> str:

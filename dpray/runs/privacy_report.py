@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dpray.accounting.report import NOT_COVERED
+from dpray.runs.plan import TUNED_WITHOUT_NOISE, was_tuned_without_noise
 from dpray.runs.session import Session
 from dpray.types import DprayError
 from dpray.version import __version__
@@ -22,7 +23,7 @@ def privacy_report(
     method reports is added, or takes the place of what stands here."""
     plan, config = session.plan, session.config
     report = plan.guarantee() | {
-        "method": plan.summary()["method"],
+        "method": plan.method_summary()["method"],
         "records": records,
         "tuning_cost": "none charged: every parameter is from the configuration",
         "public_inputs": {
@@ -45,7 +46,10 @@ def privacy_report(
     }
     if not plan.not_private:
         report["ledger"] = _ledger_account(session, run.get("made_ledger", False))
-    return report | of_method
+    report |= of_method
+    if not plan.not_private and was_tuned_without_noise(config.engine.model):
+        report["not_covered"] = [*report["not_covered"], TUNED_WITHOUT_NOISE]
+    return report
 
 
 def _ledger_account(session: Session[Any], made_ledger: bool) -> dict[str, Any]:

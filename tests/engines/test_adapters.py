@@ -131,6 +131,7 @@ def test_adapters_that_cannot_be_merged_are_refused(
     gone = r"lm: no such folder: .*gone \(the model of the adapters"
     refused(renamed(folder, str(tmp_path / "gone")), gone, "lm")
     refused(renamed(folder, "~nobody-here/x"), "no such folder: ~nobody-here/x")
+    refused(renamed(folder, "x" * 300), "cannot be loaded")
     refused(renamed(folder, str(folder)), r"engine\.model: more than 8 adapters on each other")
     renamed(folder, model_folder)
     refused(changed(folder, peft_type="PROMPT_TUNING"), "other adapters than LoRA's")
@@ -157,6 +158,9 @@ def test_adapters_with_other_tensors_are_refused(model_folder: str, tmp_path: Pa
     save_file({name.replace("model.layers", "layers"): t for name, t in tensors.items()}, file)
     refused(folder, "do not fit")
     save_file(dict(list(tensors.items())[1:]), file)
+    refused(folder, "do not fit")
+    first = next(iter(tensors))
+    save_file(tensors | {first: torch.full_like(tensors[first], torch.nan)}, file)
     refused(folder, "do not fit")
 
 

@@ -175,6 +175,7 @@ def test_a_released_model_is_tuned_again(
     assert methods.make_plan(public).summary()["warnings"] == []
     report = methods.run(run)
     assert report["epsilon"] > 0 and report["steps"]["planned"] > 0
+    assert report["not_covered"].count(warning) == 1
     adapters = json.loads((Path(run.output.path) / "model" / "adapter_config.json").read_text())
     assert adapters["base_model_name_or_path"] == "../../out/model"
     assert lines(run)
