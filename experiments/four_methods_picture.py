@@ -32,7 +32,7 @@ PANELS = (
     Panel("yelp", "Yelp, by label", "by_label"),
     Panel("banking77", "BANKING77, by label", "by_label"),
 )
-"""Where labels differ much in frequency, the plain accuracy is the largest one's share."""
+"""Plain accuracy is the share of the most frequent label on the sets that are drawn by label."""
 
 MARKS = {FLOOR: "o", 1.0: "v", 4.0: "s", 8.0: "^", inf: "D"}
 INK, MUTED, PAPER = "#1f5f99", "#8a8a8a", "#ffffff"
