@@ -12,7 +12,7 @@ from figures import A_SIDE, COPIED, SAMPLES, Figures, Yardstick, rounded
 from four_methods import FLOOR, METHODS, Cell, cells
 from reproduction import RUNS_OF_EACH, draw, spread
 from runs import HERE
-from sets import part, size
+from sets import SETS, part, size
 
 LEGEND = f"""\
 One table for each data set, a row for each method and epsilon, from `python
@@ -195,4 +195,5 @@ def samples(data: str) -> list[str]:
         return []
     words = real_texts(data)["words"]
     heading = f"## {data}: {SAMPLES} texts a method"
-    return [heading, "", f"A real text has {words:.0f} words on average.", *lines]
+    style = f"A real text is {SETS[data].style}. Real texts have {words:.0f} words on average."
+    return [heading, "", style, *lines]

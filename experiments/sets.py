@@ -42,23 +42,44 @@ class DataSet(NamedTuple):
     left_out: Sequence[str] = ("private_prediction_bare", *VARIANTS)
     """Methods that are not run."""
 
+    style: str = ""
+    """The look of real texts, in words: they have licences of their own."""
+
     is_json: bool = False
     settings: Mapping[str, Sequence[str]] = MappingProxyType({})
     """Keys of a method that differ from its configuration in experiments/smollm2."""
 
 
 SETS = {
-    "agnews": DataSet(EPSILONS, 3, control="News Type", left_out=()),
+    "agnews": DataSet(
+        EPSILONS,
+        3,
+        control="News Type",
+        left_out=(),
+        style="the first one or two sentences of a news agency's report, with names, places and "
+        "figures; some have a headline, a byline such as (Reuters), or markup that was left over",
+    ),
     "yelp": DataSet(
         EPSILONS,
         3,
         control="Business Category",
         left_out=sorted({*VARIANTS} - {"dp_sgd_public", "chain_kps_dp_sgd"}),
+        style="a customer's review in the first person and everyday words, with a verdict, what "
+        "was ordered or done, the staff, and often many exclamation marks",
     ),
-    "banking77": DataSet(control="Question about"),
-    "pubmed": DataSet(),
+    "banking77": DataSet(
+        control="Question about",
+        style="a customer's question to a bank, one or two short sentences, often about a card or "
+        "a transfer that did not work",
+    ),
+    "pubmed": DataSet(
+        style="a medical abstract: background and aim, then methods, results with figures, and a "
+        "conclusion, with many abbreviations"
+    ),
     "wikimovies": DataSet(
         is_json=True,
+        style="a JSON record of a film with the keys title, year, genres and cast, at most three "
+        "names",
         settings={
             # All records have the same keys, which are a run of tokens that a text has to copy.
             "private_prediction": ["method.max_tokens=80", "method.longest_copy=12"],
