@@ -3,7 +3,6 @@ those of experiments/four_methods.py."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from four_methods import METHODS, Cell
@@ -14,8 +13,7 @@ PARTS = {"kps": "dp_kps"}
 
 
 def figures(method: str) -> dict[str, Any] | None:
-    kept = Cell(DATA, method, EPSILON, 0).kept
-    return json.loads(kept.read_text())["figures"] if kept.exists() else None
+    return Cell(DATA, method, EPSILON, 0).figures
 
 
 def parts(chain: str) -> list[str]:

@@ -24,7 +24,7 @@ from urllib.request import urlopen
 
 import psutil
 import yaml
-from figures import Yardstick, rounded
+from figures import Figures, Yardstick, rounded
 from runs import HERE, RUNS, finished, make, released, rows
 from sets import SETS, VARIANTS, is_short, labels, part, short_public_texts, size
 
@@ -93,6 +93,14 @@ class Cell(NamedTuple):
     def kept(self) -> Path:
         """The file of its figures, which is committed."""
         return HERE / "measured" / "smollm2" / self.data / f"{self.folder.name}.json"
+
+    @property
+    def figures(self) -> Figures | None:
+        """The figures that are kept; None where the run was not measured."""
+        if not self.kept.exists():
+            return None
+        found: Figures = json.loads(self.kept.read_text())["figures"]
+        return found
 
 
 def cells(data: str, method: str) -> list[Cell]:

@@ -3,7 +3,6 @@ and with private records."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from math import inf
 from typing import Any, NamedTuple
@@ -51,8 +50,7 @@ def figures(panel: Panel, method: str) -> dict[float, float]:
     """Return the mean of the panel's measure at each epsilon that was run."""
     found: dict[float, list[float]] = {}
     for cell in cells(panel.data, method):
-        if cell.kept.exists():
-            value = json.loads(cell.kept.read_text())["figures"].get(panel.measure)
+        if (kept := cell.figures) is not None and (value := kept.get(panel.measure)) is not None:
             found.setdefault(cell.epsilon, []).append(value)
     return {epsilon: float(np.mean(values)) for epsilon, values in sorted(found.items())}
 

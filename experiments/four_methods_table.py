@@ -112,9 +112,8 @@ def table(data: str) -> list[str]:
     found: dict[tuple[str, float], list[Figures]] = {}
     for method in METHODS:
         for cell in cells(data, method):
-            if cell.kept.exists():
-                kept = json.loads(cell.kept.read_text())
-                found.setdefault((method, cell.epsilon), []).append(kept["figures"])
+            if (figures := cell.figures) is not None:
+                found.setdefault((method, cell.epsilon), []).append(figures)
     if not found:
         return []
     real = real_texts(data)

@@ -319,10 +319,10 @@ def earlier_rows() -> list[str]:
         line(
             "dpray, Aug-PE from public texts",
             ("", f"{cell.epsilon:g} at most"),
-            json.loads(cell.kept.read_text())["figures"],
+            figures,
         )
         for cell in cells
-        if cell.kept.exists()
+        if (figures := cell.figures) is not None
     ]
 
 
