@@ -21,9 +21,16 @@ def test_a_model_folder_that_is_not_there(kind: Any, model: str) -> None:
         build_engine(EngineConfig(kind=kind, model=model))
 
 
-def test_hub_names_and_folders_pass(tmp_path: Path) -> None:
-    assert resolve_model("google/gemma-3-1b-it") == "google/gemma-3-1b-it"
-    assert resolve_model(str(tmp_path)) == str(tmp_path)
+def test_a_hub_is_asked_for_names_and_not_for_folders(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def on_hub(name: str, key: str) -> str:
+        asked.append((name, key))
+        return "/downloads/copy"
+
+    assert resolve_model("owner/name", "lm", on_hub) == "/downloads/copy"
+    assert resolve_model(str(tmp_path), "lm", on_hub) == str(tmp_path)
+    assert asked == [("owner/name", "lm")]
     (tmp_path / "file").touch()
     with pytest.raises(InputError):
         resolve_model(str(tmp_path / "file"))
