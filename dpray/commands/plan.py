@@ -13,10 +13,11 @@ from rich.table import Table
 from dpray import api
 from dpray.commands.config_file import check_new, write_config
 from dpray.config.config import Config, load_config
+from dpray.engines.model_path import is_at_hand, preparation
 from dpray.progress import progress_bar
 from dpray.report.figures import duration
 from dpray.terminal import Terminal, add_or_remove, titled_table
-from dpray.types import InputError
+from dpray.types import InputError, Progress
 
 if TYPE_CHECKING:
     from dpray.comparison import Answer, Comparison
@@ -106,11 +107,14 @@ def plan(
 
 
 def _plan_one(loaded: Config, rate: float | None, as_json: bool) -> None:
+    with progress_bar("planning") as on_progress:
+        if loaded.engine.is_local and is_at_hand(loaded.engine.model):
+            on_progress(Progress(preparation(loaded.engine.model)))
+        made = api.plan(loaded)
     # Imported late: a mistyped key should not have to wait for torch.
     from dpray.pace import known_pace
     from dpray.runs.placement import in_words
 
-    made = api.plan(loaded)
     pace = known_pace(loaded)
     if pace is None and rate is not None:
         raise InputError(

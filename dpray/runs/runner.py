@@ -102,6 +102,7 @@ class Run:
             return report
         self._write_run(self.run["state"])
         if cluster.uses_ray(self.plan.config):
+            self.on_progress(Progress("starting Ray"))
             cluster.start_ray(self.plan.config.runtime.ray_address)
             self._choose_gpus()
         engine = None
@@ -160,10 +161,12 @@ class Run:
         is unknown."""
         config = self.plan.config
         kept = self.folder.private / DATA_FINGERPRINT
-        digests = file_digests(
-            config.data.path,
-            lambda share: self.on_progress(Progress("hashing files", round(100 * share), 100)),
-        )
+
+        def show(share: float) -> None:
+            self.on_progress(Progress("hashing files", round(100 * share), 100))
+
+        show(0.0)
+        digests = file_digests(config.data.path, show)
         found = fingerprint(digests)
         if not self._has_begun():
             write_durably(kept, found, private=True)
@@ -212,6 +215,7 @@ class Run:
             if not held:
                 self._check_budget(ledger)
             files = self._check_same_data()
+            self.on_progress(Progress("charging the budget"))
             charge = {self.run_id: (plan.dp_event, Budget(plan.cost.epsilon, plan.cost.delta))}
             stated_for = plan.privacy_unit, NEIGHBORING_RELATION
             privacy = plan.config.privacy
@@ -351,6 +355,7 @@ class Run:
 
     def _finish(self, session: Session[Any], release: Release) -> dict[str, Any]:
         stamp = {"not_private": True} if self.plan.not_private else {}
+        session.show("writing the release")
         records = self.folder.assemble(record | stamp for record in release.records)
         # Before the report, which says where in the ledger the run ends.
         session.ledger.commit(self.run_id)

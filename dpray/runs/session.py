@@ -182,6 +182,7 @@ class Session(Generic[P]):
         """Read every record once, and keep none, where the plan asks for it and nothing has begun.
         Raises InputError that names the row."""
         if self.plan.checks_records and not self.has_begun:
+            self.show("checking records")
             for file in list_files(self.config.data.path):
                 for _ in record_rows(Piece(file), self.config.data, self.plan.column_values):
                     pass
@@ -250,6 +251,7 @@ class Session(Generic[P]):
             return
         output = self.published("labels")
         if output is None:
+            self.show("counting labels")
             with self.shards(LabelCounter) as shards:
                 output = self.publish_once("labels", lambda: noisy_labels(shards, histogram))
         self.plan = self.plan.with_proportions(output["proportions"])

@@ -145,6 +145,15 @@ class DpSgdPlan(Plan):
             else [],
         }
 
+    @property
+    def cut(self) -> str:
+        """Return the public sentence about private texts that are too long; how many there are is
+        private."""
+        return (
+            f"a private text is cut where it and its control code have more than "
+            f"{self.settings.max_length} tokens (method.max_length)"
+        )
+
     def lines(self) -> dict[str, str]:
         settings, method = self.settings, self.method
         return {
@@ -154,6 +163,7 @@ class DpSgdPlan(Plan):
             f"beforehand that an interrupted run may repeat",
             "noise multiplier": f"{self.noise_multiplier:.4f}",
             "records": f"{settings.records:,}, at most {settings.max_length} tokens each",
+            "long texts": f"{self.cut}; `dpray check` counts such texts, for the owner alone",
         }
 
 

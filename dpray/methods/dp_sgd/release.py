@@ -102,11 +102,13 @@ def train(session: DpSgdSession) -> dict[str, Any]:
     def show(t: int) -> None:
         session.show("training steps", t, method.steps)
 
+    session.show("loading the model, encoding records", 0, method.steps)
     try:
         if session.in_process:
             train_here(training, show)
         else:
             train_on_actors(session, training, show)
+        session.show("hashing the model")
         sync_all(tuned)
     except Exception as error:
         # Unlike other mechanisms, repeated steps are charged again: the unit need not fail.
@@ -250,6 +252,7 @@ def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> di
             "control_terms": "sequences that the method before this one released"
             if any(plan.codes.sequences.values())
             else "none",
+            "private_texts": plan.cut,
             "texts": "ordinary sampling from the tuned model: post-processing",
         },
         "not_covered": [*NOT_COVERED, *([] if plan.not_private else [SUM_ROUNDING])],
