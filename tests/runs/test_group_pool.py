@@ -17,7 +17,7 @@ from ray.exceptions import OutOfMemoryError, OwnerDiedError, RayActorError
 
 from dpray.config.config import Config, parse_config
 from dpray.engines.base import EngineError
-from dpray.io.records import Piece
+from dpray.io.formats import Piece
 from dpray.runs.cluster import EndedForMemory, LostTooOften, ended_for_memory, was_lost
 from dpray.runs.group_actor import slice_of, tasks
 from dpray.runs.group_pool import GroupPool, _Slices

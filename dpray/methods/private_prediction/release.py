@@ -182,7 +182,7 @@ def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[s
         if text := plan.template.released(completion):
             yield {
                 "text": text,
-                "label": label or None,
+                "label": plan.config.data.released_label(label),
                 "batch": outcome["batch"],
                 "finish_reason": finish_reason,
                 "tokens": tokens,
