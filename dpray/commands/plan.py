@@ -105,6 +105,12 @@ def plan(
     _plan_one(loaded, rate, as_json)
 
 
+EMPTY = {
+    "refuse": "an error in the file (data.empty: refuse)",
+    "skip": "left out (data.empty: skip)",
+}
+
+
 def _plan_one(loaded: Config, rate: float | None, as_json: bool) -> None:
     # Imported late: a mistyped key should not have to wait for torch.
     from dpray.pace import known_pace
@@ -128,6 +134,7 @@ def _plan_one(loaded: Config, rate: float | None, as_json: bool) -> None:
     table.add_row("method", summary["method"]["name"])
     for name, value in made.lines().items():
         table.add_row(name, value)
+    table.add_row("empty texts", EMPTY[made.config.data.empty])
     table.add_row("model runs", in_words(made.config))
     if pace is not None:
         table.add_row("time", time_in_words(summary["time"]))

@@ -241,6 +241,7 @@ class Plan(ABC):
     def summary(self) -> dict[str, Any]:
         """Return the object that `dpray plan --json` prints."""
         summary = self.guarantee() | self.method_summary() | {"placement": placement(self.config)}
+        summary["empty_texts"] = self.config.data.empty
         if not self.not_private and self.config.privacy.delta > 1.0 / self.config.data.public_size:
             summary["warnings"].append(
                 "privacy.delta is above 1 / data.public_size: it permits releasing a whole record"
