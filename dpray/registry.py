@@ -8,7 +8,7 @@ from typing import Any
 
 from dpray.config.config import Config
 from dpray.engines.model_path import preparation, resolve_model
-from dpray.io.records import list_files
+from dpray.io.file_list import list_files
 from dpray.methods import part
 from dpray.runs.choice import Choice
 from dpray.runs.engine import BuildEngine, build_engine

@@ -106,6 +106,12 @@ def plan(
     _plan_one(loaded, rate, as_json)
 
 
+EMPTY = {
+    "refuse": "an error in the file (data.empty: refuse)",
+    "skip": "left out (data.empty: skip)",
+}
+
+
 def _plan_one(loaded: Config, rate: float | None, as_json: bool) -> None:
     with progress_bar("planning") as on_progress:
         if loaded.engine.is_local and is_at_hand(loaded.engine.model):
@@ -132,6 +138,7 @@ def _plan_one(loaded: Config, rate: float | None, as_json: bool) -> None:
     table.add_row("method", summary["method"]["name"])
     for name, value in made.lines().items():
         table.add_row(name, value)
+    table.add_row("empty texts", EMPTY[made.config.data.empty])
     table.add_row("model runs", in_words(made.config))
     if pace is not None:
         table.add_row("time", time_in_words(summary["time"]))

@@ -40,6 +40,12 @@ class EvaluationSettings(Section):
         description="Name of the column with the label, which records must then have; without it, "
         "`label` where there is one. A release may have its own, `label`.",
     )
+    delimiter: str | None = Field(
+        None, description="Delimiter of the real records' CSV, as data.delimiter."
+    )
+    encoding: str | None = Field(
+        None, description="Encoding of the real records' text files, as data.encoding."
+    )
     embedder: list[str] = Field(
         ["sentence-transformers/all-MiniLM-L6-v2"],
         min_length=1,

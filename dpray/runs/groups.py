@@ -52,9 +52,9 @@ class Groups:
         task_size: int,
     ) -> Generator[list[Outcome]]:
         """Yield the outcomes of the wanted groups, about `task_size` at a time; also an empty list
-        once the rows are gathered, and on Ray one a second where nothing comes. A worker is handed about `task_size` groups at a
-        time, and takes the next ones before the last of these are done. On Ray what is lost with a
-        worker goes to another one (`dpray.runs.group_pool`).
+        once the rows are gathered, and on Ray one a second where nothing comes. A worker is handed
+        about `task_size` groups at a time, and takes the next ones before the last of these are
+        done. On Ray what is lost with a worker goes to another one (`dpray.runs.group_pool`).
 
         On Ray the driver holds one task's outcomes and the groups' names; in one process, all rows.
         Raises the error that ended the execution: a DprayError of a task as itself, InputError or

@@ -23,6 +23,7 @@ from dpray.config.sections import RuntimeConfig
 from dpray.engines.adapters import tuned_without_noise
 from dpray.engines.base import Engine
 from dpray.engines.model_path import with_bases
+from dpray.io.labels import label_name
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.runs.placement import placement
 from dpray.types import InputError, OnProgress
@@ -46,7 +47,7 @@ class Handed:
         terms: dict[str, list[Sequence[str]]] = {}
         texts: dict[str, list[str]] = {}
         for record in records:
-            label = record["label"] or ""
+            label = "" if record["label"] is None else label_name(record["label"])
             if "terms" in record:
                 terms.setdefault(label, []).append(record["terms"])
             else:
@@ -114,7 +115,7 @@ class Plan(ABC):
     def column_values(self) -> dict[str, Sequence[str]]:
         """Return the public values of the columns that a record has beside its text and unit."""
         data = self.config.data
-        return {data.label: data.labels} if data.label else {}
+        return {data.label: tuple(data.label_names)} if data.label else {}
 
     @property
     def checks_records(self) -> bool:
@@ -240,6 +241,7 @@ class Plan(ABC):
     def summary(self) -> dict[str, Any]:
         """Return the object that `dpray plan --json` prints."""
         summary = self.guarantee() | self.method_summary() | {"placement": placement(self.config)}
+        summary["empty_texts"] = self.config.data.empty
         if not self.not_private and self.config.privacy.delta > 1.0 / self.config.data.public_size:
             summary["warnings"].append(
                 "privacy.delta is above 1 / data.public_size: it permits releasing a whole record"
@@ -275,7 +277,7 @@ def label_histogram(config: Config) -> LabelHistogram | None:
     data = config.data
     epsilon, unit = config.privacy.epsilon_labels, data.max_records_per_unit
     try:
-        return LabelHistogram(data.labels, epsilon, unit)
+        return LabelHistogram(tuple(data.label_names), epsilon, unit)
     except ValueError as error:
         raise InputError(f"privacy.epsilon_labels: {error}") from None
 

@@ -23,8 +23,8 @@ from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
 from dpray.accounting.run_ledger import NullLedger
 from dpray.engines.base import Engine
+from dpray.io.digests import file_digests, fingerprint
 from dpray.io.files import disk_is_full, write_durably
-from dpray.io.records import file_digests, fingerprint
 from dpray.mechanisms.partition import new_salt
 from dpray.runs import cluster
 from dpray.runs.accountant import AccountantClient, count_refusal
@@ -35,7 +35,7 @@ from dpray.runs.metrics import nowhere, on_ray, rays_exporter
 from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
 from dpray.runs.privacy_report import privacy_report, versions
-from dpray.runs.rows import check_first_record
+from dpray.runs.rows import check_first_records
 from dpray.runs.session import Release, Session
 from dpray.types import (
     Budget,
@@ -251,7 +251,7 @@ class Run:
                 if cluster.uses_ray(self.plan.config):
                     count_refusal(self.plan.config.privacy.ledger, refused.dataset)
                 raise
-        check_first_record(self.plan.config.data, self.plan.texts_from_columns)
+        check_first_records(self.plan.config.data, self.plan.texts_from_columns)
         if is_new:
             ledger.create_dataset(name, whole, *stated_for)
 

@@ -73,7 +73,7 @@ def test_a_hub_that_never_answers(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and no more
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         before = monotonic()
-        with pytest.raises(InputError, match="cannot be reached; give a local folder$"):
+        with pytest.raises(InputError, match=r"cannot be reached; give a local folder$"):
             asked(endpoint, tmp_path, "embedder.model", patience=0.2)
     # Five tries with pauses between them take more than 24 seconds.
     assert monotonic() - before < 20

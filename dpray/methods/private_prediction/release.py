@@ -122,8 +122,8 @@ def announced(
 
 
 def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]]:
-    """Yield an empty list once the rows are gathered, and then the outcomes of the batches, a task's
-    at a time."""
+    """Yield an empty list once the rows are gathered, and then the outcomes of the batches, those
+    of a task at a time."""
     load = session.take_engine if session.in_process else session.load_engine
     key = "" if session.plan.disjoint else batches_key(session)
     make = partial(
@@ -195,7 +195,7 @@ def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[s
         if text := plan.template.released(completion):
             yield {
                 "text": text,
-                "label": label or None,
+                "label": plan.config.data.released_label(label),
                 "batch": outcome["batch"],
                 "finish_reason": finish_reason,
                 "tokens": tokens,
