@@ -52,6 +52,36 @@ def plan(config: Config) -> Plan:
     return make_plan(config)
 
 
+def check(
+    config: Config,
+    on_progress: OnProgress = lambda progress: None,
+    *,
+    write: bool = False,
+) -> dict[str, Any]:
+    """Read all rows as a run of `config` will, for their owner alone: errors by row, types,
+    lengths, labels, texts that will be cut, and keys to set. Charges nothing.
+
+    The counts are exact and NOT private. With `write` they go into `private/check.json` in the
+    output folder, too.
+
+    found = dpray.check(config)
+    found["refused"], found["errors"], found["proposals"]
+    """
+    from dpray.io.files import make_private, write_durably
+    from dpray.row_check import check_rows
+
+    found = check_rows(config, on_progress)
+    if write:
+        folder = Path(config.output.path) / "private"
+        try:
+            make_private(folder)
+            text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+            write_durably(folder / "check.json", text, private=True)
+        except OSError as error:
+            raise InputError(f"output.path: {folder}: {error.strerror}") from None
+    return found
+
+
 def compare(
     config: Config,
     on_progress: OnProgress = lambda progress: None,

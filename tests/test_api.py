@@ -15,8 +15,8 @@ import dpray
 
 NAMES = [
     "Budget", "BudgetRefused", "Config", "DprayError", "InputError", "Ledger", "Progress",
-    "Resumable", "SyntheticData", "__version__", "audit", "bench", "compare", "evaluate", "explore",
-    "load", "plan", "progress_bar", "rehearse", "run",
+    "Resumable", "SyntheticData", "__version__", "audit", "bench", "check", "compare", "evaluate",
+    "explore", "load", "plan", "progress_bar", "rehearse", "run",
 ]  # fmt: skip
 
 

@@ -79,6 +79,7 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
     the cluster may have to start. Raises InputError that says why it cannot be loaded, Resumable
     where actors are lost again and again.
     """
+    loaded: T | WorkerError | None
     if config.runtime.uses_ray:
         loaded = _try_on_ray(config, load, on_progress)
     else:

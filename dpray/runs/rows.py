@@ -130,6 +130,21 @@ def record_rows(
         yield found
 
 
+def checked_row(
+    where: Where,
+    row: Mapping[str, Any],
+    data: DataConfig,
+    text_of: TextOf | None,
+    column_values: Mapping[str, Collection[str]],
+) -> Row | None:
+    """Return the text, the label and the `columns` of one row, None for an empty text that is
+    skipped. Raises InputError naming the row, as any run does that reads it."""
+    if (record := to_record(where, row, data, text_of)) is None:
+        return None
+    columns = _columns(where, row, data, column_values)
+    return {"text": record.text, "label": record.label or "", "columns": columns}
+
+
 def place(piece: Piece, row: int) -> str:
     """Return the name of a row that is its own unit, by its place and not by its content."""
     return f"file {piece.file_number}, row {row}"
