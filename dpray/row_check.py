@@ -66,7 +66,7 @@ def check_rows(
     for number, piece in enumerate(pieces):
         # The number of rows is private, and shown to the owner, whose check this is.
         stage = f"reading file {number + 1} of {len(pieces)}"
-        _check_file(piece, tally, lambda rows, stage=stage: on_progress(Progress(stage, rows)))
+        _check_file(piece, tally, stage, on_progress)
     return tally.summary()
 
 
@@ -74,12 +74,12 @@ def _codec(config: Config) -> TextCodec:
     return TextCodec(resolve_model(config.engine.model), config.engine.max_model_len)
 
 
-def _check_file(piece: Piece, tally: Tally, show: Callable[[int], None]) -> None:
+def _check_file(piece: Piece, tally: Tally, stage: str, on_progress: OnProgress) -> None:
     before = tally.rows
     try:
         for where, row in scan_piece(piece):
             if tally.rows % TEXTS_AT_ONCE == 0:
-                show(tally.rows)
+                on_progress(Progress(stage, tally.rows))
             tally.add(where, row)
     except InputError as error:
         tally.refuse(str(error), None)

@@ -131,9 +131,9 @@ def answered(
         "delta": usual_delta(size), "method": "private_prediction", "dataset": name,
         "model": usual_model(), "out": f"out/{name}",
     }  # fmt: skip
-    chosen = {key: value for key, value in (usual | _given(known)).items() if key != "labels"}
+    chosen: dict[str, Any] = usual | _given(known) | {"labels": labels}
     made = Answers(
-        path=path, labels=labels, delimiter=form.delimiter, encoding=form.encoding,
+        path=path, delimiter=form.delimiter, encoding=form.encoding,
         looked_at=looks and given["labels"] is None, **chosen,
     )  # fmt: skip
     return made, header
