@@ -45,6 +45,24 @@ class FileFormat:
 AS_RECOGNISED = FileFormat()
 
 
+def one_sign(delimiter: str | None) -> str | None:
+    """Return a delimiter, a tab for the `\\t` that a shell passes. Raises ValueError."""
+    if delimiter == "\\t":
+        return "\t"
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in "\r\n"):
+        raise ValueError("one sign, or \\t for a tab")
+    return delimiter
+
+
+def known_encoding(encoding: str | None) -> str | None:
+    """Return the name of an encoding that Python knows. Raises ValueError."""
+    try:
+        "".encode(encoding or "utf-8")
+    except (LookupError, ValueError):
+        raise ValueError("not an encoding of texts that Python knows") from None
+    return encoding
+
+
 @dataclass(frozen=True)
 class Piece:
     """A `Piece` is a part of a file: of JSONL the lines that begin from byte `begin` on and before
