@@ -140,7 +140,7 @@ class DataConfig(Section):
     @property
     def format(self) -> FileFormat:
         """Return how the text files of `path` are written."""
-        return FileFormat(self.delimiter, self.quote, self.escape, self.encoding)
+        return FileFormat(self.delimiter, self.quote, self.escape, self.encoding, "data.")
 
     @property
     def proportions(self) -> dict[str, float]:

@@ -32,14 +32,14 @@ class FileFormat:
     `delimiter` is that of CSV: by default `,`, `;`, a tab or `|`, whichever the header has. `quote`
     stands around a cell that holds delimiters or line ends, "" for none; within it a quote is
     doubled, or follows `escape`. `encoding` is by default UTF-8, or what a byte order mark says.
-    `keys` begins the names of the keys that set these, for errors.
+    `keys` begins the names of the keys that set these, for errors; None where no keys do.
     """
 
     delimiter: str | None = None
     quote: str = '"'
     escape: str | None = None
     encoding: str | None = None
-    keys: str = "data."
+    keys: str | None = None
 
 
 AS_RECOGNISED = FileFormat()

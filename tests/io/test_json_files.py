@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.io import json_files
-from dpray.io.formats import AS_RECOGNISED, Piece
+from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece
 from dpray.io.json_files import PEEKED, read_json
 from dpray.io.pieces import cut
 from dpray.io.records import read_file_header, read_rows, scan_piece
@@ -89,10 +89,11 @@ def test_rows_after_a_bad_one_are_read(tmp_path: Path) -> None:
     lines = ['{"text": "x"}', "Marlowe", "", '{"text": "y"}', "[]", '{"text": "caf\xe9"}']
     (tmp_path / "a.jsonl").write_bytes("\n".join(lines).encode("latin-1"))
     (tmp_path / "a.csv").write_bytes(b'text,n\nx,1\nMarlowe\n"y"y,2\n\ncaf\xe9,3\nz,4\n')
+    form = FileFormat(keys="data.")
     found = {
         name: [
             (where.row, str(row) if isinstance(row, InputError) else row["text"])
-            for where, row in scan_piece(Piece(str(tmp_path / name)))
+            for where, row in scan_piece(Piece(str(tmp_path / name), format=form))
         ]
         for name in ("a.jsonl", "a.csv")
     }
