@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from dpray.config.base import Count, Positive, Section
+from dpray.config.base import Count, Delimiter, Encoding, Positive, Section
 from dpray.io.files import names_cloud
 from dpray.io.formats import FileFormat
 from dpray.io.labels import check_labels, label_name
@@ -56,7 +56,7 @@ class DataConfig(Section):
         "refuse",
         description="a text that is null or blank: an error in the file, or a row that is left out",
     )
-    delimiter: str | None = Field(
+    delimiter: Delimiter = Field(
         None, description="CSV: null: `,`, `;`, a tab or `|`, whichever the header has"
     )
     quote: str = Field(
@@ -68,7 +68,7 @@ class DataConfig(Section):
         max_length=1,
         description="CSV: the sign before a quote within a cell; null: quotes are doubled",
     )
-    encoding: str | None = Field(
+    encoding: Encoding = Field(
         None,
         description="of text files, such as cp1252; null: UTF-8, or what a byte order mark says",
     )
@@ -99,24 +99,6 @@ class DataConfig(Section):
         if len(named) < len(shares):
             raise ValueError("a label has two shares")
         return named
-
-    @field_validator("delimiter")
-    @classmethod
-    def _one_sign(cls, delimiter: str | None) -> str | None:
-        if delimiter == "\\t":  # as a shell passes it
-            return "\t"
-        if delimiter is not None and (len(delimiter) != 1 or delimiter in "\r\n"):
-            raise ValueError("one sign, or \\t for a tab")
-        return delimiter
-
-    @field_validator("encoding")
-    @classmethod
-    def _is_known(cls, encoding: str | None) -> str | None:
-        try:
-            "".encode(encoding or "utf-8")
-        except (LookupError, ValueError):
-            raise ValueError("not an encoding of texts that Python knows") from None
-        return encoding
 
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:
@@ -158,7 +140,7 @@ class DataConfig(Section):
     @property
     def format(self) -> FileFormat:
         """Return how the text files of `path` are written."""
-        return FileFormat(self.delimiter, self.quote, self.escape, self.encoding)
+        return FileFormat(self.delimiter, self.quote, self.escape, self.encoding, "data.")
 
     @property
     def proportions(self) -> dict[str, float]:

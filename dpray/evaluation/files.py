@@ -52,7 +52,7 @@ def evaluate_files(
     own = FileFormat(settings.delimiter, encoding=settings.encoding, keys="--")
     forms = dict.fromkeys(paths, own) | {"synthetic": AS_RECOGNISED}
     sets = {
-        name: _read(path, f"--{name}", settings.text, settings.label or LABEL, forms[name])
+        name: read_labelled(path, f"--{name}", settings.text, settings.label or LABEL, forms[name])
         for name, path in paths.items()
         if path is not None
     }
@@ -157,7 +157,7 @@ def _check_folder(out: Path) -> None:
         )
 
 
-def _read(path: str, key: str, text: str, label: str, form: FileFormat) -> list[Labelled]:
+def read_labelled(path: str, key: str, text: str, label: str, form: FileFormat) -> list[Labelled]:
     """Read the records of files, or of the release in a run's folder; blank texts are left out."""
     released = Path(path) / "synthetic.jsonl"
     if (Path(path) / "run.json").exists() and not released.exists():

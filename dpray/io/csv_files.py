@@ -78,6 +78,8 @@ def _row(where: Where, opened: OpenCsv, cells: Sequence[str], form: FileFormat) 
 
 
 def not_csv(place: Where | str, form: FileFormat) -> InputError:
+    if form.keys is None:
+        return InputError(f"{place}: not valid CSV")
     keys = ", ".join(f"{form.keys}{key}" for key in ("delimiter", "quote", "escape"))
     return InputError(f"{place}: not valid CSV (its keys: {keys})")
 

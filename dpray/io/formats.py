@@ -32,17 +32,35 @@ class FileFormat:
     `delimiter` is that of CSV: by default `,`, `;`, a tab or `|`, whichever the header has. `quote`
     stands around a cell that holds delimiters or line ends, "" for none; within it a quote is
     doubled, or follows `escape`. `encoding` is by default UTF-8, or what a byte order mark says.
-    `keys` begins the names of the keys that set these, for errors.
+    `keys` begins the names of the keys that set these, for errors; None where no keys do.
     """
 
     delimiter: str | None = None
     quote: str = '"'
     escape: str | None = None
     encoding: str | None = None
-    keys: str = "data."
+    keys: str | None = None
 
 
 AS_RECOGNISED = FileFormat()
+
+
+def one_sign(delimiter: str | None) -> str | None:
+    """Return a delimiter, a tab for the `\\t` that a shell passes. Raises ValueError."""
+    if delimiter == "\\t":
+        return "\t"
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in "\r\n"):
+        raise ValueError("one sign, or \\t for a tab")
+    return delimiter
+
+
+def known_encoding(encoding: str | None) -> str | None:
+    """Return the name of an encoding that Python knows. Raises ValueError."""
+    try:
+        "".encode(encoding or "utf-8")
+    except (LookupError, ValueError):
+        raise ValueError("not an encoding of texts that Python knows") from None
+    return encoding
 
 
 @dataclass(frozen=True)

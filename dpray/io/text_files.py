@@ -49,10 +49,10 @@ def bad_bytes(place: Where | str, encoding: str, form: FileFormat) -> InputError
     """Return the error for bytes that are not in the encoding; it proposes Windows' own."""
     if encoding != UTF_8:
         return InputError(f"{place}: the bytes are not valid {encoding}")
-    return InputError(
-        f"{place}: the bytes are not valid UTF-8; for a file from Windows or Excel, set "
-        f"{form.keys}encoding=cp1252"
-    )
+    advice = "save the file in UTF-8"
+    if form.keys is not None:
+        advice = f"for a file from Windows or Excel, set {form.keys}encoding=cp1252"
+    return InputError(f"{place}: the bytes are not valid UTF-8; {advice}")
 
 
 def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:

@@ -39,8 +39,8 @@ PIECE_BYTES = 128 << 20
 MOST_TASKS = 1000
 """Many small files are read by this many tasks on Ray."""
 
-MOST_HEADERS = 1000
-"""So many files are looked into before a charge."""
+MOST_HEADERS = 100
+"""So many files of JSON are looked into before a charge."""
 
 TextOf = Callable[[dict[str, Any]], str]
 """A `TextOf` makes the text from a row's columns; it raises KeyError where one is missing, and
@@ -69,17 +69,16 @@ def read_records(
 
 def check_first_records(data: DataConfig, texts_from_columns: bool) -> None:
     """Raise InputError, as `read_records` does, where the first row of the first file is no record:
-    most often a column is mistyped. And for a file that is not one of records, among others of JSON
-    most often."""
+    most often a column is mistyped. And for a stray `.json` that holds no records."""
     first, *others = data_pieces(data)
     for where, row in read_piece(first):
         to_record(where, row, data, (lambda row: "-") if texts_from_columns else None)
         break
     else:
         raise _no_rows(first)
-    for piece in others[:MOST_HEADERS]:
-        if kind_of(piece.file) in ("json", "csv"):
-            read_file_header(piece.file, data.format)
+    strays = [piece.file for piece in others if piece.file.lower().endswith(".json")]
+    for file in strays[:MOST_HEADERS]:
+        read_file_header(file, data.format)
 
 
 def data_pieces(data: DataConfig) -> list[Piece]:
