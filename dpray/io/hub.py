@@ -1,5 +1,5 @@
-"""A hub of models is asked once, with a deadline, whether it has a model: the libraries that load
-models ask a hub that does not answer again and again, for minutes."""
+"""A hub of models and data sets is asked once, with a deadline, whether it has one: the libraries
+that load them ask a hub that does not answer again and again, for minutes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ask_hub(
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     endpoint = endpoint or constants.ENDPOINT
-    if (refusal := _refusal(name, endpoint, patience)) is None:
+    if (refusal := _refusal(name, "model", endpoint, patience)) is None:
         return name
     try:
         return snapshot_download(name, cache_dir=downloads, local_files_only=True)
@@ -50,17 +50,29 @@ def ask_hub(
         ) from None
 
 
-def _refusal(name: str, endpoint: str, patience: float) -> str | None:
-    """Return None if the hub has the model, and otherwise the reason, in words."""
+@cache
+def check_dataset(path: str, endpoint: str | None = None, patience: float = PATIENCE) -> None:
+    """Raise InputError if the hub does not have the data set of `hf://name#split`, or does not
+    answer within `patience` seconds."""
+    from huggingface_hub import constants
+
+    endpoint = endpoint or constants.ENDPOINT
+    name = path.removeprefix("hf://").partition("#")[0]
+    if (refusal := _refusal(name, "dataset", endpoint, patience)) is not None:
+        raise InputError(f"{path}: the hub {endpoint} {refusal}; download it, and give its folder")
+
+
+def _refusal(name: str, kind: str, endpoint: str, patience: float) -> str | None:
+    """Return None if the hub has the model or data set, and otherwise the reason, in words."""
     from huggingface_hub import errors
 
-    answer = _answer(name, endpoint, patience)
+    answer = _answer(name, kind, endpoint, patience)
     if answer is None or isinstance(answer, errors.RemoteEntryNotFoundError):
-        return None  # a model without this file: whoever loads it says what is missing
+        return None  # there, without this file: whoever loads it says what is missing
     if isinstance(answer, errors.GatedRepoError):
         return "gives it only to those who accepted its terms (HF_TOKEN)"
     if isinstance(answer, errors.RepositoryNotFoundError | errors.HFValidationError):
-        return "has no such model, or hides it from those without a token (HF_TOKEN)"
+        return f"has no such {kind}, or hides it from those without a token (HF_TOKEN)"
     if isinstance(answer, errors.OfflineModeIsEnabled):
         return "is not asked (HF_HUB_OFFLINE)"
     if isinstance(answer, errors.HfHubHTTPError) and answer.response is not None:
@@ -68,15 +80,16 @@ def _refusal(name: str, endpoint: str, patience: float) -> str | None:
     return "cannot be reached"
 
 
-def _answer(name: str, endpoint: str, patience: float) -> Exception | None:
-    """Return the error of a look-up of the model's configuration, None if it succeeds."""
+def _answer(name: str, kind: str, endpoint: str, patience: float) -> Exception | None:
+    """Return the error of a look-up of one file, None if it succeeds."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     answers: SimpleQueue[Exception | None] = SimpleQueue()
 
     def look_up() -> None:
         try:
-            url = hf_hub_url(name, "config.json", endpoint=endpoint)
+            file = "config.json" if kind == "model" else "README.md"
+            url = hf_hub_url(name, file, repo_type=kind, endpoint=endpoint)
             get_hf_file_metadata(url, timeout=patience, endpoint=endpoint)
         except Exception as error:
             answers.put(error)

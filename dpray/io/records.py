@@ -27,6 +27,7 @@ from dpray.io.formats import (
     kind_of,
     without_compression,
 )
+from dpray.io.hub import check_dataset
 from dpray.io.json_files import json_lines, read_json
 from dpray.io.pieces import lines_of
 from dpray.io.table_files import read_arrow, read_in_any_order, read_parquet, schema_names
@@ -177,6 +178,7 @@ def _read_hub(path: str) -> Scanned:
         from datasets import load_dataset
     except ImportError:
         raise InputError("hf:// needs the package `datasets`") from None
+    check_dataset(path)
     name, _, split = path.removeprefix("hf://").partition("#")
     rows = load_dataset(name, split=split or "train", streaming=True)
     for number, row in enumerate(rows, start=1):

@@ -12,7 +12,7 @@ from time import monotonic
 
 import pytest
 
-from dpray.io.hub import PATIENCE, ask_hub
+from dpray.io.hub import PATIENCE, ask_hub, check_dataset
 from dpray.types import InputError
 
 
@@ -78,6 +78,15 @@ def test_a_hub_that_never_answers(tmp_path: Path) -> None:
     # Five tries with pauses between them take more than 24 seconds.
     assert monotonic() - before < 20
     assert PATIENCE < 10
+
+
+def test_a_data_set_of_a_hub() -> None:
+    with a_hub(200) as endpoint:
+        check_dataset("hf://owner/name#test", endpoint, 30)
+    with a_hub(401, "RepoNotFound") as endpoint:
+        message = "^hf://owner/name#test: the hub .* has no such dataset.*give its folder$"
+        with pytest.raises(InputError, match=message):
+            check_dataset("hf://owner/name#test", endpoint, 30)
 
 
 def test_a_copy_that_was_downloaded_before_needs_no_hub(tmp_path: Path) -> None:
