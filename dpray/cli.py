@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pkgutil import resolve_name
 from traceback import walk_tb
@@ -17,6 +18,8 @@ from dpray.types import DprayError
 from dpray.version import __version__
 
 COMMANDS = {
+    "init": "Write a commented configuration from a file's header and a few answers.",
+    "check": "The owner's check of all rows before a run; charges and releases nothing.",
     "plan": "Epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data.",
     "bench": "How long a plan takes on this machine, by short runs on public records.",
     "rehearse": "Try the methods out on public records, with true noise, at no cost.",
@@ -29,6 +32,10 @@ COMMANDS = {
     "ledger": "Budgets: create, show, verify, export.",
 }
 """`dpray --help` shows these lines."""
+
+LEVELS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error"}
+"""Libraries read these levels when they are imported, which no command does before it runs: their
+errors are shown, and notes on the machine and its devices are not."""
 
 
 class Commands(TyperGroup):
@@ -88,6 +95,8 @@ def main(arguments: list[str] | None = None) -> None:
 def run_command(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code. An error is one line on stderr; an unexpected one
     names its class only, because its message could hold private text."""
+    for name, level in LEVELS.items():
+        os.environ.setdefault(name, level)
     try:
         result = typer.main.get_command(app)(args=arguments, standalone_mode=False)
         return result if isinstance(result, int) else 0

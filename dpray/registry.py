@@ -7,13 +7,13 @@ from contextlib import closing
 from typing import Any
 
 from dpray.config.config import Config
-from dpray.engines.model_path import resolve_model
-from dpray.io.records import list_files
+from dpray.engines.model_path import preparation, resolve_model
+from dpray.io.file_list import list_files
 from dpray.methods import part
 from dpray.runs.choice import Choice
 from dpray.runs.engine import BuildEngine, build_engine
 from dpray.runs.plan import Plan
-from dpray.types import DprayError, InputError, OnProgress
+from dpray.types import DprayError, InputError, OnProgress, Progress
 
 
 def make_plan(config: Config) -> Plan:
@@ -48,7 +48,9 @@ def run(
     _check_chosen(config)
     list_files(config.data.path)
     if is_local(config) and config.engine.is_local:
+        on_progress(Progress(preparation(config.engine.model)))
         resolve_model(config.engine.model)
+    on_progress(Progress("planning"))
     plan = make_plan(config)
     release = part(config.method.name, "release").release
     with closing(ReleaseFolder(config.output.path)) as folder:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from dpray.comparison import Answer, check_epsilons, compare, records_keys, sections
 from dpray.config.config import Config, parse_config
 from dpray.io.records import read_rows
-from dpray.stage import draw, public_records, staged, with_epsilon, with_method, write_stage
+from dpray.stage import (
+    as_released,
+    draw,
+    public_records,
+    staged,
+    with_epsilon,
+    with_method,
+    write_stage,
+)
 from dpray.types import InputError, OnProgress, Progress
 
 if TYPE_CHECKING:
@@ -166,9 +174,10 @@ def rehearse(
     # Imported late: bad input should not have to wait for scikit-learn.
     from dpray.evaluation.judge import Judge
 
-    text, label = config.data.text, config.data.label
-    judge = Judge(load_embedder(config.embedder.model), stage, test, text, label)
-    real = judge.scores(drawn[: min(records, len(stage))], text, label)
+    real_records, test_records = (as_released(config, rows) for rows in (stage, test))
+    embedder, labelled = load_embedder(config.embedder.model), config.data.label is not None
+    judge = Judge(embedder, real_records, test_records, labelled)
+    real = judge.scores(as_released(config, drawn[: min(records, len(stage))]))
 
     found: dict[float, dict[str, Rehearsed]] = {}
     for epsilon in epsilons or (config.privacy.epsilon,):

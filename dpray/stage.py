@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 
 from dpray.config.config import Config
+from dpray.io.columns import column_of, is_empty, text_of
+from dpray.io.formats import Where
+from dpray.io.labels import match_label
 from dpray.io.public_files import public_files
-from dpray.io.records import Where, read_rows, text_of
+from dpray.io.records import read_rows
+from dpray.runs.rows import unit_of
 from dpray.types import InputError
 
 FILE = "stage.jsonl"
@@ -41,24 +45,44 @@ def with_method(tree: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str,
 
 
 def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the texts and the rows of `--public`. Raises InputError for a row that does not have
-    the configuration's columns and labels, and for `data.path` itself."""
+    """Yield the texts and the rows of `--public`; a blank text is left out. A row's label has the
+    type that it has in `data.labels`, and nested columns stand under their dotted names, too.
+
+    Raises InputError for a row that does not have the configuration's columns and labels, and for
+    `data.path` itself."""
     for file in public_files(public, "--public", config.data.path):
         for where, row in read_rows(file):
-            text = text_of(row, config.data.text, where)
-            _check_row(config, row, where)
-            yield text, row
+            try:
+                text = text_of(row, config.data.text, where)
+                if not is_empty(text):
+                    yield text, row | _columns(config, row, text, where)
+            except InputError as error:
+                raise InputError(f"--public: {error}") from None
 
 
-def _check_row(config: Config, row: Mapping[str, Any], where: Where) -> None:
+def _columns(config: Config, row: Mapping[str, Any], text: str, where: Where) -> dict[str, Any]:
     data = config.data
-    for key, column in (("data.label", data.label), ("data.unit", data.unit)):
-        if column is not None and row.get(column) is None:
-            raise InputError(f"--public: {where}: has no '{column}' ({key})")
-        if column is not None and isinstance(row[column], list | dict):
-            raise InputError(f"--public: {where}: '{column}' holds more than one value ({key})")
-    if data.label is not None and str(row[data.label]) not in data.labels:
-        raise InputError(f"--public: {where}: its label is not one of data.labels")
+    found: dict[str, Any] = {data.text: text} if isinstance(data.text, str) else {}
+    if data.label is not None:
+        value = column_of(row, data.label, where)
+        found[data.label] = data.released_label(
+            match_label(value, data.label_names, data.label, where)
+        )
+    if data.unit is not None:
+        found[data.unit] = unit_of(row, data.unit, where)
+    return found
+
+
+def as_released(config: Config, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of `public_records` in the form of a release: with a `text` and a `label`."""
+    data = config.data
+    return [
+        {
+            "text": text_of(row, data.text, Where(FILE, number)),
+            "label": None if data.label is None else row[data.label],
+        }
+        for number, row in enumerate(rows, start=1)
+    ]
 
 
 def draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[dict[str, Any]]:
@@ -92,7 +116,7 @@ def staged(config: Config, method: Mapping[str, Any], stage: Path, folder: Path)
     with a ledger of its own."""
     tree = plain(config)
     changed = {
-        "data": {"path": str(stage)},
+        "data": {"path": str(stage), "encoding": None},
         "privacy": {
             "ledger": f"sqlite:///{folder}/private/ledger.db",
             "dataset": "rehearsal",

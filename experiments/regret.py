@@ -134,7 +134,7 @@ def measure(data: str, epsilon: float) -> None:
         epsilons=[epsilon], records=TEXTS, methods=METHODS, load_embedder=lambda name: Kept(),
     )  # fmt: skip
     private, test = (rows(part(data, name)) for name in ("private", "test"))
-    judge = Judge(Kept(), private[:TRAIN], test, "text", "label")
+    judge = Judge(Kept(), private[:TRAIN], test, labelled=True)
     found = {
         "real": {
             "rehearsed": accuracy(rehearsal.real),

@@ -15,8 +15,8 @@ import dpray
 
 NAMES = [
     "Budget", "BudgetRefused", "Config", "DprayError", "InputError", "Ledger", "Progress",
-    "Resumable", "SyntheticData", "__version__", "audit", "bench", "compare", "evaluate", "explore",
-    "load", "plan", "progress_bar", "rehearse", "run",
+    "Resumable", "SyntheticData", "__version__", "audit", "bench", "check", "compare", "evaluate",
+    "explore", "load", "plan", "progress_bar", "rehearse", "run",
 ]  # fmt: skip
 
 
@@ -66,7 +66,11 @@ def test_from_a_configuration_to_a_release(job: Path, capsys: pytest.CaptureFixt
     assert planned.cost.epsilon <= 8 and planned.summary()["records"] == 30
     shown: list[dpray.Progress] = []
     synthetic = dpray.run(config, on_progress=shown.append)
-    assert {progress.stage for progress in shown} == {"vocabulary", "densities"}
+    stages = list(dict.fromkeys(progress.stage for progress in shown))
+    assert stages == [
+        "planning", "hashing files", "charging the budget", "vocabulary", "densities",
+        "writing the release",
+    ]  # fmt: skip
     assert len(synthetic.records) == synthetic.report["records"] == 30
     frame = synthetic.to_pandas()
     assert list(frame.columns) == ["text", "label", "terms"] and set(frame.label) == {"a", "b"}

@@ -21,10 +21,14 @@ COMMANDS = {
     "dpray": "--version",
     "dpray audit": "--canaries --candidates --confidence --json --members --non-members --out "
     "--trials config overrides",
+    "dpray check": "--json --write config overrides",
     "dpray demo": "--json --model --out",
-    "dpray evaluate": "--actors --embedder --encoder --extraction --floor --gpus-per-actor --json "
-    "--label --lm --networks --out --ray-address --real --schema --seeds --synthetic "
-    "--text --topics --train",
+    "dpray evaluate": "--actors --delimiter --embedder --encoder --encoding --extraction --floor "
+    "--gpus-per-actor --json --label --lm --networks --out --ray-address --real --schema --seeds "
+    "--synthetic --text --topics --train",
+    "dpray init": "--dataset --delimiter --delta --encoding --epsilon --force --json --label "
+    "--labels --look --method --model --out --output --public-size --text --unit --vocabulary -o "
+    "file",
     "dpray ledger": "",
     "dpray ledger create": "--composition --dataset --delta --epsilon --json --ledger --order "
     "--parent --tenant --unit",

@@ -99,3 +99,29 @@ def test_the_api_key_is_not_shown(settings: Settings) -> None:
     tree = settings()
     tree["engine"]["api_key"] = "sk-secret"
     assert "sk-secret" not in repr(parse_config(tree))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("delimiter", ";;", "one sign, or "),
+        ("delimiter", "\n", "one sign, or "),
+        ("delimiter", '"', "is the sign of data.quote or data.escape too"),
+        ("quote", "''", "String should have at most 1 character"),
+        ("encoding", "cp12525", "not an encoding of texts that Python knows"),
+        ("encoding", "rot13", "not an encoding of texts that Python knows"),
+        ("text", [], "a column, or a list of columns"),
+        ("text", 7, "a column, or a list of columns"),
+        ("text", ["a", "a"], "a column is given twice"),
+        ("empty", "drop", "Input should be 'refuse' or 'skip'"),
+    ],
+)
+def test_keys_of_files_that_have_no_meaning(
+    settings: Callable[..., dict[str, Any]], key: str, value: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=f"^data.{key}: {message}"):
+        parse_config(settings(**{f"data__{key}": value}))
+
+
+def test_a_tab_as_a_shell_passes_it(settings: Callable[..., dict[str, Any]]) -> None:
+    assert parse_config(settings(data__delimiter="\\t")).data.format.delimiter == "\t"

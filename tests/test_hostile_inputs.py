@@ -16,7 +16,9 @@ import yaml
 
 from dpray.cli import run_command
 from dpray.config.config import load_config, parse_config
-from dpray.io.records import Piece, list_files, read_rows
+from dpray.io.file_list import list_files
+from dpray.io.formats import Piece
+from dpray.io.records import read_rows
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.rows import read_records
 from dpray.types import InputError
@@ -203,7 +205,7 @@ def test_one_number_is_one_unit(settings: Settings, tmp_path: Path) -> None:
     written = [f'"who": {who}' for who in ("1", "1.0", "1e0", "-0.0")]
     path.write_text("".join(f'{{"text": "x", "label": "a", {who}}}\n' for who in written))
     data = parse_config(settings(data__unit="who")).data
-    assert [record.unit_id for record in read_records(Piece(str(path)), data)] == [
+    assert [record.unit_id for _, record in read_records(Piece(str(path)), data)] == [
         "1",
         "1",
         "1",

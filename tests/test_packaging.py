@@ -282,3 +282,22 @@ def test_every_hard_dependency_is_pinned_for_every_machine_and_none_twice():
     ]
     assert {canonicalize_name(Requirement(each).name) for each in named} - set(common) == set()
     assert not set(common) & set(cpu)
+
+
+def test_pip_is_quiet_about_places_that_are_not_there_and_keeps_its_errors(tmp_path):
+    makefile = (ROOT / "Makefile").read_text()
+    (flags,) = re.findall(r"^QUIETLY := (.*)$", makefile, re.MULTILINE)
+    calls = re.findall(r"-m pip (?:un)?install (\S+)", makefile)
+    assert len(calls) > 5 and set(calls) == {"$(QUIETLY)"}
+
+    def install(*options):
+        """Install what is nowhere, from a place that is not there."""
+        command = [sys.executable, "-m", "pip", "install", *options, "--no-index", "--no-deps"]
+        places = ["--find-links", str(tmp_path / "gone"), "no-such-package-anywhere"]
+        done = subprocess.run(command + places, capture_output=True, text=True)
+        assert done.returncode != 0
+        return done.stdout + done.stderr
+
+    assert "is ignored" in install("--quiet"), "the warning that is meant"
+    printed = install(*flags.split())
+    assert "is ignored" not in printed and "ERROR: " in printed

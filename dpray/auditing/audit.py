@@ -14,7 +14,9 @@ from dpray.auditing.target import Finding, audit_target
 from dpray.config.config import Config
 from dpray.engines.base import Embedder, EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder
-from dpray.io.records import list_files, read_rows, text_of
+from dpray.io.columns import TextColumns, text_of
+from dpray.io.file_list import list_files
+from dpray.io.records import read_rows
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan
@@ -132,6 +134,6 @@ def _membership(
     return partial(membership, inside, outside, synthetic, embedder, confidence)
 
 
-def _texts(path: str, key: str, column: str) -> list[str]:
+def _texts(path: str, key: str, columns: TextColumns) -> list[str]:
     rows = (each for file in list_files(path, key) for each in read_rows(file))
-    return [text_of(row, column, where) for where, row in rows]
+    return [text_of(row, columns, where) for where, row in rows]

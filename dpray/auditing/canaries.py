@@ -19,8 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpray.config.config import Config
-from dpray.io.records import list_files, read_rows
+from dpray.config.config import Config, DataConfig
+from dpray.io.columns import column_of
+from dpray.io.file_list import list_files
+from dpray.io.formats import Where
+from dpray.io.labels import match_label
+from dpray.io.records import read_rows
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.runs.plan import Plan
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
@@ -119,6 +123,8 @@ def check_canaries(plan: Plan, candidates: int) -> None:
     list_files(plan.config.data.path)
     if plan.texts_from_columns:
         raise InputError("method.template: makes the texts from columns: no place for canaries")
+    if not isinstance(plan.config.data.text, str):
+        raise InputError("data.text: several columns are no place for canaries; name one")
 
 
 def try_canaries(
@@ -139,7 +145,10 @@ def try_canaries(
     rng = generator(new_key())
     # A label and control values, each as likely as any other.
     planted = [
-        (canary, {name: str(rng.choice(values)) for name, values in plan.column_values.items()})
+        (
+            canary,
+            {name: str(rng.choice(list(values))) for name, values in plan.column_values.items()},
+        )
         for canary in canaries
     ]
     with TemporaryDirectory(prefix="dpray-audit-") as name:
@@ -174,7 +183,7 @@ def try_canaries(
 
 def _throwaway(config: Config, folder: Path) -> Config:
     changes = {
-        "data": {"path": f"{folder}/records.jsonl"},
+        "data": {"path": f"{folder}/records.jsonl", "encoding": None},
         "privacy": {"ledger": f"sqlite:///{folder}/ledger.db", "tenant": None},
         "output": {"path": f"{folder}/run"},
     }
@@ -189,9 +198,20 @@ def _rows(
     data = config.data
     row: dict[str, Any] = {}
     for source in list_files(data.path):
-        for _, row in read_rows(source):
-            yield row
-    for number, (canary, values) in enumerate(planted):
+        for where, row in read_rows(source, data.format):
+            yield row | _label(data, row, where)
+    for number, (canary, names) in enumerate(planted):
+        values: dict[str, Any] = dict(names)
+        if data.label in names:
+            values[data.label] = data.released_label(names[data.label])
         for repetition in range(canary.repetitions):
             unit = {} if data.unit is None else {data.unit: f"canary-{number}-{repetition}"}
-            yield row | {data.text: canary.text} | values | unit
+            yield row | {str(data.text): canary.text} | values | unit
+
+
+def _label(data: DataConfig, row: dict[str, Any], where: Where) -> dict[str, Any]:
+    """Return a row's label with its type, which the cells of CSV do not have."""
+    if data.label is None:
+        return {}
+    name = match_label(column_of(row, data.label, where), data.label_names, data.label, where)
+    return {data.label: data.released_label(name)}

@@ -141,7 +141,7 @@ def _floor(config: Config) -> Labelled:
     assert isinstance(config.method, PrivatePredictionSettings)
     template = load_template(config.method.template)
     a_label = math.ceil((config.method.max_records or 0) / len(config.data.labels))
-    labels = [label for label in config.data.labels for _ in range(a_label)]
+    labels = [label for label in config.data.label_names for _ in range(a_label)]
     prompts = [template.public_prompt(label) for label in labels]
     sampling = Sampling(max_tokens=config.method.max_tokens)
     with closing(TransformersEngine(config.engine)) as engine:

@@ -13,10 +13,11 @@ from rich.table import Table
 from dpray import api
 from dpray.commands.config_file import check_new, write_config
 from dpray.config.config import Config, load_config
+from dpray.engines.model_path import is_at_hand, preparation
 from dpray.progress import progress_bar
 from dpray.report.figures import duration
 from dpray.terminal import Terminal, add_or_remove, titled_table
-from dpray.types import InputError
+from dpray.types import InputError, Progress
 
 if TYPE_CHECKING:
     from dpray.comparison import Answer, Comparison
@@ -105,12 +106,21 @@ def plan(
     _plan_one(loaded, rate, as_json)
 
 
+EMPTY = {
+    "refuse": "an error in the file (data.empty: refuse)",
+    "skip": "left out (data.empty: skip)",
+}
+
+
 def _plan_one(loaded: Config, rate: float | None, as_json: bool) -> None:
+    with progress_bar("planning") as on_progress:
+        if loaded.engine.is_local and is_at_hand(loaded.engine.model):
+            on_progress(Progress(preparation(loaded.engine.model)))
+        made = api.plan(loaded)
     # Imported late: a mistyped key should not have to wait for torch.
     from dpray.pace import known_pace
     from dpray.runs.placement import in_words
 
-    made = api.plan(loaded)
     pace = known_pace(loaded)
     if pace is None and rate is not None:
         raise InputError(
@@ -128,6 +138,7 @@ def _plan_one(loaded: Config, rate: float | None, as_json: bool) -> None:
     table.add_row("method", summary["method"]["name"])
     for name, value in made.lines().items():
         table.add_row(name, value)
+    table.add_row("empty texts", EMPTY[made.config.data.empty])
     table.add_row("model runs", in_words(made.config))
     if pace is not None:
         table.add_row("time", time_in_words(summary["time"]))

@@ -28,7 +28,7 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 
 def run_with_progress(config: Config) -> dict[str, Any]:
     """Run the configuration with a progress bar of public quantities."""
-    with progress_bar("loading, charging, starting", transient=False) as on_progress:
+    with progress_bar("starting", transient=False) as on_progress:
         return api.run(config, on_progress).report
 
 

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    field_validator,
+    model_validator,
+)
 
-from dpray.config.base import Count, Positive, Section
+from dpray.config.base import Count, Delimiter, Encoding, Positive, Section
 from dpray.io.files import names_cloud
+from dpray.io.formats import FileFormat
+from dpray.io.labels import check_labels, label_name
 
 LARGEST_EPSILON = 1e6
 
+Label = StrictBool | StrictInt | StrictFloat | StrictStr
+
 
 class DataConfig(Section):
-    path: str = Field(description="JSONL, CSV or Parquet; a glob, a cloud path, or hf://name")
-    text: str = Field("text", description="the column of the text")
+    path: str = Field(
+        description="JSONL, JSON, CSV, TSV, Parquet or Arrow, also .gz, .zst or .zip; a folder of "
+        "them or of .txt; a glob, a cloud path, or hf://name"
+    )
+    text: str | tuple[str, ...] = Field(
+        "text",
+        description="the column of the text; `a.b` is b within a; of several columns, a text is a "
+        "JSON object",
+    )
     label: str | None = Field(None, description="the column of the label, where there is one")
-    labels: tuple[str, ...] = Field((), description="the public label set")
+    labels: tuple[Label, ...] = Field(
+        (), description="the public label set: texts, numbers, true or false, released as they are"
+    )
     label_proportions: dict[str, float] | Literal["measured"] | None = Field(
         None,
         description="public share of each label; null: uniform; measured: by a DP histogram that "
@@ -30,27 +52,69 @@ class DataConfig(Section):
     max_characters: Count = Field(
         200_000, description="a longer text is an error in the file; within it, texts are truncated"
     )
+    empty: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="a text that is null or blank: an error in the file, or a row that is left out",
+    )
+    delimiter: Delimiter = Field(
+        None, description="CSV: null: `,`, `;`, a tab or `|`, whichever the header has"
+    )
+    quote: str = Field(
+        '"', max_length=1, description='CSV: the sign around a cell; "": no sign is one'
+    )
+    escape: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1,
+        description="CSV: the sign before a quote within a cell; null: quotes are doubled",
+    )
+    encoding: Encoding = Field(
+        None,
+        description="of text files, such as cp1252; null: UTF-8, or what a byte order mark says",
+    )
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _columns_differ(cls, text: Any) -> Any:
+        columns = text if isinstance(text, list | tuple) else [text]
+        if not columns or not all(isinstance(column, str) for column in columns):
+            raise ValueError("a column, or a list of columns")
+        if len(set(columns)) < len(columns):
+            raise ValueError("a column is given twice")
+        return text
 
     @field_validator("labels", mode="before")
     @classmethod
-    def _labels_are_names(cls, labels: Any) -> Any:
-        return tuple(str(label) for label in labels) if isinstance(labels, list) else labels
+    def _labels_are_kept(cls, labels: Any) -> Any:
+        if isinstance(labels, list | tuple):
+            check_labels(labels)
+        return labels
+
+    @field_validator("label_proportions", mode="before")
+    @classmethod
+    def _shares_by_name(cls, shares: Any) -> Any:
+        if not isinstance(shares, Mapping):
+            return shares
+        named = {label_name(label): share for label, share in shares.items()}
+        if len(named) < len(shares):
+            raise ValueError("a label has two shares")
+        return named
 
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:
+        if self.delimiter is not None and self.delimiter in (self.quote, self.escape):
+            raise ValueError("delimiter: is the sign of data.quote or data.escape too")
         if self.label is not None and not self.labels:
             raise ValueError("labels: the public label set is needed where label names a column")
         if self.label is None and self.labels:
             raise ValueError("label: the column of the labels is needed where labels are given")
-        if len(set(self.labels)) != len(self.labels):
-            raise ValueError("labels: a label is given twice")
         if self.unit is None and self.max_records_per_unit != 1:
             raise ValueError("max_records_per_unit: without unit every record is its own unit")
         if self.label_proportions == "measured":
             if not self.labels:
                 raise ValueError("label_proportions: there are no labels to measure")
         elif (shares := self.label_proportions) is not None:
-            if set(shares) != set(self.labels):
+            if set(shares) != set(self.label_names):
                 raise ValueError("label_proportions: give a share for each of labels, and no other")
             if (
                 not math.isclose(sum(shares.values()), 1.0, abs_tol=1e-6)
@@ -60,13 +124,32 @@ class DataConfig(Section):
         return self
 
     @property
+    def label_names(self) -> dict[str, Label]:
+        """Return the labels by their names, which stand for them until the release."""
+        return {label_name(label): label for label in self.labels}
+
+    def released_label(self, name: str) -> Label | None:
+        """Return the label of a name, as it is released; None for data without labels."""
+        return None if self.label is None else self.label_names[name]
+
+    def of_public_files(self) -> DataConfig:
+        """Return the section for public records with the same columns, none of which belongs to a
+        private unit; blank texts of theirs are left out."""
+        return self.model_copy(update={"unit": None, "max_records_per_unit": 1, "empty": "skip"})
+
+    @property
+    def format(self) -> FileFormat:
+        """Return how the text files of `path` are written."""
+        return FileFormat(self.delimiter, self.quote, self.escape, self.encoding, "data.")
+
+    @property
     def proportions(self) -> dict[str, float]:
-        """Return the public share of each label; data without labels has one, "". Shares that are
-        to be measured are uniform until then."""
+        """Return the public share of each label by its name; data without labels has one, "".
+        Shares that are to be measured are uniform until then."""
         if isinstance(self.label_proportions, dict):
             return self.label_proportions
-        labels = self.labels or ("",)
-        return {label: 1.0 / len(labels) for label in labels}
+        names = list(self.label_names) or [""]
+        return {name: 1.0 / len(names) for name in names}
 
 
 class PrivacyConfig(Section):

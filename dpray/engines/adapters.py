@@ -90,7 +90,9 @@ def merge(folder: Path, base: str, key: str, into: Path) -> None:
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     with_tokenizer = folder if (folder / "tokenizer_config.json").is_file() else base
     loading: Any = {"dtype": "float32", "trust_remote_code": False}
     what = f"{base}, the model of the adapters in {folder}, cannot be loaded"

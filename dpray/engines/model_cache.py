@@ -14,11 +14,16 @@ from platformdirs import user_cache_path
 from dpray.io.files import check_writable, sync_all
 
 
+def cached(name: str, cache: Path | None = None) -> Path:
+    """Return the path of the folder `name` of the cache, which may not exist yet."""
+    return (cache or user_cache_path("dpray")) / name
+
+
 def made_once(name: str, make: Callable[[Path], None], cache: Path | None = None) -> Path:
     """Return the folder `name` of the cache, the user's own by default. At the first call `make`
     fills it, and it appears under its name when it is whole, for its owner alone. One process makes
     it, and others wait meanwhile. Raises InputError where the cache cannot be written."""
-    folder = (cache or user_cache_path("dpray")) / name
+    folder = cached(name, cache)
     if folder.is_dir():
         return folder
     check_writable(folder, "the cache (XDG_CACHE_HOME)")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from dpray.engines import smollm2
 from dpray.engines.adapters import base_of, has_adapters, merged_folder
+from dpray.io.hub import find_on_hub
 from dpray.types import InputError
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -26,19 +28,33 @@ def is_at_hand(model: str) -> bool:
     return base == smollm2.NAME or _is_folder(base)
 
 
-def resolve_model(model: str, key: str = "engine.model") -> str:
-    """Return `model`, `~` expanded, where it is a folder or can be a hub's name ("owner/name").
-    For `smollm2`, and for a folder with adapters, return the folder of the model that is made of
-    them: the first time this converts the packaged file, or merges the adapters.
+def preparation(model: str) -> str:
+    """Describe the first `resolve_model` of a model, for a progress bar."""
+    *adapters, base = with_bases(model)
+    if base == smollm2.NAME and not _is_folder(base) and not smollm2.is_converted():
+        return "converting smollm2, once"
+    return "merging adapters" if adapters else "finding the model"
 
-    Raises InputError that names `key` for a path that does not exist.
+
+def resolve_model(
+    model: str, key: str = "engine.model", on_hub: Callable[[str, str], str] = find_on_hub
+) -> str:
+    """Return `model`, `~` expanded, if it is a folder, and `on_hub(model, key)` if it is the name
+    of a model on a hub ("owner/name"). For `smollm2`, and for a folder with adapters, return the
+    folder of the model that is made of them: the first time this converts the packaged file, or
+    merges the adapters.
+
+    Raises InputError that names `key` for a path that does not exist, and for a name that neither
+    this machine nor the hub has.
     """
     *adapters, base = with_bases(model, key)
     if base == smollm2.NAME and not _is_folder(base):
         base = str(smollm2.smollm2_folder())
-    elif not _is_folder(base) and (not _HUB_NAME.fullmatch(base) or os.path.exists(base)):
-        whose = f" (the model of the adapters in {adapters[-1]})" if adapters else ""
-        raise InputError(f"{key}: no such folder: {base}{whose}")
+    elif not _is_folder(base):
+        if not _HUB_NAME.fullmatch(base) or os.path.exists(base):
+            whose = f" (the model of the adapters in {adapters[-1]})" if adapters else ""
+            raise InputError(f"{key}: no such folder: {base}{whose}")
+        base = on_hub(base, key)
     for folder in reversed(adapters):
         base = str(merged_folder(Path(folder), base, key))
     return base

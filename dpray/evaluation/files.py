@@ -16,8 +16,12 @@ from dpray.evaluation.chunks import ChunkMap
 from dpray.evaluation.evaluate import Labelled, evaluate
 from dpray.evaluation.settings import IN_PROCESS, EvaluationSettings
 from dpray.evaluation.topics import load_bertopic
+from dpray.io.columns import column_of, is_empty, text_of
+from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
-from dpray.io.records import Where, list_files, read_rows, text_of
+from dpray.io.formats import AS_RECOGNISED, FileFormat, Where
+from dpray.io.labels import label_name
+from dpray.io.records import read_rows
 from dpray.types import InputError, OnProgress, valid_unicode
 
 EVALUATION = "evaluation.json"
@@ -45,8 +49,10 @@ def evaluate_files(
         _check_folder(settings.out)
     paths = {"real": settings.real, "synthetic": settings.synthetic,
              "train": settings.train, "floor": settings.floor}  # fmt: skip
+    own = FileFormat(settings.delimiter, encoding=settings.encoding, keys="--")
+    forms = dict.fromkeys(paths, own) | {"synthetic": AS_RECOGNISED}
     sets = {
-        name: _read(path, f"--{name}", settings.text, settings.label or LABEL)
+        name: read_labelled(path, f"--{name}", settings.text, settings.label or LABEL, forms[name])
         for name, path in paths.items()
         if path is not None
     }
@@ -151,17 +157,20 @@ def _check_folder(out: Path) -> None:
         )
 
 
-def _read(path: str, key: str, text: str, label: str) -> list[Labelled]:
-    """Read the records of files, or of the release in a run's folder."""
+def read_labelled(path: str, key: str, text: str, label: str, form: FileFormat) -> list[Labelled]:
+    """Read the records of files, or of the release in a run's folder; blank texts are left out."""
     released = Path(path) / "synthetic.jsonl"
     if (Path(path) / "run.json").exists() and not released.exists():
         raise InputError(f"{key}: {path}: a run's folder without synthetic.jsonl, not finished")
     records: list[Labelled] = []
     for file in list_files(str(released) if released.exists() else path, key):
-        for where, row in read_rows(file):
+        for where, row in read_rows(file, form):
             if not records and key == "--synthetic":
-                text, label = _own(row, text, TEXT), _own(row, label, LABEL)
+                text = _own(row, text, TEXT, where)
+                label = _own(row, label, LABEL, where)
             record = text_of(row, text, where), _label(row, label, where)
+            if is_empty(record[0]):
+                continue
             if records and (record[1] is None) != (records[0][1] is None):
                 raise InputError(f"{where}: some records have a label, some have none")
             records.append(record)
@@ -170,14 +179,21 @@ def _read(path: str, key: str, text: str, label: str) -> list[Labelled]:
     return records
 
 
-def _own(row: dict[str, Any], column: str, own: str) -> str:
+def _own(row: dict[str, Any], column: str, own: str, where: Where) -> str:
     """Return the column, or a release's own name of it where a row has only that."""
-    return own if column not in row and own in row else column
+    try:
+        column_of(row, column, where)
+    except InputError:
+        return own if own in row else column
+    return column
 
 
 def _label(row: dict[str, Any], column: str, where: Where) -> str | None:
-    """Return a row's label as `run` reads it, where a number is written in its usual form."""
-    value = row.get(column)
-    if value is not None and not isinstance(value, str | int | float):
+    """Return the name of a row's label, None for a row without one."""
+    try:
+        value = column_of(row, column, where)
+    except InputError:
+        return None
+    if isinstance(value, dict | list):
         raise InputError(f"{where}: no label in column '{column}'")
-    return None if value is None else text_of({column: str(value)}, column, where)
+    return None if value is None else label_name(value)

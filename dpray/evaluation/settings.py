@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from dpray.config.base import Count, Section
+from dpray.config.base import Count, Delimiter, Encoding, Section
 
 IN_PROCESS = "none"
 
@@ -39,6 +39,12 @@ class EvaluationSettings(Section):
         None,
         description="Name of the column with the label, which records must then have; without it, "
         "`label` where there is one. A release may have its own, `label`.",
+    )
+    delimiter: Delimiter = Field(
+        None, description="Delimiter of the real records' CSV, as data.delimiter."
+    )
+    encoding: Encoding = Field(
+        None, description="Encoding of the real records' text files, as data.encoding."
     )
     embedder: list[str] = Field(
         ["sentence-transformers/all-MiniLM-L6-v2"],

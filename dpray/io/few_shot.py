@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dpray.io.columns import is_empty, text_of
+from dpray.io.labels import label_name
 from dpray.io.public_files import public_files
 from dpray.io.records import read_rows
 from dpray.types import InputError
@@ -15,17 +17,17 @@ LONGEST = 100_000
 
 @dataclass(frozen=True)
 class FewShot:
-    """Holds the public texts by their labels, and all of them as "". A prompt shows `shown` of
-    them, which is 0 where there is no text."""
+    """The public texts by their labels, and all of them by None. A prompt shows `shown` of them,
+    which is 0 without texts."""
 
-    texts: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+    texts: Mapping[str | None, Sequence[str]] = field(default_factory=dict, repr=False)
     shown: int = 0
 
     def of_label(self, label: str) -> Sequence[str]:
         """Return the texts to draw from: those of the label if they are enough for a prompt, or
         else all."""
         texts = self.texts.get(label, ())
-        return texts if len(texts) >= self.shown else self.texts[""]
+        return texts if len(texts) >= self.shown else self.texts[None]
 
 
 def read_few_shot(file: str | None, shown: int, private: str) -> FewShot:
@@ -36,21 +38,23 @@ def read_few_shot(file: str | None, shown: int, private: str) -> FewShot:
     left out."""
     if file is None:
         return FewShot()
-    texts: dict[str, list[str]] = {"": []}
+    texts: dict[str | None, list[str]] = {None: []}
     for path in public_files(file, "method.few_shot", private):
         for where, row in read_rows(path):
-            if not isinstance(row.get("text"), str):
-                raise InputError(f"method.few_shot: {where}: no text in column 'text'")
-            if len(row["text"]) > LONGEST:
+            try:
+                text = text_of(row, "text", where)
+            except InputError as error:
+                raise InputError(f"method.few_shot: {error}") from None
+            if len(text) > LONGEST:
                 raise InputError(f"method.few_shot: {where}: more than {LONGEST:,} characters")
-            if not row["text"].strip():
+            if is_empty(text):
                 continue
-            texts[""].append(row["text"])
-            if row.get("label") not in (None, ""):
-                texts.setdefault(str(row["label"]), []).append(row["text"])
-    if len(texts[""]) < shown:
+            texts[None].append(text)
+            if row.get("label") is not None:
+                texts.setdefault(label_name(row["label"]), []).append(text)
+    if len(texts[None]) < shown:
         raise InputError(
-            f"method.few_shot: {file} has {len(texts[''])} records; "
+            f"method.few_shot: {file} has {len(texts[None])} records; "
             f"method.few_shot_examples is {shown}"
         )
     return FewShot(texts, shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from dpray.io.records import list_files
+from dpray.io.file_list import list_files
 from dpray.types import InputError
 
 

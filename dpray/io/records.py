@@ -1,333 +1,184 @@
-"""Rows are read from JSONL, CSV or Parquet, one file or many, local or in a cloud.
+"""Rows are read from files of many kinds, one file or many, local or in a cloud.
 
 Errors name the file and the row, never its content.
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import io
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import IO, Any, cast
 
-import pyarrow.fs
-import pyarrow.parquet
-
-from dpray.types import InputError, first_line, valid_unicode
-
-PASSWORD = re.compile(r"\w[\w+.-]*://[^@/]*:(?!\d+/)[^@]*@")
-"""It matches the beginning of a URI with a password, which may hold a slash and is not a port."""
-
-READERS = 8
-"""So many files are hashed at once: a core hashes about as fast as a disk reads, or faster."""
+from dpray.io.columns import dotted_names
+from dpray.io.csv_files import open_csv, read_csv
+from dpray.io.file_list import filesystem_of
+from dpray.io.formats import (
+    AS_RECOGNISED,
+    FileFormat,
+    Kind,
+    Piece,
+    Row,
+    Scanned,
+    Where,
+    base_name,
+    kind_of,
+    without_compression,
+)
+from dpray.io.hub import check_dataset
+from dpray.io.json_files import json_lines, read_json
+from dpray.io.pieces import lines_of
+from dpray.io.table_files import read_arrow, read_in_any_order, read_parquet, schema_names
+from dpray.io.text_files import UTF_8, encoding_of, read_txt
+from dpray.types import InputError
 
 READ_BYTES = 1 << 20
 
-SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet")
 
-
-@dataclass(frozen=True)
-class Piece:
-    """A `Piece` is a part of a file: of JSONL the lines that begin from byte `begin` on and before
-    byte `end`, of Parquet the row groups from `begin` on and before `end`; without `end`, the whole
-    file. `lines` and `rows` come before it in the file, so that its rows have the numbers that they
-    have in the whole file. A blank line is no row. `file_number` is the file's, from 0, in the
-    order of all files: it stays when their folder moves."""
-
-    file: str
-    begin: int = 0
-    end: int | None = None
-    lines: int = 0
-    rows: int = 0
-    file_number: int = 0
-
-
-@dataclass(frozen=True)
-class Where:
-    """Names a row's place in error messages: rows count from 1, without a CSV's header."""
-
-    file: str
-    row: int
-
-    def __str__(self) -> str:
-        return f"{self.file.rsplit('/', 1)[-1]}, row {self.row}"
-
-
-def list_files(path: str, key: str = "data.path") -> list[str]:
-    """List the files that a path, a folder, a glob (`*`, `?`) or a cloud URI names, sorted.
-
-    It opens none of them. Raises InputError that names `key` where there is none, and for a URI
-    with a password: a release holds its configuration.
-    """
-    if PASSWORD.match(path):
-        raise InputError(f"{key}: a password has no place in it; give it in the environment")
-    if path.startswith("hf://"):
-        return [path]
-    try:
-        filesystem, root = _filesystem(path)
-        if any(sign in root for sign in "*?"):
-            files = _glob(filesystem, root)
-        else:
-            info = filesystem.get_file_info(root)
-            files = [root] if info.is_file else []
-            if info.type == pyarrow.fs.FileType.Directory:
-                files = _glob(filesystem, root.rstrip("/") + "/*")
-    except (OSError, ValueError, RuntimeError, pyarrow.ArrowException) as error:
-        raise InputError(f"{key}: {path}: {first_line(error)}") from None
-    files = [file for file in files if file.endswith(SUFFIXES)]
-    if not files:
-        raise InputError(f"{key}: no such file, or none of {', '.join(SUFFIXES)}: {path}")
-    scheme = path.split("://", 1)[0] + "://" if "://" in path else ""
-    return [scheme + file for file in sorted(files)]
-
-
-def _filesystem(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    if "://" in path:
-        found: tuple[pyarrow.fs.FileSystem, str] = pyarrow.fs.FileSystem.from_uri(path)
-        return found
-    return pyarrow.fs.LocalFileSystem(), str(Path(path).expanduser().absolute())
-
-
-def _glob(filesystem: pyarrow.fs.FileSystem, pattern: str) -> list[str]:
-    fixed = pattern[: min((pattern.find(s) for s in "*?" if s in pattern), default=len(pattern))]
-    base = fixed.rsplit("/", 1)[0] or "/"
-    recursive = "/" in pattern[len(base) + 1 :]
-    infos = filesystem.get_file_info(pyarrow.fs.FileSelector(base, recursive=recursive))
-    # Only `*` and `?` are special; a bracket is a part of a name.
-    plain = pattern.replace("[", "[[]")
-    return [info.path for info in infos if info.is_file and fnmatchcase(info.path, plain)]
-
-
-def read_rows(path: str) -> Iterator[tuple[Where, dict[str, Any]]]:
+def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Where, Row]]:
     """Stream the rows of one file of `list_files`: memory does not grow with the file.
 
-    Raises InputError that names the row for bytes that are not UTF-8, invalid JSON or a short CSV
-    line.
+    Raises InputError that names the row for bytes that are not in the encoding, invalid JSON or a
+    short CSV line.
     """
-    return read_piece(Piece(path))
+    return read_piece(Piece(path, format=form))
 
 
-def read_piece(piece: Piece) -> Iterator[tuple[Where, dict[str, Any]]]:
+def read_piece(piece: Piece) -> Iterator[tuple[Where, Row]]:
     """Stream the rows of a piece as `read_rows` does those of a file."""
-    path = piece.file
-    if path.startswith("hf://"):
-        yield from _read_hub(path)
-        return
-    filesystem, name = _filesystem(path)
-    try:
-        if name.endswith(".parquet"):
-            yield from _read_parquet(filesystem, name, piece)
-        elif name.endswith(".csv"):
-            yield from _read_csv(name, _lines(filesystem, name, piece))
-        else:
-            yield from _read_jsonl(name, _lines(filesystem, name, piece), piece.lines)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({type(error).__name__})") from None
-
-
-def cut(file: str, size: int) -> list[Piece]:
-    """Cut a large file into pieces of about `size` bytes: JSONL at the ends of lines, Parquet
-    between its row groups; other files are one piece. Of JSONL, `lines` and `rows` have to be
-    counted (`count_rows`, `numbered`)."""
-    if file.startswith("hf://") or file.endswith(".csv"):
-        return [Piece(file)]
-    filesystem, name = _filesystem(file)
-    try:
-        length = filesystem.get_file_info(name).size or 0
-        if length <= size:
-            return [Piece(file)]
-        if name.endswith(".parquet"):
-            return list(_cut_parquet(filesystem, name, file, size))
-    except (OSError, pyarrow.ArrowException):
-        return [Piece(file)]  # whoever reads it says what is wrong with it
-    return [Piece(file, begin, min(begin + size, length)) for begin in range(0, length, size)]
-
-
-def _cut_parquet(
-    filesystem: pyarrow.fs.FileSystem, name: str, file: str, size: int
-) -> Iterator[Piece]:
-    with pyarrow.parquet.ParquetFile(name, filesystem=filesystem) as parquet:
-        metadata = parquet.metadata
-    begin, taken, rows, before = 0, 0, 0, 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        taken += group.total_byte_size
-        rows += group.num_rows
-        if taken >= size or number == metadata.num_row_groups - 1:
-            yield Piece(file, begin, number + 1, rows=before)
-            begin, taken, before = number + 1, 0, rows
-
-
-def count_rows(piece: Piece) -> tuple[int, int]:
-    """Return the lines and the rows of a piece of JSONL."""
-    filesystem, name = _filesystem(piece.file)
-    lines = rows = 0
-    try:
-        for line in _lines(filesystem, name, piece):
-            # The rule of `_read_jsonl`; most lines need not be decoded for it.
-            rows += line.startswith(b"{") or bool(line.decode("utf-8-sig", "replace").strip())
-            lines += 1
-    except OSError as error:
-        raise InputError(f"{piece.file}: cannot be read ({type(error).__name__})") from None
-    return lines, rows
-
-
-def numbered(pieces: Iterable[Piece], counts: Iterable[tuple[int, int]]) -> Iterator[Piece]:
-    """Yield the pieces of one file, which come in order, with what comes before each."""
-    lines = rows = 0
-    for piece, (more_lines, more_rows) in zip(pieces, counts, strict=True):
-        yield replace(piece, lines=lines, rows=rows)
-        lines, rows = lines + more_lines, rows + more_rows
-
-
-def _lines(filesystem: pyarrow.fs.FileSystem, name: str, piece: Piece) -> Iterator[bytes]:
-    if piece.end is None:
-        with filesystem.open_input_stream(name) as stream:
-            yield from io.BufferedReader(stream)
-        return
-    with filesystem.open_input_file(name) as stream:
-        at = max(0, piece.begin - 1)
-        stream.seek(at)
-        lines = io.BufferedReader(stream, READ_BYTES)
-        if piece.begin:
-            at += len(lines.readline())  # the end of a line that began before, or just its "\n"
-        while at < piece.end and (line := lines.readline()):
-            at += len(line)
-            yield line
-
-
-def text_of(row: dict[str, Any], column: str, where: Where) -> str:
-    """Return a row's text, with question marks for lone surrogates, which no model reads. Raises
-    InputError that names the row where the column holds no text."""
-    value = row.get(column)
-    if not isinstance(value, str):
-        raise InputError(f"{where}: no text in column '{column}'")
-    return valid_unicode(value)
-
-
-def file_digests(
-    path: str, on_share: Callable[[float], None] = lambda share: None, every: float = 1.0
-) -> list[bytes]:
-    """Return the SHA-256 of each file that `path` names, in order, or an `hf://` name itself. They
-    are as private as the files: whoever can guess all records could confirm the guess.
-
-    Several files are read at once, each from its beginning to its end; `on_share` is called `every`
-    so many seconds with the share of the files that is read. Nothing that an earlier call found is
-    used: a file may change and keep its size and its time of change, and both promises that a
-    digest keeps are about privacy (docs/privacy.md, section 6.2).
-    """
-    files = [_HashedFile(file) for file in list_files(path)]
-    pool = ThreadPoolExecutor(READERS)
-    try:
-        digests = [pool.submit(file.digest) for file in files]
-        while wait(digests, timeout=every).not_done:
-            on_share(sum(file.share for file in files) / len(files))
-        return [digest.result() for digest in digests]
-    finally:
-        for file in files:
-            file.stopped = True
-        pool.shutdown(cancel_futures=True)
-
-
-class _HashedFile:
-    """A `_HashedFile` is hashed in one thread, and looked at and stopped in another."""
-
-    def __init__(self, file: str) -> None:
-        self.file, self.stopped = file, False
-        self._size, self._read = 1, 0
-
-    @property
-    def share(self) -> float:
-        return min(1.0, self._read / self._size)
-
-    def digest(self) -> bytes:
-        if self.file.startswith("hf://"):
-            return self.file.encode()
-        filesystem, name = _filesystem(self.file)
-        sha256, buffer = hashlib.sha256(), memoryview(bytearray(READ_BYTES))
-        try:
-            self._size = filesystem.get_file_info(name).size or 1
-            with filesystem.open_input_stream(name) as stream:
-                while not self.stopped and (found := stream.readinto(buffer)):
-                    sha256.update(buffer[:found])
-                    self._read += found
-        except OSError as error:
-            raise InputError(f"{self.file}: cannot be read ({type(error).__name__})") from None
-        return sha256.digest()
-
-
-def fingerprint(digests: Iterable[bytes]) -> str:
-    """Return the SHA-256 over the digests of all files, which changes where one of them does."""
-    return hashlib.sha256(b"".join(digests)).hexdigest()
-
-
-def _decoded(name: str, lines: Iterable[bytes], before: int = 0) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(lines, start=before + 1):
-        try:
-            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError:
-            raise InputError(f"{Where(name, number)}: the bytes are not valid UTF-8") from None
-
-
-def _read_jsonl(
-    name: str, lines: Iterable[bytes], before: int
-) -> Iterator[tuple[Where, dict[str, Any]]]:
-    for number, line in _decoded(name, lines, before):
-        if not line.strip():
-            continue
-        where = Where(name, number)
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # a number of 5,000 digits is a ValueError
-            raise InputError(f"{where}: not valid JSON (one object a line)") from None
-        if not isinstance(row, dict):
-            raise InputError(f"{where}: not a JSON object")
+    for where, row in scan_piece(piece):
+        if isinstance(row, InputError):
+            raise row
         yield where, row
 
 
-def _read_csv(name: str, lines: Iterable[bytes]) -> Iterator[tuple[Where, dict[str, Any]]]:
-    csv.field_size_limit(2**31 - 1)
-    reader = csv.DictReader((line for _, line in _decoded(name, lines)), strict=True)
-    number = 0
+def scan_piece(piece: Piece) -> Scanned:
+    """Stream the rows of a piece, and in place of a bad row its error; the rows after it follow
+    where the file can be read on. Raises InputError for a file that cannot be read at all."""
+    if kind_of(piece.file) == "hub":
+        yield from _read_hub(piece.file)
+        return
     try:
-        if len(set(header := reader.fieldnames or ())) < len(header):
-            raise InputError(f"{name.rsplit('/', 1)[-1]}: the header names a column twice")
-        for number, row in enumerate(reader, start=1):
-            if None in row or None in row.values():
-                raise InputError(f"{Where(name, number)}: not as many fields as the header has")
-            yield Where(name, number), row
-    except csv.Error:
-        raise InputError(f"{Where(name, number + 1)}: not valid CSV") from None
+        if piece.end is not None and kind_of(piece.file) == "json":
+            lines = (line.decode("utf-8", "surrogateescape") for line in lines_of(piece))
+            yield from json_lines(piece.file, lines, UTF_8, piece.format, piece.lines)
+            return
+        with _opened(piece.file) as (kind, stream):
+            yield from _read(kind, stream, piece)
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise _unreadable(piece.file, error) from None
 
 
-def _read_parquet(
-    filesystem: pyarrow.fs.FileSystem, name: str, piece: Piece
-) -> Iterator[tuple[Where, dict[str, Any]]]:
-    number = piece.rows
+def _read(kind: Kind, stream: IO[bytes], piece: Piece) -> Scanned:
+    name, form = piece.file, piece.format
+    if kind == "parquet":
+        return read_parquet(name, stream, piece)
+    if kind == "arrow":
+        return read_arrow(name, stream)
+    buffered = _buffered(stream)
+    text_readers = {"csv": read_csv, "txt": read_txt, "json": read_json}
+    return text_readers[kind](name, buffered, form)
+
+
+def _buffered(stream: IO[bytes]) -> io.BufferedReader:
+    return io.BufferedReader(cast(Any, stream), READ_BYTES)
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[tuple[Kind, IO[bytes]]]:
+    """Open a file and undo its compression: yield the kind of its content, and its bytes, which a
+    Parquet or Arrow file has in any order. Raises InputError for a `.zip` that is not of one file,
+    and OSError."""
+    filesystem, name = filesystem_of(file)
+    compression = without_compression(name)[1]
+    with ExitStack() as stack:
+        stream: Any
+        if compression == "zip":
+            outer: Any = stack.enter_context(filesystem.open_input_file(name))
+            archive = stack.enter_context(zipfile.ZipFile(outer))
+            inner = _only_member(archive, file)
+            kind, stream = kind_of(inner), archive.open(inner)
+        else:
+            kind = kind_of(name)
+            in_any_order = kind in ("parquet", "arrow") and compression is None
+            if in_any_order:
+                stream = filesystem.open_input_file(name)
+            else:
+                stream = filesystem.open_input_stream(name, compression=compression)
+        stack.enter_context(stream)
+        if kind in ("parquet", "arrow") and compression is not None:
+            stream = stack.enter_context(read_in_any_order(stream))
+        if kind is None:
+            raise InputError(f"{base_name(file)}: a kind of file that is not read")
+        yield kind, stream
+
+
+def _only_member(archive: zipfile.ZipFile, file: str) -> str:
+    """Return the name of the one file in a `.zip`; what a Mac adds does not count."""
+    infos = [info for info in archive.infolist() if not info.is_dir()]
+    infos = [info for info in infos if not info.filename.startswith("__MACOSX/")]
+    if len(infos) != 1:
+        raise InputError(f"{base_name(file)}: holds {len(infos)} files; a .zip of one is read")
+    if infos[0].flag_bits & 1:
+        raise InputError(f"{base_name(file)}: is encrypted; unpack it")
+    if kind_of(infos[0].filename) in (None, "zip"):
+        raise InputError(f"{base_name(file)}: holds a kind of file that is not read")
+    return infos[0].filename
+
+
+def _unreadable(file: str, error: Exception) -> InputError:
+    if without_compression(file)[1] is not None:
+        ending = file.rsplit(".", 1)[-1].lower()
+        return InputError(f"{file}: cannot be read, or is not a whole .{ending} file")
+    return InputError(f"{file}: cannot be read ({type(error).__name__})")
+
+
+@dataclass(frozen=True)
+class Header:
+    """A `Header` is what a file says before its rows. `columns` are those of its header; of JSON
+    those of the first object, with dotted names for what is nested; `encoding` and `delimiter`
+    those that a text file is read with."""
+
+    kind: Kind
+    columns: tuple[str, ...]
+    encoding: str | None = None
+    delimiter: str | None = None
+
+
+def read_file_header(file: str, form: FileFormat = AS_RECOGNISED) -> Header:
+    """Read a file's header: of CSV the first line, of Parquet and Arrow the schema, of JSON the
+    names in the first object; no row's values are kept. Raises InputError."""
+    if kind_of(file) == "hub":
+        _, row = next(read_rows(file), (None, {}))
+        return Header("hub", tuple(dotted_names(row)))
     try:
-        with pyarrow.parquet.ParquetFile(name, filesystem=filesystem) as file:
-            groups = None if piece.end is None else list(range(piece.begin, piece.end))
-            for batch in file.iter_batches(batch_size=1024, row_groups=groups):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield Where(name, number), row
-    except (pyarrow.ArrowException, ValueError, OverflowError, TypeError) as error:
-        kind = type(error).__name__
-        raise InputError(f"{Where(name, number + 1)}: not a valid Parquet file ({kind})") from None
+        with _opened(file) as (kind, stream):
+            if kind in ("parquet", "arrow"):
+                return Header(kind, tuple(schema_names(stream, kind)))
+            buffered = _buffered(stream)
+            encoding = encoding_of(buffered.peek(4), form.encoding).removesuffix("-sig")
+            if kind == "txt":
+                return Header(kind, ("text", "label"), encoding)
+            if kind == "csv":
+                csv = open_csv(file, buffered, form)
+                return Header(kind, tuple(csv.columns), encoding, csv.delimiter)
+            for _, found in read_json(file, buffered, form):
+                if isinstance(found, InputError):
+                    raise found
+                return Header(kind, tuple(dotted_names(found)), encoding)
+            return Header(kind, (), encoding)
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise _unreadable(file, error) from None
 
 
-def _read_hub(path: str) -> Iterator[tuple[Where, dict[str, Any]]]:
+def _read_hub(path: str) -> Scanned:
     try:
         from datasets import load_dataset
     except ImportError:
         raise InputError("hf:// needs the package `datasets`") from None
+    check_dataset(path)
     name, _, split = path.removeprefix("hf://").partition("#")
     rows = load_dataset(name, split=split or "train", streaming=True)
     for number, row in enumerate(rows, start=1):

@@ -7,8 +7,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from dpray.io.columns import text_of
 from dpray.io.files import read_json, write_durably
-from dpray.io.records import read_rows, text_of
+from dpray.io.records import read_rows
 from dpray.report.page import render_report
 from dpray.types import InputError, valid_unicode
 

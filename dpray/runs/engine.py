@@ -84,8 +84,12 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
     the cluster may have to start. Raises InputError that says why it cannot be loaded, Resumable
     where actors are lost again and again.
     """
-    on_ray = config.runtime.uses_ray
-    loaded = _try_on_ray(config, load, on_progress) if on_ray else try_to_load(load)
+    loaded: T | WorkerError | None
+    if config.runtime.uses_ray:
+        loaded = _try_on_ray(config, load, on_progress)
+    else:
+        on_progress(Progress("loading the model"))
+        loaded = try_to_load(load)
     if isinstance(loaded, WorkerError):
         reason = loaded.reason if loaded.bad_input else f"engine: {loaded.reason}"
         raise InputError(f"{reason}; nothing was charged")

@@ -51,10 +51,10 @@ class Groups:
         make_worker: Callable[[], GroupWorker],
         task_size: int,
     ) -> Generator[list[Outcome]]:
-        """Yield the outcomes of the wanted groups, about `task_size` at a time; on Ray also empty
-        lists, one a second where nothing comes. A worker is handed about `task_size` groups at a
-        time, and takes the next ones before the last of these are done. On Ray what is lost with a
-        worker goes to another one (`dpray.runs.group_pool`).
+        """Yield the outcomes of the wanted groups, about `task_size` at a time; also an empty list
+        once the rows are gathered, and on Ray one a second where nothing comes. A worker is handed
+        about `task_size` groups at a time, and takes the next ones before the last of these are
+        done. On Ray what is lost with a worker goes to another one (`dpray.runs.group_pool`).
 
         On Ray the driver holds one task's outcomes and the groups' names; in one process, all rows.
         Raises the error that ended the execution: a DprayError of a task as itself, InputError or
@@ -65,6 +65,7 @@ class Groups:
             with own_errors():
                 # Before the actors start, which may take every CPU there is.
                 blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
+                yield []
                 slices = max(1, round(len(wanted) / (len(blocks) * task_size)))
                 yield from GroupPool(config, make_worker, self.key, task_size).work(blocks, slices)
             return
@@ -75,6 +76,7 @@ class Groups:
             while task := list(islice(waiting, task_size)):
                 yield [row | {self.key: group} for group in task for row in members.pop(group)]
 
+        yield []
         worker = make_worker()
         try:
             with closing(worker.work(tasks())) as outcomes:

@@ -23,8 +23,11 @@ from dpray.config.sections import RuntimeConfig
 from dpray.engines.adapters import tuned_without_noise
 from dpray.engines.base import Engine
 from dpray.engines.model_path import with_bases
+from dpray.engines.text import TextCodec
+from dpray.io.labels import label_name
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.runs.placement import placement
+from dpray.runs.rows import Row, TextOf
 from dpray.types import InputError, OnProgress
 
 Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
@@ -46,7 +49,7 @@ class Handed:
         terms: dict[str, list[Sequence[str]]] = {}
         texts: dict[str, list[str]] = {}
         for record in records:
-            label = record["label"] or ""
+            label = "" if record["label"] is None else label_name(record["label"])
             if "terms" in record:
                 terms.setdefault(label, []).append(record["terms"])
             else:
@@ -68,6 +71,16 @@ def longest_terms(terms: Iterable[str], number: int, labels: Iterable[str]) -> l
     may hand on, as long terms take most room in a prompt."""
     longest = sorted(terms, key=lambda term: (-len(term), term))[:number]
     return [{"label": label, "terms": longest} for label in labels]
+
+
+@dataclass(frozen=True)
+class TokenLimit:
+    """A `TokenLimit` is the most tokens of a private text that a method reads; a longer text is
+    cut. `key` sets it, and `tokens` counts a row's tokens by the model's tokenizer."""
+
+    key: str
+    most: int
+    tokens: Callable[[TextCodec, Row], int] = lambda codec, row: len(codec.ids(row["text"]))
 
 
 @dataclass(frozen=True)
@@ -114,7 +127,7 @@ class Plan(ABC):
     def column_values(self) -> dict[str, Sequence[str]]:
         """Return the public values of the columns that a record has beside its text and unit."""
         data = self.config.data
-        return {data.label: data.labels} if data.label else {}
+        return {data.label: tuple(data.label_names)} if data.label else {}
 
     @property
     def checks_records(self) -> bool:
@@ -124,9 +137,18 @@ class Plan(ABC):
         return False
 
     @property
+    def text_of(self) -> TextOf | None:
+        """Return what makes a text from a row's columns, None where `data.text` is the text."""
+        return None
+
+    @property
     def texts_from_columns(self) -> bool:
-        """Return whether a text is made from a row's columns, instead of `data.text`."""
-        return False
+        return self.text_of is not None
+
+    @property
+    def token_limits(self) -> Sequence[TokenLimit]:
+        """Return the limits at which the method cuts private texts."""
+        return ()
 
     def released_losses(self, folder: Path) -> Losses | None:
         """Load the model that the run in `folder` released; return None where it releases texts
@@ -227,6 +249,7 @@ class Plan(ABC):
     def summary(self) -> dict[str, Any]:
         """Return the object that `dpray plan --json` prints."""
         summary = self.guarantee() | self.method_summary() | {"placement": placement(self.config)}
+        summary["empty_texts"] = self.config.data.empty
         if not self.not_private and self.config.privacy.delta > 1.0 / self.config.data.public_size:
             summary["warnings"].append(
                 "privacy.delta is above 1 / data.public_size: it permits releasing a whole record"
@@ -262,7 +285,7 @@ def label_histogram(config: Config) -> LabelHistogram | None:
     data = config.data
     epsilon, unit = config.privacy.epsilon_labels, data.max_records_per_unit
     try:
-        return LabelHistogram(data.labels, epsilon, unit)
+        return LabelHistogram(tuple(data.label_names), epsilon, unit)
     except ValueError as error:
         raise InputError(f"privacy.epsilon_labels: {error}") from None
 

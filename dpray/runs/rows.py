@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
-from dpray.io.records import Piece, Where, count_rows, cut, list_files, numbered, read_piece
+from dpray.io.columns import column_of, is_empty
+from dpray.io.columns import text_of as text_of_columns
+from dpray.io.file_list import list_files
+from dpray.io.formats import Piece, Where, base_name, kind_of
+from dpray.io.labels import match_label
+from dpray.io.pieces import count_rows, cut, numbered
+from dpray.io.records import read_file_header, read_piece
 from dpray.mechanisms.partition import content_id, content_rank
 from dpray.types import InputError, Record, valid_unicode
 
@@ -31,26 +36,57 @@ CHUNK = 1024
 PIECE_BYTES = 128 << 20
 """A larger file is read by several tasks on Ray."""
 
+MOST_TASKS = 1000
+"""Many small files are read by this many tasks on Ray."""
+
+MOST_HEADERS = 100
+"""So many files of JSON are looked into before a charge."""
+
 TextOf = Callable[[dict[str, Any]], str]
 """A `TextOf` makes the text from a row's columns; it raises KeyError where one is missing, and
 whatever else a template raises."""
 
 
-def read_records(piece: Piece, data: DataConfig, text_of: TextOf | None = None) -> Iterator[Record]:
-    """Yield the records of a file or a piece of one, in its order.
+def read_records(
+    piece: Piece, data: DataConfig, text_of: TextOf | None = None
+) -> Iterator[tuple[int, Record]]:
+    """Yield the records of a file or a piece of one, in its order, each with the number of its row
+    in the file, from 0.
+
+    With `data.empty: skip`, a row whose text is empty is no record. Claim: whether it is one
+    depends on that row alone, and the rows are numbered before any is left out. So a data set
+    without such a row, or with a text in it, has the same records otherwise, in the same batches:
+    adding or removing a unit still adds or removes its own records only, and every sensitivity
+    stays what it is. How many rows were left out is private, and is shown nowhere.
 
     Raises InputError naming the row for a missing column, a label outside the label set, a value
-    that is no text or a text that is too long, and for a file without rows.
+    that is no text, an empty text or one that is too long, and for a file without rows.
     """
-    for where, row in _filled(piece):
-        yield to_record(where, row, data, text_of)
+    for number, (where, row) in enumerate(_filled(piece), start=piece.rows):
+        if (record := to_record(where, row, data, text_of)) is not None:
+            yield number, record
 
 
-def check_first_record(data: DataConfig, texts_from_columns: bool) -> None:
+def check_first_records(data: DataConfig, texts_from_columns: bool) -> None:
     """Raise InputError, as `read_records` does, where the first row of the first file is no record:
-    most often a column is mistyped."""
-    first = Piece(list_files(data.path)[0])
-    next(read_records(first, data, (lambda row: "") if texts_from_columns else None))
+    most often a column is mistyped. And for a stray `.json` that holds no records."""
+    first, *others = data_pieces(data)
+    for where, row in read_piece(first):
+        to_record(where, row, data, (lambda row: "-") if texts_from_columns else None)
+        break
+    else:
+        raise _no_rows(first)
+    strays = [piece.file for piece in others if piece.file.lower().endswith(".json")]
+    for file in strays[:MOST_HEADERS]:
+        read_file_header(file, data.format)
+
+
+def data_pieces(data: DataConfig) -> list[Piece]:
+    """Return the files of `data.path`, each with its number."""
+    return [
+        Piece(file, file_number=number, format=data.format)
+        for number, file in enumerate(list_files(data.path))
+    ]
 
 
 def _filled(piece: Piece) -> Iterator[tuple[Where, dict[str, Any]]]:
@@ -59,7 +95,11 @@ def _filled(piece: Piece) -> Iterator[tuple[Where, dict[str, Any]]]:
         empty = False
         yield where, row
     if empty:
-        raise InputError(f"{piece.file.rsplit('/', 1)[-1]} holds no rows")
+        raise _no_rows(piece)
+
+
+def _no_rows(piece: Piece) -> InputError:
+    return InputError(f"{base_name(piece.file)} holds no rows")
 
 
 def record_rows(
@@ -67,30 +107,51 @@ def record_rows(
     data: DataConfig,
     column_values: Mapping[str, Collection[str]] | None = None,
 ) -> Iterator[Row]:
-    """Yield the records of a file or a piece as rows; errors as in `read_records`.
+    """Yield the records of a file or a piece as rows; errors and empty texts as in `read_records`.
+    `place` is the number of the file, and of the row in it: it depends on no other row's content.
 
     With `column_values`, the public values of other columns, a row has those columns too, as texts
     in `columns`; raises InputError naming the row for any other value.
     """
-    for where, row in _filled(piece):
-        record = to_record(where, row, data)
+    for number, (where, row) in enumerate(_filled(piece), start=piece.rows):
+        if (record := to_record(where, row, data)) is None:
+            continue
         rank = content_rank(record.text, record.label)
         found: Row = {
             "text": record.text,
             "label": record.label or "",
             "unit": record.unit_id,
             "rank": rank,
+            "place": place(piece, number),
         }
         if column_values is not None:
-            found["columns"] = _columns(where, row, column_values)
+            found["columns"] = _columns(where, row, data, column_values)
         yield found
+
+
+def checked_row(
+    where: Where,
+    row: Mapping[str, Any],
+    data: DataConfig,
+    text_of: TextOf | None,
+    column_values: Mapping[str, Collection[str]],
+) -> Row | None:
+    """Return the text, the label and the `columns` of one row, None for an empty text that is
+    skipped. Raises InputError naming the row, as any run does that reads it."""
+    if (record := to_record(where, row, data, text_of)) is None:
+        return None
+    columns = _columns(where, row, data, column_values)
+    return {"text": record.text, "label": record.label or "", "columns": columns}
+
+
+def place(piece: Piece, row: int) -> str:
+    """Return the name of a row that is its own unit, by its place and not by its content."""
+    return f"file {piece.file_number}, row {row}"
 
 
 def local_rows(data: DataConfig, rows_of: RowsOf) -> list[Row]:
     """Read the rows of all files into this process, at most as many of each unit as its bound."""
-    files = list_files(data.path)
-    pieces = (Piece(file, file_number=number) for number, file in enumerate(files))
-    rows = (row for piece in pieces for row in rows_of(piece))
+    rows = (row for piece in data_pieces(data) for row in rows_of(piece))
     return list(rows) if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
 
 
@@ -100,10 +161,11 @@ def ray_rows(config: Config, rows_of: RowsOf, schema: pa.Schema) -> ray.data.Dat
     import ray.data
 
     data = config.data
-    pieces = pieces_on_ray(list_files(data.path), PIECE_BYTES)
+    pieces = pieces_on_ray(data_pieces(data), PIECE_BYTES)
     read: Any = partial(_read, pieces=pieces, rows_of=rows_of, schema=schema)
     rows = ray.data.from_items(
-        [{"piece": number} for number in range(len(pieces))], override_num_blocks=len(pieces)
+        [{"piece": number} for number in range(len(pieces))],
+        override_num_blocks=min(len(pieces), MOST_TASKS),
     ).map_batches(read, batch_size=1)
     if data.unit is None:
         return rows
@@ -114,19 +176,16 @@ def ray_rows(config: Config, rows_of: RowsOf, schema: pa.Schema) -> ray.data.Dat
     )
 
 
-def pieces_on_ray(files: Sequence[str], size: int) -> list[Piece]:
+def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
     """Return the files in pieces of about `size` bytes. The lines of JSONL that is cut are counted
     first, in tasks: a row has the same number however its file is cut."""
     import ray
 
     count: Any = ray.remote(count_rows)
-    cuts = [
-        [replace(piece, file_number=number) for piece in cut(file, size)]
-        for number, file in enumerate(files)
-    ]
+    cuts = [cut(file, size) for file in files]
     counts = [
         [count.remote(piece) for piece in pieces]
-        if len(pieces) > 1 and not pieces[0].file.endswith(".parquet")
+        if len(pieces) > 1 and kind_of(pieces[0].file) == "json"
         else []
         for pieces in cuts
     ]
@@ -165,25 +224,27 @@ def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:
 
 def to_record(
     where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextOf | None = None
-) -> Record:
-    """Return one validated record; raises InputError naming the row."""
+) -> Record | None:
+    """Return one validated record, None for an empty text that is skipped; raises InputError naming
+    the row."""
     text = _text(where, row, data, text_of)
+    if is_empty(text):
+        if data.empty == "skip":
+            return None
+        raise InputError(f"{where}: the text is empty (data.empty: skip leaves such rows out)")
     label = None
     if data.label is not None:
-        label = _word(where, row, data.label)
-        if label not in data.labels:
-            raise InputError(f"{where}: the label is not one of data.labels")
+        value = column_of(row, data.label, where)
+        label = match_label(value, data.label_names, data.label, where)
     unit = content_id(text, label)
     if data.unit is not None:
-        unit = _unit(where, row, data.unit)
-        if unit != valid_unicode(unit):
-            raise InputError(f"{where}: column '{data.unit}' is not valid Unicode")
+        unit = unit_of(row, data.unit, where)
     return Record(text, label, unit)
 
 
 def _text(where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextOf | None) -> str:
-    value = _column(where, row, data.text)
-    if text_of is not None:
+    value = text_of_columns(row, data.text, where)
+    if text_of is not None and not is_empty(value):
         try:
             value = text_of(dict(row))
         except KeyError:
@@ -191,8 +252,6 @@ def _text(where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextO
         except Exception as error:
             kind = type(error).__name__
             raise InputError(f"{where}: method.template: `private` fails ({kind})") from None
-    if not isinstance(value, str):
-        raise InputError(f"{where}: column '{data.text}' is not a text")
     if len(value) > data.max_characters:
         raise InputError(
             f"{where}: the text is longer than data.max_characters, {data.max_characters}"
@@ -201,34 +260,38 @@ def _text(where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextO
 
 
 def _columns(
-    where: Where, row: Mapping[str, Any], column_values: Mapping[str, Collection[str]]
+    where: Where,
+    row: Mapping[str, Any],
+    data: DataConfig,
+    column_values: Mapping[str, Collection[str]],
 ) -> dict[str, str]:
     columns = {}
     for name, values in column_values.items():
-        columns[name] = _word(where, row, name)
+        if name == data.label:
+            columns[name] = match_label(column_of(row, name, where), data.label_names, name, where)
+            continue
+        columns[name] = _word(where, name, column_of(row, name, where))
         if columns[name] not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
     return columns
 
 
-def _word(where: Where, row: Mapping[str, Any], name: str) -> str:
+def _word(where: Where, name: str, value: Any) -> str:
     """Return a column's value as a name. An object has no name, because its parts have no order,
-    nor has a list; and not-a-number is no value."""
-    value = _column(where, row, name)
+    nor has a list; and null and not-a-number are no values."""
+    if value is None:
+        raise InputError(f"{where}: column '{name}' is null")
     if isinstance(value, Mapping | list | tuple) or value != value:
         raise InputError(f"{where}: column '{name}' holds no text and no number")
     return str(value)
 
 
-def _unit(where: Where, row: Mapping[str, Any], name: str) -> str:
+def unit_of(row: Mapping[str, Any], name: str, where: Where) -> str:
     """Return the name of a unit: 1 and 1.0 are one number, so one unit."""
-    value = row.get(name)
+    value = column_of(row, name, where)
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return _word(where, row, name)
-
-
-def _column(where: Where, row: Mapping[str, Any], name: str) -> Any:
-    if (value := row.get(name)) is None:
-        raise InputError(f"{where}: no column '{name}', or nothing in it")
-    return value
+    unit = _word(where, name, value)
+    if unit != valid_unicode(unit):
+        raise InputError(f"{where}: column '{name}' is not valid Unicode")
+    return unit

@@ -23,8 +23,8 @@ from dpray.accounting.ledger import Ledger
 from dpray.accounting.ledger_store import MissingLedger
 from dpray.accounting.run_ledger import NullLedger
 from dpray.engines.base import Engine
+from dpray.io.digests import file_digests, fingerprint
 from dpray.io.files import disk_is_full, write_durably
-from dpray.io.records import file_digests, fingerprint
 from dpray.mechanisms.partition import new_salt
 from dpray.runs import cluster
 from dpray.runs.accountant import AccountantClient, count_refusal
@@ -35,7 +35,7 @@ from dpray.runs.metrics import nowhere, on_ray, rays_exporter
 from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
 from dpray.runs.privacy_report import privacy_report, versions
-from dpray.runs.rows import check_first_record
+from dpray.runs.rows import check_first_records
 from dpray.runs.session import Release, Session
 from dpray.types import (
     Budget,
@@ -102,6 +102,7 @@ class Run:
             return report
         self._write_run(self.run["state"])
         if cluster.uses_ray(self.plan.config):
+            self.on_progress(Progress("starting Ray"))
             cluster.start_ray(self.plan.config.runtime.ray_address)
             self._choose_gpus()
         engine = None
@@ -160,10 +161,12 @@ class Run:
         is unknown."""
         config = self.plan.config
         kept = self.folder.private / DATA_FINGERPRINT
-        digests = file_digests(
-            config.data.path,
-            lambda share: self.on_progress(Progress("hashing files", round(100 * share), 100)),
-        )
+
+        def show(share: float) -> None:
+            self.on_progress(Progress("hashing files", round(100 * share), 100))
+
+        show(0.0)
+        digests = file_digests(config.data.path, show)
         found = fingerprint(digests)
         if not self._has_begun():
             write_durably(kept, found, private=True)
@@ -212,6 +215,7 @@ class Run:
             if not held:
                 self._check_budget(ledger)
             files = self._check_same_data()
+            self.on_progress(Progress("charging the budget"))
             charge = {self.run_id: (plan.dp_event, Budget(plan.cost.epsilon, plan.cost.delta))}
             stated_for = plan.privacy_unit, NEIGHBORING_RELATION
             privacy = plan.config.privacy
@@ -247,7 +251,7 @@ class Run:
                 if cluster.uses_ray(self.plan.config):
                     count_refusal(self.plan.config.privacy.ledger, refused.dataset)
                 raise
-        check_first_record(self.plan.config.data, self.plan.texts_from_columns)
+        check_first_records(self.plan.config.data, self.plan.texts_from_columns)
         if is_new:
             ledger.create_dataset(name, whole, *stated_for)
 
@@ -351,6 +355,7 @@ class Run:
 
     def _finish(self, session: Session[Any], release: Release) -> dict[str, Any]:
         stamp = {"not_private": True} if self.plan.not_private else {}
+        session.show("writing the release")
         records = self.folder.assemble(record | stamp for record in release.records)
         # Before the report, which says where in the ledger the run ends.
         session.ledger.commit(self.run_id)

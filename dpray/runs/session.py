@@ -31,7 +31,6 @@ from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
 from dpray.io.files import write_durably
-from dpray.io.records import Piece, list_files
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
@@ -41,7 +40,7 @@ from dpray.runs.engine_pool import EnginePool, on_pool
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.metrics import Record, RunMetrics, nowhere
 from dpray.runs.plan import Plan, label_histogram
-from dpray.runs.rows import Row, record_rows
+from dpray.runs.rows import Row, data_pieces, record_rows
 from dpray.runs.shards import Shards, Worker
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 
@@ -182,8 +181,9 @@ class Session(Generic[P]):
         """Read every record once, and keep none, where the plan asks for it and nothing has begun.
         Raises InputError that names the row."""
         if self.plan.checks_records and not self.has_begun:
-            for file in list_files(self.config.data.path):
-                for _ in record_rows(Piece(file), self.config.data, self.plan.column_values):
+            self.show("checking records")
+            for piece in data_pieces(self.config.data):
+                for _ in record_rows(piece, self.config.data, self.plan.column_values):
                     pass
 
     def published(self, unit: str) -> dict[str, Any] | None:
@@ -250,6 +250,7 @@ class Session(Generic[P]):
             return
         output = self.published("labels")
         if output is None:
+            self.show("counting labels")
             with self.shards(LabelCounter) as shards:
                 output = self.publish_once("labels", lambda: noisy_labels(shards, histogram))
         self.plan = self.plan.with_proportions(output["proportions"])

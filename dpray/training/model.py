@@ -139,15 +139,21 @@ def _load(folder: str, dtype: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(resolve_model(folder), dtype=dtype)
 
 
+def is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
 @contextlib.contextmanager
 def deepspeed_on_stderr() -> Iterator[Any]:
     """Import `deepspeed` and send its prints to the standard error: the standard output is the
     command's. Enter it around everything that imports DeepSpeed, as saving a transformers model
     does."""
     with contextlib.redirect_stdout(sys.stderr):
+        logger = logging.getLogger("DeepSpeed")
+        # Importing DeepSpeed resets its logger's level and warns of a machine without a GPU.
+        logger.addFilter(is_error)
         import deepspeed
 
-        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         # A helper for CPU ranks that would be compiled at the first start: gloo does without.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         yield deepspeed

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.config.config import Config, parse_config
 from dpray.engines.base import LockstepGroup, LockstepResult
-from dpray.io.records import Piece
+from dpray.io.formats import Piece
 from dpray.mechanisms.partition import new_salt
 from dpray.methods.private_prediction.decoder import group_rows
 from dpray.methods.private_prediction.release import batches_of

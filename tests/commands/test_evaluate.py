@@ -93,7 +93,7 @@ def test_records_that_are_json_are_checked_against_a_schema(app, tmp_path, witho
     ("content", "message"),
     [
         ("", "synthetic.jsonl: no records"),
-        ('{"label": "cardio"}\n', r"synthetic.jsonl, row 1: no text in column 'text'"),
+        ('{"label": "cardio"}\n', r"synthetic.jsonl, row 1: no column 'text'"),
         ('{"text": "secret", "label": "a"}\n{"text": "secret"}\n', "row 2: some records have"),
         ('{"text": "secret", "label": [1]}\n', r"row 1: no label in column 'label'"),
         ('{"text": "secret", "label": null}\n' * 2, "they have no label, and others have one"),
@@ -279,7 +279,7 @@ def test_a_runs_folder_stands_for_its_release(app, tmp_path, without_a_model):
     assert sum(written["records"]["synthetic"].values()) == 20
     # Another version's release: its records are named otherwise.
     write_jsonl(run / "synthetic.jsonl", notes(20, 2), text="sample")
-    with pytest.raises(InputError, match=r"^synthetic.jsonl, row 1: no text in column 'text'$"):
+    with pytest.raises(InputError, match=r"no column 'text'; there are: sample, label$"):
         invoke(app, *files)
 
 
@@ -295,7 +295,7 @@ def test_a_release_has_columns_of_its_own(app, tmp_path, without_a_model):
     written = json.loads((tmp_path / "evaluation.json").read_text())
     assert written["records"]["synthetic"] == {"1": 10, "2.5": 10}
     assert set(written["records"]["real"]) == {"1", "2.5"}
-    with pytest.raises(InputError, match=r"^real.jsonl, row 1: no text in column 'text'$"):
+    with pytest.raises(InputError, match=r"^real.jsonl, row 1: no column 'text'; there are: a, b$"):
         invoke(app, *files, "--out", tmp_path)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
-from dpray.engines.model_path import resolve_model
+from dpray.engines.model_cache import cached
+from dpray.engines.model_path import preparation, resolve_model
+from dpray.engines.smollm2 import MADE
 from dpray.runs.engine import build_engine
 from dpray.types import InputError
 
@@ -21,12 +24,31 @@ def test_a_model_folder_that_is_not_there(kind: Any, model: str) -> None:
         build_engine(EngineConfig(kind=kind, model=model))
 
 
-def test_hub_names_and_folders_pass(tmp_path: Path) -> None:
-    assert resolve_model("google/gemma-3-1b-it") == "google/gemma-3-1b-it"
-    assert resolve_model(str(tmp_path)) == str(tmp_path)
+def test_a_hub_is_asked_for_names_and_not_for_folders(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def on_hub(name: str, key: str) -> str:
+        asked.append((name, key))
+        return "/downloads/copy"
+
+    assert resolve_model("owner/name", "lm", on_hub) == "/downloads/copy"
+    assert resolve_model(str(tmp_path), "lm", on_hub) == str(tmp_path)
+    assert asked == [("owner/name", "lm")]
     (tmp_path / "file").touch()
     with pytest.raises(InputError):
         resolve_model(str(tmp_path / "file"))
+
+
+def test_a_preparation_is_named_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert preparation("smollm2") == "converting smollm2, once"
+    cached(MADE).mkdir(parents=True)
+    assert preparation("smollm2") == preparation(str(tmp_path)) == "finding the model"
+    adapters = {"base_model_name_or_path": "owner/name", "peft_type": "LORA"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapters))
+    assert preparation(str(tmp_path)) == "merging adapters"
 
 
 def test_without_vllm_the_message_names_the_other_engine(

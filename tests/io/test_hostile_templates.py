@@ -12,7 +12,7 @@ import yaml
 
 from dpray.cli import run_command
 from dpray.config.config import parse_config
-from dpray.io.records import Piece
+from dpray.io.formats import Piece
 from dpray.io.sandbox import SecurityError, TooMuch, rendered
 from dpray.io.template_file import TemplateFile, faults_named
 from dpray.methods.aug_pe.prompts import load_variation_prompts

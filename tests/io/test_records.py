@@ -11,20 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpray.io.records import (
-    PASSWORD,
-    Piece,
-    Where,
-    count_rows,
-    cut,
-    file_digests,
-    fingerprint,
-    list_files,
-    numbered,
-    read_piece,
-    read_rows,
-    text_of,
-)
+from dpray.io.columns import text_of
+from dpray.io.digests import file_digests, fingerprint
+from dpray.io.file_list import PASSWORD, list_files
+from dpray.io.formats import Piece, Where
+from dpray.io.pieces import count_rows, cut, numbered
+from dpray.io.records import read_piece, read_rows
 from dpray.types import InputError
 
 ROWS = [{"text": "eins, zwei", "label": "a"}, {"text": 'drei "vier"\nfünf', "label": "b"}]
@@ -112,7 +104,7 @@ def test_a_text_holds_what_utf_8_can_hold() -> None:
     """JSON may hold half of a surrogate pair; a tokenizer stops at it."""
     row = {"text": json.loads(r'"caf\u00e9 \ud83d."')}
     assert text_of(row, "text", Where("a.jsonl", 1)) == "café ?."
-    with pytest.raises(InputError, match=r"^a.jsonl, row 1: no text in column 'note'$"):
+    with pytest.raises(InputError, match=r"^a.jsonl, row 1: no column 'note'; there are: text$"):
         text_of(row, "note", Where("a.jsonl", 1))
 
 
@@ -158,7 +150,7 @@ def test_a_row_of_jsonl_has_its_number_however_the_file_is_cut(
     with TemporaryDirectory() as folder:
         path = Path(folder) / "a.jsonl"
         path.write_text("\ufeff" * (size % 2) + "\n".join(lines) + end, encoding="utf-8")
-        pieces = cut(str(path), size)
+        pieces = cut(Piece(str(path)), size)
         if len(pieces) > 1:
             pieces = list(numbered(pieces, map(count_rows, pieces)))
         rows = list(read_rows(str(path)))
@@ -175,18 +167,18 @@ def test_parquet_is_cut_between_its_row_groups(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"n": range(100), "text": ["text"] * 100})
     pyarrow.parquet.write_table(table, path, row_group_size=7)
-    pieces = cut(str(path), 300)
+    pieces = cut(Piece(str(path)), 300)
     assert 3 < len(pieces) <= 15 and pieces[0].end == pieces[1].begin
     rows = list(read_rows(str(path)))
     assert [row for piece in pieces for row in read_piece(piece)] == rows
     assert [piece.rows for piece in pieces] == [7 * piece.begin for piece in pieces]
-    assert cut(str(path), 10**6) == [Piece(str(path))]
+    assert cut(Piece(str(path)), 10**6) == [Piece(str(path))]
 
 
 def test_an_error_in_a_piece_names_the_row_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"n": 1}\n' * 9 + "\nbroken\n")
-    pieces = cut(str(path), 20)
+    pieces = cut(Piece(str(path)), 20)
     *_, last = numbered(pieces, map(count_rows, pieces))
     with pytest.raises(InputError, match=r"^a.jsonl, row 11: not valid JSON"):
         list(read_piece(last))
@@ -196,4 +188,4 @@ def test_what_cannot_be_cut_is_one_piece(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('text\n"a\nb"\n')
     (tmp_path / "broken.parquet").write_text("PAR1 is not what it is")
     for file in (*map(str, tmp_path.iterdir()), "hf://owner/name"):
-        assert cut(file, 3) == [Piece(file)]
+        assert cut(Piece(file), 3) == [Piece(file)]

@@ -17,7 +17,7 @@ from ray.exceptions import OutOfMemoryError, OwnerDiedError, RayActorError
 
 from dpray.config.config import Config, parse_config
 from dpray.engines.base import EngineError
-from dpray.io.records import Piece
+from dpray.io.formats import Piece
 from dpray.runs.cluster import EndedForMemory, LostTooOften, ended_for_memory, was_lost
 from dpray.runs.group_actor import slice_of, tasks
 from dpray.runs.group_pool import GroupPool, _Slices
@@ -305,7 +305,7 @@ class TestOnRay:
         files[0].write_text('{"n": 1}\n\n{"n": 2}\n{"n": 3}\n')
         files[1].write_text('{"n": 4}\n')
         files[2].write_text("n\n" + "5\n" * 20)
-        pieces = pieces_on_ray(list(map(str, files)), 10)
+        pieces = pieces_on_ray([Piece(str(f), file_number=n) for n, f in enumerate(files)], 10)
         assert pieces == [
             Piece(str(files[0]), 0, 10, 0, 0),
             Piece(str(files[0]), 10, 20, 2, 1),

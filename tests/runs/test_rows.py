@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.config.config import DataConfig
-from dpray.io.records import Piece, count_rows, cut, numbered
+from dpray.io.formats import Piece
+from dpray.io.pieces import count_rows, cut, numbered
 from dpray.mechanisms.partition import HashPartition
 from dpray.methods.private_prediction.decoder import group_rows
 from dpray.methods.private_prediction.prompts import load_template
@@ -37,7 +37,9 @@ def rows(path: Path, lines: list[Any], data: DataConfig = DATA) -> list[dict[str
     ("line", "message"),
     [
         ({"label": "a"}, "row 1: no column 'text'"),
-        ({"text": None, "label": "a"}, "row 1: no column 'text'"),
+        ({"text": None, "label": "a"}, "row 1: the text is empty"),
+        ({"text": "", "label": "a"}, "row 1: the text is empty"),
+        ({"text": "x", "label": None}, "row 1: column 'label' is null"),
         ({"text": 7, "label": "a"}, "row 1: column 'text' is not a text"),
         ({"text": "Marlowe"}, "row 1: no column 'label'"),
         ({"text": "Marlowe", "label": "c"}, "row 1: the label is not one of data.labels"),
@@ -79,7 +81,7 @@ def test_a_records_place_does_not_depend_on_how_its_file_is_cut(tmp_path: Path, 
         made = (private_rows(piece, DATA, load_template("texts"), True) for piece in pieces)
         return [row["unit"] for rows in made for row in rows]
 
-    pieces = [replace(piece, file_number=3) for piece in cut(str(path), size)]
+    pieces = cut(Piece(str(path), file_number=3), size)
     if len(pieces) > 1:
         pieces = list(numbered(pieces, map(count_rows, pieces)))
     whole = units([Piece(str(path), file_number=3)])

@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from dpray.io.labels import label_name
 from dpray.io.sandbox import rendered
 from dpray.io.template_file import Fault, TemplateFile, faults_named, is_refusal, packaged
 from dpray.types import InputError, Prompt
@@ -143,7 +144,9 @@ def _keywords(file: TemplateFile) -> dict[str, tuple[str, ...]]:
     value = file.values.get("keywords")
     if isinstance(value, dict) and not (set(value) == {"file"} and isinstance(value["file"], str)):
         return {
-            str(label): () if of_label is None else file.as_words(f"keywords.{label}", of_label)
+            label_name(label): ()
+            if of_label is None
+            else file.as_words(f"keywords.{label}", of_label)
             for label, of_label in value.items()
         }
     words = file.words("keywords")

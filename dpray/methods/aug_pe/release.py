@@ -60,7 +60,9 @@ def release(session: AugPeSession) -> Release:
         done = checkpoints(session)
     kept = plan.method.kept(done[-1], session.salt)
     records = [
-        {"text": text, "label": label or None} for label, texts in kept.items() for text in texts
+        {"text": text, "label": session.config.data.released_label(label)}
+        for label, texts in kept.items()
+        for text in texts
     ]
     return Release(records, report(session, done))
 

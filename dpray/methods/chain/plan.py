@@ -21,7 +21,7 @@ from dpray.engines.base import Engine
 from dpray.mechanisms.randomness import named_key
 from dpray.methods import part
 from dpray.methods.chain.settings import Chained, ChainSettings
-from dpray.runs.plan import Before, Handed, Plan
+from dpray.runs.plan import Before, Handed, Plan, TokenLimit
 from dpray.types import BudgetRefused, InputError, OnProgress
 
 
@@ -46,6 +46,14 @@ class ChainPlan(Plan):
     @property
     def column_values(self) -> dict[str, Sequence[str]]:
         return {c: v for stage in self.stages.values() for c, v in stage.column_values.items()}
+
+    @property
+    def token_limits(self) -> Sequence[TokenLimit]:
+        return [
+            replace(limit, key=_renamed(limit.key, name))
+            for name, stage in self.stages.items()
+            for limit in stage.token_limits
+        ]
 
     @property
     def checks_records(self) -> bool:

@@ -67,7 +67,7 @@ def release(session: DpKpsSession) -> Release:
             texts = write_texts(session, sequences, ask)
     # A text that the model never wrote is left out.
     records = [
-        {"text": text, "label": label or None, "terms": words}
+        {"text": text, "label": session.config.data.released_label(label), "terms": words}
         for text, (label, words) in zip(texts, sequences, strict=True)
         if text
     ]

@@ -16,12 +16,11 @@ import numpy as np
 from dpray.config.config import DataConfig, EngineConfig
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
-from dpray.io.records import Piece, list_files
 from dpray.mechanisms.shares import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_sgd.algorithm import TextEncoder
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.rows import record_rows
+from dpray.runs.rows import data_pieces, record_rows
 from dpray.training.step import TrainingText
 from dpray.training.token_files import shard_of
 from dpray.types import InputError
@@ -159,14 +158,10 @@ def unit_texts(
 
     Raises InputError that names the row.
     """
-    rows = (
-        row
-        for file in list_files(data.path)
-        for row in record_rows(Piece(file), data, codes.values)
-    )
+    rows = (row for piece in data_pieces(data) for row in record_rows(piece, data, codes.values))
     terms_in = codes.term_finder()
-    for number, row in enumerate(rows):
-        unit = f"{number}" if data.unit is None else row["unit"]
+    for row in rows:
+        unit = row["place"] if data.unit is None else row["unit"]
         if shard_of(unit, shards) == shard:
             terms = terms_in(row["text"])
             code = codes.fitting(row["columns"], terms, encoder.encode, encoder.max_length)

@@ -20,7 +20,8 @@ from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.plan import Before, Handed, Losses, Plan, resolved_noise
+from dpray.runs.plan import Before, Handed, Losses, Plan, TokenLimit, resolved_noise
+from dpray.runs.rows import Row
 from dpray.training.step import DpSgdStep
 from dpray.types import InputError, OnProgress
 
@@ -77,6 +78,14 @@ class DpSgdPlan(Plan):
     @property
     def checks_records(self) -> bool:
         return True
+
+    @property
+    def token_limits(self) -> Sequence[TokenLimit]:
+        def tokens(codec: TextCodec, row: Row) -> int:
+            """Count the start token, the control code without terms, and the text."""
+            return 1 + len(codec.ids(self.codes.code(row["columns"]))) + len(codec.ids(row["text"]))
+
+        return (TokenLimit("method.max_length", self.settings.max_length, tokens),)
 
     @property
     def fewest_records(self) -> int:
@@ -145,6 +154,15 @@ class DpSgdPlan(Plan):
             else [],
         }
 
+    @property
+    def cut(self) -> str:
+        """Return the public sentence about private texts that are too long; how many there are is
+        private."""
+        return (
+            f"a private text is cut where it and its control code have more than "
+            f"{self.settings.max_length} tokens (method.max_length)"
+        )
+
     def lines(self) -> dict[str, str]:
         settings, method = self.settings, self.method
         return {
@@ -154,6 +172,7 @@ class DpSgdPlan(Plan):
             f"beforehand that an interrupted run may repeat",
             "noise multiplier": f"{self.noise_multiplier:.4f}",
             "records": f"{settings.records:,}, at most {settings.max_length} tokens each",
+            "long texts": f"{self.cut}; `dpray check` counts such texts, for the owner alone",
         }
 
 

@@ -21,7 +21,7 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.accounting.report import NOT_COVERED
-from dpray.config.config import Config
+from dpray.config.config import Config, DataConfig
 from dpray.engines.base import PlainPrompt, Sampling
 from dpray.engines.requests import Request, answered
 from dpray.engines.text import TextCodec
@@ -63,7 +63,7 @@ def release(session: DpSgdSession) -> Release:
     drawn = draw_values(plan.shares, settings.records, session.public_generator("control-values"))
     texts = write_texts(session, drawn)
     records = [
-        to_record(text, values, config.data.label)
+        to_record(text, values, config.data)
         for text, values in zip(texts, drawn, strict=True)
         if text
     ]
@@ -102,11 +102,13 @@ def train(session: DpSgdSession) -> dict[str, Any]:
     def show(t: int) -> None:
         session.show("training steps", t, method.steps)
 
+    session.show("loading the model, encoding records", 0, method.steps)
     try:
         if session.in_process:
             train_here(training, show)
         else:
             train_on_actors(session, training, show)
+        session.show("hashing the model")
         sync_all(tuned)
     except Exception as error:
         # Unlike other mechanisms, repeated steps are charged again: the unit need not fail.
@@ -222,11 +224,13 @@ def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> li
         return answered(ask, request, len(drawn), settings.max_retries, lambda text: False)
 
 
-def to_record(text: str, values: Mapping[str, str], label: str | None) -> dict[str, Any]:
+def to_record(text: str, values: Mapping[str, str], data: DataConfig) -> dict[str, Any]:
     """Return a released record; the values of control columns except the label's are in
     `control`."""
-    control = {column: value for column, value in values.items() if column != label}
-    record: dict[str, Any] = {"text": text, "label": values.get(label) if label else None}
+    control = {column: value for column, value in values.items() if column != data.label}
+    name = values.get(data.label or "")
+    label = None if name is None else data.released_label(name)
+    record: dict[str, Any] = {"text": text, "label": label}
     return record | ({"control": control} if control else {})
 
 
@@ -250,6 +254,7 @@ def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> di
             "control_terms": "sequences that the method before this one released"
             if any(plan.codes.sequences.values())
             else "none",
+            "private_texts": plan.cut,
             "texts": "ordinary sampling from the tuned model: post-processing",
         },
         "not_covered": [*NOT_COVERED, *([] if plan.not_private else [SUM_ROUNDING])],

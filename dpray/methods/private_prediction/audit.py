@@ -111,8 +111,8 @@ def made_up_rows(data: DataConfig, rows_of: RowsOf, labels: Sequence[str], units
     """Return the rows that the run's reader makes of so many units, each with a record of each of
     `labels`, one unit after the other. The file that it reads is made up."""
     records = [
-        {data.text: "made up"}
-        | ({data.label: label} if data.label is not None else {})
+        dict.fromkeys([data.text] if isinstance(data.text, str) else data.text, "made up")
+        | ({data.label: data.released_label(label)} if data.label is not None else {})
         | ({data.unit: f"unit {unit}"} if data.unit is not None else {})
         for unit in range(units)
         for label in labels
@@ -120,7 +120,7 @@ def made_up_rows(data: DataConfig, rows_of: RowsOf, labels: Sequence[str], units
     with TemporaryDirectory() as folder:
         file = Path(folder) / "records.jsonl"
         file.write_text("".join(json.dumps(record) + "\n" for record in records))
-        return local_rows(data.model_copy(update={"path": str(file)}), rows_of)
+        return local_rows(data.model_copy(update={"path": str(file), "encoding": None}), rows_of)
 
 
 def runs_target(

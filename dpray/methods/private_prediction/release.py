@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -57,10 +57,12 @@ def release(session: BatchSession) -> Release:
     while batches := wave(session.plan, waiting, done):
         before, tokens, began = done.batches, done.tokens, monotonic()
         total = before + len(batches)
-        session.show("batches", before, total, done.in_words())
+        session.show("sorting records into batches", before, total, done.in_words())
         # Closed at once where a batch was lost: the engine has to go before the next one comes.
         with closing(decode(session, batches)) as tasks:
-            for outcomes in together(tasks, BATCHES_PER_PART, seconds):
+            announce = partial(session.show, "batches", before, total, done.in_words())
+            lots = announced(tasks, announce)
+            for outcomes in together(lots, BATCHES_PER_PART, seconds):
                 for outcome in publish(session, next(parts), outcomes):
                     done.add(session.plan, outcome)
                     session.metrics.published(outcome["tokens"], outcome["private_tokens"])
@@ -109,8 +111,19 @@ def wave(plan: PrivatePredictionPlan, waiting: list[str], done: Decoded) -> list
     return waiting[: max(0, math.ceil((most - done.records) / records_a_batch))]
 
 
+def announced(
+    lots: Iterable[list[Outcome]], announce: Callable[[], None]
+) -> Iterator[list[Outcome]]:
+    """Pass the lots on, and announce the decoding before the first one."""
+    for number, lot in enumerate(lots):
+        if number == 0:
+            announce()
+        yield lot
+
+
 def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]]:
-    """Yield the outcomes of the batches, a task's at a time."""
+    """Yield an empty list once the rows are gathered, and then the outcomes of the batches, those
+    of a task at a time."""
     load = session.take_engine if session.in_process else session.load_engine
     key = "" if session.plan.disjoint else batches_key(session)
     make = partial(
@@ -182,7 +195,7 @@ def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[s
         if text := plan.template.released(completion):
             yield {
                 "text": text,
-                "label": label or None,
+                "label": plan.config.data.released_label(label),
                 "batch": outcome["batch"],
                 "finish_reason": finish_reason,
                 "tokens": tokens,

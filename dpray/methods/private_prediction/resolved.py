@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -19,7 +19,8 @@ from dpray.methods.private_prediction.batch_memory import BatchMemory
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
-from dpray.runs.plan import Handed, Plan
+from dpray.runs.plan import Handed, Plan, TokenLimit
+from dpray.runs.rows import TextOf
 
 RESTATED = ("threshold", "noise", "sure_probability", "sure_entropy")
 """These fields of a mechanism are in a plan's summary as the sections they come from."""
@@ -90,8 +91,12 @@ class PrivatePredictionPlan(Plan):
             yield from runs_targets(self.config.data, self.batches, self.method)
 
     @property
-    def texts_from_columns(self) -> bool:
-        return self.template.private is not None
+    def text_of(self) -> TextOf | None:
+        return None if self.template.private is None else self.template.text_of
+
+    @property
+    def token_limits(self) -> Sequence[TokenLimit]:
+        return (TokenLimit("method.max_prompt_tokens", self.settings.max_prompt_tokens),)
 
     @property
     def fewest_records(self) -> int:

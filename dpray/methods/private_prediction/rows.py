@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from dpray.config.config import DataConfig
-from dpray.io.records import Piece
+from dpray.io.formats import Piece
 from dpray.mechanisms.partition import HashPartition, content_rank
 from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.methods.private_prediction.prompts import PromptTemplate
-from dpray.runs.rows import Row, read_records
+from dpray.runs.rows import Row, place, read_records
 
 ROWS = pa.schema(
     [("label", pa.string()), ("text", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
@@ -33,10 +33,10 @@ def private_rows(
     """Yield the rows of a file or a piece of one; errors as in `read_records`. With `by_place`, a
     record that is its own unit is named by its place in the whole file, and not by its content."""
     text_of = None if template.private is None else template.text_of
-    for number, record in enumerate(read_records(piece, data, text_of), start=piece.rows):
+    for number, record in read_records(piece, data, text_of):
         unit = record.unit_id
         if by_place and data.unit is None:
-            unit = f"file {piece.file_number}, row {number}"
+            unit = place(piece, number)
         rank = content_rank(record.text, record.label)
         yield {"label": record.label or "", "text": record.text, "unit": unit, "rank": rank}
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from dpray.config.config import Config
 from dpray.engines.base import EngineError
+from dpray.io.formats import Piece
 from dpray.io.public_files import public_files
-from dpray.io.records import Piece
 from dpray.mechanisms.shares import common_shares
 from dpray.methods.private_prediction.gains import Gains, measure, sampled
 from dpray.methods.private_prediction.plan import (
@@ -132,7 +132,7 @@ def tune_clip(
 
 def public_texts(config: Config, template: PromptTemplate, file: str) -> dict[str, list[str]]:
     """Return the different public texts of each label that has a share."""
-    data = config.data.model_copy(update={"unit": None})
+    data = config.data.of_public_files()
     files = public_files(file, OPTION, data.path)
     text_of = None if template.private is None else template.text_of
     found: dict[str, dict[str, None]] = {
@@ -140,9 +140,8 @@ def public_texts(config: Config, template: PromptTemplate, file: str) -> dict[st
     }
     try:
         for each in files:
-            for record in read_records(Piece(each), data, text_of):
-                if record.text.strip():
-                    found.get(record.label or "", {})[record.text.strip()] = None
+            for _, record in read_records(Piece(each), data, text_of):
+                found.get(record.label or "", {})[record.text.strip()] = None
     except InputError as error:
         raise InputError(f"{OPTION}: {error}") from None
     for label, texts in found.items():

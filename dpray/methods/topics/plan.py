@@ -9,8 +9,8 @@ from typing import Any
 from dpray.accounting.event import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
+from dpray.io.formats import Piece
 from dpray.io.public_files import public_files
-from dpray.io.records import Piece
 from dpray.mechanisms.topics import words_of
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.topics.algorithm import TopicHistogram
@@ -93,12 +93,11 @@ def make_plan(config: Config, settings: TopicsSettings) -> TopicsPlan:
 def read_public(config: Config, settings: TopicsSettings) -> list[Record]:
     """Read the public records whose texts have words. Raises InputError that names the row for one
     that does not have the configuration's columns and labels, and for fewer texts than topics."""
-    # No public record belongs to a private unit.
-    data = config.data.model_copy(update={"unit": None})
+    data = config.data.of_public_files()
     files = public_files(settings.public, "method.public", config.data.path)
     words_in = words_of()
     try:
-        records = [record for file in files for record in read_records(Piece(file), data)]
+        records = [record for file in files for _, record in read_records(Piece(file), data)]
     except InputError as error:
         raise InputError(f"method.public: {error}") from None
     worded = [record for record in records if words_in(record.text)]

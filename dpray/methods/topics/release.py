@@ -36,7 +36,11 @@ def release(session: TopicsSession) -> Release:
     plan, found = session.plan, measured(session)
     wanted = largest_remainder(plan.settings.records, plan.proportions)
     records = [
-        {"text": " ".join(words), "label": label or None, "terms": words}
+        {
+            "text": " ".join(words),
+            "label": session.config.data.released_label(label),
+            "terms": words,
+        }
         for label, number in wanted.items()
         for words in plan.method.sequences(
             number, np.array(found.noisy[label]), np.array(found.public[label]), found.words

@@ -29,7 +29,7 @@ def test_the_packaged_request_names_the_terms_and_no_class() -> None:
 
 
 def test_public_classes_and_examples_are_shown() -> None:
-    prompts = load_keyphrase_prompts("texts", "review", FewShot({"": ["Nice food."]}, 1))
+    prompts = load_keyphrase_prompts("texts", "review", FewShot({None: ["Nice food."]}, 1))
     asked = ask(prompts, ["food"], "Restaurants").user
     assert asked.startswith("Here is a review:\nNice food.\n")
     assert "Write a review of the class Restaurants that contains" in asked

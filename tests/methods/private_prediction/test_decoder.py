@@ -197,7 +197,7 @@ class ByWord(SideBySide):
 
 @pytest.mark.parametrize(("room", "shown"), [(30, 2), (22, 2), (21, 1), (12, 1), (11, 0)])
 def test_public_examples_leave_half_of_the_room_to_the_private_text(room: int, shown: int) -> None:
-    few_shot = FewShot({"": ["one two three four five", "six seven eight nine ten"]}, 2)
+    few_shot = FewShot({None: ["one two three four five", "six seven eight nine ten"]}, 2)
     template = PromptTemplate(
         "Like {% for each in examples %}{{ each }} {% endfor %}{{ text }}", few_shot=few_shot
     )

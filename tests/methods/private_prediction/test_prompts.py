@@ -94,26 +94,26 @@ def test_a_wrong_template_says_what_is_wrong(tmp_path: Path, content: str, messa
 @pytest.mark.parametrize("of_label", [5, 1])
 def test_all_prompts_of_a_batch_show_the_same_public_examples(of_label: int) -> None:
     goals = [f"goal {number}" for number in range(of_label)]
-    texts = {"": [*goals, "a war", "a fair"], "Sports": goals}
+    texts: dict[str | None, list[str]] = {None: [*goals, "a war", "a fair"], "Sports": goals}
     template = load_template("agnews_chat", FewShot(texts, 2))
     seen = set()
     for number in range(100):
         shown = template.examples("Sports", f"0/{number}")
         assert shown == template.examples("Sports", f"0/{number}") and len(set(shown)) == 2
         # Where a label has too few of them, all are drawn from.
-        assert set(shown) <= set(goals if of_label == 5 else texts[""])
+        assert set(shown) <= set(goals if of_label == 5 else texts[None])
         seen.update(shown)
         for prompt in (
             template.private_prompt("a kick", "Sports", shown),
             template.public_prompt("Sports", shown),
         ):
             assert all(f"Paragraph: {text}\n" in prompt.user for text in shown)
-    assert seen == set(goals if of_label == 5 else texts[""])
+    assert seen == set(goals if of_label == 5 else texts[None])
     assert load_template("agnews_chat").examples("Sports", "0/0") == []
 
 
 def test_examples_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None:
-    few_shot = FewShot({"": ["a", "b"]}, 2)
+    few_shot = FewShot({None: ["a", "b"]}, 2)
     with pytest.raises(InputError, match=r"method\.template: texts: shows no `examples`"):
         load_template("texts", few_shot)
     own = tmp_path / "own.yaml"

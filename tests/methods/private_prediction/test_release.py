@@ -17,6 +17,7 @@ from dpray.config.config import parse_config
 from dpray.config.sections import RuntimeConfig
 from dpray.methods.private_prediction.release import (
     Decoded,
+    announced,
     records,
     starts,
     task_size,
@@ -120,3 +121,16 @@ def test_a_wave_is_as_large_as_the_missing_records_ask_for(
 def test_attempts_are_counted_unit_by_unit() -> None:
     places = [("0/0", "x"), ("0/1", "x"), ("0/1", "y"), ("labels", "x")]
     assert list(starts(iter(places))) == [("0/0", 1), ("0/1", 2), ("labels", 1)]
+
+
+def test_decoding_is_announced_once_the_rows_are_sorted() -> None:
+    seen: list[Any] = []
+
+    def lots() -> Any:
+        seen.append("sorted")
+        yield []
+        seen.append("decoded")
+        yield [outcome("b")]
+
+    passed = list(announced(lots(), lambda: seen.append("announced")))
+    assert seen == ["sorted", "announced", "decoded"] and passed == [[], [outcome("b")]]

@@ -1,0 +1,105 @@
+"""A hub of models and data sets is asked once, with a deadline, whether it has one: the libraries
+that load them ask a hub that does not answer again and again, for minutes."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from dpray.types import InputError
+
+PATIENCE = 8.0
+"""Seconds in which the hub has to answer, name look-up included."""
+
+
+@cache
+def find_on_hub(name: str, key: str) -> str:
+    """Return `ask_hub(name, key)`; a process asks once for each name."""
+    return ask_hub(name, key)
+
+
+def ask_hub(
+    name: str,
+    key: str,
+    *,
+    endpoint: str | None = None,
+    downloads: Path | None = None,
+    patience: float = PATIENCE,
+) -> str:
+    """Return `name` if the hub has a model of this name. If it has none, or does not answer within
+    `patience` seconds, return the folder of a copy that was downloaded before.
+
+    Raises InputError that names `key` if there is no copy either.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    endpoint = endpoint or constants.ENDPOINT
+    if (refusal := _refusal(name, "model", endpoint, patience)) is None:
+        return name
+    try:
+        return snapshot_download(name, cache_dir=downloads, local_files_only=True)
+    except (LocalEntryNotFoundError, HFValidationError):
+        instead = "give a local folder"
+        if key in ("engine.model", "lm"):
+            instead += ", or smollm2, whose weights come with a package"
+        raise InputError(
+            f"{key}: {name} is not on this machine, and the hub {endpoint} {refusal}; {instead}"
+        ) from None
+
+
+@cache
+def check_dataset(path: str, endpoint: str | None = None, patience: float = PATIENCE) -> None:
+    """Raise InputError if the hub does not have the data set of `hf://name#split`, or does not
+    answer within `patience` seconds."""
+    from huggingface_hub import constants
+
+    endpoint = endpoint or constants.ENDPOINT
+    name = path.removeprefix("hf://").partition("#")[0]
+    if (refusal := _refusal(name, "dataset", endpoint, patience)) is not None:
+        raise InputError(f"{path}: the hub {endpoint} {refusal}; download it, and give its folder")
+
+
+def _refusal(name: str, kind: str, endpoint: str, patience: float) -> str | None:
+    """Return None if the hub has the model or data set, and otherwise the reason, in words."""
+    from huggingface_hub import errors
+
+    answer = _answer(name, kind, endpoint, patience)
+    if answer is None or isinstance(answer, errors.RemoteEntryNotFoundError):
+        return None  # there, without this file: whoever loads it says what is missing
+    if isinstance(answer, errors.GatedRepoError):
+        return "gives it only to those who accepted its terms (HF_TOKEN)"
+    if isinstance(answer, errors.RepositoryNotFoundError | errors.HFValidationError):
+        return f"has no such {kind}, or hides it from those without a token (HF_TOKEN)"
+    if isinstance(answer, errors.OfflineModeIsEnabled):
+        return "is not asked (HF_HUB_OFFLINE)"
+    if isinstance(answer, errors.HfHubHTTPError) and answer.response is not None:
+        return f"answers with status {answer.response.status_code}"
+    return "cannot be reached"
+
+
+def _answer(name: str, kind: str, endpoint: str, patience: float) -> Exception | None:
+    """Return the error of a look-up of one file, None if it succeeds."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    answers: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def look_up() -> None:
+        try:
+            file = "config.json" if kind == "model" else "README.md"
+            url = hf_hub_url(name, file, repo_type=kind, endpoint=endpoint)
+            get_hf_file_metadata(url, timeout=patience, endpoint=endpoint)
+        except Exception as error:
+            answers.put(error)
+        else:
+            answers.put(None)
+
+    # The time-out of a request does not cover the look-up of the host's name, and is counted anew
+    # for each of its addresses. A daemon does not keep the process from ending.
+    Thread(target=look_up, daemon=True).start()
+    try:
+        return answers.get(timeout=patience)
+    except Empty:
+        return TimeoutError()

@@ -1,0 +1,169 @@
+"""`dpray check` tells the owner what a run would find in the rows, and no text."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpray
+from dpray.cli import run_command
+from dpray.row_check import check_rows, quantiles
+from dpray.types import Progress
+
+Job = Callable[..., list[str]]
+
+NOTE = "Marlowe was here"
+
+
+def note(text: Any = NOTE, label: Any = "a") -> dict[str, Any]:
+    return {"text": text, "label": label}
+
+
+@pytest.fixture
+def job(tmp_path: Path, model_folder: str) -> Job:
+    """Write rows and a configuration; return the arguments of `dpray check`."""
+
+    def write(rows: list[Any], *more: str, method: str = "aug_pe") -> list[str]:
+        lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+        (tmp_path / "notes.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        (tmp_path / "job.yaml").write_text(
+            f"""
+data: {{path: {tmp_path}/notes.jsonl, label: label, labels: [a, b], public_size: 500}}
+privacy: {{epsilon: 8, delta: 1e-4, ledger: "sqlite:///{tmp_path}/ledger.db", dataset: notes}}
+method: {{name: {method}}}
+engine: {{kind: transformers, model: {model_folder}}}
+output: {{path: {tmp_path}/run}}
+"""
+        )
+        return [str(tmp_path / "job.yaml"), *more]
+
+    return write
+
+
+def test_rows_that_are_fine(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [note(), note("longer: " + NOTE, "b"), note("", "b")]
+    assert run_command(["check", *job(rows, "data.empty=skip"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows"], found["records"], found["skipped"]) == (3, 2, 1)
+    assert found["labels"] == {"a": 1, "b": 1} and found["other_labels"] == {}
+    assert found["characters"]["shortest"] == 16 and found["characters"]["longest"] == 24
+    assert found["types"] == {"text": {"text": 3}, "label": {"text": 3}}
+    assert found["errors"] == [] and "not private" in found["notice"]
+    assert {path.name for path in tmp_path.iterdir()} == {"job.yaml", "notes.jsonl"}, (
+        "nothing is charged or written"
+    )
+
+
+def test_every_bad_row_is_named_and_no_text_shown(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[Any] = [
+        note(), f'{{"text": "{NOTE}"', note(7), note("", "b"), note(label="c"), note(label=None),
+        {"text": NOTE}, note(label="c"), note(label="b"),
+    ]  # fmt: skip
+    arguments = job(rows)
+    assert run_command(["check", *arguments, "--json"]) == 2
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert found["refused"] and (found["rows"], found["records"]) == (9, 2)
+    by_rows = {
+        tuple(place.rpartition(" ")[2] for place in error["first"]): error["reason"]
+        for error in found["errors"]
+    }
+    assert set(by_rows) == {("2",), ("3",), ("4",), ("5", "8"), ("6",), ("7",)}
+    assert "not valid JSON" in by_rows[("2",)] and "no column" in by_rows[("7",)]
+    assert found["other_labels"] == {"c": 2}
+    assert {"key": "data.empty", "value": "skip", "why": "1 texts are empty"} in found["proposals"]
+    assert run_command(["check", *arguments]) == 2
+    shown_too = capsys.readouterr()
+    for text in (*shown, *shown_too):
+        assert "Marlowe" not in text
+    assert "row 5" in shown_too.out and "nothing was charged" in shown_too.out
+
+
+def test_a_label_column_that_holds_texts_is_not_listed(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [note(label=f"{NOTE}, and on the day after he was there again")]
+    assert run_command(["check", *job(rows)]) == 2
+    assert "Marlowe" not in "".join(capsys.readouterr())
+    assert run_command(["check", *job([note()], "data.label=text")]) == 2
+    assert "Marlowe" not in "".join(capsys.readouterr())
+
+
+def test_more_errors_than_can_be_listed(job: Job) -> None:
+    rows = [{"text": NOTE, f"column-{number}": 1} for number in range(200)] + [7] * 50
+    found = dpray.check(dpray.load(*job(rows)))
+    assert len(found["errors"]) <= 41
+    assert sum(error["count"] for error in found["errors"]) == 250
+    assert max(len(error["first"]) for error in found["errors"]) <= 10
+
+
+def test_write_keeps_it_for_the_owner_and_out_of_the_way_of_a_run(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["check", *job([note()]), "--write"]) == 0
+    written = tmp_path / "run" / "private" / "check.json"
+    assert json.loads(written.read_text())["rows"] == 1
+    assert not written.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    assert not written.parent.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["private"]
+
+
+def test_texts_that_dp_sgd_will_cut(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("method.batch_size=20", "method.max_length=40")
+    arguments = job([note("ab"), note("word " * 300), note("word " * 300)], *keys, method="dp_sgd")
+    assert run_command(["check", *arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    [limit] = found["limits"]
+    assert (limit["key"], limit["most"], limit["cut"]) == ("method.max_length", 40, 2)
+    [proposal] = found["proposals"]
+    assert proposal["key"] == "method.max_length" and proposal["value"] % 64 == 0
+    assert limit["tokens"]["longest"] <= proposal["value"] < limit["tokens"]["longest"] + 64
+    # The plan says that long texts are cut, and not how many: it opens no data.
+    assert run_command(["plan", *arguments]) == 0
+    planned = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "a private text is cut where it and its control code have more than 40" in planned
+
+
+def test_without_a_tokenizer_the_rest_is_found(job: Job) -> None:
+    def none(config: dpray.Config) -> Any:
+        raise dpray.InputError("engine.model: owner/name is not on this machine")
+
+    keys = ("method.batch_size=20",)
+    found = check_rows(dpray.load(*job([note()], *keys, method="dp_sgd")), make_codec=none)
+    assert found["limits"] == [] and "not on this machine" in found["tokens_not_counted"]
+    assert found["records"] == 1
+
+
+def test_encoding_and_delimiter_are_proposed(job: Job, tmp_path: Path) -> None:
+    arguments = job([])
+    (tmp_path / "notes.csv").write_bytes("text,label\nGröße,a\nMarlowe,b\n".encode("cp1252"))
+    found = dpray.check(dpray.load(*arguments, f"data.path={tmp_path}/notes.csv"))
+    assert [(p["key"], p["value"]) for p in found["proposals"]] == [("data.encoding", "cp1252")]
+    (tmp_path / "notes.csv").write_text("text^label\nMarlowe^b\n")
+    found = dpray.check(dpray.load(*arguments, f"data.path={tmp_path}/notes.csv"))
+    assert [(p["key"], p["value"]) for p in found["proposals"]] == [("data.delimiter", "^")]
+    found = dpray.check(
+        dpray.load(*arguments, f"data.path={tmp_path}/notes.csv", "data.delimiter=^")
+    )
+    assert not found["refused"] and found["proposals"] == []
+
+
+def test_progress(job: Job) -> None:
+    seen: list[Progress] = []
+    dpray.check(dpray.load(*job([note()] * 2500)), seen.append)
+    reading = [progress for progress in seen if progress.stage == "reading file 1 of 1"]
+    assert [progress.completed for progress in reading] == [0, 1000, 2000]
+
+
+def test_quantiles() -> None:
+    assert quantiles({}) == {}
+    assert quantiles({5: 1}) == dict.fromkeys(("shortest", "half", "90%", "99%", "longest"), 5)
+    lengths = dict.fromkeys(range(1, 101), 1)
+    assert list(quantiles(lengths).values()) == [1, 50, 90, 99, 100]

@@ -1,0 +1,168 @@
+"""`dpray init` writes a configuration that loads, from a header and a few answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpray
+from dpray.cli import run_command
+from dpray.commands.init import answered, write_checked
+from dpray.io.formats import FileFormat
+from dpray.starter import starter, usual_delta
+from dpray.types import InputError
+
+NEEDED = ("--public-size", "4000", "--epsilon", "4")
+
+NOTHING: dict[str, Any] = dict.fromkeys(
+    ("text", "label", "labels", "unit", "public_size", "epsilon", "delta", "method", "vocabulary",
+     "dataset", "model", "out")
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def semicolons(name: str = "notes.csv", encoding: str = "cp1252") -> str:
+    rows = ["Art;text", "Größe;Müller war hier", "Alter;Marlowe auch", "Größe;Marlowe ging"]
+    Path(name).write_text("\n".join(rows) + "\n", encoding=encoding)
+    return name
+
+
+def test_a_configuration_that_loads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "sub").mkdir()
+    file = semicolons("sub/Patient notes.CSV", "utf-8")
+    assert run_command(["init", file, *NEEDED, "--label", "Art", "--labels", "Größe, Alter"]) == 0
+    made = folder / "sub" / "Patient-notes.yaml"
+    config = dpray.load(made)
+    assert config.data.path == file and config.data.delimiter == ";"
+    assert config.data.encoding is None and config.data.labels == ("Größe", "Alter")
+    assert (config.privacy.epsilon, config.privacy.delta) == (4.0, 1e-5)
+    assert config.privacy.dataset == "Patient-notes" and config.method.name == "private_prediction"
+    assert config.output.path == "out/Patient-notes"
+    assert made.read_text(encoding="utf-8").count("#") > 10
+    assert "dpray check" in capsys.readouterr().out
+
+
+def test_without_look_no_row_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # The rows are not UTF-8, and no CSV: nobody notices.
+    (folder / "notes.csv").write_bytes(b'text,label\n\xff\xfe"Marlowe\n')
+    assert run_command(["init", "notes.csv", *NEEDED]) == 0
+    assert "Marlowe" not in (folder / "notes.yaml").read_text()
+    assert run_command(["init", "notes.csv", *NEEDED, "--look", "--force"]) == 2
+    assert "Marlowe" not in "".join(capsys.readouterr())
+
+
+def test_look_finds_labels_and_the_encoding(folder: Path) -> None:
+    file = semicolons()
+    assert run_command(["init", file, *NEEDED, "--label", "Art", "--look"]) == 0
+    config = dpray.load("notes.yaml")
+    assert config.data.labels == ("Alter", "Größe") and config.data.encoding == "cp1252"
+    assert "keep those that" in (folder / "notes.yaml").read_text(encoding="utf-8").lower()
+    assert "Marlowe" not in (folder / "notes.yaml").read_text(encoding="utf-8")
+    # Labels keep the types that they have in the rows.
+    rows = [{"text": "Marlowe", "label": label} for label in (True, 0, "0.5", 2.5)]
+    (folder / "typed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run_command(["init", "typed.jsonl", *NEEDED, "--label", "label", "--look"]) == 0
+    assert dpray.load("typed.yaml").data.labels == (0, "0.5", 2.5, True)
+
+
+def test_a_header_in_windows_encoding(folder: Path) -> None:
+    (folder / "notes.csv").write_bytes("Größe;text\n".encode("cp1252"))
+    assert run_command(["init", "notes.csv", *NEEDED]) == 0
+    assert dpray.load("notes.yaml").data.encoding == "cp1252"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "needs --public-size, --epsilon"),
+        ([*NEEDED, "--label", "Art"], "needs --labels"),
+        ([*NEEDED, "--method", "dp_kps"], "needs --vocabulary"),
+        ([*NEEDED, "--text", "txet"], "--text: no column 'txet'; there are: Art, text"),
+        ([*NEEDED, "--epsilon", "-1"], "privacy.epsilon: "),
+        ([*NEEDED, "--dataset", "${oc.env:HOME}"], "privacy.dataset: "),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    file = semicolons()
+    assert run_command(["init", file, *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+    assert [path.name for path in folder.iterdir()] == ["notes.csv"]
+
+
+def test_a_file_is_replaced_by_force_alone(folder: Path) -> None:
+    file = semicolons()
+    (folder / "mine.yaml").write_text("mine")
+    assert run_command(["init", file, *NEEDED, "-o", "mine.yaml"]) == 2
+    assert (folder / "mine.yaml").read_text() == "mine"
+    assert run_command(["init", file, *NEEDED, "-o", "mine.yaml", "--epsilon", "0", "--force"]) == 2
+    assert (folder / "mine.yaml").read_text() == "mine", "a refused answer replaces nothing"
+    assert run_command(["init", file, *NEEDED, "-o", "mine.yaml", "--force"]) == 0
+    assert dpray.load("mine.yaml").data.public_size == 4000
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["init", semicolons(), *NEEDED, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "config": "notes.yaml", "columns": ["Art", "text"]
+    }  # fmt: skip
+
+
+def test_a_person_is_asked_for_the_rest() -> None:
+    replies: Iterator[str] = iter(["text", "Art", "500", "2", "aug_pe", "Größe,Alter"])
+    asked: list[str] = []
+
+    def ask(question: str, default: str | None) -> str:
+        asked.append(question)
+        return next(replies)
+
+    file = semicolons(encoding="utf-8")
+    answers, header = answered(file, FileFormat(), NOTHING, False, ask)
+    assert len(asked) == 6 and next(replies, None) is None
+    write_checked(Path("asked.yaml"), starter(answers, header))
+    config = dpray.load("asked.yaml")
+    assert (config.data.labels, config.data.public_size) == (("Größe", "Alter"), 500)
+    assert (config.privacy.epsilon, config.method.name) == (2.0, "aug_pe")
+
+
+@pytest.mark.parametrize("method", ["private_prediction", "aug_pe", "dp_kps", "dp_sgd", "auto"])
+def test_every_method_can_be_planned(folder: Path, model_folder: str, method: str) -> None:
+    file = semicolons(encoding="utf-8")
+    (folder / "words.txt").write_text("house\ngarden\n")
+    options = [*NEEDED, "--method", method, "--vocabulary", "words.txt", "--model", model_folder]
+    assert run_command(["init", file, *options]) == 0
+    config = dpray.load("notes.yaml", "engine.kind=transformers")
+    assert config.method.name == method
+    if method != "auto":  # a question to `dpray plan`
+        assert dpray.plan(config).cost.epsilon <= 4
+
+
+def test_the_usual_delta_is_far_below_one_in_the_records() -> None:
+    for size in (1, 9, 10, 4000, 99_999):
+        assert usual_delta(size) <= 0.1 / size
+
+
+def test_values_that_yaml_could_misread(folder: Path) -> None:
+    file = semicolons(encoding="utf-8")
+    labels = 'no,1e3,0x10,"0", - a: b,#c,~'
+    options = ["--label", "Art", "--labels", labels, "--dataset", "null", "--out", "1:30"]
+    assert run_command(["init", file, *NEEDED, *options]) == 0
+    config = dpray.load("notes.yaml")
+    assert config.data.labels == ("no", 1000.0, "0x10", "0", "- a: b", "#c", "~")
+    assert (config.privacy.dataset, config.output.path) == ("null", "1:30")
+
+
+def test_bad_files_are_named() -> None:
+    with pytest.raises(InputError, match="FILE: "):
+        answered("none.csv", FileFormat(), NOTHING, False, None)

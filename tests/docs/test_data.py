@@ -1,0 +1,276 @@
+"""Every row of the tables in docs/data.md is tried on a file of its kind."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+from dpray.config.config import parse_config
+from dpray.runs.rows import check_first_records, data_pieces, read_records
+from dpray.types import InputError
+from tests.conftest import ROOT
+
+Make = Callable[[Path], None]
+Settings = Callable[..., dict[str, Any]]
+
+ROWS = [
+    {"text": "Käse, Brot; 1|2", "label": "a"},
+    {"text": 'drei "vier"\nfünf\\', "label": "b"},
+]
+RECORDS = [(row["text"], row["label"]) for row in ROWS]
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+TABLE = pa.Table.from_pylist(ROWS)
+
+
+def csv_text(**dialect: Any) -> str:
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, **dialect)
+    writer.writerows([["text", "label"], *RECORDS])
+    return file.getvalue()
+
+
+def file(name: str, content: str | bytes) -> Make:
+    def make(folder: Path) -> None:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return make
+
+
+def files(*makes: Make) -> Make:
+    def make(folder: Path) -> None:
+        for each in makes:
+            each(folder)
+
+    return make
+
+
+def packed(*names: str) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name in names:
+            archive.writestr(name, csv_text())
+        archive.writestr("__MACOSX/._a.csv", "what a Mac adds")
+    return made.getvalue()
+
+
+def stream(table: pa.Table) -> bytes:
+    made = io.BytesIO()
+    with pa.ipc.new_stream(made, table.schema) as writer:
+        writer.write_table(table)
+    return made.getvalue()
+
+
+def parquet() -> bytes:
+    made = io.BytesIO()
+    pa.parquet.write_table(TABLE, made)
+    return made.getvalue()
+
+
+def feather(folder: Path) -> None:
+    pa.feather.write_feather(TABLE, folder / "a.feather", compression="uncompressed")
+
+
+def saved(folder: Path) -> None:
+    parts = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    for number, part in enumerate(parts):
+        (folder / part).write_bytes(stream(TABLE.slice(number, 1)))
+    state = {"_data_files": [{"filename": part} for part in parts], "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text('{"features": {}, "citation": ""}')
+
+
+ZSTD = pa.compress(LINES.encode(), codec="zstd", asbytes=True)
+NESTED = "".join(
+    json.dumps({"note": {"body": row["text"]}, "label": row["label"]}) + "\n" for row in ROWS
+)
+BACKSLASHES = 'text,label\n"Käse, Brot; 1|2",a\n"drei \\"vier\\"\nfünf\\\\",b\n'
+GAPS = LINES.replace("\n", '\n{"text": null, "label": "a"}\n{"text": " ", "label": "a"}\n', 1)
+TWO_COLUMNS = '{"title": "x", "body": null, "label": "a"}\n'
+SHORT = 'text;label\nDer "Käse" schmeckt;a\n'
+
+READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
+    "JSON Lines: `.jsonl`, `.ndjson`, `.json`": [
+        (file(name, LINES), {}) for name in ("a.jsonl", "a.ndjson", "a.json")
+    ],
+    "a JSON array of objects: `.json`": [
+        (file("a.json", json.dumps(ROWS, indent=indent)), {}) for indent in (None, 2)
+    ],
+    "CSV with commas": [(file("a.csv", csv_text()), {})],
+    "CSV with semicolons, tabs or `\\|`": [
+        (file("a.csv", csv_text(delimiter=sign)), keys)
+        for sign in (";", "\t", "|")
+        for keys in ({}, {"delimiter": sign})
+    ],
+    "`.tsv`, and `.CSV` in any case": [
+        (file("a.tsv", csv_text(delimiter="\t")), {}),
+        (file("A.CSV", csv_text()), {}),
+    ],
+    "CSV with line ends within quotes": [(file("a.csv", csv_text(quoting=csv.QUOTE_ALL)), {})],
+    "CSV with backslashes before quotes": [(file("a.csv", BACKSLASHES), {"escape": "\\"})],
+    "CSV without quotes around cells": [(file("a.csv", SHORT), {"quote": ""})],
+    "UTF-8 with a byte order mark": [
+        (file("a.csv", csv_text().encode("utf-8-sig")), {}),
+        (file("a.jsonl", LINES.encode("utf-8-sig")), {}),
+        (file("a.json", json.dumps(ROWS).encode("utf-8-sig")), {"encoding": "utf-8"}),
+    ],
+    "UTF-16 with a byte order mark": [
+        (file("a.csv", csv_text(delimiter=";").encode("utf-16")), {}),
+        (file("a.jsonl", LINES.encode("utf-16")), {}),
+        (file("a.json", json.dumps(ROWS).encode("utf-16")), {}),
+    ],
+    "another encoding, as Windows' cp1252": [
+        (file("a.csv", csv_text(delimiter=";").encode("cp1252")), {"encoding": "cp1252"}),
+        (file("a.jsonl", LINES.encode("cp1252")), {"encoding": "cp1252"}),
+    ],
+    "`.gz`, `.zst`, `.zip` of one file": [
+        (file("a.csv.gz", gzip.compress(csv_text().encode())), {}),
+        (file("a.jsonl.ZST", ZSTD), {}),
+        (file("a.zip", packed("notes.CSV")), {}),
+    ],
+    "Parquet, also compressed": [
+        (file("a.parquet", parquet()), {}),
+        (file("a.parquet.gz", gzip.compress(parquet())), {}),
+    ],
+    "Arrow files, Arrow streams, Feather": [
+        (file("a.arrow", stream(TABLE)), {}),
+        (file("a.arrow.gz", gzip.compress(stream(TABLE))), {}),
+        (feather, {}),
+    ],
+    "a folder that `save_to_disk` wrote": [(saved, {})],
+    "a folder of such files": [
+        (
+            files(
+                file("a.csv", csv_text().split("\r\n")[0] + f"\r\n{RECORDS[0][0]!r},a"),
+                file("b.jsonl", LINES.split("\n", 1)[1]),
+                file("notes.txt", "not data"),
+                file(".hidden.csv", "not data"),
+            ),
+            {"quote": "'"},
+        )
+    ],
+    "a folder of `.txt`, labels from its folders": [
+        (files(file("a/1.txt", RECORDS[0][0] + "\n"), file("b/2.txt", RECORDS[1][0])), {}),
+    ],
+    "texts in nested fields": [(file("a.jsonl", NESTED), {"text": "note.body"})],
+    "texts of several columns, a JSON object each": [
+        (file("a.jsonl", TWO_COLUMNS), {"text": ["title", "body"]})
+    ],
+    "null and blank texts": [(file("a.jsonl", GAPS), {"empty": "skip"})],
+}
+
+OTHER_RECORDS = {
+    "CSV without quotes around cells": [('Der "Käse" schmeckt', "a")],
+    "texts of several columns, a JSON object each": [('{"title": "x", "body": null}', "a")],
+}
+
+SCHEMA = '{"$schema": "x", "type": "object",\n "properties": {}}'
+
+REFUSED: dict[str, tuple[Make, dict[str, Any]]] = {
+    "no such file": (files(), {"path": "none.csv"}),
+    "a glob that matches nothing": (files(), {"path": "*.csv"}),
+    "a kind that is not read": (file("a.xlsx", "Marlowe"), {"path": "a.xlsx"}),
+    "a folder without files that are read": (files(), {}),
+    "a single `.txt`": (file("a.txt", "Marlowe"), {"path": "a.txt"}),
+    "a folder of a DatasetDict": (
+        file("dataset_dict.json", '{"splits": ["train", "test"]}'),
+        {},
+    ),
+    "a stray `schema.json` in a folder": (
+        files(file("a.jsonl", LINES), file("schema.json", SCHEMA)),
+        {},
+    ),
+    "a stray `run.json`": (
+        files(file("a.jsonl", LINES), file("run.json", '{"run_id": "x",\n "state": "done"}')),
+        {},
+    ),
+    "one JSON object over several lines": (file("a.json", '{\n"text": "Marlowe"\n}'), {}),
+    "a line that is no JSON": (file("a.jsonl", '{"text": "x", "label": "a"}\nMarlowe'), {}),
+    "a JSON array that breaks off": (
+        file("a.json", '[{"text": "x", "label": "a"}, {"text": "Marlowe'),
+        {},
+    ),
+    "bytes that are not UTF-8": (file("a.csv", csv_text().encode("cp1252")), {}),
+    "a quote that never ends": (file("a.csv", 'text,label\nx,a\n"Marlowe,b\n'), {}),
+    "a row with too few cells": (file("a.csv", "text,label\nx,a\nMarlowe\n"), {}),
+    "a column that is named twice": (file("a.csv", "text,label,text\nx,a,Marlowe\n"), {}),
+    "a `.zip` of two files": (file("a.zip", packed("a.csv", "b.csv")), {}),
+    "a `.gz` that is cut off": (file("a.csv.gz", gzip.compress(csv_text().encode())[:40]), {}),
+    "a file that is no Parquet": (file("a.parquet", "Marlowe"), {}),
+    "a missing column": (file("a.jsonl", LINES), {"text": "txet"}),
+    "a text that is no text": (file("a.jsonl", '{"text": 7, "label": "a"}'), {}),
+    "a null or blank text": (file("a.jsonl", GAPS), {}),
+    "a label that is null": (
+        file("a.jsonl", '{"text": "x", "label": "a"}\n{"text": "Marlowe", "label": null}'),
+        {},
+    ),
+    "a label that is not configured": (
+        file("a.jsonl", '{"text": "x", "label": "a"}\n{"text": "x", "label": "Marlowe"}'),
+        {},
+    ),
+    "a label of another type": (
+        file("a.jsonl", '{"text": "Marlowe", "label": 0}'),
+        {"labels": ["0", "a"]},
+    ),
+    "no rows": (file("a.csv", "text,label\n"), {}),
+}
+
+
+def table(heading: str) -> dict[str, str]:
+    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    section = text.split(f"## {heading}\n")[1].split("\n## ")[0].replace("\\|", "\0")
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| ")]
+    return {first.strip().replace("\0", "\\|"): second.strip() for first, second in rows[1:]}
+
+
+def records(settings: Settings, folder: Path, keys: dict[str, Any]) -> list[Any]:
+    path = str(folder / keys["path"]) if "path" in keys else str(folder)
+    changes = {f"data__{key}": value for key, value in keys.items()} | {"data__path": path}
+    data = parse_config(settings(**changes)).data
+    check_first_records(data, texts_from_columns=False)
+    found = (record for piece in data_pieces(data) for record in read_records(piece, data))
+    return [(record.text, record.label) for _, record in found]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_the_page_says_is_read(settings: Settings, folder: Path, name: str) -> None:
+    assert name in table("What is read")
+    for number, (make, keys) in enumerate(READ[name]):
+        (place := folder / str(number)).mkdir()
+        make(place)
+        assert records(settings, place, keys) == OTHER_RECORDS.get(name, RECORDS), number
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_page_says_is_refused(settings: Settings, folder: Path, name: str) -> None:
+    message = table("What is refused")[name].strip("`")
+    make, keys = REFUSED[name]
+    make(folder)
+    with pytest.raises(InputError) as refused:
+        records(settings, folder, keys)
+    said = str(refused.value)
+    assert message.replace("PATH", str(folder / keys.get("path", ""))) in said
+    assert "Marlowe" not in said and "\n" not in said
+
+
+def test_every_row_of_the_page_is_tried() -> None:
+    assert set(table("What is read")) == set(READ)
+    assert set(table("What is refused")) == set(REFUSED)

@@ -1,0 +1,116 @@
+"""A row without a text is an error or is left out; either way nobody else's batch moves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpray.config.config import DataConfig
+from dpray.io.formats import Piece
+from dpray.io.pieces import count_rows, cut, numbered
+from dpray.mechanisms.partition import HashPartition
+from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.methods.private_prediction.prompts import load_template
+from dpray.methods.private_prediction.rows import joined, private_rows
+from dpray.runs.rows import bound_contributions, record_rows
+from dpray.types import InputError
+
+EMPTY = st.sampled_from([None, "", " ", "\n\t", "\u00a0"])
+TEXTS = st.sampled_from(["x", "y", " z "])
+KEY = "0" * 64
+POISSON = PoissonBatches({"": 40}, {"": 0.3})
+DISJOINT = HashPartition({"": 7}, "0" * 32)
+
+
+def batches_of(
+    folder: Path, texts: list[str | None], data: DataConfig, by_place: bool
+) -> list[tuple[str, list[str]]]:
+    """The records that are left, in order, each with its batches."""
+    path = folder / "a.jsonl"
+    path.write_text(
+        "".join(json.dumps({"text": t, "who": i % 3}) + "\n" for i, t in enumerate(texts))
+    )
+    pieces = cut(Piece(str(path)), 60)
+    if len(pieces) > 1:
+        pieces = list(numbered(pieces, map(count_rows, pieces)))
+    batches = POISSON if by_place else DISJOINT
+    rows = [
+        row
+        for piece in pieces
+        for row in private_rows(piece, data, load_template("texts"), by_place)
+    ]
+    if data.unit is not None:
+        rows = bound_contributions(rows, data.max_records_per_unit)
+    return [(row["text"], list(joined(batches, KEY, row))) for row in rows]
+
+
+def data_of(path: Path | str = "x", **keys: Any) -> DataConfig:
+    return DataConfig(path=str(path), public_size=40, **{"empty": "skip"} | keys)
+
+
+@pytest.mark.parametrize("by_place", [True, False], ids=["poisson", "disjoint"])
+@pytest.mark.parametrize("unit", [None, "who"])
+@given(st.lists(TEXTS, min_size=1, max_size=8), st.data())
+def test_neighbours_differ_in_one_units_batches(
+    tmp_path_factory: pytest.TempPathFactory,
+    by_place: bool,
+    unit: str | None,
+    texts: list[str | None],
+    drawn: st.DataObject,
+) -> None:
+    """One data set has a text in a row, its neighbour has none there: as if it had not been given.
+    All other records are in the same batches, though they come after it."""
+    folder = tmp_path_factory.mktemp("rows")
+    data = data_of(unit=unit, max_records_per_unit=1 if unit is None else 9)
+    place = drawn.draw(st.integers(0, len(texts) - 1))
+    for number in drawn.draw(st.lists(st.integers(0, len(texts) - 1), max_size=2)):
+        if number != place:
+            texts[number] = drawn.draw(EMPTY)
+    without = [*texts[:place], drawn.draw(EMPTY), *texts[place + 1 :]]
+    more = batches_of(folder, texts, data, by_place)
+    fewer = batches_of(folder, without, data, by_place)
+    assert len(more) == len(fewer) + 1 == sum(bool(text and text.strip()) for text in texts)
+    left = list(more)
+    for each in fewer:
+        left.remove(each)
+    assert [text for text, _ in left] == [texts[place]]
+
+
+def test_a_skipped_row_moves_no_place(tmp_path: Path) -> None:
+    """The units of DP-SGD go by their places, as the coins of Poisson batches do."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": null}\n{"text": "x"}\n\n{"text": " "}\n{"text": "x"}\n')
+    rows = list(record_rows(Piece(str(path), file_number=2), data_of(path)))
+    assert [row["place"] for row in rows] == ["file 2, row 1", "file 2, row 3"]
+
+
+@pytest.mark.parametrize("text", [None, "", " \n"])
+def test_the_default_refuses(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "x"}) + "\n" + json.dumps({"text": text}) + "\n")
+    with pytest.raises(InputError, match=r"^a.jsonl, row 2: the text is empty \(data.empty: skip"):
+        list(record_rows(Piece(str(path)), data_of(path, empty="refuse")))
+
+
+def test_a_missing_column_is_no_empty_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"Text ": "x"}\n')
+    with pytest.raises(InputError, match=r"no column 'text'; there are: Text  \(did you mean"):
+        list(record_rows(Piece(str(path)), data_of(path)))
+
+
+@pytest.mark.parametrize("rule", ["refuse", "skip"])
+def test_the_plan_says_the_rule(
+    rule: str, config_file: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dpray.cli import run_command
+
+    assert run_command(["plan", config_file(data__empty=rule)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "empty texts" in shown and f"(data.empty: {rule})" in shown
