@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlch
 from sqlalchemy.pool import NullPool, QueuePool
 
 from dpray.accounting.ledger_schema import NEWEST, UnknownTables, revision, secret, upgrade
-from dpray.accounting.ledger_url import parse_url
+from dpray.accounting.ledger_url import check_one_name, parse_url
 from dpray.io.files import touch_private
 from dpray.types import DprayError, InputError, first_line
 
@@ -218,14 +218,15 @@ def _sqlite_engine(path: str, mode: str) -> sa.Engine:
     engine = sa.create_engine(
         "sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True
     )
-    sa.event.listen(engine, "begin", _begin_sqlite)
+
+    def begin(connection: sa.Connection) -> None:
+        # A transaction that reads first and writes later could read what another one is replacing.
+        writes = connection.get_execution_options().get("dpray_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        check_one_name(path)
+
+    sa.event.listen(engine, "begin", begin)
     return engine
-
-
-def _begin_sqlite(connection: sa.Connection) -> None:
-    # A transaction that reads first and writes later could read what another one is replacing.
-    writes = connection.get_execution_options().get("dpray_write")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _prepare_postgresql(connection: Any, _record: object) -> None:

@@ -92,9 +92,12 @@ def read_json(path: Path | Traversable, key: str = "") -> dict[str, Any]:
 
 def touch_private(path: str) -> None:
     """Make an empty file for its owner alone if there is none; SQLite gives its journals the same
-    rights. A path that cannot be a file is left to the one who opens it."""
+    rights. A path that cannot be a file is left to the one who opens it.
+
+    A file that is there is not opened: closing it would give up the locks that SQLite holds on it
+    in this process."""
     with suppress(OSError):
-        os.close(owners_only(path, os.O_CREAT | os.O_RDONLY))
+        os.close(owners_only(os.path.realpath(path), os.O_CREAT | os.O_EXCL))
 
 
 def write_durably(path: Path, text: str, *, private: bool = False) -> None:
