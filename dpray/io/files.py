@@ -15,6 +15,10 @@ from typing import Any
 
 from dpray.types import InputError
 
+SQLITE_FULL = ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")
+"""SQLite's names of a full disk; the second is that of the file beside a write-ahead log, which
+could not grow ("disk I/O error")."""
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
@@ -57,7 +61,7 @@ def disk_is_full(error: BaseException) -> bool:
             continue
         if isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        if getattr(found, "sqlite_errorname", None) == "SQLITE_FULL":
+        if getattr(found, "sqlite_errorname", None) in SQLITE_FULL:
             return True
         seen += [found.__cause__, getattr(found, "orig", None)]
     return False
