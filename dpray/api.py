@@ -200,10 +200,12 @@ def run(
     from dpray import registry
     from dpray.report.write import write_report
     from dpray.runs.engine import build_engine
+    from dpray.runs.standing import Standing
 
     registry.run(config, on_progress, build or build_engine)
     folder = Path(config.output.path)
-    write_report(folder, public=True)
+    with Standing(config).said():
+        write_report(folder, public=True)
     return SyntheticData(folder)
 
 

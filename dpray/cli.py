@@ -93,27 +93,34 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_command(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit code. An error is one line on stderr; an unexpected one
-    names its class only, because its message could hold private text."""
+    """Run the command line; return the exit code."""
     for name, level in LEVELS.items():
         os.environ.setdefault(name, level)
     try:
         result = typer.main.get_command(app)(args=arguments, standalone_mode=False)
-        return result if isinstance(result, int) else 0
-    except TyperException as error:
-        # No message: the help was shown, for want of a command.
-        if message := error.format_message():
-            typer.echo(one_line(f"dpray: {message}"), err=True)
-        return 2
-    except (typer.Abort, KeyboardInterrupt):
-        typer.echo("dpray: interrupted", err=True)
-        return 1
-    except DprayError as error:
-        typer.echo(one_line(f"dpray: {error}"), err=True)
-        return error.exit_code
-    except Exception as error:
-        typer.echo(f"dpray: unexpected {type(error).__name__} at {_place(error)}", err=True)
-        return 1
+    except (Exception, KeyboardInterrupt) as error:
+        return show_error(error)
+    return result if isinstance(result, int) else 0
+
+
+def show_error(error: BaseException) -> int:
+    """Print an error as one line on stderr and return the exit code. An unexpected one names its
+    class only, because its message could hold private text; that of a run says as well whether the
+    run is charged."""
+    code, message = 1, f"unexpected {type(error).__name__} at {_place(error)}"
+    if isinstance(error, TyperException):
+        code, message = 2, error.format_message()
+        if not message:  # the help was shown, for want of a command
+            return code
+    elif isinstance(error, DprayError):
+        code, message = error.exit_code, str(error)
+    else:
+        if isinstance(error, typer.Abort | KeyboardInterrupt):
+            message, error = "interrupted", error.__cause__ or error
+        if standing := getattr(error, "standing", ""):
+            message += f"; {standing}"
+    typer.echo(one_line(f"dpray: {message}"), err=True)
+    return code
 
 
 def _place(error: BaseException) -> str:

@@ -21,11 +21,11 @@ from threading import current_thread, main_thread
 from time import monotonic
 from typing import Any, Self
 
-import yaml
 from platformdirs import user_cache_path
 
 from dpray.config.config import Config, parse_config
 from dpray.io.files import check_writable, read_json, write_durably
+from dpray.io.yaml_text import dump_yaml
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan
 from dpray.stage import draw, plain, public_records, staged, write_stage
@@ -198,7 +198,7 @@ def _config_file(
         raise InputError(f"--records: a run of {records} has no plan: {error}") from None
     file = folder / f"{name}.yaml"
     # It may hold the key of an endpoint.
-    write_durably(file, yaml.safe_dump(tree, allow_unicode=True), private=True)
+    write_durably(file, dump_yaml(tree), private=True)
     return file, int(short.summary()["records"])
 
 

@@ -13,7 +13,7 @@ from dpray.methods import part
 from dpray.runs.choice import Choice
 from dpray.runs.engine import BuildEngine, build_engine
 from dpray.runs.plan import Plan
-from dpray.types import DprayError, InputError, OnProgress, Progress
+from dpray.types import InputError, OnProgress, Progress
 
 
 def make_plan(config: Config) -> Plan:
@@ -39,26 +39,27 @@ def run(
     """Run or resume `config`, and return the privacy report that it wrote. `build` makes the engine
     of a section of the configuration, here or on an actor.
 
-    Raises InputError, BudgetRefused (the data was not opened) and Resumable.
+    Raises InputError, BudgetRefused (the data was not opened) and Resumable. Each error says
+    whether the run is charged, and how it goes on.
     """
     from dpray.runs.cluster import is_local
     from dpray.runs.folder import ReleaseFolder
     from dpray.runs.runner import Run
+    from dpray.runs.standing import Standing
 
-    _check_chosen(config)
-    list_files(config.data.path)
-    if is_local(config) and config.engine.is_local:
-        on_progress(Progress(preparation(config.engine.model)))
-        resolve_model(config.engine.model)
-    on_progress(Progress("planning"))
-    plan = make_plan(config)
-    release = part(config.method.name, "release").release
-    with closing(ReleaseFolder(config.output.path)) as folder:
-        try:
-            return Run(plan, folder, release, on_progress, build).execute()
-        except DprayError as error:
-            # Without its cause, a library's error that may quote a text: Python shows both.
-            raise error from None
+    standing = Standing(config)
+    with standing.said():
+        _check_chosen(config)
+        list_files(config.data.path)
+        if is_local(config) and config.engine.is_local:
+            on_progress(Progress(preparation(config.engine.model)))
+            resolve_model(config.engine.model)
+        on_progress(Progress("planning"))
+        plan = make_plan(config)
+        release = part(config.method.name, "release").release
+        with closing(ReleaseFolder(config.output.path)) as folder:
+            return Run(plan, folder, release, on_progress, build, standing).execute()
+    raise AssertionError("`said` lets no error pass")
 
 
 def _check_chosen(config: Config) -> None:

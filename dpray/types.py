@@ -19,6 +19,16 @@ class DprayError(Exception):
 
     exit_code = 1
 
+    standing = ""
+    """For an error that ended a run: whether the run is charged, and how it goes on."""
+
+    def __str__(self) -> str:
+        message = self._message()
+        return f"{message}; {self.standing}" if self.standing else message
+
+    def _message(self) -> str:
+        return super().__str__()
+
 
 class InputError(DprayError):
     """Input or configuration is bad: the message names the key or the row number."""
@@ -27,7 +37,7 @@ class InputError(DprayError):
 
 
 class BudgetRefused(DprayError):
-    """The ledger refuses a charge; nothing was charged and the data was not opened."""
+    """The ledger refuses a charge, and charges nothing of it."""
 
     exit_code = 3
 
@@ -38,7 +48,7 @@ class BudgetRefused(DprayError):
         self.detail = detail
         super().__init__(dataset, asked, spent, left, detail)
 
-    def __str__(self) -> str:
+    def _message(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
         return (
             f"budget of '{self.dataset}' refused: asked {self.asked}, spent {self.spent}, "
@@ -50,6 +60,10 @@ class Resumable(DprayError):
     """The run finished in part; the same command goes on from where it stopped."""
 
     exit_code = 4
+
+
+class RunFailed(DprayError):
+    """The run cannot be finished: a mechanism failed, or was lost and may not be repeated."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from dpray.config.config import Config, load_config, parse_config
+from dpray.config.loading import read_tree
 from dpray.types import InputError
 
 Settings = Callable[..., dict[str, Any]]
@@ -56,6 +57,78 @@ def test_settings_after_the_file(settings: Settings, tmp_path: Path) -> None:
     assert config.privacy.epsilon == 0.5
     assert config.data.labels == ("x", "y")
     assert config.method.clip == "dclip"
+
+
+NO_NUMBERS = ["1:30", "0x10", "0o10", "012", "1_000", "true", "'4'", "'.inf'", "inf", "no", "[1]"]
+TOO_LARGE = ["1e400", "-1e400", ".nan", "9" * 400]
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, *TOO_LARGE, "~", "-.inf", "0", "-1"])
+@pytest.mark.parametrize("by", ["file", "setting"])
+def test_epsilon_is_a_plain_number(settings: Settings, tmp_path: Path, by: str, value: str) -> None:
+    path = tmp_path / "config.yaml"
+    method = {"name": "aug_pe", "records": 8, "iterations": 1}  # may have no noise
+    path.write_text(yaml.safe_dump(settings(method=method, privacy__epsilon=4.25)))
+    after = [f"privacy.epsilon={value}"] if by == "setting" else []
+    if by == "file":
+        path.write_text(path.read_text().replace("4.25", value))
+    with pytest.raises(InputError, match=r"privacy\.epsilon: |line \d+: ") as wrong:
+        load_config(path, after)
+    assert "\n" not in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "epsilon"), [("4", 4.0), ("0.5", 0.5), ("1e-3", 1e-3), (".inf", float("inf"))]
+)
+def test_epsilon_is_read(settings: Settings, tmp_path: Path, value: str, epsilon: float) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings(method={"name": "aug_pe", "records": 8})))
+    assert load_config(path, [f"privacy.epsilon={value}"]).privacy.epsilon == epsilon
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "method.batch_size=true",
+        "method.batch_size='5'",
+        "method.clip_bound=.inf",
+        "method.sparse_vector={threshold: true, noise: 1}",
+        "data.label_proportions={a: true, b: false}",
+        "runtime.gpus_per_actor=.inf",
+        "privacy.delta=1e400",
+        "engine.timeout=.inf",
+    ],
+)
+def test_no_number_is_a_truth_value_a_text_or_infinite(
+    settings: Settings, tmp_path: Path, setting: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings()))
+    with pytest.raises(InputError) as wrong:
+        load_config(path, [setting])
+    assert str(wrong.value).startswith(setting.partition("=")[0])
+
+
+def test_labels_that_look_like_something_else_are_texts(settings: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings()))
+    config = load_config(path, ["data.labels=[no, yes, on, 1:30, 0x10, 012, 1_000]"])
+    assert config.data.labels == ("no", "yes", "on", "1:30", "0x10", "012", "1_000")
+
+
+def test_settings_go_into_mappings_and_lists(settings: Settings, tmp_path: Path) -> None:
+    path, tree = tmp_path / "config.yaml", settings(method__sparse_vector=None)
+    del tree["method"]
+    tree["methods"] = [{"name": "dp_kps", "vocabulary": "v.txt"}, {"name": "aug_pe", "records": 5}]
+    path.write_text(yaml.safe_dump(tree))
+    read = read_tree(
+        path, ["methods.1.records=9", "data={label: null, unit: who}", "embedder.model=m"]
+    )
+    assert read["methods"] == [tree["methods"][0], {"name": "aug_pe", "records": 9}]
+    assert read["data"] == tree["data"] | {"label": None, "unit": "who"}
+    assert read["embedder"] == {"model": "m"}
+    with pytest.raises(InputError, match=r"^methods\.2\.records: there is no entry 2"):
+        read_tree(path, ["methods.2.records=9"])
 
 
 @pytest.mark.parametrize("text", ["a: [1", "just words", "- a\n- b\n", "\x00"])

@@ -23,9 +23,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlch
 from sqlalchemy.pool import NullPool, QueuePool
 
 from dpray.accounting.ledger_schema import NEWEST, UnknownTables, revision, secret, upgrade
-from dpray.accounting.ledger_url import parse_url
-from dpray.io.files import touch_private
-from dpray.types import DprayError, InputError, first_line
+from dpray.accounting.ledger_url import check_one_name, parse_url
+from dpray.io.files import disk_is_full, touch_private
+from dpray.types import DprayError, InputError, Resumable, first_line
 
 SECONDS_TO_WAIT = 60
 """A writer waits so long for the others before it gives up."""
@@ -47,6 +47,14 @@ or starts up."""
 
 class LedgerError(DprayError):
     """The ledger cannot be read or written now; whatever may have been charged stays charged."""
+
+
+class LedgerUnavailable(LedgerError):
+    """The database fails now; later the same operation may succeed."""
+
+
+class LedgerFull(LedgerUnavailable, Resumable):
+    """No space is left on the disk of the ledger."""
 
 
 class LedgerConflict(LedgerError):
@@ -160,7 +168,9 @@ class Store:
             return MissingLedger(f"the ledger {self} cannot be made: {why}")
         if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
             return InputError(f"the ledger {self} is no SQLite file: {why}")
-        return LedgerError(f"the ledger {self} failed: {why}")
+        if disk_is_full(error):
+            return LedgerFull(f"the ledger {self} failed: no space is left on its disk; make room")
+        return LedgerUnavailable(f"the ledger {self} failed: {why}")
 
     def _missing(self) -> MissingLedger:
         return MissingLedger(
@@ -218,14 +228,15 @@ def _sqlite_engine(path: str, mode: str) -> sa.Engine:
     engine = sa.create_engine(
         "sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True
     )
-    sa.event.listen(engine, "begin", _begin_sqlite)
+
+    def begin(connection: sa.Connection) -> None:
+        # A transaction that reads first and writes later could read what another one is replacing.
+        writes = connection.get_execution_options().get("dpray_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        check_one_name(path)
+
+    sa.event.listen(engine, "begin", begin)
     return engine
-
-
-def _begin_sqlite(connection: sa.Connection) -> None:
-    # A transaction that reads first and writes later could read what another one is replacing.
-    writes = connection.get_execution_options().get("dpray_write")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _prepare_postgresql(connection: Any, _record: object) -> None:

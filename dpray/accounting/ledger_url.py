@@ -10,7 +10,13 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 
-from dpray.io.places import MOUNTS, in_ray_package, network_file_system
+from dpray.io.places import (
+    MOUNTS,
+    in_ray_package,
+    is_mounted_alone,
+    names_of_file,
+    network_file_system,
+)
 from dpray.types import InputError
 
 
@@ -49,6 +55,30 @@ def _check_place(path: str, mounts: Path) -> None:
             f"the ledger {path} lies on a network file system ({kind}), where SQLite's locks do "
             "not hold and two runs could spend one budget: give postgresql://host/name, or a "
             "path on a local disk"
+        )
+    check_one_name(path, mounts)
+
+
+def check_one_name(path: str, mounts: Path = MOUNTS) -> None:
+    """Raise `InputError` if an SQLite file can be reached by a second name: SQLite keeps its newest
+    entries, and its locks, in files beside the name by which it was opened. Symbolic links are no
+    second name, because SQLite follows them.
+
+    Called in every transaction, since a name may be added while the ledger is open: whoever comes
+    by the new name is refused, and so is whoever has the old one.
+    """
+    why = (
+        "SQLite keeps the newest entries beside each name, so that one budget would be spent twice"
+    )
+    if (names := names_of_file(path)) > 1:
+        raise InputError(
+            f"the ledger {path} has {names} names (hard links): {why}; end every command that "
+            "uses it, keep the name that has a `-wal` file beside it (any, if none has one), and "
+            "remove the others"
+        )
+    if is_mounted_alone(path, mounts):
+        raise InputError(
+            f"the ledger {path} is mounted as a single file: {why}; mount the folder that holds it"
         )
 
 

@@ -93,6 +93,9 @@ class Writer:
             call.error = LedgerError("the process that wrote to the ledger was interrupted")
         try:
             self._transact(calls)
+        except DprayError as error:  # no transaction begins
+            for call in calls:
+                call.error = error
         except SQLAlchemyError as error:
             alone = is_passing(error)
             for call in calls:

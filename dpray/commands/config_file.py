@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from dpray.io.yaml_text import dump_yaml
 from dpray.types import InputError
 
 
@@ -20,6 +19,6 @@ def write_config(file: str, tree: dict[str, Any]) -> None:
     """Write a configuration to a new file."""
     try:
         with open(file, "x", encoding="utf-8") as opened:
-            yaml.safe_dump(tree, opened, sort_keys=False, allow_unicode=True)
+            opened.write(dump_yaml(tree))
     except OSError as error:
         raise InputError(f"--write: {file} cannot be written: {error.strerror}") from None

@@ -18,7 +18,11 @@ from dpray.terminal import Terminal, add_or_remove
 
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Make synthetic records; the same command resumes an unfinished run."""
-    loaded = load_config(config, overrides or [])
+    # Imported late, as by the API: it needs the ledger.
+    from dpray.runs.standing import Standing
+
+    with Standing(None).said():
+        loaded = load_config(config, overrides or [])
     report = run_with_progress(loaded)
     if as_json:
         typer.echo(json.dumps(report | {"output": loaded.output.path}))

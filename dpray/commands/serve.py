@@ -6,9 +6,9 @@ import json
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.io.yaml_text import dump_yaml
 from dpray.serving.settings import ServeFile, load_serve_config
 from dpray.terminal import Terminal
 
@@ -30,7 +30,7 @@ def serve(
         from dpray.serving.applications import serve_config
 
         tree = serve_config(file)
-        typer.echo(json.dumps(tree) if as_json else yaml.safe_dump(tree, sort_keys=False).rstrip())
+        typer.echo(json.dumps(tree) if as_json else dump_yaml(tree).rstrip())
         return
     from dpray.serving.foreground import serve_until_stopped
 

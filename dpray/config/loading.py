@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from io import StringIO
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
-from yaml import YAMLError
 
-from dpray.io.yaml_text import MOST_NODES, parse_yaml, read_yaml_text
+from dpray.io.yaml_text import parse_yaml, read_yaml_text
 from dpray.types import CONTROL, InputError, first_line
 
 M = TypeVar("M", bound=BaseModel)
@@ -22,47 +19,51 @@ M = TypeVar("M", bound=BaseModel)
 def read_tree(path: str | Path, overrides: list[str]) -> Any:
     """Read the plain tree of a YAML file with `key.sub=value` overrides. Raises InputError.
 
-    Nothing is interpolated: OmegaConf's `${oc.env:NAME}` would put an environment variable into the
-    files of a release, so `${` is refused before OmegaConf sees it.
+    Nothing is interpolated: `${oc.env:NAME}` of other tools would put an environment variable into
+    the files of a release, so `${` is refused.
     """
-    settings = [_checked_override(each) for each in overrides]
+    settings = [_setting(each) for each in overrides]
     try:
-        text = read_yaml_text(path)
-        plain = parse_yaml(text)
-        if not isinstance(plain, dict):
-            raise InputError(f"{path}: not a YAML file of `key: value` lines")
-        _refuse_interpolation(plain)
-        loaded = OmegaConf.load(StringIO(text), max_yaml_expanded_nodes=MOST_NODES)
+        tree = parse_yaml(read_yaml_text(path))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or 'cannot be read'}") from None
-    except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not a valid YAML file: {first_line(error)}") from None
-    try:
-        for setting in settings:
-            loaded.merge_with_dotlist([setting])
-        return OmegaConf.to_container(loaded, resolve=False)
-    except (OmegaConfBaseException, ValueError, TypeError) as error:
-        raise InputError(f"{path}, with what is set after it: {first_line(error)}") from None
-
-
-def _checked_override(setting: str) -> str:
-    """Return one `key.sub=value` setting, which can be read."""
-    key, sign, value = setting.partition("=")
-    if not sign or key.endswith("\\"):  # OmegaConf would read on to the next sign
-        raise InputError(f"{setting}: settings after the file are written key.sub=value")
-    try:
-        _refuse_interpolation({key: parse_yaml(value)})
-        OmegaConf.from_dotlist([setting])
-    except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise InputError(f"{key}: not a valid value: {first_line(error)}") from None
-    return setting
-
-
-def _refuse_interpolation(tree: Any) -> None:
-    """Refuse `${` in a text. Raises InputError that names the key."""
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: not a YAML file of `key: value` lines")
+    for key, value in settings:
+        tree = _with(tree, key.split("."), value, key)
     for key, text in _texts(tree):
         if "${" in text:
             raise InputError(f"{key}: `${{` has no meaning in a configuration; write the value")
+    return tree
+
+
+def _setting(written: str) -> tuple[str, Any]:
+    """Return the key and the value of one `key.sub=value`."""
+    key, sign, value = written.partition("=")
+    if not sign:
+        raise InputError(f"{written}: settings after the file are written key.sub=value")
+    try:
+        return key, parse_yaml(value)
+    except ValueError as error:
+        raise InputError(f"{key}: not a valid value: {first_line(error)}") from None
+
+
+def _with(tree: Any, place: list[str], value: Any, key: str) -> Any:
+    """Return the tree with a value at its place, in a list by its number from 0. A mapping is
+    merged into the one that is there, anything else replaces it."""
+    if not place:
+        both = isinstance(tree, dict) and isinstance(value, dict)
+        return reduce(lambda t, k: _with(t, [k], value[k], key), value, tree) if both else value
+    name, *rest = place
+    if isinstance(tree, list):
+        if not name.isdecimal() or int(name) >= len(tree):
+            raise InputError(f"{key}: there is no entry {name} in a list of {len(tree)}")
+        number = int(name)
+        return [*tree[:number], _with(tree[number], rest, value, key), *tree[number + 1 :]]
+    below = tree if isinstance(tree, dict) else {}
+    return below | {name: _with(below.get(name), rest, value, key)}
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -95,7 +96,7 @@ def parse(model: type[M], values: Any) -> M:
         place = list(first["loc"])
         if place[:3] == ["method", "chain", "methods"]:
             place[:5] = ["methods", *place[3:4]]  # without names of methods, which are no keys
-        elif place[:1] == ["method"] and len(place) > 2:
+        elif place[:1] == ["method"] and len(place) > 1:
             del place[1]
         message = first["msg"].removeprefix("Value error, ")
         # What checks a whole section names the key itself.

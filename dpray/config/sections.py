@@ -155,13 +155,13 @@ class DataConfig(Section):
 class PrivacyConfig(Section):
     epsilon: float = Field(
         gt=0,
+        allow_inf_nan=True,
         description="the most this run may cost; .inf: no noise and no guarantee, for "
         "measurements, with every output stamped not_private (aug_pe, dp_sgd)",
     )
     delta: float = Field(
         ge=0,
         lt=1,
-        allow_inf_nan=False,
         description="0: pure differential privacy, by Laplace noise or a few draws",
     )
     # Not shown by `repr`: the URL may hold a password.
@@ -268,7 +268,6 @@ class RuntimeConfig(Section):
     gpus_per_actor: float | None = Field(
         None,
         ge=0,
-        allow_inf_nan=False,
         description="null: engine.tensor_parallel_size for vllm and transformers where the Ray "
         "cluster has GPUs, else 0; 0: on the CPU, though the machine may have GPUs",
     )

@@ -15,6 +15,10 @@ from typing import Any
 
 from dpray.types import InputError
 
+SQLITE_FULL = ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")
+"""SQLite's names of a full disk; the second is that of the file beside a write-ahead log, which
+could not grow ("disk I/O error")."""
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
@@ -57,7 +61,7 @@ def disk_is_full(error: BaseException) -> bool:
             continue
         if isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        if getattr(found, "sqlite_errorname", None) == "SQLITE_FULL":
+        if getattr(found, "sqlite_errorname", None) in SQLITE_FULL:
             return True
         seen += [found.__cause__, getattr(found, "orig", None)]
     return False
@@ -92,9 +96,12 @@ def read_json(path: Path | Traversable, key: str = "") -> dict[str, Any]:
 
 def touch_private(path: str) -> None:
     """Make an empty file for its owner alone if there is none; SQLite gives its journals the same
-    rights. A path that cannot be a file is left to the one who opens it."""
+    rights. A path that cannot be a file is left to the one who opens it.
+
+    A file that is there is not opened: closing it would give up the locks that SQLite holds on it
+    in this process."""
     with suppress(OSError):
-        os.close(owners_only(path, os.O_CREAT | os.O_RDONLY))
+        os.close(owners_only(os.path.realpath(path), os.O_CREAT | os.O_EXCL))
 
 
 def write_durably(path: Path, text: str, *, private: bool = False) -> None:

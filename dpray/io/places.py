@@ -1,5 +1,5 @@
-"""This module finds places that cannot keep a ledger: folders that Ray deletes, and disks on a
-network.
+"""This module finds places that cannot keep a ledger: folders that Ray deletes, disks on a network,
+and files with more than one name.
 
 A place is judged by its resolved path: links are followed, environment variables are not asked.
 """
@@ -40,25 +40,45 @@ def in_ray_package(path: str) -> bool:
     )
 
 
+def names_of_file(path: str) -> int:
+    """Return the number of a file's hard links; 0 if there is no file."""
+    try:
+        return os.stat(path).st_nlink
+    except OSError:
+        return 0
+
+
+def is_mounted_alone(path: str, mounts: Path = MOUNTS) -> bool:
+    """Return whether a path is a mount point itself, as a single file in a container may be."""
+    return os.path.realpath(path) in map(_mount_point, _table(mounts))
+
+
 def network_file_system(path: str, mounts: Path = MOUNTS) -> str | None:
     """Return the type of the network file system that holds a path; None for a local or an unknown
     one."""
-    try:
-        table = mounts.read_text(errors="surrogateescape")
-    except OSError:
-        return None
-    kind = _file_system(os.path.realpath(path), table).removeprefix("fuse.")
+    kind = _file_system(os.path.realpath(path), _table(mounts)).removeprefix("fuse.")
     return kind if kind in NETWORK else None
 
 
-def _file_system(path: str, table: str) -> str:
+def _file_system(path: str, table: list[str]) -> str:
     """Return the type of the longest mount point above `path`; the later one of two at one
     place."""
     longest, found = 0, ""
-    for line in table.splitlines():
-        mount, _, source = line.partition(" - ")
-        # Blanks and line ends in a path are written in octal.
-        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount.split(" ")[4])
+    for line in table:
+        point = _mount_point(line)
         if os.path.commonpath([point, path]) == point and len(point) >= longest:
-            longest, found = len(point), source.split(" ")[0]
+            longest, found = len(point), line.partition(" - ")[2].split(" ")[0]
     return found
+
+
+def _table(mounts: Path) -> list[str]:
+    """Return the lines of the table of mounts, none if the system has no such table."""
+    try:
+        return mounts.read_text(errors="surrogateescape").split("\n")[:-1]
+    except OSError:
+        return []
+
+
+def _mount_point(line: str) -> str:
+    # Blanks and line ends in a path are written in octal.
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4])

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 
-from dpray.io.yaml_text import parse_yaml, read_yaml_text
+from dpray.io.yaml_text import YamlRefused, parse_yaml, read_yaml_text
 from dpray.types import InputError, first_line
 
 LONGEST_REASON = 200
@@ -27,7 +26,7 @@ class Fault(Exception):
     """A template is invalid; the message is one line."""
 
 
-KNOWN_FAULTS = (Fault, jinja2.TemplateError, yaml.YAMLError)
+KNOWN_FAULTS = (Fault, jinja2.TemplateError, YamlRefused)
 
 
 @contextmanager
@@ -62,7 +61,7 @@ class TemplateFile:
         cls, name_or_path: str, known: Mapping[str, Path], keys: Collection[str], *needed: str
     ) -> TemplateFile:
         """Read a `known` template by name, or a YAML file. Raises InputError for a missing file,
-        Fault or YAMLError for one without the `needed` keys, or with others than `keys`."""
+        Fault or YamlRefused for one without the `needed` keys, or with others than `keys`."""
         path = known.get(name_or_path, Path(name_or_path))
         try:
             values = parse_yaml(read_yaml_text(path))

@@ -1,23 +1,46 @@
-"""Untrusted YAML is checked before anything is built from it.
+"""YAML 1.2 with plain numbers. Untrusted YAML is checked before anything is built from it: a short
+text may describe a great deal (aliases of aliases of a list), and a deeply nested one ends in a
+RecursionError.
 
-PyYAML and OmegaConf build whatever a text describes: a short one may describe a great deal (aliases
-of aliases of a list), and a deeply nested one ends in a RecursionError.
+A number is written in decimal digits, with a point and an exponent if it has them: 4, 0.5, 1e-6.
+`.inf` is infinity. `true`, `false` and `null` (or `~`) are what they are in JSON. All else is a
+text: also 1:30, 0x10, 0o10, 012, 1_000, `yes`, `no`, and a date.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml import events as parsed
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.representer import SafeRepresenter
+from ruamel.yaml.resolver import VersionedResolver, implicit_resolvers
 
 MOST_BYTES = 4_000_000
 MOST_NODES = 100_000
 MOST_LEVELS = 100
 
+FLOAT = "tag:yaml.org,2002:float"
 
-class YamlRefused(yaml.YAMLError):
-    """The text is too long, too large with its aliases expanded, or nested too deeply."""
+PLAIN = [
+    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|"),
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE"),
+    ("tag:yaml.org,2002:int", r"[-+]?(0|[1-9][0-9]*)"),
+    (FLOAT, r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"),
+    (FLOAT, r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+]
+"""A scalar without quotes is of the first of these types whose pattern it matches."""
+
+
+class YamlRefused(ValueError):
+    """The text is not YAML, or is too long, too large with its aliases expanded, or nested too
+    deeply. The message is one line."""
 
 
 def read_yaml_text(path: str | Path) -> str:
@@ -30,14 +53,39 @@ def read_yaml_text(path: str | Path) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse a text into a plain value, after `check_yaml`."""
-    check_yaml(text)
-    return yaml.safe_load(text)
+    """Parse a text into a plain value. Raises YamlRefused that names the line, also for a key that
+    is given twice and for a number beyond a float's range."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.Resolver, yaml.Constructor = _PlainTypes, _PlainNumbers
+    try:
+        _check_size(yaml.parse(text))
+        return yaml.load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        # Without the values, one of which may be the key of an endpoint.
+        problem = str(error.problem or error.context).partition(" with value")[0]
+        raise YamlRefused(f"line {mark.line + 1}: {problem}" if mark else problem) from None
+    except (YAMLError, ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, YamlRefused):
+            raise
+        raise YamlRefused(str(error).splitlines()[0]) from None
 
 
-def check_yaml(text: str) -> None:
+def dump_yaml(tree: dict[str, Any]) -> str:
+    """Return a plain tree as YAML that readers of YAML 1.1 and 1.2 understand alike."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.Resolver, yaml.Representer = _AllTypes, _FloatsOfBoth
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.width = MOST_BYTES
+    text = StringIO()
+    yaml.dump(tree, text)
+    return text.getvalue()
+
+
+def _check_size(events: Any) -> None:
     """Raise YamlRefused for a text of more than `MOST_NODES` nodes, aliases expanded, or more than
-    `MOST_LEVELS` levels; YAMLError for one that is not YAML.
+    `MOST_LEVELS` levels, and for tags and directives, which would give a value another meaning.
 
     It works on the parser's events, without recursion and without memory for the nodes.
     """
@@ -45,27 +93,72 @@ def check_yaml(text: str) -> None:
     """Counts the nodes of each anchor; an anchor has None while its own node is open."""
     opened: list[tuple[str | None, int]] = []
     nodes = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
+    for event in events:
+        if isinstance(event, parsed.DocumentStartEvent) and (event.version or event.tags):
+            raise YamlRefused("a directive (%) has no meaning here")
+        if (tag := getattr(event, "tag", None)) is not None:
+            line = event.start_mark.line + 1
+            raise YamlRefused(f"line {line}: write the value without the tag {tag}")
+        if isinstance(event, parsed.AliasEvent):
             if event.anchor in sizes:
                 size = sizes[event.anchor]
                 if size is None:
                     raise YamlRefused(f"the alias {event.anchor} stands within itself")
                 nodes += size
-        elif isinstance(event, yaml.ScalarEvent):
+        elif isinstance(event, parsed.ScalarEvent):
             nodes += 1
             if event.anchor is not None:
                 sizes[event.anchor] = 1
-        elif isinstance(event, yaml.CollectionStartEvent):
+        elif isinstance(event, parsed.CollectionStartEvent):
             opened.append((event.anchor, nodes))
             nodes += 1
             if event.anchor is not None:
                 sizes[event.anchor] = None
             if len(opened) > MOST_LEVELS:
                 raise YamlRefused(f"nested more than {MOST_LEVELS} levels deep")
-        elif isinstance(event, yaml.CollectionEndEvent):
+        elif isinstance(event, parsed.CollectionEndEvent):
             anchor, before = opened.pop()
             if anchor is not None:
                 sizes[anchor] = nodes - before
         if nodes > MOST_NODES:
             raise YamlRefused(f"more than {MOST_NODES} values")
+
+
+def _by_any_first_letter(types: list[tuple[str, Any]]) -> Any:
+    class Types(VersionedResolver):
+        @property
+        def versioned_resolver(self) -> Any:
+            return {None: types}
+
+    return Types
+
+
+_PLAIN_TYPES: list[tuple[str, Any]] = [
+    (tag, re.compile(rf"(?:{pattern})\Z")) for tag, pattern in PLAIN
+]
+_PlainTypes = _by_any_first_letter(_PLAIN_TYPES)
+_AllTypes = _by_any_first_letter(_PLAIN_TYPES + [(tag, p) for _, tag, p, _ in implicit_resolvers])
+"""A text that any version takes for something else is dumped in quotes."""
+
+
+class _PlainNumbers(SafeConstructor):
+    def finite(self, node: Any) -> float:
+        number = float(self.construct_yaml_float(node))
+        if math.isnan(number) or (math.isinf(number) and "inf" not in node.value.lower()):
+            reason = f"{node.value} is not a number, or too large for one (.inf is infinity)"
+            raise MarkedYAMLError(problem=reason, problem_mark=node.start_mark)
+        return number
+
+
+_PlainNumbers.add_constructor(FLOAT, _PlainNumbers.finite)
+
+
+class _FloatsOfBoth(SafeRepresenter):
+    def with_point(self, number: float) -> Any:
+        node = self.represent_float(number)
+        if "." not in node.value:  # YAML 1.1 takes 1e-06 for a text
+            node.value = node.value.replace("e", ".0e")
+        return node
+
+
+_FloatsOfBoth.add_representer(float, _FloatsOfBoth.with_point)

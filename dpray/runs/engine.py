@@ -92,7 +92,7 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
         loaded = try_to_load(load)
     if isinstance(loaded, WorkerError):
         reason = loaded.reason if loaded.bad_input else f"engine: {loaded.reason}"
-        raise InputError(f"{reason}; nothing was charged")
+        raise InputError(reason)
     return loaded
 
 
@@ -120,8 +120,7 @@ def _try_on_ray(
         finally:
             ray.kill(probe)
     raise Resumable(
-        f"engine: actors that loaded it were lost {config.runtime.max_attempts} times ({last}); "
-        "nothing was charged, give the same command again"
+        f"engine: actors that loaded it were lost {config.runtime.max_attempts} times ({last})"
     )
 
 

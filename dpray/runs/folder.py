@@ -84,9 +84,9 @@ class ReleaseFolder:
                 self.private / "lock", "w", opener=owners_only
             )
         except OSError as error:
-            # With more room, the same command goes on.
-            kind = Resumable if disk_is_full(error) else InputError
-            raise kind(f"output.path: {path}: {error.strerror}") from None
+            if disk_is_full(error):
+                raise Resumable(f"output.path: no space is left for {path}; make room") from None
+            raise InputError(f"output.path: {path}: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,6 +37,7 @@ from dpray.runs.plan import Plan
 from dpray.runs.privacy_report import privacy_report, versions
 from dpray.runs.rows import check_first_records
 from dpray.runs.session import Release, Session
+from dpray.runs.standing import DISK_FULL, Standing
 from dpray.types import (
     Budget,
     BudgetRefused,
@@ -44,12 +45,10 @@ from dpray.types import (
     InputError,
     OnProgress,
     Progress,
-    Resumable,
+    RunFailed,
 )
 
 DATA_FINGERPRINT = "data.sha256"
-
-DISK_FULL = "output.path: no space is left on its disk, or on the ledger's"
 
 CONNECTION_KEYS = {
     "base_url", "max_in_flight", "attempts", "timeout", "max_num_seqs", "max_num_batched_tokens",
@@ -69,8 +68,9 @@ class Run:
         release: Callable[[Session[Any]], Release],
         on_progress: OnProgress,
         build: BuildEngine,
+        standing: Standing,
     ) -> None:
-        self.folder, self.release = folder, release
+        self.folder, self.release, self.standing = folder, release, standing
         self.on_progress, self.build = on_progress, build
         self.run = folder.read_run() or {
             "run_id": uuid.uuid4().hex,
@@ -87,14 +87,6 @@ class Run:
 
         Raises InputError, BudgetRefused before the data is opened, and Resumable.
         """
-        try:
-            return self._execute()
-        except Exception as error:
-            if isinstance(error, Resumable) or not disk_is_full(error):
-                raise
-            raise Resumable(f"{DISK_FULL}; make room, and the same command goes on") from error
-
-    def _execute(self) -> dict[str, Any]:
         self._check_same_plan()
         if self.run["state"] == "finished":
             self.folder.remove_work()  # it may have been cut off just before
@@ -142,6 +134,7 @@ class Run:
                 f"folder"
             )
         if self.run.get("charges") != _charged(self.plan):
+            self.standing.may_be_charged = False  # this plan
             raise InputError(
                 f"output.path: {path} holds a run of another plan; choose another folder"
             )
@@ -221,6 +214,7 @@ class Run:
             privacy = plan.config.privacy
             # On Ray through the accountant, which shows what is charged.
             with closing(self._open_ledger()) as charged:
+                self.standing.may_be_charged = True
                 charged.reserve(privacy.dataset, charge, *stated_for, files, privacy.tenant)
 
     def _check_budget(self, ledger: Ledger) -> None:
@@ -317,13 +311,11 @@ class Run:
                     raise self._ended_for_memory(session, error) from error
                 last = error.last if isinstance(error, cluster.LostTooOften) else error
                 if (why := cluster.reason_to_repeat(last)) is None:
-                    raise DprayError(
-                        f"the run stopped: {type(error).__name__}; nothing that was not finished "
-                        f"was released"
-                    ) from error
+                    raise self._stopped(ledger, error) from error
                 if last is not error or not left:
                     raise session.unfinished(f"{why} ({attempts} times)") from error
             finally:
+                self.standing.resume_hint = session.resume_hint
                 session.close()
         raise AssertionError("runtime.max_attempts is at least 1")
 
@@ -346,10 +338,18 @@ class Run:
         failed = [unit for unit, _ in session.ledger.failed(self.run_id)]
         if not failed:
             return session.unfinished(f"{what}, and nothing was being drawn")
-        return DprayError(
+        return RunFailed(
             f"{what}: {failed[0]} (and {len(failed) - 1} more) failed with it and cannot be "
-            f"repeated, so this run cannot be finished; its charge stays spent"
+            f"repeated, so this run cannot be finished"
         )
+
+    def _stopped(self, ledger: Ledger, error: Exception) -> DprayError:
+        """Return the error of a run that code of dpray's own or of a library's stopped."""
+        why = f"the run stopped: {type(error).__name__}; nothing that was not finished was released"
+        with suppress(DprayError):
+            if ledger.counts(self.run_id)["failed"]:
+                return RunFailed(f"{why}, and this run cannot be finished")
+        return DprayError(why)
 
     # Finished: records, commit, report
 

@@ -42,7 +42,8 @@ from dpray.runs.metrics import Record, RunMetrics, nowhere
 from dpray.runs.plan import Plan, label_histogram
 from dpray.runs.rows import Row, data_pieces, record_rows
 from dpray.runs.shards import Shards, Worker
-from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
+from dpray.runs.standing import RESUME_HINT
+from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable, RunFailed
 
 P = TypeVar("P", bound=Plan)
 
@@ -78,8 +79,8 @@ class Session(Generic[P]):
     """The engine that was loaded before the charge, until it is taken."""
     record: Record = nowhere
     attempt_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    going_on: str = "the same command goes on from there, at no further cost"
-    """The error of an unfinished run ends with these words on its next attempt."""
+    resume_hint: str = RESUME_HINT
+    """An error that ends the run ends with these words: how it goes on, and at what cost."""
     charged: float | None = None
     """The epsilon that was charged, where it is not the plan's own."""
     _stage: str = field(default="", init=False)
@@ -237,10 +238,10 @@ class Session(Generic[P]):
     def _refuse_failed(self, key: str, unit: str) -> None:
         failed = dict(self.ledger.failed(key))
         if unit in failed:
-            raise DprayError(
+            raise RunFailed(
                 f"{unit} failed with {failed[unit][1]}; a mechanism that raised itself, or "
                 f"for which the memory did not suffice, is never repeated, so this run cannot be "
-                f"finished; its charge stays spent"
+                f"finished"
             )
 
     def measure_labels(self) -> None:
@@ -333,7 +334,7 @@ class Session(Generic[P]):
     def unfinished(self, why: str) -> Resumable:
         """Return the error of a run that the same command can go on with."""
         published = self.ledger.counts(self.key())["published"]
-        return Resumable(f"{why}{self.plan.how_far(published)}; {self.going_on}")
+        return Resumable(f"{why}{self.plan.how_far(published)}")
 
 
 class LabelCounter:
@@ -352,10 +353,10 @@ class LabelCounter:
         return self._counts_N
 
 
-def _dropped(unit: str) -> DprayError:
-    return DprayError(
+def _dropped(unit: str) -> RunFailed:
+    return RunFailed(
         f"{unit} had begun and was lost, and privacy.lost_batches: drop says that nothing is "
-        f"repeated: this run cannot be finished; its charge stays spent"
+        f"repeated: this run cannot be finished"
     )
 
 

@@ -97,8 +97,7 @@ def reason(error: TrainingFailedError) -> BaseException:
         if isinstance(failure, WorkerGroupStartupTimeoutError | InsufficientClusterResourcesError):
             return Resumable(
                 "the cluster has no room for the ranks of the training (runtime.actors, "
-                "cpus_per_actor, gpus_per_actor), none of which began; make room, and the same "
-                "command goes on"
+                "cpus_per_actor, gpus_per_actor), none of which began; make room"
             )
         if (ours := find_error(failure, DprayError)) is not None:
             return ours

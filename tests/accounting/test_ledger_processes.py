@@ -24,11 +24,12 @@ STATED_FOR = ("record", NEIGHBORING_RELATION)
 
 # Every line of input is a command, every line of output says what became of it.
 CHILD = """
+import sqlite3
 import sys
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
 from dpray.accounting.ledger import AlreadyPublished, Ledger
-from dpray.types import Budget, BudgetRefused
+from dpray.types import Budget, BudgetRefused, InputError
 
 ledger = Ledger.create_or_open(sys.argv[1])
 stated_for = ("record", NEIGHBORING_RELATION)
@@ -42,6 +43,9 @@ for line in sys.stdin:
             ledger.reserve(dataset, {key: (Laplace(2.0), Budget(0.5, 1e-7))}, *stated_for)
         if command == "publish":
             ledger.publish_many(key, rest[1], [(rest[0], "a" * 64)])
+        if command == "hold":  # SQLite copies its log into the file when nobody has it open
+            held = sqlite3.connect(sys.argv[1].removeprefix("sqlite:///"))
+            held.execute("SELECT name FROM sqlite_master").fetchall()
         if command == "stream":
             for n in range(10_000):
                 charge = {f"{key}-{n}": (Laplace(2e5), Budget(5e-6, 0.0))}
@@ -50,6 +54,8 @@ for line in sys.stdin:
         print("won", flush=True)
     except (BudgetRefused, AlreadyPublished):
         print("refused", flush=True)
+    except InputError as error:
+        print(error, flush=True)
 """
 
 pytestmark = pytest.mark.slow
@@ -58,10 +64,10 @@ pytestmark = pytest.mark.slow
 class Child:
     """A process of its own that holds the ledger open."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *before: str) -> None:
         root = str(Path(dpray.__file__).parents[1])
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, url],
+            [*before, sys.executable, "-c", CHILD, url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -23,7 +23,7 @@ def release(session: Session[ChainPlan]) -> Release:
             try:
                 released: Release = part(method.name, "release").release(of_stage)
             finally:
-                session.going_on = of_stage.going_on
+                session.resume_hint = of_stage.resume_hint
             reports[name] = released.report
             stages[name] = of_stage.plan  # a training that was interrupted was charged for more
             if name != list(stages)[-1]:

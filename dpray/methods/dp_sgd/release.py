@@ -47,15 +47,15 @@ DpSgdSession = Session[DpSgdPlan]
 
 def release(session: DpSgdSession) -> Release:
     plan, config, settings = session.plan, session.config, session.plan.settings
-    going_on = session.going_on
+    resume_hint = session.resume_hint
     if session.published(MODEL) is None and not plan.not_private:
-        session.going_on = (
+        session.resume_hint = (
             "the same command goes on from the last checkpoint: the steps after it, "
             f"{plan.checkpoint_steps} at most, use up method.spare_steps or are charged again"
         )
     trained = session.publish_once(MODEL, lambda: train(session), pays_for_repeats=True)
     files: dict[str, str] = trained["files"]
-    session.going_on = going_on
+    session.resume_hint = resume_hint
     if hashes(released_folder(session)) != files:
         raise DprayError("private/model: the tuned model is not there, or altered")
 

@@ -105,8 +105,7 @@ class PromptTemplate:
         except Exception as error:
             kind = type(error).__name__
             raise InputError(
-                f"method.template: {self.name}: `output` fails on a text that was decoded "
-                f"({kind}); mend it, and the same command goes on, at no further cost"
+                f"method.template: {self.name}: `output` fails on a text that was decoded ({kind})"
             ) from None
 
     def _prompt(self, text: str, label: str, examples: Sequence[str]) -> Prompt:

@@ -24,7 +24,7 @@ from dpray.runs.groups import Groups
 from dpray.runs.in_order import in_order
 from dpray.runs.session import Release, Session
 from dpray.runs.together import together
-from dpray.types import DprayError
+from dpray.types import DprayError, RunFailed
 
 DISJOINT = "disjoint, by a keyed hash of the unit's id; parallel composition over batches"
 POISSON = (
@@ -69,7 +69,7 @@ def release(session: BatchSession) -> Release:
                 speed = (done.tokens - tokens) / max(monotonic() - began, 1e-9)
                 session.show("batches", done.batches, total, done.in_words(speed))
         if done.batches < total:
-            raise DprayError("some batches were not decoded; the same command goes on")
+            raise DprayError("some batches were not decoded")
         waiting = waiting[len(batches) :]
     return Release(records(session), report(session, done))
 
@@ -85,14 +85,14 @@ def missing(session: BatchSession) -> list[str]:
 
 
 def refuse_failed(session: BatchSession) -> None:
-    """Raise DprayError where a batch has failed."""
+    """Raise RunFailed where a batch has failed."""
     failed = dict(session.ledger.failed(session.key()))
     if failed:
         batch, (_, reason) = next(iter(failed.items()))
-        raise DprayError(
+        raise RunFailed(
             f"batch {batch} failed with {reason} (and {len(failed) - 1} more with it); a batch "
             f"that raised itself, or for which the memory did not suffice, is never repeated, "
-            f"so this run cannot be finished; its charge stays spent"
+            f"so this run cannot be finished"
         )
 
 

@@ -171,7 +171,7 @@ def test_a_needed_key_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     for content, message in (
         ("paraphrase: '{{ text }}'", "the key `random` is needed"),
-        ("random: [", "while parsing"),
+        ("random: [", "line 1: expected the node content"),
         ("just a text", "not a YAML file"),
     ):
         path.write_text(content)
