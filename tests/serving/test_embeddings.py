@@ -20,6 +20,7 @@ from dpray.serving.embedding import (
     embedding_answer,
     parse_embedding_call,
 )
+from dpray.serving.gateway import Caller
 from dpray.serving.settings import ServedEmbedder
 from tests.serving.front import (
     EMBEDDINGS,
@@ -109,7 +110,7 @@ def test_the_actor_hands_each_request_its_own_answer(monkeypatch: pytest.MonkeyP
 def test_a_lone_surrogate_is_embedded_and_costs_nobody_the_model(body: bytes) -> None:
     batch = EmbeddingBatch(ByLength())  # type: ignore[arg-type]
 
-    async def embeddings(body: dict[str, Any], salt: str) -> Response:
+    async def embeddings(body: dict[str, Any], caller: Caller) -> Response:
         call = parse_embedding_call(body, MODEL, max_inputs=5)
         mine, others = batch.embed([call.texts, ("a",)])
         assert isinstance(others, Embedded)
@@ -133,7 +134,7 @@ def test_a_lone_surrogate_is_embedded_and_costs_nobody_the_model(body: bytes) ->
 def test_openais_client_reads_the_embeddings(encoding: str | None) -> None:
     batch = EmbeddingBatch(ByLength())  # type: ignore[arg-type]
 
-    async def embeddings(body: dict[str, Any], salt: str) -> Response:
+    async def embeddings(body: dict[str, Any], caller: Caller) -> Response:
         call = parse_embedding_call(body, MODEL, max_inputs=5)
         assert call.encoding == (encoding or "base64")
         parts = [part for part in batch.embed(call.parts(2)) if isinstance(part, Embedded)]
@@ -176,7 +177,7 @@ def test_openais_client_reads_the_embeddings(encoding: str | None) -> None:
 def test_a_wrong_embedding_request_names_its_key(
     changes: dict[str, Any], code: str, param: str
 ) -> None:
-    async def embeddings(body: dict[str, Any], salt: str) -> Response:
+    async def embeddings(body: dict[str, Any], caller: Caller) -> Response:
         parse_embedding_call(body, MODEL, max_inputs=5)
         raise AssertionError
 
