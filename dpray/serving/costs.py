@@ -1,4 +1,4 @@
-"""What a request costs of a model's places, and how many of them a replica has."""
+"""A request costs places of a model, of which each replica has some."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Caller:
     salt: str = field(repr=False)
     """It is that of the caller's cache."""
     held: AsyncExitStack
-    """What it holds is kept until the answer is sent."""
+    """It keeps its contexts open until the answer is sent."""
 
 
 Endpoint = Callable[[dict[str, Any], Caller], Awaitable[Response]]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """What a request takes of a model, or what a model has."""
+    """Places: those that a request takes, or those that a model has."""
 
     requests: int
     sequences: int

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.integration.endpoints import KEY, OTHER, start_serve
 from tests.integration.floods import (
-    flood,
+    flooding,
     p99,
     seconds_of_answers,
     sequences,
@@ -81,7 +81,7 @@ def main(seconds: float = 20, quiet: float = 30, model: str = "dpray/demo/model"
         print("|---|---|---:|---:|---:|---:|")
         print(f"| none | | {len(alone)} | {limit:.3f} | {max(alone):.3f} | |", flush=True)
         for name, at_once, body in FLOODS:
-            with flood(url, OTHER, body, at_once) as statuses:
+            with flooding(url, OTHER, body, at_once) as statuses:
                 took = seconds_of_answers(ask, seconds)
             said = ", ".join(f"{count} of {status}" for status, count in sorted(statuses.items()))
             cells = f"{len(took)} | {p99(took):.3f} | {max(took):.3f} | {max(took) / limit:.1f}"

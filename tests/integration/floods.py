@@ -55,7 +55,7 @@ def _run(*arguments: Any) -> None:
 
 
 @contextmanager
-def flood(url: str, key: str, body: bytes, at_once: int) -> Iterator[Counter[int]]:
+def flooding(url: str, key: str, body: bytes, at_once: int) -> Iterator[Counter[int]]:
     """Send `body` so many times at once, and again when all are answered, from a process of its
     own. Yields the statuses of the answers, which are complete when the context has ended."""
     spawn = multiprocessing.get_context("spawn")

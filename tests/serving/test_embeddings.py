@@ -14,6 +14,7 @@ from ray import serve
 from starlette.responses import JSONResponse, Response
 
 from dpray.serving import applications
+from dpray.serving.costs import embedder_capacity
 from dpray.serving.embedding import (
     Embedded,
     EmbeddingBatch,
@@ -21,11 +22,13 @@ from dpray.serving.embedding import (
     parse_embedding_call,
 )
 from dpray.serving.gateway import Caller
+from dpray.serving.places import FairPlaces
 from dpray.serving.settings import ServedEmbedder
 from tests.serving.front import (
     EMBEDDINGS,
     KEY,
     MODEL,
+    OTHER,
     WORD,
     ask,
     assert_openais,
@@ -189,3 +192,34 @@ def test_a_wrong_embedding_request_names_its_key(
 def test_nothing_shows_a_text() -> None:
     call = parse_embedding_call({"model": MODEL, "input": WORD}, MODEL, 5)
     assert WORD not in repr(call) + repr(Embedded(np.zeros((1, 2), np.float32), 3))
+
+
+def test_one_keys_many_texts_do_not_keep_another_waiting() -> None:
+    """The handle embeds one part after the other."""
+    order: list[str] = []
+
+    class Handle:
+        def __init__(self) -> None:
+            self.embed, self._model = self, asyncio.Lock()
+
+        async def remote(self, part: tuple[str, ...]) -> Embedded:
+            async with self._model:
+                await asyncio.sleep(0.001)
+                order.extend(part)
+                return Embedded(np.zeros((len(part), 2), np.float32), 1)
+
+    async def scenario() -> None:
+        served = ServedEmbedder(max_batch_size=4)
+        places = FairPlaces(embedder_capacity(served, 1))
+        app = gateway(applications._embeddings(Handle(), MODEL, served, places))  # type: ignore[arg-type]
+        async with http(app, OTHER) as flood, http(app, KEY) as good:
+            many = {"model": MODEL, "input": ["flood"] * 400}
+            sent = [asyncio.create_task(flood.post(EMBEDDINGS, json=many)) for _ in range(5)]
+            while not order:
+                await asyncio.sleep(0.001)
+            answer = await good.post(EMBEDDINGS, json={"model": MODEL, "input": "good"})
+            assert answer.status_code == 200
+            assert [len((await each).json()["data"]) for each in sent] == [400] * 5
+
+    asyncio.run(scenario())
+    assert len(order) == 2001 and order.index("good") < 200
