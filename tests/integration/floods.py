@@ -46,6 +46,7 @@ async def _flood(url: str, key: str, body: bytes, at_once: int, statuses: Any) -
             answer = await client.post(f"{url}/completions", content=body)
             statuses.put(answer.status_code)
 
+        statuses.put(0)
         while True:
             await asyncio.gather(*(send() for _ in range(at_once)), return_exceptions=True)
 
@@ -64,6 +65,7 @@ def flooding(url: str, key: str, body: bytes, at_once: int) -> Iterator[Counter[
     process.start()
     statuses: Counter[int] = Counter()
     try:
+        answers.get(timeout=TIMEOUT)  # it begins
         yield statuses
     finally:
         process.terminate()
