@@ -2,8 +2,9 @@
 
 A request takes places of three kinds at once (`Cost`). Whoever holds the least goes first, by the
 share of the kind of which a key holds most (dominant resource fairness, Ghodsi et al., NSDI 2011).
-A key never holds more than it leaves free (dynamic thresholds, Choudhury and Hahne, 1998): one
-busy key has half of the places, two have a third each, and the next one finds free ones at once.
+After its first request a key gets no more than it leaves free (dynamic thresholds, Choudhury and
+Hahne, 1998): one busy key has half of the places, two have a third each, and the next one finds
+free ones at once.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class FairPlaces:
         """Wait for places, and hold them. `cost` has to fit in `largest`."""
         ask = _Ask(cost, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(caller, deque()).append(ask)
-        self.grant()
+        self._grant()
         try:
             await ask.granted
             yield
@@ -71,9 +72,9 @@ class FairPlaces:
                 self._forget(caller, ask)
             else:
                 self._give_back(caller, cost)
-            self.grant()
+            self._grant()
 
-    def grant(self) -> None:
+    def _grant(self) -> None:
         """Give free places to those who wait."""
         while (caller := self._next()) is not None:
             ask = self._waiting[caller][0]
