@@ -22,12 +22,14 @@ from starlette.types import ASGIApp
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.model_path import resolve_model
-from dpray.engines.vllm_model import ENVIRONMENT, vllm_options
+from dpray.engines.vllm_model import DEFAULT_CONTEXT, ENVIRONMENT, vllm_options
 from dpray.serving import embedding
 from dpray.serving.coordinator import Answer, Coordinator, Report
+from dpray.serving.costs import embedder_capacity, llm_capacity
 from dpray.serving.embedding import CountingEmbedder, Embedded, EmbeddingBatch
-from dpray.serving.gateway import Endpoint, Gateway
+from dpray.serving.gateway import Caller, Endpoint, Gateway
 from dpray.serving.metrics import Families
+from dpray.serving.places import NOTHING, Cost, FairPlaces
 from dpray.serving.ray_errors import api_error
 from dpray.serving.settings import ReplicasConfig, ServeConfig, ServedEmbedder, ServeFile, parse
 
@@ -72,6 +74,9 @@ def application(file: ServeFile) -> serve.Application:
     bound: dict[str, Any] = {}
     if (name := file.llm_name) and file.engine and file.serve.llm:
         bound |= {"llm": _llm(file.engine, file.serve.llm, name), "llm_name": name}
+        context = file.engine.max_model_len or DEFAULT_CONTEXT
+        capacity = llm_capacity(file.engine, file.serve.llm, context, file.serve.gateways)
+        bound |= {"llm_context": context, "llm_capacity": capacity}
     if (name := file.embedder_name) and file.embedder and file.serve.embedder:
         embedder = _embedder(file.embedder.model, file.serve.embedder)
         bound |= {"embedder": embedder, "embedder_name": name}
@@ -187,24 +192,31 @@ class Ingress:
         config: ServeConfig,
         llm: DeploymentHandle | None = None,
         llm_name: str = "",
+        llm_context: int = DEFAULT_CONTEXT,
+        llm_capacity: Cost = NOTHING,
         embedder: DeploymentHandle | None = None,
         embedder_name: str = "",
         coordinator: DeploymentHandle | None = None,
     ) -> None:
+        ready, is_sole = Readiness(), len(config.keys) <= 1
         endpoints: dict[str, Endpoint] = {}
         if llm is not None:
             # Imported late: see `_llm`.
             from dpray.serving.language_model import llm_endpoints
 
-            endpoints |= llm_endpoints(llm, llm_name)
-        if embedder is not None and config.embedder is not None:
-            endpoints["/v1/embeddings"] = _embeddings(embedder, embedder_name, config.embedder)
+            deployed = llm.deployment_name
+            places = FairPlaces(llm_capacity, is_sole, lambda: ready.running(deployed))
+            endpoints |= llm_endpoints(llm, llm_name, llm_context, places)
+        if embedder is not None and (served := config.embedder) is not None:
+            capacity = embedder_capacity(served, config.gateways)
+            places = FairPlaces(capacity, is_sole, lambda: ready.running("embedder"))
+            endpoints["/v1/embeddings"] = _embeddings(embedder, embedder_name, served, places)
         logging.getLogger("vllm").setLevel(logging.CRITICAL)
         # The same on all gateways, which do not know when the model was made.
         card = {"object": "model", "created": 0, "owned_by": "dpray"}
         cards = [{"id": name, **card} for name in (llm_name, embedder_name) if name]
         shared = None if coordinator is None else RemoteCoordinator(coordinator)
-        self._gateway = Gateway(config, endpoints, cards, Readiness(), api_error, shared)
+        self._gateway = Gateway(config, endpoints, cards, ready, api_error, shared)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._gateway
@@ -225,42 +237,52 @@ class RemoteCoordinator:
         return published
 
 
-def _embeddings(handle: DeploymentHandle, name: str, served: ServedEmbedder) -> Endpoint:
-    async def embeddings(body: dict[str, Any], salt: str) -> Response:
+def _embeddings(
+    handle: DeploymentHandle, name: str, served: ServedEmbedder, places: FairPlaces
+) -> Endpoint:
+    async def embeddings(body: dict[str, Any], caller: Caller) -> Response:
+        async def embed(part: tuple[str, ...]) -> Embedded:
+            async with places.place(caller.name, Cost(1, len(part), 0)):
+                embedded: Embedded = await handle.embed.remote(part)
+                return embedded
+
         call = embedding.parse_embedding_call(body, name, served.max_inputs)
-        parts = await asyncio.gather(
-            *(handle.embed.remote(part) for part in call.parts(served.max_batch_size))
-        )
+        size = min(served.max_batch_size, places.largest.sequences)
+        parts = await asyncio.gather(*map(embed, call.parts(size)))
         return JSONResponse(embedding.embedding_answer(call, parts, name))
 
     return embeddings
 
 
 class Readiness:
-    """Finds which of the application's deployments have a running replica, and asks Serve's
-    controller at most once in two seconds. Raises what asking raises."""
+    """Counts the running replicas of the application's deployments, and asks Serve's controller at
+    most once in two seconds. Raises what asking raises."""
 
     def __init__(self, ask: Callable[[], Any] = serve.status) -> None:
         self._ask = ask
-        self._known: Mapping[str, bool] = {}
+        self._known: Mapping[str, int] = {}
         self._until = 0.0
         self._asking = asyncio.Lock()
 
-    async def __call__(self) -> Mapping[str, bool]:
+    async def __call__(self) -> Mapping[str, int]:
         async with self._asking:
             if monotonic() >= self._until:
                 self._known = running(await asyncio.to_thread(self._ask))
                 self._until = monotonic() + _READY_SECONDS
             return self._known
 
+    def running(self, deployment: str) -> int:
+        """Return the number of replicas by the last answer."""
+        return self._known.get(deployment, 0)
 
-def running(status: Any) -> Mapping[str, bool]:
-    """Return, for each of the application's deployments, whether it has a running replica by this
+
+def running(status: Any) -> Mapping[str, int]:
+    """Return, for each of the application's deployments, the number of its running replicas by this
     answer of `serve.status`."""
     found = status.applications.get(APPLICATION)
     if found is None:
-        return {APPLICATION: False}
+        return {APPLICATION: 0}
     return {
-        name: any(state == "RUNNING" and count for state, count in each.replica_states.items())
+        name: sum(count for state, count in each.replica_states.items() if state == "RUNNING")
         for name, each in found.deployments.items()
     }

@@ -7,11 +7,12 @@ cluster `applications.Ingress` is the actor around it.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -23,16 +24,28 @@ from starlette.types import Message, Receive, Scope, Send
 
 from dpray.serving.access import ANYBODY, Keys, cache_salt, is_loopback
 from dpray.serving.admission import Admission
+from dpray.serving.bodies import bounded, check_headers, json_object
 from dpray.serving.coordinator import RENEWAL_SECONDS, Coordinator, Shared
 from dpray.serving.errors import INTERNAL, ApiError, model_not_found
 from dpray.serving.metrics import CONTENT_TYPE, Families, GatewayMetrics, merged_page
 from dpray.serving.settings import ServeConfig
-from dpray.types import valid_unicode
 
-Endpoint = Callable[[dict[str, Any], str], Awaitable[Response]]
-"""It answers a request's JSON object, and gets the salt of the caller's cache."""
-Ready = Callable[[], Awaitable[Mapping[str, bool]]]
-"""It returns, for each deployment, whether it has a running replica."""
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sent a request, as the endpoints see it."""
+
+    name: str
+    salt: str = field(repr=False)
+    """It is that of the caller's cache."""
+    held: AsyncExitStack
+    """It keeps its contexts open until the answer is sent."""
+
+
+Endpoint = Callable[[dict[str, Any], Caller], Awaitable[Response]]
+"""It answers a request's JSON object."""
+Ready = Callable[[], Awaitable[Mapping[str, int]]]
+"""It returns, for each deployment, how many running replicas it has."""
 Translate = Callable[[Exception], ApiError | None]
 """It returns the API error for an exception that the endpoints raise."""
 
@@ -62,6 +75,7 @@ class Gateway:
         self._name = secrets.token_hex(4)
         self._coordinator = coordinator or Coordinator(config.limits)
         self._admission = Admission(self._name, self._coordinator)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._metrics = GatewayMetrics()
         self._posts = frozenset(endpoints)
         self._router = Router(
@@ -71,7 +85,7 @@ class Gateway:
                 Route(MODELS, self._model_list),
                 Route(MODELS + "/{model:path}", self._model_card),
                 *(
-                    Route(path, _post(answer), methods=["POST"])
+                    Route(path, self._post(answer), methods=["POST"])
                     for path, answer in endpoints.items()
                 ),
             ],
@@ -114,10 +128,11 @@ class Gateway:
         limits = self._config.limits
         async with AsyncExitStack() as held:
             if scope["method"] == "POST":
-                _check_headers(request, limits.max_request_bytes)
+                check_headers(request, limits.max_request_bytes)
                 await held.enter_async_context(self._admission.place(caller))
-                scope["dpray.salt"] = cache_salt(self._admission.secret, caller)
-                receive = _bounded(receive, limits.max_request_bytes)
+                salt = cache_salt(self._admission.secret, caller)
+                scope["dpray.caller"] = Caller(caller, salt, held)
+                receive = bounded(receive, limits.max_request_bytes)
             try:
                 async with asyncio.timeout(limits.request_timeout_seconds):
                     await self._router(scope, receive, send)
@@ -165,12 +180,15 @@ class Gateway:
         renewals.cancel()
 
     async def _renew(self) -> None:
-        """Renew the leases of this gateway's requests and metrics for as long as it lives."""
+        """Renew the leases of this gateway's requests and metrics, and what it knows of the models'
+        replicas, for as long as it lives."""
         while True:
             self._admission.report()
             with suppress(Exception):
                 async with asyncio.timeout(RENEWAL_SECONDS):
                     await self._publish()
+                    # The places of a model are those of its replicas that run.
+                    await self._ready()
             await asyncio.sleep(RENEWAL_SECONDS)
 
     async def _model_list(self, request: Request) -> Response:
@@ -182,12 +200,16 @@ class Gateway:
             raise model_not_found(list(self._models))
         return JSONResponse(card)
 
+    def _post(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            body, caller = await request.body(), request.scope["dpray.caller"]
+            async with self._turns[caller.name]:
+                # The bodies of a key are read one at a time, and those of others in between.
+                await asyncio.sleep(0)
+                value = json_object(body, self._config.limits.max_request_entries)
+            return await endpoint(value, caller)
 
-def _post(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(request: Request) -> Response:
-        return await endpoint(_json_object(await request.body()), request.scope["dpray.salt"])
-
-    return answer
+        return answer
 
 
 class _Answer:
@@ -213,45 +235,3 @@ class _Answer:
             return
         last = error.event if self._streams_events else b""
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
-
-
-def _check_headers(request: Request, max_bytes: int) -> None:
-    # A browser asks for permission before a page sends this type to another site, and nothing here
-    # grants it.
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise ApiError(415, "the body has to be application/json", "unsupported_media_type")
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > max_bytes:
-        raise _too_large(max_bytes)
-
-
-def _bounded(receive: Receive, max_bytes: int) -> Receive:
-    """Make a `receive` that raises 413 as soon as a body is longer, whatever its headers say."""
-    seen = 0
-
-    async def bounded() -> Message:
-        nonlocal seen
-        message = await receive()
-        if message["type"] == "http.request":
-            seen += len(message.get("body", b""))
-            if seen > max_bytes:
-                raise _too_large(max_bytes)
-        return message
-
-    return bounded
-
-
-def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(413, f"the body is longer than {max_bytes} bytes", "request_too_large")
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    """Parse the body, and replace lone surrogates, which tokenizers refuse, as in records."""
-    try:
-        text = json.dumps(json.loads(body), ensure_ascii=False)
-        value = json.loads(valid_unicode(text))
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ApiError(400, "the body is not a JSON object", "invalid_json")
-    return value

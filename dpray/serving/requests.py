@@ -10,7 +10,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from dpray.serving.errors import ApiError
 
@@ -18,6 +25,8 @@ MAX_N = 16
 """A prompt has at most so many answers."""
 MAX_SEQUENCES = 128
 """A request has at most so many answers: prompts times n."""
+MAX_BIASES = 1024
+"""A request has biases for at most so many tokens."""
 _INT64 = 2**63
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
@@ -42,8 +51,18 @@ _Stop = Annotated[
     BeforeValidator(_listed),
     Field(max_length=4),
 ]
-_Biases = dict[
-    Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]
+
+
+def _few_biases(value: Any) -> Any:
+    # pydantic counts the entries of an object after it has checked each of them.
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} tokens")
+    return value
+
+
+_Biases = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    BeforeValidator(_few_biases),
 ]
 
 
@@ -62,7 +81,7 @@ class _Generation(_Checked):
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     frequency_penalty: _Penalty | None = None
     presence_penalty: _Penalty | None = None
-    logit_bias: Annotated[_Biases, Field(max_length=1024)] | None = None
+    logit_bias: _Biases | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
     stop: _Stop | None = None
     ignore_eos: bool | None = None
@@ -106,7 +125,9 @@ class CompletionCall(_Generation):
     """Checks a request for `/v1/completions`; prompts are texts, never token ids or tensors."""
 
     prompt: Annotated[
-        list[str], BeforeValidator(_listed), Field(min_length=1, max_length=MAX_SEQUENCES)
+        list[str],
+        BeforeValidator(_listed),
+        Field(min_length=1, max_length=MAX_SEQUENCES),
     ]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -120,6 +141,7 @@ class CompletionCall(_Generation):
 def checked(kind: type[ChatCall | CompletionCall], body: dict[str, Any]) -> dict[str, Any]:
     """Return the given keys of `body`. Raises ApiError that names the first key of a wrong type, or
     out of bounds, and quotes no value."""
+    refuse_unknown(body, frozenset(kind.model_fields))
     try:
         return kind.model_validate(body).model_dump(exclude_none=True)
     except ValidationError as error:

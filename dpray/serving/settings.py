@@ -47,6 +47,14 @@ class ReplicasConfig(Section):
         return self
 
 
+class ServedLLM(ReplicasConfig):
+    max_tokens_in_flight: Count | None = Field(
+        None,
+        description="tokens of prompts and answers in flight in a replica, at most what its KV "
+        "cache holds; null: engine.max_num_seqs times the context",
+    )
+
+
 class ServedEmbedder(ReplicasConfig):
     max_batch_size: Count = Field(64, description="texts embedded in one call of the model")
     batch_wait_seconds: float = Field(
@@ -57,6 +65,9 @@ class ServedEmbedder(ReplicasConfig):
 
 class LimitsConfig(Section):
     max_request_bytes: Count = Field(1_000_000, description="a longer request body gets a 413")
+    max_request_entries: Count = Field(
+        4096, description="entries in all lists and objects of a body; with more it gets a 413"
+    )
     max_in_flight: Count = Field(
         256, description="requests in flight, of all keys; any more get a 429"
     )
@@ -85,8 +96,8 @@ class ServeConfig(Section):
         1800.0, description="give up where the models are not up after it"
     )
     limits: LimitsConfig = LimitsConfig()
-    llm: ReplicasConfig | None = Field(
-        ReplicasConfig(), description="the LLM of `engine`; null, or no `engine`: not served"
+    llm: ServedLLM | None = Field(
+        ServedLLM(), description="the LLM of `engine`; null, or no `engine`: not served"
     )
     embedder: ServedEmbedder | None = Field(
         ServedEmbedder(), description="the model of `embedder`; null, or none: not served"
@@ -136,6 +147,9 @@ class ServeFile(Section):
                 raise ValueError(
                     "serve.llm.gpus_per_replica: one for each of engine.tensor_parallel_size"
                 )
+        served = self.serve.embedder
+        if served and served.max_inputs >= self.serve.limits.max_request_entries - 16:
+            raise ValueError("serve.limits.max_request_entries: too few for embedder.max_inputs")
         if self.llm_name == self.embedder_name:
             raise ValueError("serve.llm.name: is the embedder's too")
         return self

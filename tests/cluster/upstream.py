@@ -18,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from dpray.serving.gateway import Gateway
+from dpray.serving.gateway import Caller, Gateway
 from dpray.serving.settings import ServeConfig
 from tests.serving.front import CHAT, always_ready
 
@@ -26,7 +26,7 @@ PAUSE = 1.0
 """Seconds between the events of a stream, and of an answer to {"wait": n}, n times."""
 
 
-async def answer(body: dict[str, Any], salt: str) -> Response:
+async def answer(body: dict[str, Any], caller: Caller) -> Response:
     if body.get("stream"):
         return StreamingResponse(events(), media_type="text/event-stream")
     await asyncio.sleep(PAUSE * body.get("wait", 0))

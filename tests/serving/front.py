@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 from starlette.responses import JSONResponse, Response
 
 from dpray.serving.coordinator import Shared
-from dpray.serving.gateway import Endpoint, Gateway
+from dpray.serving.gateway import Caller, Endpoint, Gateway
 from dpray.serving.ray_errors import api_error
 from dpray.serving.settings import ServeConfig
 
@@ -27,8 +27,8 @@ def hashed(key: str) -> str:
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-async def echo(body: dict[str, Any], salt: str) -> Response:
-    return JSONResponse({"keys": sorted(body), "salt": salt})
+async def echo(body: dict[str, Any], caller: Caller) -> Response:
+    return JSONResponse({"keys": sorted(body), "salt": caller.salt})
 
 
 async def always_ready() -> Mapping[str, bool]:

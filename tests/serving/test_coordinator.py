@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from dpray.serving.admission import Admission
 from dpray.serving.coordinator import LEASE_SECONDS, Answer, Coordinator, Report
 from dpray.serving.errors import ApiError
+from dpray.serving.gateway import Caller
 from dpray.serving.metrics import Families
 from dpray.serving.settings import LimitsConfig
 from tests.serving.front import CHAT, KEY, OTHER, ask, gateway, http, in_flight, requests, samples
@@ -78,7 +79,7 @@ async def let_in(coordinators: Sequence[Coordinator | None]) -> list[int]:
     coordinators in turns; None is a gateway by itself."""
     go, begun = asyncio.Event(), {KEY: 0, OTHER: 0}
 
-    async def wait(body: dict[str, Any], salt: str) -> Response:
+    async def wait(body: dict[str, Any], caller: Caller) -> Response:
         begun[body["key"]] += 1
         await go.wait()
         return JSONResponse({})
@@ -265,8 +266,8 @@ def test_the_limits_hold_whatever_gets_lost(seed: int) -> None:
 
 
 def test_all_gateways_have_the_same_salts_and_no_message_shows_their_secret() -> None:
-    async def echo(body: dict[str, Any], salt: str) -> Response:
-        return JSONResponse({"salt": salt})
+    async def echo(body: dict[str, Any], caller: Caller) -> Response:
+        return JSONResponse({"salt": caller.salt})
 
     shared = Coordinator(FIVE_AND_THREE, 1)
     apps = [gateway(echo, coordinator=shared) for _ in range(2)]

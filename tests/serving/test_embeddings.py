@@ -14,17 +14,21 @@ from ray import serve
 from starlette.responses import JSONResponse, Response
 
 from dpray.serving import applications
+from dpray.serving.costs import embedder_capacity
 from dpray.serving.embedding import (
     Embedded,
     EmbeddingBatch,
     embedding_answer,
     parse_embedding_call,
 )
+from dpray.serving.gateway import Caller
+from dpray.serving.places import FairPlaces
 from dpray.serving.settings import ServedEmbedder
 from tests.serving.front import (
     EMBEDDINGS,
     KEY,
     MODEL,
+    OTHER,
     WORD,
     ask,
     assert_openais,
@@ -109,7 +113,7 @@ def test_the_actor_hands_each_request_its_own_answer(monkeypatch: pytest.MonkeyP
 def test_a_lone_surrogate_is_embedded_and_costs_nobody_the_model(body: bytes) -> None:
     batch = EmbeddingBatch(ByLength())  # type: ignore[arg-type]
 
-    async def embeddings(body: dict[str, Any], salt: str) -> Response:
+    async def embeddings(body: dict[str, Any], caller: Caller) -> Response:
         call = parse_embedding_call(body, MODEL, max_inputs=5)
         mine, others = batch.embed([call.texts, ("a",)])
         assert isinstance(others, Embedded)
@@ -133,7 +137,7 @@ def test_a_lone_surrogate_is_embedded_and_costs_nobody_the_model(body: bytes) ->
 def test_openais_client_reads_the_embeddings(encoding: str | None) -> None:
     batch = EmbeddingBatch(ByLength())  # type: ignore[arg-type]
 
-    async def embeddings(body: dict[str, Any], salt: str) -> Response:
+    async def embeddings(body: dict[str, Any], caller: Caller) -> Response:
         call = parse_embedding_call(body, MODEL, max_inputs=5)
         assert call.encoding == (encoding or "base64")
         parts = [part for part in batch.embed(call.parts(2)) if isinstance(part, Embedded)]
@@ -176,7 +180,7 @@ def test_openais_client_reads_the_embeddings(encoding: str | None) -> None:
 def test_a_wrong_embedding_request_names_its_key(
     changes: dict[str, Any], code: str, param: str
 ) -> None:
-    async def embeddings(body: dict[str, Any], salt: str) -> Response:
+    async def embeddings(body: dict[str, Any], caller: Caller) -> Response:
         parse_embedding_call(body, MODEL, max_inputs=5)
         raise AssertionError
 
@@ -188,3 +192,34 @@ def test_a_wrong_embedding_request_names_its_key(
 def test_nothing_shows_a_text() -> None:
     call = parse_embedding_call({"model": MODEL, "input": WORD}, MODEL, 5)
     assert WORD not in repr(call) + repr(Embedded(np.zeros((1, 2), np.float32), 3))
+
+
+def test_one_keys_many_texts_do_not_keep_another_waiting() -> None:
+    """The handle embeds one part after the other."""
+    order: list[str] = []
+
+    class Handle:
+        def __init__(self) -> None:
+            self.embed, self._model = self, asyncio.Lock()
+
+        async def remote(self, part: tuple[str, ...]) -> Embedded:
+            async with self._model:
+                await asyncio.sleep(0.001)
+                order.extend(part)
+                return Embedded(np.zeros((len(part), 2), np.float32), 1)
+
+    async def scenario() -> None:
+        served = ServedEmbedder(max_batch_size=4)
+        places = FairPlaces(embedder_capacity(served, 1))
+        app = gateway(applications._embeddings(Handle(), MODEL, served, places))  # type: ignore[arg-type]
+        async with http(app, OTHER) as flood, http(app, KEY) as good:
+            many = {"model": MODEL, "input": ["flood"] * 400}
+            sent = [asyncio.create_task(flood.post(EMBEDDINGS, json=many)) for _ in range(5)]
+            while not order:
+                await asyncio.sleep(0.001)
+            answer = await good.post(EMBEDDINGS, json={"model": MODEL, "input": "good"})
+            assert answer.status_code == 200
+            assert [len((await each).json()["data"]) for each in sent] == [400] * 5
+
+    asyncio.run(scenario())
+    assert len(order) == 2001 and order.index("good") < 200

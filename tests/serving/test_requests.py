@@ -14,7 +14,7 @@ from dpray.engines.base import Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
 from dpray.serving.embedding import parse_embedding_call
 from dpray.serving.errors import ApiError
-from dpray.serving.gateway import Gateway
+from dpray.serving.gateway import Caller, Gateway
 from dpray.serving.requests import (
     MAX_N,
     MAX_SEQUENCES,
@@ -50,15 +50,15 @@ def front(seen: list[dict[str, Any]] | None = None) -> Gateway:
     """A gateway whose endpoints check what they are sent, and keep what they would hand on."""
     kept = seen if seen is not None else []
 
-    async def chat(body: dict[str, Any], salt: str) -> Response:
+    async def chat(body: dict[str, Any], caller: Caller) -> Response:
         kept.append(checked(ChatCall, body))
         return JSONResponse({"id": "1", "object": "chat.completion", "choices": []})
 
-    async def complete(body: dict[str, Any], salt: str) -> Response:
+    async def complete(body: dict[str, Any], caller: Caller) -> Response:
         kept.append(checked(CompletionCall, body))
         return JSONResponse({"id": "1", "object": "text_completion", "choices": []})
 
-    async def embed(body: dict[str, Any], salt: str) -> Response:
+    async def embed(body: dict[str, Any], caller: Caller) -> Response:
         parse_embedding_call(body, MODEL, max_inputs=5)
         vector = {"object": "embedding", "index": 0, "embedding": [0.5]}
         return JSONResponse({"object": "list", "data": [vector], "model": MODEL})

@@ -1,0 +1,108 @@
+"""Bodies are bounded before they are parsed, and one key's do not hold up another's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from starlette.responses import JSONResponse, Response
+
+from dpray.config.loading import parse
+from dpray.serving.bodies import has_few_entries
+from dpray.serving.errors import ApiError
+from dpray.serving.gateway import Caller
+from dpray.serving.requests import MAX_BIASES, ChatCall, CompletionCall, checked
+from dpray.serving.settings import ServeFile
+from dpray.types import InputError
+from tests.serving.front import CHAT, KEY, MODEL, OTHER, ask, assert_openais, gateway, http
+
+TEXTS = st.text(st.sampled_from('a,[]{}":\\\n'), max_size=8)
+VALUES = st.recursive(
+    st.none() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXTS, inner, max_size=5),
+    max_leaves=30,
+)
+
+
+def entries(value: Any) -> int:
+    """Of all lists and objects in `value`; an empty one counts as one."""
+    if not isinstance(value, list | dict):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return max(1, len(value)) + sum(map(entries, inner))
+
+
+@given(VALUES, st.integers(0, 40))
+@example({"a": '"' * 50}, 1)
+@example(["\\"] * 3, 3)
+@example(["\\"] * 3, 2)
+def test_entries_are_counted_without_parsing(value: Any, most: int) -> None:
+    assert has_few_entries(json.dumps(value).encode(), most) == (entries(value) <= most)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"logit_bias": {str(token): "x" for token in range(75_000)}},
+        {f"k{number}": 1 for number in range(85_000)},
+        {"messages": [[]] * 100_000},
+        {"stop": [1] * 5000},
+    ],
+    ids=["logit_bias", "unknown keys", "lists", "stop"],
+)
+def test_a_body_of_too_many_entries_reaches_no_endpoint(more: dict[str, Any]) -> None:
+    async def never(body: dict[str, Any], caller: Caller) -> Response:
+        raise AssertionError
+
+    answer = ask(
+        gateway(never, limits={"max_request_bytes": 2_000_000}), json={"model": MODEL} | more
+    )
+    assert_openais(answer, 413, "request_too_large")
+    assert "4096 entries" in answer.json()["error"]["message"]
+
+
+def test_a_text_may_have_as_many_brackets_as_it_likes() -> None:
+    texts = ["[{,", '"', '\\"', "\\"]
+    answer = ask(gateway(), json={"prompt": [text * 20_000 for text in texts]})
+    assert answer.json()["keys"] == ["prompt"]
+
+
+def test_a_long_mapping_is_refused_before_its_entries_are_looked_at() -> None:
+    good = {"model": MODEL, "prompt": "a"}
+    wrong = {f"w{token}": "x" for token in range(MAX_BIASES + 1)}
+    with pytest.raises(ApiError, match=f"at most {MAX_BIASES} tokens"):
+        checked(CompletionCall, good | {"logit_bias": wrong})
+    # Nor is any value of a body with an unknown key.
+    with pytest.raises(ApiError, match="there is no such key here"):
+        checked(ChatCall, good | {"logit_bias": wrong})
+
+
+def test_a_keys_bodies_are_read_one_at_a_time_and_others_in_between() -> None:
+    order: list[str] = []
+
+    async def note(body: dict[str, Any], caller: Caller) -> Response:
+        order.append(body["key"])
+        return JSONResponse({})
+
+    async def scenario() -> None:
+        app = gateway(note)
+        async with http(app, OTHER) as flood, http(app, KEY) as good:
+            sent = [flood.post(CHAT, json={"key": "flood"}) for _ in range(100)]
+            sent.append(good.post(CHAT, json={"key": "good"}))
+            answers = await asyncio.gather(*sent)
+        assert {answer.status_code for answer in answers} == {200}
+
+    asyncio.run(scenario())
+    assert len(order) == 101
+    # It came last, and waited for some of the hundred only.
+    assert order.index("good") < 50
+
+
+def test_the_bound_has_room_for_the_texts_of_an_embedding_request() -> None:
+    tree = {"embedder": {}, "serve": {"auth": "none", "limits": {"max_request_entries": 2000}}}
+    with pytest.raises(InputError, match="max_request_entries"):
+        parse(ServeFile, tree)
