@@ -29,6 +29,17 @@ WINDOWS = "cp1252"
 HUB_MODEL = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 
 
+COMMENTS = {
+    "batch_size": "the private texts that are read at once; auto: what this machine holds",
+    "clip_bound": "how far a private text moves a word; more costs more",
+    "temperature": "lower is more careful, and costs more",
+    "candidates": "only words that the model finds likely by itself",
+    "max_tokens": "the longest text that is written",
+    "max_records": "texts that are written, or fewer if epsilon pays for fewer",
+}
+"""The comments on keys of `method`."""
+
+
 @dataclass(frozen=True)
 class Answers:
     """`Answers` are what a first configuration says: options, answers to questions, or defaults."""
@@ -209,7 +220,16 @@ def _method_lines(answers: Answers) -> list[str]:
     about: Mapping[Method, tuple[str, dict[str, Any]]] = {
         "private_prediction": (
             "A model writes while it reads many private texts at once; good from a few thousand.",
-            {"max_records": max(1, answers.public_size // 10)},
+            {
+                "batch_size": "auto",
+                "clip": "dclip",
+                "clip_bound": 3.0,
+                "temperature": 0.8,
+                "candidates": "top_k_plus",
+                "k": 200,
+                "max_tokens": 64,
+                "max_records": max(1, min(100, answers.public_size // 10)),
+            },
         ),
         "aug_pe": (
             "Private texts vote on texts that a model writes; works with a model behind an API.",
@@ -230,7 +250,10 @@ def _method_lines(answers: Answers) -> list[str]:
     }
     words, keys = about[answers.method]
     lines = ["method:", f"  # {words}", f"  name: {answers.method}"]
-    return [*lines, *(f"  {key}: {_scalar(value)}" for key, value in keys.items())]
+    for key, value in keys.items():
+        about_it = f"  # {COMMENTS[key]}" if key in COMMENTS else ""
+        lines.append(f"  {key}: {_scalar(value)}{about_it}")
+    return lines
 
 
 def _number(value: float) -> str:

@@ -41,18 +41,24 @@ def cpu_cache_bytes(config: EngineConfig, needed: int) -> int:
     return max(DEFAULT_BYTES, min(needed, machine_memory() // LARGEST_PART))
 
 
-def gpu_cache_bytes(config: EngineConfig, text_config: Any) -> int | None:
-    """Return the size of the KV cache on the GPUs of one copy of the model: what its weights leave
-    of `engine.gpu_memory_utilization`. None without `engine.gpu_memory_gib` and without a GPU
-    here."""
+def gpu_memory(config: EngineConfig) -> int | None:
+    """Return the bytes of a GPU's memory: of the one that `engine.gpu_memory_gib` describes, or of
+    this machine's first; None without either."""
     import torch
 
-    memory: float
     if config.gpu_memory_gib is not None:
-        memory = config.gpu_memory_gib * GIB
-    elif torch.cuda.is_available():
-        memory = torch.cuda.get_device_properties(0).total_memory
-    else:
+        return int(config.gpu_memory_gib * GIB)
+    if not torch.cuda.is_available():
+        return None
+    memory: int = torch.cuda.get_device_properties(0).total_memory
+    return memory
+
+
+def gpu_cache_bytes(config: EngineConfig, text_config: Any) -> int | None:
+    """Return the size of the KV cache on the GPUs of one copy of the model: what its weights leave
+    of `engine.gpu_memory_utilization`. None without a GPU."""
+    memory = gpu_memory(config)
+    if memory is None:
         return None
     left = config.gpu_memory_utilization * memory * config.gpus
     return max(0, int(left) - model_bytes(text_config, config.dtype))

@@ -13,6 +13,7 @@ from dpray.accounting.calibration import calibrate
 from dpray.accounting.event import Event
 from dpray.config.config import Config
 from dpray.config.sections import EngineConfig
+from dpray.engines.kv_cache import gpu_memory
 from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import DEFAULT_CONTEXT
@@ -208,14 +209,17 @@ def _with_dtype(config: Config) -> Config:
 AUTO_SIZES = (127, 63, 31, 15, 7, 3, 1)
 """`batch_size: auto` takes the first of these that fits: the paper's least, and smaller ones."""
 
+LARGEST_ON_CPU = 31
+"""`batch_size: auto` is at most this on a CPU, where a text takes as long as its batch is large."""
+
 
 def resolve_memory(
     config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
 ) -> tuple[PrivatePredictionSettings, BatchMemory | None]:
     """Return the settings with a number for `batch_size`, and the memory of batches on the machine
-    that makes the plan; the largest size, and None, where the model's files are not here. Raises
-    InputError where a prompt leaves no room in the model's context for a text."""
-    sizes = AUTO_SIZES if settings.batch_size == "auto" else (settings.expected_batch_size,)
+    that makes the plan; the largest size, and None, if the model's files are not here. Raises
+    InputError if a prompt leaves no room in the model's context for a text."""
+    sizes = [settings.batch_size] if settings.batch_size != "auto" else auto_sizes(config.engine)
     sized = settings.model_copy(update={"batch_size": sizes[0]})
     engine = config.engine
     if not is_at_hand(engine.model):
@@ -235,6 +239,11 @@ def resolve_memory(
         if memory.parts(rows) == 1:
             break
     return sized, memory
+
+
+def auto_sizes(engine: EngineConfig) -> list[int]:
+    most = LARGEST_ON_CPU if gpu_memory(engine) is None else max(AUTO_SIZES)
+    return [s for s in AUTO_SIZES if s <= most]
 
 
 def context_of(engine: EngineConfig, codec: TextCodec) -> int:

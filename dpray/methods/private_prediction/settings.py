@@ -39,8 +39,8 @@ class PrivatePredictionSettings(Section):
     )
     batch_size: Count | Literal["auto"] = Field(
         127,
-        description="s, the expected number of records of a batch; auto: 127, or fewer where the "
-        "machine that makes the plan holds no batch of them at once",
+        description="s, the expected number of records of a batch; auto: 127 on a GPU and 31 on a "
+        "CPU, or fewer if the machine that makes the plan does not hold such a batch at once",
     )
     private_tokens: Count | None = Field(
         None,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from dpray.config.config import Config, load_config, parse_config
@@ -104,12 +105,15 @@ def test_auto_takes_the_largest_batches_that_the_machine_holds(
     plan: Callable[..., PrivatePredictionPlan],
 ) -> None:
     asked = {"method__batch_size": "auto", "data__public_size": 4000, "engine__kind": "vllm"}
-    assert plan(**asked).settings.batch_size == 127
-    # 31 + 5 sqrt(31) + 1 = 60 rows, where 63 records want 104.
-    assert plan(**asked, engine__max_num_seqs=103).settings.batch_size == 31
-    assert plan(**asked, engine__max_num_seqs=104).settings.batch_size == 63
+    on_gpu = asked | {"engine__gpu_memory_gib": 80}
+    assert plan(**on_gpu).settings.batch_size == 127
+    # 63 records want 63 + 5 sqrt(63) + 1 = 104 rows.
+    assert plan(**on_gpu, engine__max_num_seqs=103).settings.batch_size == 31
+    assert plan(**on_gpu, engine__max_num_seqs=104).settings.batch_size == 63
+    if not torch.cuda.is_available():
+        assert plan(**asked).settings.batch_size == 31
     assert plan(**asked, engine__max_num_seqs=1).settings.batch_size == 1
-    elsewhere = {"kind": "vllm", "model": "owner/name"}
+    elsewhere = ELSEWHERE | {"gpu_memory_gib": 80}
     assert plan(**(asked | {"engine": elsewhere})).settings.batch_size == 127
 
 
