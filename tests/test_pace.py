@@ -209,7 +209,7 @@ def test_what_cannot_be_measured_is_said(
         assert "Marlowe" not in str(wrong.value)
 
     refused("^--public: .* is data.path itself", str(records_file))
-    refused("^--public: public.jsonl, row 1: its label is not one", data__labels=["c", "d"])
+    refused("^--public: public.jsonl, row 1: the label is not one", data__labels=["c", "d"])
     refused("^--records, --texts: are too few", records=1)
     refused("^--records, --texts: are too few", texts=0)
     with open(tmp_path / "lists.jsonl", "w") as lists:

@@ -250,9 +250,9 @@ def test_bad_public_records_are_errors(
     few = write(tmp_path / "few.jsonl", rows[:30])
     error("^--public: 30 records are too few", tree(), few)
     odd = write(tmp_path / "odd.jsonl", [*rows, {"text": "Marlowe", "label": "Marlowe"}])
-    error(r"^--public: odd\.jsonl, row 121: its label is not one of data\.labels$", tree(), odd)
+    error(r"^--public: odd\.jsonl, row 121: the label is not one of data\.labels$", tree(), odd)
     bare = write(tmp_path / "bare.jsonl", [*rows, {"text": "Marlowe"}])
-    error(r"^--public: bare\.jsonl, row 121: has no 'label' \(data\.label\)$", tree(), bare)
+    error(r"^--public: bare\.jsonl, row 121: no column 'label'; there are: text", tree(), bare)
     error("^--public: no such file", tree(), "/nowhere/public.jsonl")
     error("^--epsilon: 0 is not above 0", tree(), public, epsilons=[0.0])
     error("^--records: 3 are too few", tree(), public, records=3)
@@ -295,7 +295,7 @@ def test_real_runs_are_scored_written_and_gone_on_with(
     file = tmp_path / "auto.yaml"
     file.write_text(yaml.safe_dump(asked))
     assert run_command(["rehearse", str(file), "--public", str(file)]) == 2
-    assert "--public: no such file, or none of" in capsys.readouterr().err
+    assert "a kind of file that is not read (.yaml)" in capsys.readouterr().err
     assert run_command(["rehearse", str(file), "--public", public, "--method", "pe"]) == 2
     assert "--method: pe is not one of aug_pe, " in capsys.readouterr().err
 
