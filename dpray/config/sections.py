@@ -212,7 +212,16 @@ class EngineConfig(Section):
     )
     tensor_parallel_size: Count = Field(1, description="GPUs that vLLM splits the model over")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    kv_cache_gib: Positive = Field(2.0, description="KV cache of the vLLM engine on a CPU")
+    gpu_memory_gib: Positive | None = Field(
+        None,
+        description="memory of a GPU, for plans that are made where there is none; null: that of "
+        "this machine's",
+    )
+    kv_cache_gib: Positive | None = Field(
+        None,
+        description="KV cache on a CPU; null: what a batch needs, from 2 up to a quarter of the "
+        "machine's memory",
+    )
     base_url: str | None = Field(None, description="the URL of an OpenAI-compatible endpoint")
     api_key: str | None = Field(None, repr=False, description="the key of that endpoint")
     api: Literal["chat", "completions"] = Field(

@@ -82,12 +82,18 @@ it returns a T."""
 class TokenSelector(Protocol):
     """Chooses the next token of a group."""
 
+    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+        """Add up a part of the group's rows. An engine that cannot hold all of them computes them
+        in parts, in any order, and calls this for each part of a position but the last."""
+        ...
+
     def select(
         self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
     ) -> Waiting[int | None]:
         """Return the token that continues every row; None ends the text, which stays unfinished.
 
-        `logits_private_SV` may have no rows. It is called exactly once for every position.
+        `logits_private_SV` are the rows that `add` was not given, or none. It is called exactly
+        once for every position.
         """
         ...
 
@@ -214,9 +220,9 @@ class Engine(TextGenerator, Protocol):
     @property
     def context_length(self) -> int: ...
 
-    @property
-    def most_rows(self) -> int | None:
-        """Return how many rows of full length a group may have at most; None for any number."""
+    def rows_at_once(self, tokens: int) -> int:
+        """Return how many rows of `tokens` tokens each, prompt and text, the engine holds at once.
+        A larger group is decoded in parts, which takes longer and draws the same tokens."""
         ...
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -230,9 +236,9 @@ class Engine(TextGenerator, Protocol):
 
     def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
         """Decode every group; any number of them may run side by side. `groups` is consumed lazily:
-        one is taken when there is room for it. An error of theirs is raised as it is, and so is
-        EngineError where the rows of a group cannot be kept together; what is under way then is
-        given up, as it is when the generator is closed."""
+        one is taken when there is room for it. A group may have any number of rows. An error of
+        theirs is raised as it is, and so is EngineError where the rows of a group cannot be kept
+        together; what is under way then is given up, as it is when the generator is closed."""
         ...
 
 

@@ -37,6 +37,9 @@ class RowProbe:
         self.token = token
         self.logits: list[list[float]] = []
 
+    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+        raise NotImplementedError("the groups fit the engine")
+
     def select(
         self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
     ) -> Waiting[int]:
@@ -50,8 +53,8 @@ class RowProbe:
 
 def row_variation(engine: Engine, rows: int) -> float:
     """Measure the largest change of a row's logits, in nats, when up to `rows - 1` rows of other
-    lengths share its forward passes: 0.0 where no bit changed. Raises EngineError for a model whose
-    logits are no numbers."""
+    lengths share its forward passes, or as many as the engine holds: 0.0 where no bit changed.
+    Raises EngineError for a model whose logits are no numbers."""
     found: dict[str, list[list[float]]] = {}
     for group in _groups(engine, rows):
         for result in engine.decode_lockstep([group]):
@@ -72,6 +75,7 @@ def _groups(engine: Engine, rows: int) -> Iterator[LockstepGroup]:
     words = min(32, (engine.context_length - POSITIONS) // 8)
     lengths = [words // 2, *(1 + 7 * row % words for row in range(1, rows))]
     prompts = tuple(engine.encode(Prompt(" ".join(["a"] * length))) for length in lengths)
+    rows = max(1, min(rows, engine.rows_at_once(max(map(len, prompts)) + POSITIONS) - 1))
     token = prompts[0][-1]
     spec = SelectorSpec("dpray.engines.row_variation:RowProbe", {"token": token})
     for size in sorted({1, *(size for size in (2, 8, 33) if size < rows), rows}):

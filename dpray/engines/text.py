@@ -42,14 +42,14 @@ class TextCodec:
             ) from None
         if not self.tokenizer.is_fast:
             raise InputError(f"engine.model: {model} has no fast tokenizer (tokenizer.json)")
-        text_config = config.get_text_config()
-        longest: int = text_config.max_position_embeddings
+        self.model_config: Any = config.get_text_config()
+        longest: int = self.model_config.max_position_embeddings
         if max_model_len is not None and max_model_len > longest:
             raise InputError(
                 f"engine.max_model_len: {max_model_len} is more than the model's {longest}"
             )
         self.context_length: int = max_model_len or longest
-        self.eos_ids: tuple[int, ...] = self._eos_ids(model, text_config)
+        self.eos_ids: tuple[int, ...] = self._eos_ids(model, self.model_config)
 
     def _eos_ids(self, model: str, config: Any) -> tuple[int, ...]:
         """Return the tokenizer's eos first, then those of the configurations."""

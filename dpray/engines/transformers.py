@@ -29,20 +29,36 @@ from dpray.engines.base import (
     select_token,
     selector_error,
 )
+from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
 from dpray.engines.rows import Rows, advance, left_padded, load_model, prefill
 from dpray.engines.text import TextCodec, cut_at_stop
+
+TokenIds = tuple[tuple[int, ...], ...]
+"""It has the token ids of several prompts."""
 
 
 class TransformersEngine(TextCodec):
     """Is an `Engine` that runs an `AutoModelForCausalLM`.
 
     `device` "auto" is the first GPU where there is one. At most `max_rows` rows go through the
-    model at a time; the selector of a larger group still sees all of them. A group's public row
-    goes through by itself, so that its logits are a function of public values (see `PublicPass`).
+    model at a time. A group's public row goes through by itself, so that its logits are a function
+    of public values (see `PublicPass`).
+
+    Rows keep their KV cache while `rows_at_once` allows it: on a CPU `engine.kv_cache_gib`, which
+    defaults to what `group` needs (the rows of a typical group, and the tokens of each), on a GPU
+    what `engine.gpu_memory_utilization` leaves beside the model. The other rows of a larger group
+    are computed anew, in parts, for every token.
     """
 
-    def __init__(self, config: EngineConfig, *, device: str = "auto", max_rows: int = 256) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        device: str = "auto",
+        max_rows: int = 256,
+        group: tuple[int, int] = (0, 0),
+    ) -> None:
         model = resolve_model(config.model)
         super().__init__(model, config.max_model_len)
         if device == "auto":
@@ -50,11 +66,22 @@ class TransformersEngine(TextCodec):
         self._device = torch.device(device)
         self._max_rows = max_rows
         self._model: Any = load_model(model, config.dtype, self._device)
-        self._prefilled: tuple[tuple[tuple[int, ...], ...], list[Rows]] | None = None
+        dtype = str(self._model.dtype).removeprefix("torch.")
+        self._bytes_per_token = bytes_per_token(self._model.config.get_text_config(), dtype)
+        self._cache_bytes = self._room(config, group[0] * group[1] * self._bytes_per_token)
+        self._prefilled: tuple[TokenIds, list[Rows]] | None = None
 
-    @property
-    def most_rows(self) -> int | None:
-        return None
+    def _room(self, config: EngineConfig, needed: int) -> int:
+        """Return the bytes that all KV caches may take."""
+        if self._device.type != "cuda":
+            return cpu_cache_bytes(config, needed)
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        left = config.gpu_memory_utilization * total - torch.cuda.memory_allocated(self._device)
+        # A pass needs room beside the caches that it grows.
+        return int(left * 0.75)
+
+    def rows_at_once(self, tokens: int) -> int:
+        return max(2, self._cache_bytes // (tokens * self._bytes_per_token))
 
     def close(self) -> None:
         self._model = self._prefilled = None
@@ -151,16 +178,24 @@ class TransformersEngine(TextCodec):
         self.check_length(max(map(len, group.prompts)), group.max_tokens)
         with _selecting():
             selector = group.selector.build()
-        rows = self._prefill(group)
-        logits = torch.cat([part.logits for part in rows])
+        kept, parts = self._split(group)
+        rows = self._prefill(kept, group.public_prompt)
+        logits = [part.logits for part in rows]
         tokens: list[int] = []
         reason: FinishReason = "length"
         text = None
         while text is None and len(tokens) < group.max_tokens:
             if tokens:
-                logits = torch.cat([advance(self._model, part, tokens) for part in rows])
+                logits = [advance(self._model, part, tokens) for part in rows]
+            *private, public = logits
+            for part in parts:
+                longer = [(*prompt, *tokens) for prompt in part]
+                added = prefill(self._model, longer, self._device).logits
+                with _selecting():
+                    selector.add(added, public[0])
             with _selecting():
-                token = select_token(selector, logits[:-1], logits[-1])
+                private_SV = torch.cat([*private, public[:0]])
+                token = select_token(selector, private_SV, public[0])
             if token is None:
                 reason = "exhausted"
                 break
@@ -172,21 +207,30 @@ class TransformersEngine(TextCodec):
             reason = "stop"
         return LockstepResult(group.group_id, text, tuple(tokens), reason, selector.state())
 
-    def _prefill(self, group: LockstepGroup) -> list[Rows]:
+    def _split(self, group: LockstepGroup) -> tuple[TokenIds, list[TokenIds]]:
+        """Return the private prompts whose rows keep their KV cache, and the parts in which the
+        others are computed for every token; the cache of one part fits beside the kept ones."""
+        private = group.private_prompts
+        held = self.rows_at_once(max(map(len, group.prompts)) + group.max_tokens) - 1
+        if len(private) <= held:
+            return private, []
+        size = min(self._max_rows, max(1, held // 4))
+        kept = max(0, held - size)
+        return private[:kept], [private[i : i + size] for i in range(kept, len(private), size)]
+
+    def _prefill(self, private: TokenIds, public: tuple[int, ...]) -> list[Rows]:
         """Compute the private rows after their prompts, then the public one by itself; both are
         kept for the batch's next text, which has the same prompts."""
-        if self._prefilled is not None and self._prefilled[0] == group.prompts:
+        prompts = (*private, public)
+        if self._prefilled is not None and self._prefilled[0] == prompts:
             for part in self._prefilled[1]:
                 part.rewind()
             return self._prefilled[1]
         self._prefilled = None
-        private = group.private_prompts
         chunks = [private[i : i + self._max_rows] for i in range(0, len(private), self._max_rows)]
-        rows = [
-            prefill(self._model, chunk, self._device) for chunk in (*chunks, (group.public_prompt,))
-        ]
+        rows = [prefill(self._model, chunk, self._device) for chunk in (*chunks, (public,))]
         if all(part.can_rewind for part in rows):
-            self._prefilled = (group.prompts, rows)
+            self._prefilled = (prompts, rows)
         return rows
 
 

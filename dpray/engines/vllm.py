@@ -23,8 +23,9 @@ class VllmEngine(VllmModel):
     """Is an `Engine` that generates and decodes in vLLM.
 
     `max_model_len` defaults to the model's context, 8192 at most. `max_num_seqs` rows run at a
-    time: a group needs one for every private prompt and one more. `max_num_batched_tokens` defaults
-    to what a group of `max_num_seqs` rows needs when its prompts are in the prefix cache.
+    time; a larger group is decoded in parts. `max_num_batched_tokens` defaults to what a group of
+    `max_num_seqs` rows needs when its prompts are in the prefix cache. On a CPU the KV cache
+    defaults to what `group` needs: the rows of a typical group, and the tokens of each.
 
     `private_rows` says that groups of private prompts are decoded: kernels whose rows do not depend
     on each other are taken where vLLM has them (`VLLM_BATCH_INVARIANT`: NVIDIA GPUs of compute
@@ -33,10 +34,8 @@ class VllmEngine(VllmModel):
     without such kernels a second copy of the model computes them.
     """
 
-    @property
-    def most_rows(self) -> int | None:
-        a_row = sum(-(-self.context_length // size) for size in self.block_sizes)
-        return min(self.max_rows, self.blocks // a_row)
+    def rows_at_once(self, tokens: int) -> int:
+        return min(self.max_rows, self.blocks // self.blocks_of(tokens))
 
     def generate(
         self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None

@@ -10,9 +10,13 @@ all of this with the same numbers.
 Where public logits decide which tokens may be drawn, or from which rows, the selector gets them
 from a pass of their own (`PublicPass`), unless the kernels are invariant to the batch.
 
+A group that does not fit the engine comes in parts (`PartedGroup`): for every token each of its
+rows is a request of its own, for one token, and the selector adds up their logits as they come.
+The engine asks for the draw when all rows are in (`LockstepWorker.parts_draw`).
+
 A request belongs to a group by `SamplingParams.extra_args["dpray"]`: `group`, `row`, `size` (rows
 of the group, the public one included, which is the last) and `eos`; the public row also carries
-`factory` and `arguments` of the `SelectorSpec`.
+`factory` and `arguments` of the `SelectorSpec`. A row of a group in parts has `group` and `row`.
 """
 
 from __future__ import annotations
@@ -63,6 +67,52 @@ class _Group:
         return all(len(o) == count and o[-1:] == last for o in self.outputs.values())
 
 
+@dataclass(eq=False)
+class PartedGroup:
+    """A group whose rows come in parts. Each row is added exactly once for every token, however
+    often vLLM preempts it, and nothing is drawn before all rows are in. `public` are the public
+    row's logits at this position."""
+
+    size: int
+    selector: TokenSelector
+    public_row: Rows | None = None
+    public: torch.Tensor | None = None
+    tokens: list[int] = field(default_factory=list)
+    added: set[int] = field(default_factory=set)
+    fate: Fate = "running"
+    error: str = ""
+
+    def add(self, rows: dict[int, int], logits: torch.Tensor) -> None:
+        """Add the private rows, given by their places in the pass, that are not added yet."""
+        new = {row: index for row, index in rows.items() if row not in self.added}
+        if self.fate != "running" or not new:
+            return
+        assert self.public is not None
+        try:
+            self.selector.add(logits[list(new.values())], self.public)
+        except Exception as error:
+            # Raised here, it would leave vLLM's scheduler in pieces; the engine raises it.
+            self.fate, self.error = "failed", failure_name(error)
+        self.added.update(new)
+
+    def draw(self) -> None:
+        if self.fate != "running":
+            return
+        if self.public is None or self.added != set(range(self.size)):
+            self.fate = "broken"
+            return
+        no_rows = self.public.new_empty(0, len(self.public))
+        [token] = select_tokens([self.selector.select(no_rows, self.public)])
+        if isinstance(token, Exception):
+            self.fate, self.error = "failed", failure_name(token)
+        elif token is None:
+            self.fate = "exhausted"
+        else:
+            self.tokens.append(token)
+        self.public = None
+        self.added.clear()
+
+
 class LockstepProcessor(LogitsProcessor):
     """Forces one token on all rows of a group."""
 
@@ -71,11 +121,13 @@ class LockstepProcessor(LogitsProcessor):
             raise ValueError("lockstep decoding needs async_scheduling=False")
         self.device = device
         self.groups: dict[str, _Group] = {}
+        self.parted: dict[str, PartedGroup] = {}
         self.public_pass: PublicPass | None = None
         # The model runner's own array: rows whose prompt is not prefilled yet, by batch index.
         self.unfinished_prefill = np.zeros(0, dtype=bool)
         self._slots: dict[int, tuple[str, int]] = {}
         self._present: list[_Group] = []
+        self._parts: dict[str, dict[int, int]] = {}
         self._rows = torch.empty(0, dtype=torch.long, device=device)
 
     def is_argmax_invariant(self) -> bool:
@@ -92,6 +144,8 @@ class LockstepProcessor(LogitsProcessor):
         if ticket is None:
             return None
         name, row = ticket["group"], ticket["row"]
+        if name in self.parted:
+            return name, row
         group = self.groups.setdefault(name, _Group(ticket["size"], ticket["eos"]))
         group.outputs[row] = output_ids
         if "factory" in ticket:
@@ -105,6 +159,7 @@ class LockstepProcessor(LogitsProcessor):
         for index, (name, row) in self._slots.items():
             rows.setdefault(name, []).append((row, index))
         self._present = []
+        self._parts = {name: dict(rows.pop(name)) for name in self.parted if name in rows}
         for name, places in rows.items():
             group = self.groups[name]
             places.sort()
@@ -123,6 +178,8 @@ class LockstepProcessor(LogitsProcessor):
         self._rows = torch.tensor(indices, dtype=torch.long, device=self.device)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        for name, places in self._parts.items():
+            self._add_parts(self.parted[name], places, logits)
         if not self._present:
             return logits
         for group in self._present:
@@ -137,6 +194,17 @@ class LockstepProcessor(LogitsProcessor):
         # The rows are decoded greedily: one infinite logit forces the token.
         logits[self._rows, torch.tensor(forced, device=self.device)] = torch.inf
         return logits
+
+    def _add_parts(self, group: PartedGroup, places: dict[int, int], logits: torch.Tensor) -> None:
+        """Take the rows whose prompts are through. Their tokens mean nothing: each is the last of
+        its request."""
+        whole = {row: i for row, i in places.items() if not self.unfinished_prefill[i]}
+        public = whole.pop(group.size, None)
+        if public is not None:
+            group.public = logits[public].clone()
+        elif group.public is None and self.public_pass and group.public_row:
+            group.public = self.public_pass.logits(group.public_row, group.tokens)
+        group.add(whole, logits)
 
     def _draw_tokens(self, groups: list[_Group], logits: torch.Tensor) -> None:
         drawn: Sequence[int | Exception | None]
@@ -208,6 +276,30 @@ class LockstepWorker:
             "state": {} if group.selector is None else group.selector.state(),
         }
 
+    def parts_start(
+        self, name: str, size: int, public_prompt: tuple[int, ...], spec: SelectorSpec
+    ) -> dict[str, bool]:
+        """Begin a group of `size` private rows, which comes in parts. `public_row` of the answer is
+        whether the public row has to come before them, for every token."""
+        processor = self._lockstep_processor()
+        group = PartedGroup(size, spec.build())
+        if processor.public_pass is not None:
+            group.public_row = processor.public_pass.start(public_prompt)
+        processor.parted[name] = group
+        return {"public_row": group.public_row is None}
+
+    def parts_draw(self, name: str) -> dict[str, Any]:
+        """Draw the group's next token, when all of its rows are in; return what became of it."""
+        group = self._lockstep_processor().parted[name]
+        group.draw()
+        return {"tokens": group.tokens, "fate": group.fate, "error": group.error}
+
+    def parts_finish(self, name: str) -> dict[str, Any]:
+        """Return what the batch's next text continues from, and forget the group."""
+        return self._lockstep_processor().parted.pop(name).selector.state()
+
     def lockstep_clear(self) -> None:
         """Forget all groups, after their requests were aborted."""
-        self._lockstep_processor().groups.clear()
+        processor = self._lockstep_processor()
+        processor.groups.clear()
+        processor.parted.clear()

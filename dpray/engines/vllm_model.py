@@ -17,6 +17,7 @@ from typing import Any
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError, engine_error
+from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
 
@@ -38,9 +39,9 @@ _IN_PROCESS = {
 }
 
 
-def vllm_options(config: EngineConfig, *, on_gpu: bool) -> dict[str, Any]:
-    """Return vLLM's engine arguments that follow from the configuration alone: "auto" is float32 on
-    a CPU and the model's own type elsewhere."""
+def vllm_options(config: EngineConfig, *, on_gpu: bool, needed: int = 0) -> dict[str, Any]:
+    """Return vLLM's engine arguments: "auto" is float32 on a CPU and the model's own type
+    elsewhere. `needed` is the KV cache, in bytes, that a typical group takes."""
     options: dict[str, Any] = {
         "dtype": "float32" if config.dtype == "auto" and not on_gpu else config.dtype,
         "max_num_seqs": config.max_num_seqs,
@@ -52,7 +53,7 @@ def vllm_options(config: EngineConfig, *, on_gpu: bool) -> dict[str, Any]:
         return options | {"gpu_memory_utilization": config.gpu_memory_utilization}
     return options | {
         "enforce_eager": True,
-        "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+        "kv_cache_memory_bytes": cpu_cache_bytes(config, needed),
     }
 
 
@@ -69,7 +70,12 @@ class VllmModel(TextCodec):
     """Loads a model and calls vLLM; `VllmEngine` describes the arguments."""
 
     def __init__(
-        self, config: EngineConfig, *, private_rows: bool = False, public_alone: bool = False
+        self,
+        config: EngineConfig,
+        *,
+        private_rows: bool = False,
+        public_alone: bool = False,
+        group: tuple[int, int] = (0, 0),
     ) -> None:
         model = resolve_model(config.model)
         super().__init__(model, config.max_model_len)
@@ -91,7 +97,9 @@ class VllmModel(TextCodec):
         self.max_step_tokens = config.max_num_batched_tokens or max(
             DEFAULT_CONTEXT, self.max_rows * (block_size + 1)
         )
-        options = vllm_options(config, on_gpu=on_gpu)
+        rows, tokens = group
+        needed = rows * tokens * bytes_per_token(self.model_config, "float32")
+        options = vllm_options(config, on_gpu=on_gpu, needed=needed)
         try:
             self.llm = vllm.LLM(
                 model,
@@ -152,6 +160,10 @@ class VllmModel(TextCodec):
     @property
     def is_idle(self) -> bool:
         return not self.llm.llm_engine.has_unfinished_requests()
+
+    def blocks_of(self, tokens: int) -> int:
+        """Return the blocks of the KV cache that a row of so many tokens takes."""
+        return sum(-(-tokens // size) for size in self.block_sizes)
 
     def ask_workers(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
         """Return what each rank answers, the first one's first."""

@@ -21,6 +21,7 @@ from dpray.engines.base import (
     selector_error,
 )
 from dpray.engines.vllm_model import VllmModel
+from dpray.engines.vllm_parts import PartedRun
 
 _MAX_ATTEMPTS = 3
 
@@ -44,7 +45,8 @@ class _Entry:
 
 
 class LockstepRun:
-    """Carries out one call of `decode_lockstep`.
+    """Carries out one call of `decode_lockstep`. A group that is larger than the engine is decoded
+    in parts (`PartedRun`).
 
     A group whose prompts may not fit one scheduling step first sends them through as ordinary
     requests of one token, which fills the prefix cache; then all its rows enter together. Where it
@@ -57,13 +59,17 @@ class LockstepRun:
         # The prompts of a group that is ready are in the prefix cache, or fit one step.
         self.ready: deque[_Entry] = deque()
         self.cold: deque[_Entry] = deque()
+        self.large: deque[LockstepGroup] = deque()
         self.warming: _Entry | None = None
         self.running: dict[str, _Entry] = {}
         self.by_request: dict[str, _Entry] = {}
 
     def run(self) -> Lockstep:
         try:
-            while self._admit():
+            while (is_busy := self._admit()) or self.large:
+                if not is_busy:
+                    yield from self._decode_large()
+                    continue
                 outputs = self.model.step()
                 for entry in self.running.values():
                     entry.next_tokens = entry.rows  # one a row, once its prompt is computed
@@ -104,36 +110,22 @@ class LockstepRun:
         return bool(self.running or self.warming)
 
     def _pull(self) -> bool:
-        """Take a group from the source where `cold` has none; return whether it has one then."""
-        if not self.cold:
-            group = next(self.source, None)
-            if group is not None:
-                self.cold.append(self._checked(group))
+        """Take a group from the source where none waits; return whether `cold` has one then. A
+        group that does not fit the engine is put by until the others are through."""
+        if not (self.cold or self.large) and (group := next(self.source, None)) is not None:
+            entry = self._checked(group)
+            if entry.rows > self.model.max_rows or entry.blocks > self.model.blocks:
+                self.large.append(group)
+            else:
+                self.cold.append(entry)
         return bool(self.cold)
 
     def _checked(self, group: LockstepGroup) -> _Entry:
         """Return the group with the KV blocks that it needs at full length. Raises EngineError
-        where it can never run."""
-        model = self.model
-        prompts = group.prompts
-        model.check_length(max(map(len, prompts)), group.max_tokens)
-        if len(prompts) > model.max_rows:
-            raise EngineError(
-                f"a group has more rows than engine.max_num_seqs, {model.max_rows}: raise it, or "
-                "lower method.batch_size"
-            )
-        blocks = sum(
-            -(-(len(prompt) + group.max_tokens) // size)
-            for prompt in prompts
-            for size in model.block_sizes
-        )
-        if blocks > model.blocks:
-            raise EngineError(
-                f"a group does not fit the KV cache of {model.blocks} blocks: raise "
-                "engine.kv_cache_gib (CPU) or engine.gpu_memory_utilization (GPU), or lower "
-                "engine.max_model_len"
-            )
-        return _Entry(group, blocks)
+        where a prompt does not fit the context."""
+        self.model.check_length(max(map(len, group.prompts)), group.max_tokens)
+        lengths = [len(prompt) + group.max_tokens for prompt in group.prompts]
+        return _Entry(group, sum(map(self.model.blocks_of, lengths)))
 
     def _fits(self, entry: _Entry, tokens: int) -> bool:
         """Return whether there are rows and KV cache for the whole group at full length, and room
@@ -193,6 +185,13 @@ class LockstepRun:
             entry.requests.append(request)
             self.by_request[request] = entry
             self.model.add(request, ids, row_params)
+
+    def _decode_large(self) -> Lockstep:
+        """Decode the group that was put by, with the engine to itself, and the batch's next texts,
+        whose rows are as many."""
+        following: LockstepGroup | None = self.large.popleft()
+        while following is not None:
+            following = yield PartedRun(self.model, following).result()
 
     # Results
 

@@ -48,9 +48,10 @@ class HashPartition(Batches):
     def expected(
         public_size: int, proportions: Mapping[str, float], batch_size: int, salt: str
     ) -> HashPartition:
-        """Expect `round(public_size * proportion / s)` batches for each label, at least one."""
+        """Expect `round(public_size * proportion / s)` batches for each label, at least one, and
+        none for a label without a share."""
         counts = {
-            label: max(1, round(public_size * proportion / batch_size))
+            label: max(1, round(public_size * proportion / batch_size)) if proportion > 0 else 0
             for label, proportion in proportions.items()
         }
         return HashPartition(counts, salt)
@@ -60,7 +61,9 @@ class HashPartition(Batches):
 
         64 bits modulo a count of at most millions: a skew below 1e-12 that no claim rests on.
         """
+        if not (count := self.batches_per_label[label]):
+            return
         encoded = unit_id.encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(encoded, key=bytes.fromhex(self.salt), digest_size=8).digest()
-        number = int.from_bytes(digest, "big") % self.batches_per_label[label]
+        number = int.from_bytes(digest, "big") % count
         yield self.batch_id(label, number)

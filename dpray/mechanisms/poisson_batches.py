@@ -13,7 +13,7 @@ from dpray.accounting.event import Event
 from dpray.accounting.events import ExponentialMechanism, PoissonSubsampledDraws
 from dpray.mechanisms.batches import Batches
 from dpray.mechanisms.randomness import generator, named_key
-from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.shares import common_shares, largest_remainder
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,25 @@ class PoissonBatches(Batches):
     def expected(
         public_size: int, proportions: Mapping[str, float], batch_size: int, batches: int
     ) -> PoissonBatches:
-        """Divide `batches` among the labels by their proportions, at least one each, and expect
-        `batch_size` of `public_size` records in each, or all, where a label has fewer."""
-        counts = largest_remainder(batches, proportions)
+        """Divide `batches` among the labels by their proportions, and expect `batch_size` of
+        `public_size` records in each, or all, where a label has fewer.
+
+        Each label with a share has at least one batch, and a label without a share has none. A
+        rare label (`common_shares`) has the largest probability of the common ones, and so fewer
+        units in a batch: it would price the whole run.
+        """
+        common = common_shares(proportions)
+
+        def probability(share: float) -> float:
+            return batch_size / max(batch_size, public_size * share)
+
+        counts = largest_remainder(batches, {k: p for k, p in proportions.items() if p > 0})
+        largest = max(map(probability, common.values()))
         return PoissonBatches(
-            {label: max(1, count) for label, count in counts.items()},
+            {label: max(1, counts[label]) if label in counts else 0 for label in proportions},
             {
-                label: batch_size / max(batch_size, public_size * proportion)
-                for label, proportion in proportions.items()
+                label: min(probability(share), largest) if share > 0 else 0.0
+                for label, share in proportions.items()
             },
         )
 
@@ -53,11 +64,13 @@ class PoissonBatches(Batches):
         A unit of k rows may meet those of m labels, with at most k - m + 1 rows in each: all of
         them are charged at the largest probability and number of batches of a label.
         """
-        counts, probabilities = self.batches_per_label, self.sampling_probabilities
+        probabilities = self.sampling_probabilities
+        counts = {label: count for label, count in self.batches_per_label.items() if count}
         if records_per_unit == 1 or len(counts) == 1:
             most_of: dict[float, int] = {}
-            for label, q in probabilities.items():
-                most_of[q] = max(counts[label], most_of.get(q, 0))
+            for label, count in counts.items():
+                q = probabilities[label]
+                most_of[q] = max(count, most_of.get(q, 0))
             return Parallel.of(
                 SelfComposed(PoissonSubsampledDraws(q, draw.range, draws), count)
                 for q, count in most_of.items()
@@ -79,6 +92,8 @@ class PoissonBatches(Batches):
         The gaps between them are geometric, by inversion in float64 with uniforms of 53 bits.
         """
         q, count = self.sampling_probabilities[label], self.batches_per_label[label]
+        if not count:
+            return
         if q == 1.0:
             yield from (self.batch_id(label, number) for number in range(count))
             return

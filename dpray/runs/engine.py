@@ -22,9 +22,12 @@ def with_absolute_model(config: EngineConfig) -> EngineConfig:
     return config.model_copy(update={"model": absolute_model(config.model)})
 
 
-def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig, *, public_alone: bool | None = None, group: tuple[int, int] = (0, 0)
+) -> Engine:
     """Build the engine of this section. `public_alone` is given where the engine decodes groups of
-    private rows, and says whether a public row's logits restrict the tokens (see `VllmEngine`).
+    private rows, and says whether a public row's logits restrict the tokens (see `VllmEngine`);
+    `group` has the rows of a group of usual size and the tokens of each.
 
     Raises InputError for a model folder that does not exist, EngineError where the model cannot be
     loaded.
@@ -40,10 +43,12 @@ def build_engine(config: EngineConfig, *, public_alone: bool | None = None) -> E
         from dpray.engines.vllm import VllmEngine
 
         private = public_alone is not None
-        return VllmEngine(config, private_rows=private, public_alone=bool(public_alone))
+        return VllmEngine(
+            config, private_rows=private, public_alone=bool(public_alone), group=group
+        )
     from dpray.engines.transformers import TransformersEngine
 
-    return TransformersEngine(config)
+    return TransformersEngine(config, group=group)
 
 
 @dataclass(frozen=True)

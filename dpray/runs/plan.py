@@ -165,8 +165,8 @@ class Plan(ABC):
         return {}
 
     def try_models(self, build: Callable[..., Engine], on_progress: OnProgress) -> Engine | None:
-        """Load the run's model once, where it will run: one that cannot be loaded, or does not hold
-        what the plan gives it, costs nothing. `on_progress` is told what is waited for.
+        """Load the run's model once, where it will run: one that cannot be loaded costs nothing.
+        `on_progress` is told what is waited for.
 
         Returns the engine to an in-process run, which can use it; None where no model is loaded at
         all. Raises InputError that says what is wrong.
@@ -178,20 +178,7 @@ class Plan(ABC):
 
         engine = with_absolute_model(self.config.engine)
         load = partial(build, engine, **self.engine_options)
-        return check_loads(self.config, partial(self._loaded, load), on_progress)
-
-    def _loaded(self, load: Callable[[], Engine]) -> Engine:
-        engine = load()
-        try:
-            self.check_engine(engine)
-        except BaseException:
-            engine.close()
-            raise
-        return engine
-
-    def check_engine(self, engine: Engine) -> None:
-        """Raise InputError where the engine does not hold what the plan gives it."""
-        return  # most plans fit every engine
+        return check_loads(self.config, load, on_progress)
 
     def how_far(self, published: int) -> str:
         """Return the suffix that says how far an unfinished run is, by the number of published

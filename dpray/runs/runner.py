@@ -53,7 +53,7 @@ DISK_FULL = "output.path: no space is left on its disk, or on the ledger's"
 
 CONNECTION_KEYS = {
     "base_url", "max_in_flight", "attempts", "timeout", "max_num_seqs", "max_num_batched_tokens",
-    "gpu_memory_utilization", "kv_cache_gib",
+    "gpu_memory_utilization", "gpu_memory_gib", "kv_cache_gib",
 }  # fmt: skip
 """These keys of `engine` say how the model is reached and fed, and shape no text."""
 

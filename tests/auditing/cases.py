@@ -251,6 +251,8 @@ def _cases() -> dict[str, Case]:
     copied, known = Runs(4, 0.1, one, copies=2), Runs(2, 0.1, four)
     labels = Runs(1, 0.9, of_two, labels=("a", "b"))
     partition, divided = Runs(4, 0.1, one), Runs(1, 0.5, few_rows)
+    # s / q = 10 records are expected, and 4 and 8 times as many are there.
+    larger = [Runs(2, 0.5, one, copies=10 * times - 1) for times in (4, 8)]
     # A batch costs as much as a trial: few batches, and as many trials as the fault's margin takes.
     for runs, trials, fault, broken in (
         (Runs(2, 0.5, one), 4000, "", None),
@@ -260,6 +262,7 @@ def _cases() -> dict[str, Case]:
         (partition, 1500, "a disjoint partition", partition.partition),
         (divided, 3000, "divided by the rows that joined", divided.real_size),
         (labels, 8000, "labels charged one by one", labels.label_by_label),
+        *((runs, 1500, "", None) for runs in larger),
     ):
         name = (
             f"private prediction, Poisson, q {runs.q}, {runs.number} x "

@@ -29,6 +29,9 @@ class Rounding:
         self.step, self.first_token = step, first_token
         self.sizes: list[int] = []
 
+    def rows_at_once(self, tokens: int) -> int:
+        return 1000
+
     def encode(self, prompt: Any) -> tuple[int, ...]:
         return tuple(range(1, 2 + len(prompt.user.split())))
 

@@ -15,7 +15,6 @@ from dpray.engines.vllm import VllmEngine
 from dpray.engines.vllm_lockstep import LockstepProcessor
 from dpray.engines.vllm_model import take_invariant_kernels
 from dpray.engines.vllm_run import LockstepRun
-from tests.engines.conftest import MAX_NUM_SEQS
 from tests.engines.tensor_parallel import SIZES, tokens_of_two_ranks
 from tests.engines.test_conformance import MAX_TOKENS, decode, make_group
 
@@ -165,16 +164,6 @@ def test_a_large_group_warms_the_prefix_cache_first(
     assert draws == [11] * (2 * MAX_TOKENS)
     monkeypatch.undo()
     assert decode(vllm_engine, first)["x"].token_ids == results["x"].token_ids
-
-
-def test_too_large_groups_name_the_number_to_change(
-    vllm_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(EngineError, match=r"more rows than engine\.max_num_seqs, 24"):
-        decode(vllm_engine, make_group(vllm_engine, "a", MAX_NUM_SEQS))
-    monkeypatch.setattr(vllm_engine, "blocks", 10)
-    with pytest.raises(EngineError, match=r"KV cache of 10 blocks: raise engine\.kv_cache_gib"):
-        decode(vllm_engine, make_group(vllm_engine, "a", 11))
 
 
 def test_rows_with_other_tokens_are_an_error(

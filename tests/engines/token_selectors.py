@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dpray.engines.base import Waiting
+from dpray.methods.private_prediction.token import PrivateTokenSelector
 
 
 class PublicKeeper:
@@ -17,6 +18,9 @@ class PublicKeeper:
         self.script = script
         self.digests: list[str] = []
         self.orders: list[list[int]] = []
+
+    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+        """Private rows are not looked at."""
 
     def select(
         self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
@@ -29,6 +33,32 @@ class PublicKeeper:
 
     def state(self) -> dict[str, Any]:
         return {"digests": self.digests, "orders": self.orders}
+
+
+class Adder:
+    """Draws, by `PrivateTokenSelector`, from rows that may come in parts; its state tells how many
+    rows each position had, and in how many parts."""
+
+    def __init__(self, fail_at: int | None = None, **arguments: Any) -> None:
+        self.selector = PrivateTokenSelector(**arguments)
+        self.fail_at = fail_at
+        self.parts: list[list[int]] = [[]]
+
+    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+        if len(self.parts) == self.fail_at:
+            raise ArithmeticError("a private number: 42")
+        self.parts[-1].append(len(logits_private_SV))
+        self.selector.add(logits_private_SV, logits_public_V)
+
+    def select(
+        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+    ) -> Waiting[int | None]:
+        self.parts[-1].append(len(logits_private_SV))
+        self.parts.append([])
+        return (yield from self.selector.select(logits_private_SV, logits_public_V))
+
+    def state(self) -> dict[str, Any]:
+        return self.selector.state() | {"parts": self.parts[:-1]}
 
 
 class MeanSampler:
@@ -54,6 +84,9 @@ class MeanSampler:
         self.rows: list[int] = []
         self.dtypes: set[str] = set()
         self.first_row: list[float] = []
+
+    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+        raise NotImplementedError("the groups fit the engine")
 
     def select(
         self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor

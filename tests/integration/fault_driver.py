@@ -56,9 +56,11 @@ class Words:
     """Is an `Engine` whose logits are a function of a row's own prompt and of the text so far."""
 
     context_length = 512
-    most_rows = None
 
     def close(self) -> None: ...
+
+    def rows_at_once(self, tokens: int) -> int:
+        return 1000
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         words = f"{prompt.user} {prompt.prefix}".split()

@@ -61,10 +61,22 @@ def test_coins_are_a_function_of_key_label_and_place() -> None:
 
 
 def test_a_label_with_fewer_units_than_a_batch_has_all_of_them_in_every_batch() -> None:
-    made = PoissonBatches.expected(1000, {"a": 0.99, "b": 0.01}, 50, 20)
-    assert made.sampling_probabilities == {"a": 50 / 990, "b": 1.0}
-    assert dict(made.batches_per_label) == {"a": 20, "b": 1}
-    assert numbers(made, "0 file", label="b") == [0]
+    made = PoissonBatches.expected(40, {"a": 0.5, "b": 0.5}, 50, 20)
+    assert made.sampling_probabilities == {"a": 1.0, "b": 1.0}
+    assert numbers(made, "0 file", label="b") == list(range(10))
+
+
+def test_a_label_without_a_share_has_no_batch_and_a_rare_one_no_larger_probability() -> None:
+    made = PoissonBatches.expected(1000, {"a": 0.7, "b": 0.0, "c": 0.29, "d": 0.01}, 50, 20)
+    assert dict(made.batches_per_label) == {"a": 14, "b": 0, "c": 6, "d": 1}
+    q = made.sampling_probabilities
+    assert q == {"a": 50 / 700, "b": 0.0, "c": 50 / 290, "d": 50 / 290}
+    assert numbers(made, "0 file", label="b") == []
+    assert [made.label_of(batch) for batch in made.batch_ids()].count("b") == 0
+    kept = {label: made.batches_per_label[label] for label in "acd"}
+    without = PoissonBatches(kept, {label: q[label] for label in "acd"})
+    for rows in (1, 3):
+        assert made.dp_event(DRAW, 8, rows) == without.dp_event(DRAW, 8, rows)
 
 
 def test_the_batches_of_labels_are_charged_in_parallel_for_units_of_one_row() -> None:

@@ -5,6 +5,9 @@ Proof: docs/privacy.md, sections 2.1, 2.2 and 2.5.
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,15 +15,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from dpray.engines.base import select_token
+from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.candidates import candidate_set
-from dpray.methods.private_prediction.clipping import dclip_mean, recentred_mean
-from dpray.methods.private_prediction.sparse_vector import distribution_distance
+from dpray.methods.private_prediction.sparse_vector import (
+    distribution_distance,
+    probability_sum,
+)
+from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 
 V = 7
 logit = st.floats(-1e4, 1e4, width=32)
 row = arrays(np.float32, V, elements=logit)
 bound = st.floats(0.01, 20.0)
 size = st.integers(1, 300)
+
+
+def mean(
+    clip: str, z: torch.Tensor, public: torch.Tensor, candidates: Any, c: float, s: int
+) -> torch.Tensor:
+    mechanism = PrivateToken(s, 1, clip, c, 1.0, 1.0)  # type: ignore[arg-type]
+    return mechanism.average(mechanism.clipped_sum(z, public, candidates), public, candidates)
+
+
+def recentred_mean(z: torch.Tensor, candidates: Any, c: float, s: int) -> torch.Tensor:
+    return mean("recentred", z, z.new_zeros(z.shape[1]), candidates, c, s)
+
+
+def dclip_mean(
+    z: torch.Tensor, public: torch.Tensor, candidates: Any, c: float, s: int
+) -> torch.Tensor:
+    return mean("dclip", z, public, candidates, c, s)
+
+
+def distance(z: torch.Tensor, public: torch.Tensor, s: int) -> torch.Tensor:
+    return distribution_distance(probability_sum(z), public, s)
 
 
 def matrix(rows: list[np.ndarray]) -> torch.Tensor:
@@ -50,8 +79,8 @@ def test_dclip_sum_moves_by_at_most_c(rows, new, place, c, s) -> None:  # type: 
 @given(rows=st.lists(row, max_size=40), new=row, public=row, s=size)
 def test_distance_moves_by_at_most_one_over_s(rows, new, public, s) -> None:  # type: ignore[no-untyped-def]
     z = torch.from_numpy(public)
-    without = distribution_distance(matrix(rows), z, s)
-    assert abs(distribution_distance(matrix([*rows, new]), z, s) - without) <= 1 / s + 1e-12
+    without = distance(matrix(rows), z, s)
+    assert abs(distance(matrix([*rows, new]), z, s) - without) <= 1 / s + 1e-12
 
 
 def test_no_row_has_more_than_the_whole_of_a_probability() -> None:
@@ -59,7 +88,7 @@ def test_no_row_has_more_than_the_whole_of_a_probability() -> None:
     for tokens in range(2, 100):
         z, elsewhere = torch.zeros(tokens + 1), torch.full((tokens + 1,), -torch.inf)
         z[0], elsewhere[0] = -torch.inf, 0.0
-        share = float(distribution_distance(z[None], elsewhere, 1)) - 1.0
+        share = float(distance(z[None], elsewhere, 1)) - 1.0
         assert 1 - 1e-6 < share <= 1, tokens
 
 
@@ -72,7 +101,7 @@ def test_the_order_of_rows_changes_no_bit(data, count, c) -> None:  # type: igno
     z, shuffled = torch.from_numpy(logits), torch.from_numpy(rng.permutation(logits))
     assert torch.equal(recentred_mean(z, None, c, 9), recentred_mean(shuffled, None, c, 9))
     assert torch.equal(dclip_mean(z, public, None, c, 9), dclip_mean(shuffled, public, None, c, 9))
-    assert distribution_distance(z, public, 9) == distribution_distance(shuffled, public, 9)
+    assert distance(z, public, 9) == distance(shuffled, public, 9)
 
 
 def test_a_row_gives_the_same_bits_whatever_rows_are_beside_it() -> None:
@@ -101,7 +130,7 @@ def test_a_row_that_overflowed_moves_no_more_than_another(bad: float, places: sl
         (dclip_mean(z, public, None, c, s), dclip_mean(others, public, None, c, s)),
     ):
         assert ((with_row - without) * s).abs().max() <= c * (1 + 1e-12)
-    moved = distribution_distance(z, public, s) - distribution_distance(others, public, s)
+    moved = distance(z, public, s) - distance(others, public, s)
     assert abs(moved) <= 1 / s + 1e-12
 
 
@@ -143,7 +172,7 @@ def test_an_empty_batch_is_the_public_prediction_under_dclip() -> None:
 
 
 def test_distance_of_an_empty_batch_is_the_public_mass() -> None:
-    assert distribution_distance(torch.empty(0, 3), torch.zeros(3), 8) == pytest.approx(1.0)
+    assert distance(torch.empty(0, 3), torch.zeros(3), 8) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("clip", [recentred_mean, dclip_mean])
@@ -171,3 +200,34 @@ def test_candidate_sets() -> None:
     assert chosen("top_k", 9, 0.5) == [0, 1, 2, 3, 4]
     assert chosen("top_k_plus", 1, 0.2) == [1, 2]
     assert chosen("top_k_plus", 2, 2.0) == [1, 2, 3]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    data=st.data(),
+    clip=st.sampled_from(["recentred", "dclip"]),
+    candidates=st.sampled_from(["all", "top_k", "top_k_plus"]),
+    sparse=st.booleans(),
+)
+def test_a_batch_that_comes_in_parts_gives_the_tokens_that_it_gives_whole(
+    data: Any, clip: Any, candidates: Any, sparse: bool
+) -> None:
+    """Sums are exact, so no cut and no order of the parts moves a bit of them."""
+    V, positions, key = 61, 5, new_key()
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    vector = {"threshold": 0.8, "noise": 0.05} if sparse else {}
+    fields = asdict(
+        PrivateToken(4, positions, clip, 3.0, 1.0, 1.0, candidates=candidates, k=20, **vector)
+    )
+    whole, in_parts = PrivateTokenSelector(fields, key), PrivateTokenSelector(fields, key)
+    for _ in range(positions):
+        z = torch.from_numpy(rng.normal(0, 4, (int(rng.integers(0, 40)), V)).astype(np.float32))
+        public = torch.from_numpy(rng.normal(0, 2, V).astype(np.float32))
+        cuts = sorted(rng.integers(0, len(z) + 1, size=3))
+        *parts, last = torch.from_numpy(rng.permutation(z.numpy())).tensor_split(
+            [int(cut) for cut in cuts]
+        )
+        for part in parts:
+            in_parts.add(part, public)
+        assert select_token(in_parts, last, public) == select_token(whole, z, public)
+        assert in_parts.state() == whole.state()

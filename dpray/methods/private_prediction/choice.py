@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 from dpray.config.config import Config
+from dpray.mechanisms.shares import common_shares
 from dpray.methods.private_prediction.plan import affords, make_plan, template_of
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
@@ -86,9 +87,11 @@ def _tried(
     free: dict[str, Any] = {}
     if not _is_set(settings, CLIP):
         free, clips = {"clip": "dclip", "temperature": 1.0}, list(CLIP_BOUNDS)
-    sizes = [settings.batch_size]
-    if not _is_set(settings, {"batch_size"}):
-        of_a_label = config.data.public_size * min(config.data.proportions.values())
+    if settings.batch_size != "auto" and _is_set(settings, {"batch_size"}):
+        sizes = [settings.batch_size]
+    else:
+        rarest = min(common_shares(config.data.proportions).values())
+        of_a_label = config.data.public_size * rarest
         sizes = [s for s in BATCH_SIZES if s <= of_a_label] or [max(1, int(of_a_label))]
     for clip_bound, batch_size in product(clips, sizes):
         free |= {"clip_bound": clip_bound, "batch_size": batch_size}

@@ -1,16 +1,16 @@
-"""This module averages clipped logits (Amin et al. 2024, Eq. 1; InvisibleInk 2025 for `dclip`).
+"""This module adds up clipped logits (Amin et al. 2024, Eq. 1; InvisibleInk 2025 for `dclip`).
 
-`recentred_mean` and `dclip_mean` return `(1/s) * sum over rows of (something in [-c, c]^V)`, plus,
-for `dclip`, public log-probabilities. Adding or removing one row therefore moves no component by
-more than `c / s`: sensitivity `c / s` in the infinity norm, whatever the number of rows that are
-there. `s` is the public expected batch size, never the number of rows.
+`recentred_sum` and `dclip_sum` return `sum over rows of (something in [-c, c]^V)`. Adding or
+removing one row therefore moves no component by more than `c`, whatever the number of rows. A
+batch's average is this sum divided by the public expected batch size s, never by the number of
+rows, plus, for `dclip`, public log-probabilities: sensitivity `c / s` in the infinity norm.
 
 This holds to the last bit of the sum. A clipped row is rounded towards zero to a multiple of 2^-24,
 at most c, by a rule on that row alone: its maximum, differences, products with powers of two, and a
 sum of whole numbers for its softmax (`row_steps`). Nothing in it depends on the order of a
 reduction. Whole numbers below 2^53 are then added up in float64, which is exact and the same in
-every order of the rows. So the computation may be cut into tiles, and none of it waits for the
-device.
+every order of the rows. So a batch may be cut into parts, whose sums are added, and the computation
+into tiles, and none of it waits for the device.
 
 Shapes: S private rows, V vocabulary, K candidates (a subset of the vocabulary chosen from public
 logits only). Rows are clipped in float32 whatever the model's dtype; averages are float64.
@@ -39,10 +39,11 @@ GPU_TILE = 2**24
 TILE_ROWS = 64
 
 
-def recentred_mean(
-    logits_SV: torch.Tensor, candidates_K: torch.Tensor | None, clip_bound: float, batch_size: int
+def recentred_sum(
+    logits_SV: torch.Tensor, candidates_K: torch.Tensor | None, clip_bound: float
 ) -> torch.Tensor:
-    """Return `(1/s) * sum_i clip_c(z_i)`, `clip_c(z)_j = max(-c, z_j - max_k z_k + c)` (Eq. 1).
+    """Return `sum_i clip_c(z_i)`, `clip_c(z)_j = max(-c, z_j - max_k z_k + c)` (Eq. 1), of shape
+    (K,).
 
     Proof: docs/privacy.md, sections 2.1 and 2.2.
     """
@@ -50,27 +51,32 @@ def recentred_mean(
     chosen_SK = _chosen(logits_SV, candidates_K)
     # As z - max z + c is at most c, Eq. 1 is a clamp to [-c, c], with a base of -c.
     lowest_K = top_S1.new_full((1,), -clip_bound).expand(chosen_SK.shape[-1])
-    return _clipped_sum(chosen_SK, top_S1, lowest_K, clip_bound) / batch_size
+    return _clipped_sum(chosen_SK, top_S1, lowest_K, clip_bound)
 
 
-def dclip_mean(
+def dclip_sum(
     logits_SV: torch.Tensor,
     logits_public_V: torch.Tensor,
     candidates_K: torch.Tensor | None,
     clip_bound: float,
-    batch_size: int,
 ) -> torch.Tensor:
-    """Return `z_pub + (1/s) * sum_i clamp(z_i - z_pub, -c, c)` on log-probabilities.
+    """Return `sum_i clamp(z_i - z_pub, -c, c)` on log-probabilities, of shape (K,).
 
     Logits carry an arbitrary constant per prompt; each row's is taken out by its own log-sum-exp,
     a rule on that row alone.
     Proof: docs/privacy.md, sections 2.1 and 2.2.
     """
-    public_K = _chosen(torch.log_softmax(logits_public_V.float(), dim=-1), candidates_K)
+    public_K = log_probabilities(logits_public_V, candidates_K)
     top_S1, total_S1 = row_totals(logits_SV)
     norm_S1 = (top_S1 + (total_S1 / EXP_GRID).log()).float()
-    total_K = _clipped_sum(_chosen(logits_SV, candidates_K), norm_S1, public_K, clip_bound)
-    return public_K.double() + total_K / batch_size
+    return _clipped_sum(_chosen(logits_SV, candidates_K), norm_S1, public_K, clip_bound)
+
+
+def log_probabilities(
+    logits_public_V: torch.Tensor, candidates_K: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the public log-probabilities of the candidates, float32, of shape (K,)."""
+    return _chosen(torch.log_softmax(logits_public_V.float(), dim=-1), candidates_K)
 
 
 def _clipped_sum(

@@ -11,7 +11,7 @@ from uuid import uuid4
 from dpray.accounting.ledger import Ledger
 from dpray.engines.base import Engine, failure_name, may_be_repeated
 from dpray.engines.row_variation import row_variation
-from dpray.mechanisms.randomness import named_key
+from dpray.engines.text import TextCodec
 from dpray.methods.private_prediction.algorithm import Batch, BatchOutput
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
@@ -24,8 +24,8 @@ class BatchDecoder:
     """Decodes the batches of one task after the other, without waiting for the last batch of a task
     before it begins the next one: notes in the ledger that a task's batches begin, runs them, and
     notes as failed those that were under way when the mechanism or our own code raised, or the
-    memory did not suffice (they are never repeated). `key` is the run's charge in the ledger, and
-    `batches_key` the secret one of Poisson batches.
+    memory did not suffice (they are never repeated). `key` is the run's charge in the ledger. A
+    batch is decoded with all of its rows, however many there are.
 
     A decoder decodes a batch once, and has an id of its own in the ledger: where another one takes
     over what was lost with this one, in the same attempt at the run, the ledger knows of both."""
@@ -37,21 +37,16 @@ class BatchDecoder:
         key: str,
         attempt_id: str,
         load: Callable[[], Engine],
-        batches_key: str = "",
     ) -> None:
         self.plan, self.ledger, self.key = plan, ledger, key
         self.attempt_id = f"{attempt_id}.{uuid4().hex[:16]}"
-        self.batches_key = batches_key
         self.engine = engine = load()
         # With public prompts, before a private one is here.
         try:
-            plan.check_engine(engine)
-            self._row_variation = row_variation(engine, plan.settings.batch_size)
+            self._row_variation = row_variation(engine, plan.settings.expected_batch_size)
         except BaseException:
             engine.close()  # the next attempt's engine needs its memory
             raise
-        is_bounded = engine.most_rows is not None and not plan.disjoint
-        self._most_rows = plan.most_rows if is_bounded else None
         self._room = engine.context_length - plan.method.max_tokens
 
     def work(self, tasks: Iterable[Iterable[Row]]) -> Generator[Outcome]:
@@ -88,8 +83,6 @@ class BatchDecoder:
             for rows in tasks:
                 if self.plan.disjoint and self.plan.config.data.unit is None:
                     rows = bound_copies(rows, self.plan.settings.max_copies)
-                if self._most_rows is not None:
-                    rows = cut_batches(rows, self._most_rows, self.batches_key)
                 texts = group_rows(rows)
                 self.ledger.begin(self.key, self.attempt_id, list(texts))
                 under_way.update(texts)
@@ -126,7 +119,14 @@ class BatchDecoder:
             yield Batch(
                 batch_id,
                 tuple(
-                    encode_private(self.engine, template, text, label, examples, self._room)
+                    encode_private(
+                        self.engine,
+                        template,
+                        self.engine.truncate(text, self.plan.settings.max_prompt_tokens),
+                        label,
+                        examples,
+                        self._room,
+                    )
                     for text in private
                 ),
                 self.engine.encode(template.public_prompt(label, examples)),
@@ -134,7 +134,7 @@ class BatchDecoder:
 
 
 def shown_examples(
-    engine: Engine, template: PromptTemplate, label: str, batch: str, room: int
+    engine: Engine | TextCodec, template: PromptTemplate, label: str, batch: str, room: int
 ) -> Sequence[str]:
     """Return the public texts that the prompts of a batch show: fewer than were drawn where the
     prompt would take more than half of `room` without its private text."""
@@ -145,7 +145,7 @@ def shown_examples(
 
 
 def _frame(
-    engine: Engine, template: PromptTemplate, label: str, examples: Sequence[str]
+    engine: Engine | TextCodec, template: PromptTemplate, label: str, examples: Sequence[str]
 ) -> tuple[int, ...]:
     return engine.encode(template.private_prompt("", label, examples))
 
@@ -188,25 +188,6 @@ def bound_copies(rows: Iterable[Row], most: int) -> Iterator[Row]:
             if seen[row["unit"]] > most:
                 continue
         yield row
-
-
-def cut_batches(rows: Iterable[Row], most: int, key: str) -> Iterator[Row]:
-    """Yield at most `most` rows of each batch, and all place-holders: those that come first in the
-    order of a keyed pseudorandom function of batch and unit.
-
-    A run never stops because of how many rows joined. That a batch is cut at all has a probability
-    that is charged for (docs/privacy.md, section 2.8).
-    """
-    members: dict[str, list[Row]] = {}
-    for row in rows:
-        members.setdefault(row["batch"], []).append(row)
-    for batch, batch_members in members.items():
-        yield from (row for row in batch_members if row["text"] is None)
-        private = [row for row in batch_members if row["text"] is not None]
-        if len(private) > most:
-            # A unit's own rows by their content: in whichever order they came.
-            private.sort(key=lambda row: (named_key(key, "cut", batch, row["unit"]), row["rank"]))
-        yield from private[:most]
 
 
 def group_rows(rows: Iterable[Row]) -> dict[str, list[str]]:

@@ -46,6 +46,22 @@ class GainMeter:
         self._mechanisms = [replace(base, clip_bound=c) for c in clip_bounds]
         self._temperatures, self._tokens, self._read = temperatures, tokens, 0
         self._sums = np.zeros(len(clip_bounds) * len(temperatures))
+        self._added: list[Any] = [0.0] * len(clip_bounds)
+
+    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+        self._added = self._totals(logits_private_SV, logits_public_V)
+
+    def _totals(
+        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Return the clipped sums of the rows that were added and of these, for each clip bound."""
+        return [
+            added
+            + mechanism.clipped_sum(
+                logits_private_SV, logits_public_V, mechanism.candidate_set(logits_public_V)
+            )
+            for mechanism, added in zip(self._mechanisms, self._added, strict=True)
+        ]
 
     def select(
         self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
@@ -54,9 +70,11 @@ class GainMeter:
 
         token = self._tokens[self._read]
         found = []
-        for mechanism in self._mechanisms:
+        totals = self._totals(logits_private_SV, logits_public_V)
+        self._added = [0.0] * len(totals)
+        for mechanism, total_K in zip(self._mechanisms, totals, strict=True):
             candidates_K = mechanism.candidate_set(logits_public_V)
-            mean_K = mechanism.average(logits_private_SV, logits_public_V, candidates_K)
+            mean_K = mechanism.average(total_K, logits_public_V, candidates_K)
             if candidates_K is None:
                 candidates_K = torch.arange(len(logits_public_V), device=logits_public_V.device)
             public_K = logits_public_V[candidates_K].double().log_softmax(-1)
@@ -112,15 +130,17 @@ def measure(
     mechanism: PrivateToken,
     template: PromptTemplate,
     texts: Mapping[str, tuple[Sequence[str], Sequence[str]]],
-    max_tokens: int,
+    most_tokens: tuple[int, int],
     clip_bounds: Sequence[float],
     temperatures: Sequence[float],
     on_text: Callable[[int], None] = lambda done: None,
 ) -> Gains:
     """Return the gains at each clip bound and, within it, each temperature. `texts` holds each
-    label's rows, `mechanism.batch_size` of them, and held-out texts, whose first `max_tokens`
-    tokens count, up to one that ends a text; a text that has none is left out. Raises EngineError
-    where the model fails or its logits are no numbers."""
+    label's rows, `mechanism.batch_size` of them, and held-out texts. `most_tokens` are those of a
+    row's text, and of a held-out text, whose first tokens count, up to one that ends a text; a text
+    that has none is left out. Raises EngineError where the model fails or its logits are no
+    numbers."""
+    max_prompt_tokens, max_tokens = most_tokens
     room = engine.context_length - max_tokens
     done: list[Mapping[str, Any]] = []
 
@@ -128,7 +148,10 @@ def measure(
         for label, (rows, held_out) in texts.items():
             examples = shown_examples(engine, template, label, label, room)
             public = template.public_prompt(label, examples)
-            private = [encode_private(engine, template, row, label, examples, room) for row in rows]
+            shown = [engine.truncate(row, max_prompt_tokens) for row in rows]
+            private = [
+                encode_private(engine, template, row, label, examples, room) for row in shown
+            ]
             for number, text in enumerate(held_out):
                 ids = engine.ids(continuation(public.prefix, text))[:max_tokens]
                 if not ids:

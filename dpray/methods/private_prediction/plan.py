@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.calibration import calibrate
 from dpray.accounting.event import Event
 from dpray.config.config import Config
+from dpray.config.sections import EngineConfig
 from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import DEFAULT_CONTEXT
 from dpray.io.few_shot import read_few_shot
-from dpray.mechanisms.batch_allowances import BatchAllowances
-from dpray.methods.private_prediction.allowances import calibrated_allowances
+from dpray.methods.private_prediction.batch_memory import BatchMemory, batch_memory
+from dpray.methods.private_prediction.decoder import shown_examples
 from dpray.methods.private_prediction.prompts import PromptTemplate, load_template
 from dpray.methods.private_prediction.resolved import (
-    CUT,
-    MORE_THAN_PUBLIC,
     PrivatePredictionPlan,
     private_token,
     texts_of_a_batch,
 )
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.plan import Before, with_labels
-from dpray.types import Budget, InputError
+from dpray.types import InputError
 
 MOST_PRIVATE_TOKENS = MOST_TEXTS = 10_000_000
 
@@ -42,10 +42,8 @@ def make_plan(
     first = None
     if before is not None:
         first, template = before.dp_event, template.showing(before.handed.terms)
-    if is_at_hand(config.engine.model):
-        check_lengths(config, settings, template)
-    plan = choose_batches(config, settings, template, first)
-    check_rows(plan)
+    settings, memory = resolve_memory(config, settings, template)
+    plan = replace(choose_batches(config, settings, template, first), memory=memory)
     if plan.cost.epsilon > config.privacy.epsilon:
         key = "method.private_tokens" if plan.disjoint else "method.texts"
         what = f"{plan.private_tokens} tokens a batch" if plan.disjoint else f"{plan.texts} texts"
@@ -152,15 +150,16 @@ def _poisson(
             "method.sparse_vector: is for disjoint batches, its answers cost too much in Poisson "
             "ones; method.public_gate costs nothing in either"
         )
+    if config.data.label_proportions == "measured":
+        raise InputError(
+            "method.batches: poisson needs public data.label_proportions: what they cost is fixed "
+            "before the data is opened; measured ones are for disjoint batches"
+        )
     a_batch = settings.texts_per_batch
     tokens = settings.private_tokens or a_batch * settings.max_tokens
     one = PrivatePredictionPlan(
         config, config.data.proportions, settings, tokens, template, 1, before=before
     )
-    if one.label_histogram is not None:
-        most = settings.texts or settings.max_records or MOST_TEXTS
-        allowances = _allowances(one).at_most(math.ceil(most / a_batch))
-        return replace(one, texts=most, allowances=allowances)
     if settings.texts is not None:
         return replace(one, texts=settings.texts)
     if settings.max_records is not None:
@@ -168,32 +167,6 @@ def _poisson(
         if as_many.cost.epsilon <= config.privacy.epsilon:
             return as_many
     return replace(one, texts=a_batch * _affordable_batches(one))
-
-
-def _allowances(one: PrivatePredictionPlan) -> BatchAllowances:
-    """Return what labels of any share may get.
-
-    The noise of the histogram may make a label look rarer than it is, by `tail` records but for a
-    probability of `CUT`. Shares that this would be more than half of have no allowance of their
-    own, so that `MORE_THAN_PUBLIC` covers it.
-    """
-    data, privacy, histogram = one.config.data, one.config.privacy, one.label_histogram
-    assert histogram is not None
-    if data.max_records_per_unit > 1:
-        raise InputError(
-            "method.batches: poisson with data.label_proportions measured is for one record a "
-            "unit; give the proportions, or take disjoint batches"
-        )
-    tail = -histogram.scale * math.log(CUT)
-    return calibrated_allowances(
-        (data.public_size, one.settings.batch_size),
-        len(histogram.labels),
-        min(1.0, max(one.settings.batch_size, tail / (MORE_THAN_PUBLIC - 1)) / data.public_size),
-        one.before or histogram.dp_event,
-        one.method.mechanism.sampler.dp_event,
-        one.private_tokens,
-        Budget(privacy.epsilon, privacy.delta),
-    )
 
 
 def _affordable_batches(one: PrivatePredictionPlan) -> int:
@@ -232,43 +205,74 @@ def _with_dtype(config: Config) -> Config:
     return config.model_copy(update={"engine": engine})
 
 
-def check_rows(plan: PrivatePredictionPlan) -> None:
-    """Raise InputError where a batch may have more rows than vLLM decodes at once.
-
-    A disjoint batch that is larger all the same is refused by the engine before anything is drawn
-    from it, and the run stops until `engine.max_num_seqs` is raised.
-    """
-    engine = plan.config.engine
-    needed = plan.most_rows + 1
-    if engine.kind == "vllm" and engine.max_num_seqs < needed:
-        raise InputError(
-            f"engine.max_num_seqs: {engine.max_num_seqs} is too few for batches of "
-            f"{plan.settings.batch_size} records, more or less by chance, and a public prompt: "
-            f"{needed} are needed"
-        )
+AUTO_SIZES = (127, 63, 31, 15, 7, 3, 1)
+"""`batch_size: auto` takes the first of these that fits: the paper's least, and smaller ones."""
 
 
-def check_lengths(
+def resolve_memory(
     config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
-) -> None:
-    """Raise InputError where a prompt without its private text, or the public one, leaves no room
-    in the model's context for a text of `method.max_tokens`."""
+) -> tuple[PrivatePredictionSettings, BatchMemory | None]:
+    """Return the settings with a number for `batch_size`, and the memory of batches on the machine
+    that makes the plan; the largest size, and None, where the model's files are not here. Raises
+    InputError where a prompt leaves no room in the model's context for a text."""
+    sizes = AUTO_SIZES if settings.batch_size == "auto" else (settings.expected_batch_size,)
+    sized = settings.model_copy(update={"batch_size": sizes[0]})
     engine = config.engine
+    if not is_at_hand(engine.model):
+        return sized, None
     codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
-    context = codec.context_length
-    if engine.kind == "vllm" and engine.max_model_len is None:
-        context = min(context, DEFAULT_CONTEXT)
-    shown = {label: template.of_batch(label, "") for label in config.data.proportions}
-    longest = max(
-        len(codec.encode(prompt))
-        for label, of_label in shown.items()
-        for prompt in (of_label.private_prompt("", label), of_label.public_prompt(label))
+    frame = longest_frame(config, settings, template, codec)
+    row_tokens = frame + settings.max_prompt_tokens + settings.max_tokens
+    memory_of = partial(
+        batch_memory, engine, codec.model_config, min(context_of(engine, codec), row_tokens)
     )
-    if longest + settings.max_tokens > context:
+    for s in sizes:
+        sized = settings.model_copy(update={"batch_size": s})
+        rows = PrivatePredictionPlan(
+            config, config.data.proportions, sized, 1, template, texts=1
+        ).usual_rows
+        memory = memory_of(rows)
+        if memory.parts(rows) == 1:
+            break
+    return sized, memory
+
+
+def context_of(engine: EngineConfig, codec: TextCodec) -> int:
+    if engine.kind == "vllm" and engine.max_model_len is None:
+        return min(codec.context_length, DEFAULT_CONTEXT)
+    return codec.context_length
+
+
+def longest_frame(
+    config: Config,
+    settings: PrivatePredictionSettings,
+    template: PromptTemplate,
+    codec: TextCodec,
+) -> int:
+    """Return the most tokens of a prompt without its private text, with the examples that it may
+    show. Raises InputError where a prompt, even without examples, leaves no room in the model's
+    context for a text of `method.max_tokens`."""
+    context = context_of(config.engine, codec)
+
+    def longest(label: str, examples: Sequence[str]) -> int:
+        shown = template.of_batch(label, "")
+        prompts = (
+            shown.private_prompt("", label, examples), shown.public_prompt(label, examples)
+        )  # fmt: skip
+        return max(len(codec.encode(prompt)) for prompt in prompts)
+
+    labels = config.data.proportions
+    least = max(longest(label, ()) for label in labels)
+    if least + settings.max_tokens > context:
         raise InputError(
-            f"method.max_tokens: {settings.max_tokens} and the {longest} tokens of "
+            f"method.max_tokens: {settings.max_tokens} and the {least} tokens of "
             f"method.template's prompt are more than the context of the model, {context} tokens"
         )
+    room = context - settings.max_tokens
+    return max(
+        longest(label, shown_examples(codec, template.of_batch(label, ""), label, "", room))
+        for label in labels
+    )
 
 
 def _affordable_tokens(

@@ -127,7 +127,7 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
     load = session.take_engine if session.in_process else session.load_engine
     key = "" if session.plan.disjoint else batches_key(session)
     make = partial(
-        BatchDecoder, session.plan, session.ledger, session.key(), session.attempt_id, load, key
+        BatchDecoder, session.plan, session.ledger, session.key(), session.attempt_id, load
     )
     size = task_size(session.config.runtime, session.plan.disjoint, len(batches))
     return batches_of(session.plan, key).work(session.config, batches, make, size)
@@ -150,7 +150,7 @@ def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:
     rows = partial(
         private_rows, data=plan.config.data, template=plan.template, by_place=not plan.disjoint
     )
-    s = plan.settings.batch_size
+    s = plan.settings.expected_batch_size
     return Groups(rows, ROWS, "batch", partial(joined, plan.batches, key), placeholder(), s)
 
 
@@ -250,10 +250,10 @@ def report(session: BatchSession, done: Decoded) -> dict[str, Any]:
     return {
         "batches": counts | {"missing": counts["published"] - done.batches},
         "tokens": {"total": done.tokens, "private": done.private_tokens},
-        "llm_calls": done.examples * (settings.batch_size + 1),
+        "llm_calls": done.examples * (settings.expected_batch_size + 1),
         "sampling": {
             "batches": f"{DISJOINT if plan.disjoint else POISSON}; expected size "
-            f"{settings.batch_size}",
+            f"{settings.expected_batch_size}",
             "copies": copies,
             "tokens": "softmax of the clipped mean of logits (exponential mechanism)",
             "candidates": CANDIDATES if plan.settings.candidates != "all" else "all tokens",

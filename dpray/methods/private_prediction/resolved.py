@@ -6,38 +6,27 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from dpray.accounting.event import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
-from dpray.mechanisms.batch_allowances import BatchAllowances
 from dpray.mechanisms.partition import HashPartition
 from dpray.mechanisms.poisson_batches import PoissonBatches
-from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.shares import common_shares, largest_remainder
 from dpray.methods.private_prediction.algorithm import PrivatePrediction
+from dpray.methods.private_prediction.batch_memory import BatchMemory
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.runs.plan import Handed, Plan, TokenLimit
 from dpray.runs.rows import TextOf
-from dpray.types import InputError
-
-if TYPE_CHECKING:
-    from dpray.engines.base import Engine
 
 RESTATED = ("threshold", "noise", "sure_probability", "sure_entropy")
 """These fields of a mechanism are in a plan's summary as the sections they come from."""
 
-TOO_LARGE = 1e-9
-"""A disjoint batch has more rows than `engine.max_num_seqs` allows for with at most this
-probability."""
-
-CUT = 1e-30
-"""Any Poisson batch of a run is cut with at most this probability, while a label has at most
-`MORE_THAN_PUBLIC` times as many records as `data.public_size` says."""
-
-MORE_THAN_PUBLIC = 1.5
+SPREAD = 5.0
+"""A batch rarely has more records than this many standard deviations above its mean."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +35,17 @@ class PrivatePredictionPlan(Plan):
     `config.engine.dtype` is what the model computes in.
 
     `private_tokens` is a batch's, and `texts` the number of texts from Poisson batches, None with
-    disjoint ones. Where label proportions are measured, `texts` is the most, and `allowances` say
-    what each label may get; until they are measured, all labels are equally common. `salt` is the
-    partition's, "" in a plan that is not run. `texts_affordable` is the number of texts that the
-    epsilon pays for with each kind of batches that was considered.
+    disjoint ones. `salt` is the partition's, "" in a plan that is not run. `texts_affordable` is
+    the number of texts that the epsilon pays for with each kind of batches that was considered.
+    `memory` is what a batch takes on this machine, None where the model's files are not here.
     """
 
     settings: PrivatePredictionSettings
     private_tokens: int
     template: PromptTemplate
     texts: int | None = None
-    allowances: BatchAllowances | None = None
     texts_affordable: Mapping[str, int] = field(default_factory=dict)
+    memory: BatchMemory | None = None
     salt: str = ""
 
     @property
@@ -67,8 +55,6 @@ class PrivatePredictionPlan(Plan):
     @property
     def method_event(self) -> Event:
         mechanism = self.method.mechanism
-        if self.allowances is not None:
-            return self.allowances.dp_event(mechanism.sampler.dp_event, self.private_tokens)
         if isinstance(self.batches, PoissonBatches):
             return self.batches.dp_event(
                 mechanism.sampler.dp_event, self.private_tokens, mechanism.records_per_unit
@@ -77,12 +63,10 @@ class PrivatePredictionPlan(Plan):
 
     @cached_property
     def batches(self) -> HashPartition | PoissonBatches:
-        size, s = self.config.data.public_size, self.settings.batch_size
+        size, s = self.config.data.public_size, self.settings.expected_batch_size
         if self.texts is None:
             return HashPartition.expected(size, self.proportions, s, self.salt)
         number = math.ceil(self.texts / self.settings.texts_per_batch)
-        if self.allowances is not None:
-            return self.allowances.batches(self.proportions, number)
         return PoissonBatches.expected(size, self.proportions, s, number)
 
     @cached_property
@@ -112,13 +96,12 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def token_limits(self) -> Sequence[TokenLimit]:
-        most = getattr(self.settings, "max_prompt_tokens", None)
-        return () if most is None else (TokenLimit("method.max_prompt_tokens", most),)
+        return (TokenLimit("method.max_prompt_tokens", self.settings.max_prompt_tokens),)
 
     @property
     def fewest_records(self) -> int:
         rarest = min(share for share in self.proportions.values() if share > 0)
-        return math.ceil(self.settings.batch_size / rarest)
+        return math.ceil(self.settings.expected_batch_size / rarest)
 
     def of_size(self, texts: int) -> dict[str, Any]:
         batches = self.settings.batches
@@ -140,7 +123,7 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def engine_options(self) -> dict[str, Any]:
-        return {"public_alone": self.public_decides}
+        return {"public_alone": self.public_decides, "group": self.usual_group}
 
     def how_far(self, published: int) -> str:
         done = self.published_batches(published)
@@ -182,47 +165,37 @@ class PrivatePredictionPlan(Plan):
         return min(self.expected_texts, self.settings.max_records or self.expected_texts)
 
     @property
-    def most_rows(self) -> int:
-        """Return a number of private rows that a disjoint batch exceeds with a probability of at
-        most `TOO_LARGE`, and any Poisson batch of the run with one of at most `CUT`.
-
-        A batch's size is a sum over units, each of which is in it or not, with at most w rows: its
-        number of records, or of copies of one record. By Bernstein's inequality such a sum of mean
-        m is above m + wL/3 + sqrt((wL/3)^2 + 2mwL) with a probability below e^-L.
-        """
+    def usual_rows(self) -> int:
+        """Return the number of rows that a batch rarely exceeds where `data.public_size` is right,
+        the public prompt's included. A batch with more is decoded all the same."""
         data, counts = self.config.data, self.batches.batches_per_label
-        most = data.max_records_per_unit
-        # A whole number of disjoint batches makes them larger than s where they are few.
-        means = [data.public_size * self.proportions[label] / n for label, n in counts.items()]
-        mean, log = max(self.settings.batch_size, *means), -math.log(TOO_LARGE)
-        if not self.disjoint:
-            mean = MORE_THAN_PUBLIC * self.settings.batch_size
-            log = math.log(self.most_batches) - math.log(CUT)
-        elif data.unit is None:
-            most = self.settings.max_copies
-        jump = log * most
-        return math.ceil(mean + jump / 3 + math.sqrt((jump / 3) ** 2 + 2 * mean * jump))
-
-    def check_engine(self, engine: Engine) -> None:
-        """Raise InputError where Poisson batches may have more rows than the engine's KV cache
-        holds."""
-        if self.disjoint or engine.most_rows is None or engine.most_rows > self.most_rows:
-            return
-        raise InputError(
-            "engine.kv_cache_gib (CPU) / engine.gpu_memory_utilization (GPU): the KV cache holds "
-            f"{engine.most_rows} prompts of full length, {engine.context_length} tokens, and "
-            f"method.batches poisson needs {self.most_rows + 1}: raise it, or lower "
-            "engine.max_model_len or method.batch_size"
-        )
+        mean = float(self.settings.expected_batch_size)
+        if self.disjoint:
+            # A whole number of disjoint batches makes them larger than s where they are few.
+            sizes = (data.public_size * self.proportions[k] / n for k, n in counts.items() if n)
+            mean = max(mean, *sizes)
+        return math.ceil(mean + SPREAD * math.sqrt(mean)) + 1
 
     @property
-    def most_batches(self) -> int:
-        """Return the most batches that there are, whatever the measured proportions: a label that
-        is not rarer than the others has at least its part of them."""
-        if self.allowances is None:
-            return self.batches.num_batches
-        of_a_label = max(allowance.batches for allowance in self.allowances.allowances)
-        return (of_a_label + 2) * len(self.proportions)
+    def usual_group(self) -> tuple[int, int]:
+        """Return the rows of a group of usual size, and the tokens of each: what the engine should
+        hold at once."""
+        if self.memory is not None:
+            return self.usual_rows, self.memory.row_tokens
+        return self.usual_rows, self.settings.max_prompt_tokens + self.settings.max_tokens
+
+    @property
+    def rare_labels(self) -> dict[str, float]:
+        """Return the labels whose batches are smaller than those of the others, with the number of
+        records that they expect."""
+        if not isinstance(self.batches, PoissonBatches):
+            return {}
+        common, size = common_shares(self.proportions), self.config.data.public_size
+        return {
+            label: size * self.proportions[label] * q
+            for label, q in self.batches.sampling_probabilities.items()
+            if q and label not in common
+        }
 
     @property
     def public_decides(self) -> bool:
@@ -254,6 +227,7 @@ class PrivatePredictionPlan(Plan):
                 "public_gate": settings.public_gate and settings.public_gate.model_dump(),
                 "sparse_vector": settings.sparse_vector and settings.sparse_vector.model_dump(),
                 "max_tokens": settings.max_tokens,
+                "max_prompt_tokens": settings.max_prompt_tokens,
                 "max_records_per_batch": self.method.examples_per_batch,
                 "max_copies": settings.max_copies,
                 "longest_copy": settings.longest_copy,
@@ -266,29 +240,31 @@ class PrivatePredictionPlan(Plan):
             "batches_per_label": dict(self.batches.batches_per_label),
             "private_tokens": self.batches_decoded * mechanism.private_tokens,
             "llm_calls": self.expected_texts * prompts,
+            "memory": self.memory and self.memory.summary(self.usual_rows),
             "warnings": self._warnings(),
         }
 
     def lines(self) -> dict[str, str]:
         batches, r, decoded = self.batches.num_batches, self.private_tokens, self.batches_decoded
+        s = self.settings.expected_batch_size
         part = "" if decoded == batches else f"{decoded} of them decoded (more if some give none); "
-        if self.allowances is not None:
-            part = "if the labels are equally common, else as many as the rarest allows; "
         kinds = [f"{number} from {kind} batches" for kind, number in self.texts_affordable.items()]
         affordable = {"affordable texts": ", ".join(kinds)} if kinds else {}
         return {
-            "batches": f"{batches}, {self.settings.batches}; {part}{self.settings.batch_size} "
-            "records expected in each",
+            "batches": f"{batches}, {self.settings.batches}; {part}{s} records expected in each",
             **affordable,
             "private tokens": f"{r} a batch, {decoded * r} in all",
             "records": self._records(),
-            "prompts decoded": f"about {self.expected_texts * (self.settings.batch_size + 1)}",
+            "prompts decoded": f"about {self.expected_texts * (s + 1)}",
+            "texts read": f"up to {self.settings.max_prompt_tokens} tokens of each "
+            "(method.max_prompt_tokens)",
+            **({} if self.memory is None else {"memory": self.memory.describe(self.usual_rows)}),
             "model": f"{self.config.engine.model}, in {self.config.engine.dtype}",
         }
 
     def _records(self) -> str:
         expected, most = self.expected_records, self.settings.max_records
-        if expected == most or (not self.disjoint and self.allowances is None):
+        if expected == most or not self.disjoint:
             return f"at most {expected}"
         more = f"about {expected}, more if they are shorter than {self.settings.max_tokens} tokens"
         return more if most is None else f"{more}; at most {most}"
@@ -305,12 +281,16 @@ class PrivatePredictionPlan(Plan):
                 "method.public_gate saves nothing while method.private_tokens is null: a Poisson "
                 "batch is charged for its private_tokens, which are then all tokens of its texts"
             )
-        if self.allowances is not None:
-            rarest = self.allowances.allowances[-1].share
+        if self.rare_labels:
+            named = ", ".join(f"{k} ({n:.1f})" for k, n in self.rare_labels.items())
             warnings.append(
-                f"labels that are rarer than {rarest:.1%} of the records get batches of fewer than "
-                "method.batch_size records; a larger privacy.epsilon_labels, or epsilon, helps"
+                f"data.label_proportions: rare labels have smaller batches, so that they do not "
+                f"raise the cost of all: {named} records expected, not "
+                f"{settings.expected_batch_size}. Their texts lean on the public prompt; a run of "
+                "their own gives them whole batches"
             )
+        if self.memory is not None and (slow := self.memory.slow(self.usual_rows)):
+            warnings.append(slow)
         return warnings
 
 
@@ -330,7 +310,7 @@ def private_token(
     """Return the mechanism of a batch of so many private tokens."""
     sparse_vector, gate = settings.sparse_vector, settings.public_gate
     return PrivateToken(
-        batch_size=settings.batch_size,
+        batch_size=settings.expected_batch_size,
         private_tokens=private_tokens,
         clip=settings.clip,
         clip_bound=settings.clip_bound,

@@ -37,7 +37,11 @@ class PrivatePredictionSettings(Section):
         description="disjoint: the paper's, a record is in one; poisson: secret ones, a record may "
         "be in many; auto: whichever affords more texts",
     )
-    batch_size: Count = Field(127, description="s, the expected number of records of a batch")
+    batch_size: Count | Literal["auto"] = Field(
+        127,
+        description="s, the expected number of records of a batch; auto: 127, or fewer where the "
+        "machine that makes the plan holds no batch of them at once",
+    )
     private_tokens: Count | None = Field(
         None,
         description="r, the most private tokens of a batch; null: as many as epsilon allows "
@@ -71,6 +75,11 @@ class PrivatePredictionSettings(Section):
         1.5, description="tau of tokens drawn from the public logits"
     )
     max_tokens: Count = Field(128, description="the longest text, in tokens")
+    max_prompt_tokens: Count = Field(
+        512,
+        description="a private text is cut to so many tokens before it is put into its prompt, so "
+        "that the memory of a batch is a public number",
+    )
     max_records: Count | None = Field(
         None,
         description="the most records; disjoint: shared equally over the batches, of which only as "
@@ -103,6 +112,13 @@ class PrivatePredictionSettings(Section):
         if self.longest_copy is not None and self.candidates == "all":
             raise ValueError("longest_copy: is for candidates top_k and top_k_plus")
         return self
+
+    @property
+    def expected_batch_size(self) -> int:
+        """Return s, which a plan has resolved."""
+        if self.batch_size == "auto":
+            raise ValueError("method.batch_size is not resolved yet")
+        return self.batch_size
 
     @property
     def for_poisson_only(self) -> bool:

@@ -48,13 +48,9 @@ class SparseVector:
         return distance + float(rng.laplace(scale=2.0 * self.noise)) >= noisy_threshold
 
 
-def distribution_distance(
-    logits_SV: torch.Tensor, logits_public_V: torch.Tensor, batch_size: int
-) -> torch.Tensor:
-    """Return `|| (1/s) * sum_i softmax(z_i) - softmax(z_pub) ||_1` (Eq. 2), a tensor without
-    dimensions on the logits' device.
+def probability_sum(logits_SV: torch.Tensor) -> torch.Tensor:
+    """Return `sum_i softmax(z_i)` in steps of `PROBABILITY_GRID`, float64, of shape (V,).
 
-    The mean of the softmaxes, of sensitivity 1/s; the softmax of the mean logits has no such bound.
     A row's probabilities are rounded down to multiples of 2^-40, whose sum is 1 at most, and added
     up in float64: that is exact, whatever the order of the rows. A row whose logits are no
     distribution adds nothing.
@@ -70,6 +66,17 @@ def distribution_distance(
         for _, columns in tiles(steps_RV):
             probabilities = steps_RV[:, columns].mul_(scale_R1).trunc_().nan_to_num_(nan=0.0)
             sum_V[columns] += probabilities.sum(dim=0, dtype=torch.float64)
-    mean_V = sum_V / (PROBABILITY_GRID * batch_size)
-    public_V = torch.softmax(logits_public_V.double(), dim=-1)
+    return sum_V
+
+
+def distribution_distance(
+    probability_sum_V: torch.Tensor, logits_public_V: torch.Tensor, batch_size: int
+) -> torch.Tensor:
+    """Return `|| (1/s) * sum_i softmax(z_i) - softmax(z_pub) ||_1` (Eq. 2), a tensor without
+    dimensions on the logits' device.
+
+    The mean of the softmaxes, of sensitivity 1/s; the softmax of the mean logits has no such bound.
+    """
+    mean_V = probability_sum_V / (PROBABILITY_GRID * batch_size)
+    public_V = logits_public_V.double().softmax(dim=-1)
     return (mean_V - public_V).abs().sum()

@@ -20,7 +20,11 @@ from dpray.mechanisms.randomness import generator
 from dpray.methods.private_prediction.copies import CopyBar
 from dpray.methods.private_prediction.exponential import SoftmaxSampler, sample_softmax
 from dpray.methods.private_prediction.public_gate import is_sure
-from dpray.methods.private_prediction.sparse_vector import SparseVector, distribution_distance
+from dpray.methods.private_prediction.sparse_vector import (
+    SparseVector,
+    distribution_distance,
+    probability_sum,
+)
 
 # A plan holds a `PrivateToken` and needs no torch: what draws imports it.
 if TYPE_CHECKING:
@@ -100,19 +104,33 @@ class PrivateToken:
         margin = 2.0 * self.clip_bound / self.batch_size
         return candidate_set(logits_public_V, self.candidates, self.k, margin)
 
-    def average(
+    def clipped_sum(
         self,
         logits_SV: torch.Tensor,
         logits_public_V: torch.Tensor,
         candidates_K: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the clipped average over the candidates (line 14)."""
-        from dpray.methods.private_prediction.clipping import dclip_mean, recentred_mean
+        """Return the sum of the rows' clipped logits over the candidates. The sums of a batch's
+        parts add up to that of the batch, to the last bit."""
+        from dpray.methods.private_prediction.clipping import dclip_sum, recentred_sum
 
-        c, s = self.clip_bound, self.batch_size
         if self.clip == "recentred":
-            return recentred_mean(logits_SV, candidates_K, c, s)
-        return dclip_mean(logits_SV, logits_public_V, candidates_K, c, s)
+            return recentred_sum(logits_SV, candidates_K, self.clip_bound)
+        return dclip_sum(logits_SV, logits_public_V, candidates_K, self.clip_bound)
+
+    def average(
+        self,
+        clipped_sum_K: torch.Tensor,
+        logits_public_V: torch.Tensor,
+        candidates_K: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the clipped average over the candidates (line 14): the sum divided by s."""
+        from dpray.methods.private_prediction.clipping import log_probabilities
+
+        mean_K = clipped_sum_K / self.batch_size
+        if self.clip == "recentred":
+            return mean_K
+        return log_probabilities(logits_public_V, candidates_K).double() + mean_K
 
     def draw_private(
         self,
@@ -120,13 +138,15 @@ class PrivateToken:
         logits_public_V: torch.Tensor,
         rng: np.random.Generator,
         draws: tuple[int, ...] | None = None,
+        added_K: torch.Tensor | float = 0.0,
     ) -> torch.Tensor:
         """Draw by lines 14 and 15: average, then the exponential mechanism; in an audit as often as
-        the shape `draws` says.
+        the shape `draws` says. `added_K` is the clipped sum of the batch's other rows.
 
         Returns the token as `sample_softmax` does; so does `draw_public`."""
         candidates_K = self.candidate_set(logits_public_V)
-        mean_K = self.average(logits_SV, logits_public_V, candidates_K)
+        total_K = added_K + self.clipped_sum(logits_SV, logits_public_V, candidates_K)
+        mean_K = self.average(total_K, logits_public_V, candidates_K)
         index = self.sampler.sample(mean_K, rng, draws)
         return index if candidates_K is None else candidates_K[index].where(index >= 0, -1)
 
@@ -159,9 +179,23 @@ class PrivateTokenSelector:
         self.t = t
         self.public_tokens = 0
         self.copies = None if longest_copy is None else CopyBar(prompt, longest_copy)
+        # The sums of the rows of this position that came in parts.
+        self.clipped_sum_K: torch.Tensor | float = 0.0
+        self.probability_sum_V: torch.Tensor | float = 0.0
         self.noisy_threshold = noisy_threshold
         if self.mechanism.sparse_vector is not None and noisy_threshold is None:
             self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)
+
+    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+        """Add up a part of the batch's rows. Sums are exact, so a batch that comes in parts gives
+        the tokens that it gives whole."""
+        drawable_V = self._without_copies(logits_public_V)
+        candidates_K = self.mechanism.candidate_set(drawable_V)
+        self.clipped_sum_K = self.clipped_sum_K + self.mechanism.clipped_sum(
+            logits_private_SV, drawable_V, candidates_K
+        )
+        if self.mechanism.sparse_vector is not None:
+            self.probability_sum_V = self.probability_sum_V + probability_sum(logits_private_SV)
 
     def select(
         self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
@@ -176,9 +210,12 @@ class PrivateTokenSelector:
             token = self.mechanism.draw_public(drawable_V, self.rng)
         else:
             self.t += 1
-            token = self.mechanism.draw_private(logits_private_SV, drawable_V, self.rng)
+            token = self.mechanism.draw_private(
+                logits_private_SV, drawable_V, self.rng, added_K=self.clipped_sum_K
+            )
             if self.mechanism.sparse_vector is not None:
                 self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)
+        self.clipped_sum_K = self.probability_sum_V = 0.0
         drawn = int((yield token))
         if drawn < 0:
             raise ValueError("no finite logit to draw from")
@@ -209,9 +246,8 @@ class PrivateTokenSelector:
         sparse_vector = self.mechanism.sparse_vector
         if sparse_vector is None or self.noisy_threshold is None:
             return False
-        distance = distribution_distance(
-            logits_private_SV, logits_public_V, self.mechanism.batch_size
-        )
+        sum_V = self.probability_sum_V + probability_sum(logits_private_SV)
+        distance = distribution_distance(sum_V, logits_public_V, self.mechanism.batch_size)
         return not sparse_vector.is_far(float((yield distance)), self.noisy_threshold, self.rng)
 
     def state(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -17,12 +17,12 @@ from dpray.config.config import Config
 from dpray.engines.base import EngineError
 from dpray.io.formats import Piece
 from dpray.io.public_files import public_files
+from dpray.mechanisms.shares import common_shares
 from dpray.methods.private_prediction.gains import Gains, measure, sampled
 from dpray.methods.private_prediction.plan import (
-    check_lengths,
-    check_rows,
     choose_batches,
     make_plan,
+    resolve_memory,
     template_of,
 )
 from dpray.methods.private_prediction.prompts import PromptTemplate
@@ -107,7 +107,7 @@ def tune_clip(
         raise InputError(f"{OPTION}: for method.name private_prediction, not {settings.name}")
     template = template_of(config, settings)
     texts = public_texts(config, template, file)
-    check_lengths(config, settings, template)
+    settings, _ = resolve_memory(config, settings, template)
     wanted = settings.texts or settings.max_records
     asked = wanted is not None
     if wanted is None:
@@ -162,7 +162,9 @@ def _measure(
     # Imported late: a wrong file should not have to wait for torch.
     from dpray.engines.transformers import TransformersEngine
 
-    rows, held_out = divided(min(map(len, texts.values())), len(texts), settings.batch_size)
+    rows, held_out = divided(
+        min(map(len, texts.values())), len(texts), settings.expected_batch_size
+    )
     total = held_out * len(texts)
     on_progress(Progress("public texts", 0, total))
     dtype = "float32" if config.engine.dtype == "auto" else config.engine.dtype
@@ -176,7 +178,7 @@ def _measure(
             private_token(config, measured, settings.max_tokens),
             template,
             sampled(texts, rows, held_out),
-            settings.max_tokens,
+            (settings.max_prompt_tokens, settings.max_tokens),
             clips,
             taus,
             lambda done: on_progress(Progress("public texts", done, total)),
@@ -211,10 +213,12 @@ def batch_options(
     holds and every label has records for. Sizes below the measured number of rows, which
     gain less than was measured, are left out. Raises InputError where no size is left."""
     data = config.data
-    smallest = data.public_size * min(share for share in data.proportions.values() if share > 0)
-    least = min(MOST_ROWS, settings.batch_size)
+    smallest = data.public_size * min(common_shares(data.proportions).values())
+    least = min(MOST_ROWS, settings.expected_batch_size)
     sizes = sorted(
-        s for s in {*BATCH_SIZES, settings.batch_size} if least <= s <= max(least, smallest)
+        s
+        for s in {*BATCH_SIZES, settings.expected_batch_size}
+        if least <= s <= max(least, smallest)
     )
     kinds: tuple[BatchKind, ...] = ("poisson", "disjoint")
     options: list[Option] = []
@@ -227,10 +231,8 @@ def batch_options(
         for s in sizes:
             chosen = settings.model_copy(update={"batches": kind, "batch_size": s})
             texts = wanted if kind == "poisson" else None
-            with suppress(InputError):
-                check_rows(
-                    PrivatePredictionPlan(config, data.proportions, chosen, 1, template, texts)
-                )
+            plan = PrivatePredictionPlan(config, data.proportions, chosen, 1, template, texts)
+            if config.engine.kind != "vllm" or plan.usual_rows <= config.engine.max_num_seqs:
                 fitting.append(s)
         if fitting:
             options.append((kind, fitting))

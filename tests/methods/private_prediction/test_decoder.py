@@ -32,11 +32,13 @@ class SideBySide:
     they began; raises `error` in place of the text number `fails_at`."""
 
     context_length = 512
-    most_rows = None
 
     def __init__(self, error: Exception | None = None, fails_at: int | None = None) -> None:
         self.error, self.fails_at = error, fails_at
         self.at_once: list[int] = []
+
+    def rows_at_once(self, tokens: int) -> int:
+        return 1000
 
     def encode(self, prompt: Any) -> tuple[int, ...]:
         return (1, 2)

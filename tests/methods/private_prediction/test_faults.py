@@ -42,7 +42,6 @@ class Faulty:
     def __init__(self, engine: Engine, errors: Iterable[Exception] = (), after: int = 2) -> None:
         self.engine, self.errors, self.after = engine, list(errors), after
         self.loaded = 0
-        self.most_rows = engine.most_rows
         self.sizes: list[int] = []
 
     def build(self, section: EngineConfig, **_: Any) -> Faulty:
@@ -250,22 +249,6 @@ def test_an_engine_that_cannot_be_loaded_costs_nothing(
     faulty = Faulty(engine)
     assert run(config(), faulty)["records"] > 0
     assert faulty.loaded == 1, "the engine that was tried is the one that is used"
-
-
-def test_an_engine_too_small_for_poisson_batches_costs_nothing(
-    config: Callable[..., Config], engine: Engine, tmp_path: Path
-) -> None:
-    made = config(method__batches="poisson")
-    plan = methods.make_plan(made)
-    faulty = Faulty(engine)
-    faulty.most_rows = plan.most_rows + 1
-    plan.check_engine(faulty)
-    faulty.most_rows = plan.most_rows
-    match = r"^engine\.kv_cache_gib .* needs \d+: .*method\.batch_size; nothing was charged$"
-    with pytest.raises(InputError, match=match):
-        run(made, faulty)
-    assert not (tmp_path / "ledger.db").exists()
-    methods.make_plan(config(method__batches="disjoint")).check_engine(faulty)
 
 
 def test_an_engine_that_cannot_be_loaded_any_more_is_no_end(

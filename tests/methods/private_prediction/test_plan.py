@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,34 +60,86 @@ def test_a_clip_bound_that_exact_sums_have_no_room_for_is_refused(
         config(method__clip_bound=1001.0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "needed"),
-    [
-        # By Bernstein's inequality, L = ln 1e9 = 20.72: 401 + 4 L / 3 + 258.9
-        ({"data__public_size": 8000, "method__batch_size": 400}, 688),
-        # Copies apart: 401 + L / 3 + 128.9
-        ({"data__public_size": 8000, "method__batch_size": 400, "method__max_copies": 1}, 537),
-        # Two labels of 149 records, a batch each: 150 + 4 L / 3 + 159.6
-        ({"data__public_size": 298, "method__batch_size": 100}, 338),
-        # 101 + 4 L / 3 + 131.7
-        (
-            {
-                "data__public_size": 8000,
-                "method__batch_size": 100,
-                "data__unit": "who",
-                "data__max_records_per_unit": 4,
-            },
-            261,
-        ),
-    ],
-)
-def test_batches_that_vllm_cannot_hold_are_refused(
-    plan: Callable[..., PrivatePredictionPlan], changes: dict[str, Any], needed: int
+def test_a_batch_of_any_size_is_planned_and_one_that_does_not_fit_is_warned_of(
+    plan: Callable[..., PrivatePredictionPlan],
 ) -> None:
-    with pytest.raises(InputError, match=rf"engine\.max_num_seqs: .* {needed} are needed"):
-        plan(engine=ELSEWHERE | {"max_num_seqs": needed - 1}, **changes)
-    assert plan(engine=ELSEWHERE | {"max_num_seqs": needed}, **changes).cost.epsilon <= 50
-    assert plan(engine__max_num_seqs=1, **changes).cost.epsilon <= 50, "transformers needs none"
+    """No run is refused for the size of its batches: what does not fit is decoded in parts."""
+    vllm = {"engine__kind": "vllm", "engine__max_num_seqs": 512}
+    fits = plan(method__batch_size=400, data__public_size=8000, **vllm)
+    assert fits.usual_rows == 400 + 5 * 20 + 1
+    assert fits.memory is not None and fits.memory.parts(fits.usual_rows) == 1
+    assert fits.summary()["memory"]["parts"] == 1 and "decoded whole" in fits.lines()["memory"]
+    few = plan(method__batch_size=400, data__public_size=8000, engine__kind="vllm",
+               engine__max_num_seqs=100)  # fmt: skip
+    assert few.summary()["memory"]["rows_at_once"] == 100
+    assert "in 6 parts" in few.lines()["memory"]
+    [warning] = [w for w in few.summary()["warnings"] if w.startswith("method.batch_size")]
+    assert "slow" in warning and "engine.max_num_seqs" in warning
+    # One disjoint batch of all 4,000 records of a label, and not of 400.
+    large = plan(method__batches="disjoint", method__batch_size=3000, data__public_size=8000)
+    assert large.usual_rows > 4000
+
+
+def test_the_memory_of_a_row_is_a_public_number(
+    plan: Callable[..., PrivatePredictionPlan],
+) -> None:
+    """The prompt's own words, a text of `max_prompt_tokens`, and what is drawn; at most the
+    context."""
+    short, longer = (plan(method__max_prompt_tokens=n, method__max_tokens=8) for n in (20, 30))
+    assert short.memory is not None and longer.memory is not None
+    assert longer.memory.row_tokens == short.memory.row_tokens + 10
+    assert "up to 20 tokens of each" in short.lines()["texts read"]
+    cut = plan(method__max_prompt_tokens=10_000, method__max_tokens=8)
+    assert cut.memory is not None and cut.memory.row_tokens == CONTEXT
+    # 2 layers of 2 heads of 32, a key and a value, 4 bytes each.
+    assert short.memory.token_bytes == 2 * 2 * 2 * 32 * 4
+    rows = 1000 * 2**20 // (short.memory.row_tokens * 1024)
+    tight = plan(
+        method__max_prompt_tokens=20, method__max_tokens=8, engine__kv_cache_gib=1000 / 1024
+    )
+    assert tight.memory is not None and tight.memory.rows_at_once == rows
+
+
+def test_auto_takes_the_largest_batches_that_the_machine_holds(
+    plan: Callable[..., PrivatePredictionPlan],
+) -> None:
+    asked = {"method__batch_size": "auto", "data__public_size": 4000, "engine__kind": "vllm"}
+    assert plan(**asked).settings.batch_size == 127
+    # 31 + 5 sqrt(31) + 1 = 60 rows, where 63 records want 104.
+    assert plan(**asked, engine__max_num_seqs=103).settings.batch_size == 31
+    assert plan(**asked, engine__max_num_seqs=104).settings.batch_size == 63
+    assert plan(**asked, engine__max_num_seqs=1).settings.batch_size == 1
+    elsewhere = {"kind": "vllm", "model": "owner/name"}
+    assert plan(**(asked | {"engine": elsewhere})).settings.batch_size == 127
+
+
+def test_a_larger_model_on_a_gpu_is_planned_by_its_configuration_alone(
+    plan: Callable[..., PrivatePredictionPlan], tmp_path: Path, model_folder: str
+) -> None:
+    """A Llama of 1.7 billion parameters on 80 GB: no weights are here."""
+    for file in Path(model_folder).iterdir():
+        if "safetensors" not in file.name:
+            shutil.copy(file, tmp_path)
+    made = json.loads((tmp_path / "config.json").read_text())
+    made |= {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "head_dim": 64,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 49152,
+        "max_position_embeddings": 8192, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    engine = {"kind": "vllm", "model": str(tmp_path), "dtype": "bfloat16"}
+    large = plan(
+        engine=engine | {"gpu_memory_gib": 80}, method__batch_size=127, data__public_size=4000
+    )
+    memory = large.summary()["memory"]
+    assert memory["kv_cache_bytes_per_token"] == 2 * 24 * 2048 * 2  # 0.2 MB
+    weights = 0.9 * 80 * 2**30 - memory["kv_cache_bytes"]
+    assert weights == pytest.approx(2 * 1.71e9, rel=0.02)
+    assert memory["parts"] == 1 and "on one GPU" in large.lines()["memory"]
+    small = plan(
+        engine=engine | {"gpu_memory_gib": 8}, method__batch_size=127, data__public_size=4000
+    )
+    assert small.summary()["memory"]["parts"] > 1
 
 
 @pytest.mark.parametrize("wide", ["private", "public"])
@@ -192,34 +245,26 @@ def test_auto_takes_what_affords_more_texts_and_says_both_numbers(
     assert many.summary()["affordable_texts"] == dict(many.texts_affordable)
 
 
-MEASURED = {"data__label_proportions": "measured", "privacy__epsilon_labels": 0.5}
-
-
-def test_measured_labels_afford_nearly_as_many_texts_as_known_ones(
+def test_a_rare_label_does_not_price_the_whole_run(
     settings: Callable[..., dict[str, Any]],
 ) -> None:
-    """The measured shares decide the number of texts, but not the charge."""
-    common = {"method__max_records": None, "privacy__epsilon": 3.0, "method__clip_bound": 5.0}
-    less = common | {"privacy__epsilon": 2.5}
-    known, with_less = poisson(settings, **common), poisson(settings, **less)
-    made = poisson(settings, method__batches="auto", **common, **MEASURED)
-    assert made.settings.batches == "poisson" and made.texts_affordable["disjoint"] > 0
-    assert 0.97 * 3.0 < made.cost.epsilon <= 3.0
-    assert 0.8 * with_less.expected_texts < made.expected_texts < known.expected_texts
-    rare = made.with_proportions({"a": 0.2, "b": 0.8})
-    assert rare.dp_event == made.dp_event and rare.cost == made.cost
-    assert rare.batches.num_batches < made.batches.num_batches <= made.most_batches
-    assert rare.most_rows == made.most_rows
-    rarest = made.allowances.allowances[-1]  # type: ignore[union-attr]
-    # Noise of scale 2 takes 138 records off a count with probability 1e-30: half of 276.
-    assert rarest.share == pytest.approx(2 * 2 * math.log(1e30) / 4000)
-    assert any("rarer than 6.9%" in warning for warning in made.method_summary()["warnings"])
-
-
-def test_few_texts_of_measured_labels_cost_less(settings: Callable[..., dict[str, Any]]) -> None:
-    budget = {"privacy__epsilon": 3.0, "method__clip_bound": 5.0}
-    few = poisson(settings, method__texts=3, **budget, **MEASURED)
-    assert few.expected_texts == 3 and few.cost.epsilon < 2.5
+    """Without a share a label has no batch; with a small one it has smaller batches, and the plan
+    says which."""
+    s = {"method__texts": 1000, "method__batch_size": 127, "method__clip": "recentred",
+         "method__clip_bound": 10.0, "method__temperature": 2.0, "method__max_tokens": 64,
+         "data__label": "label", "privacy__delta": 1e-6}  # fmt: skip
+    alone = poisson(settings, **s, data__labels=["a"]).cost.epsilon
+    none = poisson(settings, **s, data__label_proportions={"a": 1.0, "b": 0.0})
+    assert none.cost.epsilon == pytest.approx(alone, rel=1e-3)
+    assert dict(none.batches.batches_per_label) == {"a": 1000, "b": 0}
+    assert {none.batches.label_of(batch) for batch in none.batches.batch_ids()} == {"a"}
+    rare = poisson(settings, **s, data__label_proportions={"a": 0.98, "b": 0.02})
+    assert rare.cost.epsilon <= 1.02 * alone
+    assert rare.rare_labels == {"b": pytest.approx(127 * 0.02 / 0.98)}
+    [warning] = [w for w in rare.summary()["warnings"] if "rare labels" in w]
+    assert "b (2.6) records expected, not 127" in warning
+    both = poisson(settings, **s, data__label_proportions={"a": 0.6, "b": 0.4})
+    assert both.rare_labels == {} and both.batches.sampling_probabilities["b"] == 127 / 1600
 
 
 @pytest.mark.parametrize(
@@ -227,12 +272,8 @@ def test_few_texts_of_measured_labels_cost_less(settings: Callable[..., dict[str
     [
         ({"method__sparse_vector": {"threshold": 0.5, "noise": 0.2}}, r"^method\.sparse_vector: "),
         (
-            {
-                "data__label_proportions": "measured",
-                "data__unit": "who",
-                "data__max_records_per_unit": 2,
-            },
-            r"^method\.batches: poisson with data\.label_proportions measured is for one record",
+            {"data__label_proportions": "measured"},
+            r"^method\.batches: poisson needs public data\.label_proportions",
         ),
         ({"privacy__epsilon": 1e-4}, r"^privacy\.epsilon: 0\.0001 does not pay for one Poisson"),
         ({"method__batches": "disjoint", "method__texts": 5}, r"^method\.texts: for Poisson"),

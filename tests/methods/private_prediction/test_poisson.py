@@ -1,9 +1,8 @@
 """Whole runs with secret Poisson batches: the key stays in `private/` while the run is unfinished,
-and is the same in every attempt; and batches that are cut."""
+and is the same in every attempt; and every batch is decoded whole."""
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,18 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.base import Engine
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.mechanisms.randomness import SecretKey, new_key
-from dpray.methods.private_prediction.decoder import BatchDecoder, cut_batches
+from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.release import joined
-from dpray.methods.private_prediction.rows import placeholder
 from dpray.registry import make_plan, run
 from dpray.runs.folder import BATCHES_KEY
 from dpray.types import InputError, Progress, Resumable
@@ -142,6 +137,34 @@ def test_a_resumed_run_has_the_same_batches(config: Config, engine: Engine) -> N
     assert len(set(sizes.values())) > 1
 
 
+def test_no_batch_is_cut_however_many_records_there_are(
+    settings: Callable[..., dict[str, Any]], model_folder: str, tmp_path: Path
+) -> None:
+    """60 records where 8 are expected, and a KV cache that holds 6 rows: every unit that joined is
+    in its batch, which is decoded in parts."""
+    made = parse_config(
+        settings(
+            method__batches="poisson", method__batch_size=2, method__texts=6,
+            method__max_tokens=4, data__public_size=8, privacy__epsilon=1e3,
+        )
+    )  # fmt: skip
+    plan = make_plan(made)
+    small = TransformersEngine(EngineConfig(model=model_folder, kv_cache_gib=0.0004), max_rows=4)
+    assert plan.memory is not None and small.rows_at_once(plan.memory.row_tokens) < 6
+    with closing(small):
+        watched = Watched(small, made)
+        report = watched.run(made)
+    (key,) = watched.keys
+    joined = Counter(
+        batch
+        for number in range(60)
+        for batch in plan.batches.joined(key, "ab"[number % 2], f"file 0, row {number}")
+    )
+    assert watched.sizes == {batch: joined[batch] for batch in plan.batches.batch_ids()}
+    assert max(watched.sizes.values()) > 10
+    assert report["batches"]["published"] == 6
+
+
 def test_a_run_that_was_cut_off_when_it_was_finished_leaves_no_key_behind(
     config: Config, engine: Engine
 ) -> None:
@@ -191,98 +214,6 @@ def test_a_run_that_lost_its_key_is_refused(config: Config, engine: Engine) -> N
             second.run(config)
     first.path.write_text(kept + "\n")
     assert second.run(config)["batches"]["published"] == 24
-
-
-MEASURED = {
-    "method__batches": "poisson", "method__texts": 16, "data__label_proportions": "measured",
-    "privacy__epsilon": 80.0, "privacy__epsilon_labels": 20.0,
-}  # fmt: skip
-
-
-def test_measured_labels_choose_the_batches_and_a_resumed_run_has_the_same(
-    settings: Callable[..., dict[str, Any]], engine: Engine, tmp_path: Path
-) -> None:
-    """40 of the 60 records are of label a. What is charged is the same before and after."""
-    rows = [{"text": f"Marlowe {n} has a fever", "label": "aab"[n % 3]} for n in range(60)]
-    data = tmp_path / "mostly_a.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = parse_config(settings(**MEASURED, data__path=str(data)))
-    planned = make_plan(made)
-    first = Watched(engine, made, stop_after=5)
-    with pytest.raises(Resumable):
-        first.run(made)
-    (key,) = first.keys
-    second = Watched(engine, made)
-    report = second.run(made)
-    assert second.keys == {key}
-    assert report["epsilon"] == planned.cost.epsilon <= 80
-    labels = json.loads(Path(made.output.path, "private/parts/labels.json").read_text())
-    proportions = labels["proportions"]
-    assert report["sampling"]["label_mix"] == proportions
-    assert proportions["a"] == pytest.approx(2 / 3, abs=0.1)
-    plan = planned.with_proportions(proportions)
-    assert plan.cost == planned.cost and plan.dp_event == planned.dp_event
-    counts = plan.batches.batches_per_label
-    assert counts["a"] > counts["b"] and report["batches"]["published"] == sum(counts.values())
-    joined = Counter(
-        batch
-        for number, row in enumerate(rows)
-        for batch in plan.batches.joined(key, row["label"], f"file 0, row {number}")
-    )
-    sizes = first.sizes | second.sizes
-    assert sizes == {batch: joined[batch] for batch in plan.batches.batch_ids()}
-    with closing(Ledger.open(made.privacy.ledger)) as ledger:
-        account = ledger.account("notes")
-        assert account is not None and len(account.charges) == 1
-        assert account.spent.epsilon == report["epsilon"] and ledger.verify() == []
-
-
-MEMBERS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 3)))
-
-
-@given(MEMBERS, st.integers(0, 4), st.randoms())
-def test_cut_batches_keep_the_same_rows_in_any_order(
-    members: list[tuple[int, int, int]], most: int, random: Any
-) -> None:
-    """Units with several rows: a unit may be cut in its midst."""
-    places = [placeholder() | {"batch": f"0/{batch}"} for batch in range(3)]
-    rows = [
-        {"batch": f"0/{batch}", "unit": str(unit), "rank": text, "text": f"text {text}"}
-        for batch, unit, text in members
-    ]
-
-    key = new_key()
-
-    def cut() -> list[tuple[str, ...]]:
-        mixed = [*rows, *places]
-        random.shuffle(mixed)
-        return sorted(tuple(map(str, row.values())) for row in cut_batches(mixed, most, key))
-
-    assert cut() == cut()
-    texts = Counter(row["batch"] for row in cut_batches([*rows, *places], most, key))
-    assert texts == {
-        f"0/{batch}": 1 + min(most, sum(member[0] == batch for member in members))
-        for batch in range(3)
-    }
-    found = [row["batch"] for row in cut_batches([*rows, *places], most, key) if not row["text"]]
-    assert sorted(found) == ["0/0", "0/1", "0/2"]
-
-
-def test_who_is_cut_is_decided_by_the_secret_key_batch_by_batch() -> None:
-    rows = [
-        {"batch": f"0/{batch}", "unit": str(unit), "rank": 0, "text": "the same"}
-        for batch in range(20)
-        for unit in range(10)
-    ]
-
-    def kept(key: str) -> list[frozenset[str]]:
-        found: dict[str, set[str]] = {}
-        for row in cut_batches(rows, 5, key):
-            found.setdefault(row["batch"], set()).add(row["unit"])
-        return [frozenset(units) for units in found.values()]
-
-    first = kept(new_key())
-    assert len(set(first)) > 10 and first != kept(new_key())
 
 
 def test_no_repr_of_what_is_sent_to_workers_shows_the_key() -> None:

@@ -91,7 +91,8 @@ def test_arguments_are_plain_json() -> None:
 
 def test_low_precision_logits_are_added_up_in_float64() -> None:
     rows = torch.full((2000, 3), 1.0, dtype=torch.bfloat16)
-    mean = mechanism(batch_size=2000, clip_bound=0.1).average(rows, PUBLIC, None)
+    token = mechanism(batch_size=2000, clip_bound=0.1)
+    mean = token.average(token.clipped_sum(rows, PUBLIC, None), PUBLIC, None)
     assert mean.dtype == torch.float64
     assert mean.tolist() == pytest.approx([0.1] * 3, rel=1e-5)
 

@@ -78,7 +78,7 @@ def test_an_unclipped_gain_is_that_of_the_mean_of_log_probabilities(
     rows, text, template = ["the old bridge near", "market shares fell"], "cough and fever", "texts"
     made = load_template(template)
     texts = {"": (rows, [text])}
-    gains = measure(engine, mechanism(2), made, texts, 9, [1000.0], [1.0, 2.0])
+    gains = measure(engine, mechanism(2), made, texts, (512, 9), [1000.0], [1.0, 2.0])
     ids = engine.ids(f" {text}")
     prompts = [made.private_prompt(row, "") for row in rows]
     logs = []
@@ -104,7 +104,7 @@ def test_tokens_after_the_end_of_a_text_do_not_count_and_a_text_without_any_is_l
     end = engine.tokenizer.convert_ids_to_tokens(engine.eos_ids[0])
     held_out = ["cough", f"cough {end} and fever and cough", "{"]
     made = replace(load_template("texts"), prefix="{")
-    gains = measure(engine, mechanism(1), made, {"": (["fever"], held_out)}, 9, [1.0], [1.0])
+    gains = measure(engine, mechanism(1), made, {"": (["fever"], held_out)}, (512, 9), [1.0], [1.0])
     one, two = (len(engine.ids(text)) for text in ("cough", f"cough {end}"))
     assert gains.lengths.tolist() == [one, two]
 
@@ -115,10 +115,9 @@ def test_logits_that_are_no_numbers_are_an_error(engine: TransformersEngine) -> 
     try:
         with torch.no_grad():
             bias.fill_(float("nan"))
+        texts = {"": (["a"], ["b"])}
         with pytest.raises(EngineError, match="no numbers"):
-            measure(
-                engine, mechanism(1), load_template("texts"), {"": (["a"], ["b"])}, 9, [1.0], [1.0]
-            )
+            measure(engine, mechanism(1), load_template("texts"), texts, (512, 9), [1.0], [1.0])
     finally:
         with torch.no_grad():
             bias.copy_(kept)

@@ -1,0 +1,84 @@
+"""The memory of a model's KV cache, from its configuration and the machine's size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dpray.config.sections import EngineConfig
+
+GIB = 2**30
+
+DEFAULT_BYTES = 2 * GIB
+"""The KV cache on a CPU, where a batch needs no more."""
+
+LARGEST_PART = 4
+"""The KV cache takes at most this part of a machine's memory, a quarter, unless it is configured:
+the model and the rest of the run have to fit, too."""
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def bytes_per_token(text_config: Any, dtype: str) -> int:
+    """Return the bytes that a token of a row takes in the KV cache: a key and a value of
+    `head_dim` numbers for each key-value head of each layer. Sliding windows and compressed caches
+    take less."""
+    heads: int = text_config.num_attention_heads
+    head_dim: int = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
+    key_value_heads: int = getattr(text_config, "num_key_value_heads", None) or heads
+    numbers: int = 2 * text_config.num_hidden_layers * key_value_heads * head_dim
+    return numbers * BYTES.get(dtype, 4)
+
+
+def cpu_cache_bytes(config: EngineConfig, needed: int) -> int:
+    """Return the size of the KV cache on a CPU: `engine.kv_cache_gib`, or what is needed, within
+    `DEFAULT_BYTES` and a quarter of the memory."""
+    if config.kv_cache_gib is not None:
+        return int(config.kv_cache_gib * GIB)
+    return max(DEFAULT_BYTES, min(needed, machine_memory() // LARGEST_PART))
+
+
+def gpu_cache_bytes(config: EngineConfig, text_config: Any) -> int | None:
+    """Return the size of the KV cache on the GPUs of one copy of the model: what its weights leave
+    of `engine.gpu_memory_utilization`. None without `engine.gpu_memory_gib` and without a GPU
+    here."""
+    import torch
+
+    memory: float
+    if config.gpu_memory_gib is not None:
+        memory = config.gpu_memory_gib * GIB
+    elif torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory
+    else:
+        return None
+    left = config.gpu_memory_utilization * memory * config.gpus
+    return max(0, int(left) - model_bytes(text_config, config.dtype))
+
+
+def model_bytes(text_config: Any, dtype: str) -> int:
+    """Return the bytes of a model's weights, by its configuration alone."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(text_config)
+    parameters = {id(each): each.numel() for each in model.parameters()}  # tied ones count once
+    return sum(parameters.values()) * BYTES.get(dtype, 4)
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory that this machine, or this process's container, has."""
+    return min([psutil.virtual_memory().total, *_container_limits()])
+
+
+def _container_limits() -> Iterator[int]:
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup v2 and v1
+        try:
+            text = (Path("/sys/fs/cgroup") / name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            yield int(text)

@@ -1,0 +1,164 @@
+"""Groups larger than the engine: decoded in parts, with the tokens that they have when whole."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from dpray.config.sections import EngineConfig
+from dpray.engines.base import Engine, EngineError, LockstepGroup, SelectorFailed, SelectorSpec
+from dpray.engines.transformers import TransformersEngine
+from dpray.mechanisms.randomness import new_key
+from dpray.methods.private_prediction.token import PrivateToken
+from tests.engines.test_conformance import MAX_TOKENS, decode, go_on, make_group
+
+GIB = 0.001
+"""1,024 tokens of the tests' model, a tenth of what the largest groups below want."""
+
+TOKEN = PrivateToken(
+    20, 10_000, "dclip", 3.0, 1.0, 1.0, candidates="top_k_plus", k=40, threshold=0.9, noise=0.05
+)
+
+
+@pytest.fixture(scope="module")
+def small_transformers(model_folder: str) -> Iterator[Engine]:
+    config = EngineConfig(model=model_folder, kv_cache_gib=GIB)
+    engine = TransformersEngine(config, device="cpu", max_rows=5)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def small_vllm(model_folder: str) -> Iterator[Engine]:
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vllm is not installed")
+    from dpray.engines.vllm import VllmEngine
+
+    config = EngineConfig(model=model_folder, max_num_seqs=24, kv_cache_gib=GIB)
+    engine = VllmEngine(config, private_rows=True, public_alone=True)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(params=["transformers", pytest.param("vllm", marks=pytest.mark.slow)])
+def small(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.getfixturevalue(f"small_{request.param}")
+    return found
+
+
+@pytest.fixture
+def group(transformers_engine: Engine) -> Callable[..., LockstepGroup]:
+    """Makes a group whose selector is that of private prediction, with a key of its own."""
+
+    def make(name: str, rows: int, mechanism: PrivateToken = TOKEN, **more: Any) -> LockstepGroup:
+        arguments = {"mechanism": asdict(mechanism), "key": new_key()} | more
+        spec = SelectorSpec("tests.engines.token_selectors:Adder", arguments)
+        return replace(make_group(transformers_engine, name, rows), selector=spec)
+
+    return make
+
+
+@pytest.mark.parametrize("clip", ["recentred", "dclip"])
+def test_the_tokens_are_those_of_the_whole_group(
+    small: Engine, transformers_engine: Engine, group: Callable[..., LockstepGroup], clip: Any
+) -> None:
+    """From the same coins, with the sparse vector on: every position has each row once."""
+    groups = [group(f"{clip} {rows}", rows, replace(TOKEN, clip=clip)) for rows in (3, 60, 150, 7)]
+    whole, in_parts = decode(transformers_engine, *groups), decode(small, *groups)
+    for each in groups:
+        one, other = whole[each.group_id], in_parts[each.group_id]
+        assert (one.token_ids, one.text) == (other.token_ids, other.text)
+        rows = len(each.private_prompts)
+        assert [sum(parts) for parts in other.state["parts"]] == [rows] * len(other.token_ids)
+        assert one.state | {"parts": 0} == other.state | {"parts": 0}
+        fits = rows < small.rows_at_once(max(map(len, each.prompts)) + MAX_TOKENS)
+        assert fits == all(parts == [rows] for parts in other.state["parts"])
+    assert not fits or rows == 7
+
+
+def test_the_next_texts_of_a_large_group(
+    small: Engine, transformers_engine: Engine, group: Callable[..., LockstepGroup]
+) -> None:
+    following = {name: group(name, 60, t=5) for name in "ab"}
+
+    def texts(engine: Engine) -> list[tuple[str, tuple[int, ...]]]:
+        found = []
+
+        def next_one(result: Any) -> LockstepGroup | None:
+            found.append((result.group_id, result.token_ids))
+            names = [name for name, _ in found]
+            return following[result.group_id] if names.count(result.group_id) == 1 else None
+
+        go_on(engine.decode_lockstep(iter(first)), next_one)
+        return sorted(found)
+
+    first = [group("a", 60), group("small", 2), group("b", 60)]
+    following["small"] = group("small", 2, t=5)
+    assert texts(small) == texts(transformers_engine)
+
+
+def test_a_stop_string_the_end_and_an_exhausted_selector_end_a_large_group(
+    small: Engine, transformers_engine: Engine, group: Callable[..., LockstepGroup]
+) -> None:
+    plain = group("plain", 60)
+    text = decode(transformers_engine, plain)["plain"].text
+    stopping = replace(plain, stop=(text[4:7],))
+    spent = group("spent", 60, replace(TOKEN, private_tokens=3, threshold=None, noise=None))
+    for each, reason in ((stopping, "stop"), (spent, "exhausted")):
+        one = decode(transformers_engine, each)[each.group_id]
+        other = decode(small, each)[each.group_id]
+        assert (one.text, one.token_ids) == (other.text, other.token_ids)
+        assert one.finish_reason == other.finish_reason == reason
+
+
+def test_what_fails_while_rows_are_added_is_never_drawn_again(
+    small: Engine, group: Callable[..., LockstepGroup]
+) -> None:
+    with pytest.raises(SelectorFailed) as raised:
+        decode(small, group("a", 60, fail_at=3))
+    assert "42" not in str(raised.value)
+    decode(small, group("b", 60))
+
+
+@pytest.mark.slow
+def test_a_row_that_vllm_loses_ends_the_group(
+    small_vllm: Any, group: Callable[..., LockstepGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, steps = small_vllm.step, []
+
+    def lossy() -> Any:
+        steps.append(1)
+        if len(steps) == 9:
+            core = small_vllm.llm.llm_engine.engine_core.engine_core
+            lost = [*core.scheduler.running, *core.scheduler.waiting][0].request_id
+            small_vllm.llm.llm_engine.abort_request([lost], internal=True)
+        return step()
+
+    monkeypatch.setattr(small_vllm, "step", lossy)
+    with pytest.raises(EngineError, match="lost a row of a group"):
+        decode(small_vllm, group("a", 60))
+    monkeypatch.undo()
+    decode(small_vllm, group("b", 60))
+    worker = small_vllm.llm.llm_engine.model_executor.driver_worker.worker
+    assert worker._lockstep_processor().parted == {}
+
+
+@pytest.mark.slow
+def test_a_row_that_comes_twice_counts_once_and_without_one_nothing_is_drawn(
+    small_vllm: Any, group: Callable[..., LockstepGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = small_vllm.add
+
+    def confused(request: str, ids: Any, params: Any) -> None:
+        ticket = params.extra_args["dpray"]
+        if ticket["row"] == 2:
+            ticket["row"] = 1
+        add(request, ids, params)
+
+    monkeypatch.setattr(small_vllm, "add", confused)
+    with pytest.raises(EngineError, match="not whole at token 0: nothing was drawn"):
+        decode(small_vllm, group("a", 60))
