@@ -14,7 +14,7 @@ from typing import Any, Literal
 from dpray.engines import smollm2
 from dpray.io.columns import column_of
 from dpray.io.file_list import list_files
-from dpray.io.formats import FileFormat, kind_of
+from dpray.io.formats import FileFormat
 from dpray.io.labels import Label, label_name
 from dpray.io.records import Header, read_file_header, read_rows
 from dpray.types import InputError
@@ -57,7 +57,6 @@ class Answers:
     unit: str | None = None
     method: Method = "private_prediction"
     vocabulary: str | None = None
-    delimiter: str | None = None
     encoding: str | None = None
     looked_at: bool = False
 
@@ -181,7 +180,7 @@ def starter(answers: Answers, header: Header) -> str:
 def _recognised(answers: Answers, header: Header) -> list[str]:
     """Return the keys of a text file that its own bytes do not settle for sure."""
     lines = []
-    if kind_of(answers.path) == "csv" and header.delimiter not in (None, ","):
+    if header.kind == "csv" and header.delimiter != ",":
         lines.append(f"  delimiter: {json.dumps(header.delimiter)}  # between the cells")
     if answers.encoding is not None:
         lines.append(f"  encoding: {_scalar(answers.encoding)}")

@@ -133,7 +133,7 @@ def answered(
     }  # fmt: skip
     chosen: dict[str, Any] = usual | _given(known) | {"labels": labels}
     made = Answers(
-        path=path, delimiter=form.delimiter, encoding=form.encoding,
+        path=path, encoding=form.encoding,
         looked_at=looks and given["labels"] is None, **chosen,
     )  # fmt: skip
     return made, header

@@ -131,6 +131,15 @@ def test_texts_that_dp_sgd_will_cut(job: Job, capsys: pytest.CaptureFixture[str]
     assert "a private text is cut where it and its control code have more than 40" in planned
 
 
+def test_texts_that_private_prediction_will_cut(job: Job) -> None:
+    rows = [note("ab"), note("word " * 300)]
+    keys = ("method.max_prompt_tokens=40", "method.max_tokens=8", "method.batch_size=20")
+    found = dpray.check(dpray.load(*job(rows, *keys, method="private_prediction")))
+    [limit] = found["limits"]
+    assert (limit["key"], limit["most"], limit["cut"]) == ("method.max_prompt_tokens", 40, 1)
+    assert [each["key"] for each in found["proposals"]] == ["method.max_prompt_tokens"]
+
+
 def test_without_a_tokenizer_the_rest_is_found(job: Job) -> None:
     def none(config: dpray.Config) -> Any:
         raise dpray.InputError("engine.model: owner/name is not on this machine")

@@ -74,6 +74,14 @@ def test_look_finds_labels_and_the_encoding(folder: Path) -> None:
     assert dpray.load("typed.yaml").data.labels == (0, "0.5", 2.5, True)
 
 
+def test_a_folder_with_a_given_delimiter(folder: Path) -> None:
+    (folder / "notes").mkdir()
+    (folder / "notes" / "a.csv").write_text("text^label\nMarlowe^a\n")
+    assert run_command(["init", "notes", *NEEDED, "--delimiter", "^", "-o", "new.yaml"]) == 0
+    config = dpray.load("new.yaml")
+    assert (config.data.path, config.data.delimiter, config.data.text) == ("notes", "^", "text")
+
+
 def test_a_header_in_windows_encoding(folder: Path) -> None:
     (folder / "notes.csv").write_bytes("Größe;text\n".encode("cp1252"))
     assert run_command(["init", "notes.csv", *NEEDED]) == 0
