@@ -52,8 +52,8 @@ TOKENS = "tokens"
 
 BATCHES_KEY = "batches.key"
 """The file in `private` with the secret key of Poisson batches, which is nowhere else. Nobody needs
-it once the run is finished. In a chain each stage has a file of its own: `2-private_prediction.` and
-this name."""
+it once the run is finished. In a chain each stage has a file of its own: the stage's name stands
+before this one."""
 
 TUNING_KEY = "tuning.key"
 """The file in `private` with the secret key of a private selection's coins, which say how often it
