@@ -26,6 +26,11 @@ def is_at_hand(model: str) -> bool:
     return base == smollm2.NAME or _is_folder(base)
 
 
+def is_hub_name(model: str) -> bool:
+    """Return whether a model's name can be one on a hub: "owner/name", or a name alone."""
+    return bool(_HUB_NAME.fullmatch(model))
+
+
 def resolve_model(model: str, key: str = "engine.model") -> str:
     """Return `model`, `~` expanded, where it is a folder or can be a hub's name ("owner/name").
     For `smollm2`, and for a folder with adapters, return the folder of the model that is made of
@@ -36,7 +41,7 @@ def resolve_model(model: str, key: str = "engine.model") -> str:
     *adapters, base = with_bases(model, key)
     if base == smollm2.NAME and not _is_folder(base):
         base = str(smollm2.smollm2_folder())
-    elif not _is_folder(base) and (not _HUB_NAME.fullmatch(base) or os.path.exists(base)):
+    elif not _is_folder(base) and (not is_hub_name(base) or os.path.exists(base)):
         whose = f" (the model of the adapters in {adapters[-1]})" if adapters else ""
         raise InputError(f"{key}: no such folder: {base}{whose}")
     for folder in reversed(adapters):

@@ -47,6 +47,10 @@ PARTS = (".jsonl", ".json")
 MODEL = "model"
 """A released model is in the folder of this name."""
 
+CONFIG = "config.json"
+"""The file in `private` with the resolved configuration, places included. run.json has it without
+them."""
+
 CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL = "checkpoints", "ray_train", "released_model"
 TOKENS = "tokens"
 
