@@ -51,6 +51,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "aug_pe": {"records": 4, "iterations": 1, "variations": 2, "max_tokens": 4, "word_var": None},
     "dp_kps": {
         "vocabulary_size": 6, "phrases_per_record": 3, "sequence_length": 2, "records": 4,
+        "max_tokens": 4,
         "stop_words": "keep",
     },
     "dp_sgd": {
@@ -133,7 +134,7 @@ def engine(model_folder: str) -> Iterator[Any]:
 
 @pytest.fixture
 def config(settings: Make, tmp_path: Path) -> Make:
-    """Every public file is named by an absolute path, and the ledger's URL holds a password."""
+    """Every file and the model are named by an absolute path, and the engine has a secret key."""
     words, public, data = (tmp_path / name for name in ("words.txt", "public.jsonl", "data.jsonl"))
     terms = ["fever", "cough", "rash", "itch", "sleep", "pain"]
     words.write_text("\n".join([*terms, *(f"unseen{i}" for i in range(9))]) + "\n")
@@ -152,11 +153,9 @@ def config(settings: Make, tmp_path: Path) -> Make:
             method |= {"public": str(public)} if method["name"] == "topics" else {}
         tree = settings(data__path=str(data), **changes)
         tree["engine"] |= {"api_key": "sk-hunter3"}
-        tree["privacy"]["ledger"] += "?timeout=31&password=hunter2" if False else ""
         del tree["method"]
-        return parse_config(
-            tree | {"methods": methods} if len(methods) > 1 else tree | {"method": methods[0]}
-        )
+        several = len(methods) > 1
+        return parse_config(tree | ({"methods": methods} if several else {"method": methods[0]}))
 
     return make
 
@@ -210,7 +209,7 @@ def test_what_is_stated_is_true_and_no_place_is_named(
     assert {sentence for sentence in ALL if sentence in text} == stated
     files = released(run)
     assert {"run.json", "privacy_report.json", "privacy_report.html", "synthetic.jsonl"} <= {*files}
-    places = (str(tmp_path), str(Path(run.engine.model).parent), str(Path.home()), "hunter", "://")
+    places = (str(tmp_path), str(Path(run.engine.model).parent), str(Path.home()), "hunter", "sqlite:")
     found = [(name, place) for name, held in files.items() for place in places if place in held]
     assert found == []
     if run.engine.kind != "none" and report["public_inputs"].get("model"):
