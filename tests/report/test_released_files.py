@@ -209,7 +209,13 @@ def test_what_is_stated_is_true_and_no_place_is_named(
     assert {sentence for sentence in ALL if sentence in text} == stated
     files = released(run)
     assert {"run.json", "privacy_report.json", "privacy_report.html", "synthetic.jsonl"} <= {*files}
-    places = (str(tmp_path), str(Path(run.engine.model).parent), str(Path.home()), "hunter", "sqlite:")
+    places = (
+        str(tmp_path),
+        str(Path(run.engine.model).parent),
+        str(Path.home()),
+        "hunter",
+        "sqlite:",
+    )
     found = [(name, place) for name, held in files.items() for place in places if place in held]
     assert found == []
     if run.engine.kind != "none" and report["public_inputs"].get("model"):
