@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from dpray.io.files import disk_is_full, read_json, sha256_of
 from dpray.types import InputError
 
 CONFIG, WEIGHTS, REPORT = "adapter_config.json", "adapter_model.safetensors", "privacy_report.json"
+
+BASE_PLACE = "private/base_model"
+"""DP-SGD writes here, beside the folder of released adapters, the folder of their model."""
 
 _LONGEST_PATH = 1000
 
@@ -33,12 +37,15 @@ def tuned_without_noise(folder: Path) -> bool:
 
 def base_of(folder: Path, key: str) -> str:
     """Return the name or folder of the model that the adapters belong to. One that begins with a
-    dot is a path from the adapters' folder, as DP-SGD writes it.
+    dot is a path from the adapters' folder. A release does not say where its model is on this
+    machine; `private` beside it does.
 
     Raises InputError, which names `key`, where the folder does not say, and for other adapters than
     LoRA's on a causal language model.
     """
     config = read_json(folder / CONFIG, key)
+    with suppress(OSError):
+        config["base_model_name_or_path"] = (folder.parent / BASE_PLACE).read_text().strip()
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not 0 < len(base) < _LONGEST_PATH:
         raise InputError(f"{key}: {folder / CONFIG} names no model that the adapters belong to")

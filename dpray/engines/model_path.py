@@ -36,6 +36,11 @@ def preparation(model: str) -> str:
     return "merging adapters" if adapters else "finding the model"
 
 
+def is_hub_name(model: str) -> bool:
+    """Return whether a model's name can be one on a hub: "owner/name", or a name alone."""
+    return bool(_HUB_NAME.fullmatch(model))
+
+
 def resolve_model(
     model: str, key: str = "engine.model", on_hub: Callable[[str, str], str] = find_on_hub
 ) -> str:
@@ -51,7 +56,7 @@ def resolve_model(
     if base == smollm2.NAME and not _is_folder(base):
         base = str(smollm2.smollm2_folder())
     elif not _is_folder(base):
-        if not _HUB_NAME.fullmatch(base) or os.path.exists(base):
+        if not is_hub_name(base) or os.path.exists(base):
             whose = f" (the model of the adapters in {adapters[-1]})" if adapters else ""
             raise InputError(f"{key}: no such folder: {base}{whose}")
         base = on_hub(base, key)

@@ -15,7 +15,7 @@ import numpy as np
 from randomgen import ChaCha
 
 NOISE_SOURCE = (
-    "ChaCha20 keyed with 256 bits of operating-system entropy, a fresh key for every text; "
+    "ChaCha20 keyed with 256 bits of operating-system entropy; "
     "real-valued noise is drawn in float64 (floating-point caveat: the samplers of real-valued "
     "noise are not the exact ones of the theory)"
 )

@@ -30,8 +30,8 @@ RELATIONS = {"add_or_remove_one": "one privacy unit is added or removed, the res
 BATCHES = {
     "total": "planned",
     "published": "published, each exactly once",
-    "repeated": "run again, because their machine was lost before anything was published",
-    "dropped": "dropped, because their machine was lost",
+    "repeated": "run again, because they were lost or interrupted before anything was published",
+    "dropped": "left out: lost, interrupted, or not finished",
     "failed": "failed by an error of their own; never repeated",
     "missing": "published, but their records are not in this folder",
 }
@@ -61,6 +61,7 @@ def render_report(
         raise InputError(f"privacy_report.json: no {', '.join(missing)}")
     template = templates().get_template("report.html.j2")
     relation, ledger = privacy_report["neighboring_relation"], privacy_report.get("ledger")
+    methods = _methods(privacy_report["method"])
     hidden = public and privacy_report["not_private"]
     try:
         return template.render(
@@ -70,7 +71,9 @@ def render_report(
             ledger=ledger,
             spent_share=_spent_share(ledger),
             relation=RELATIONS.get(relation, relation),
-            made_by=_made_by(privacy_report["method"]),
+            made_by=", then ".join(each["name"] for each in methods),
+            batch_kind=_of("private_prediction", methods).get("batches"),
+            votes={"votes_per_record": 1, "selection": "rank"} | _of("aug_pe", methods),
             **_in_words(privacy_report["epsilon"], privacy_report["delta"]),
             iterations=None if hidden else privacy_report.get("iterations"),
             pictures=pictures,
@@ -107,12 +110,15 @@ def templates() -> Environment:
     return environment
 
 
-def _made_by(method: Any) -> Any:
-    """Return the method's name, or the names of chained methods."""
+def _methods(method: Any) -> list[dict[str, Any]]:
+    """Return the method with its keys, or the chained methods; of an early version, the name."""
     if not isinstance(method, Mapping):
-        return method
-    chained = method.get("methods", [method])
-    return ", then ".join(each["name"] for each in chained)
+        return [{"name": method}]
+    return [dict(each) for each in method.get("methods", [method])]
+
+
+def _of(name: str, methods: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return next((each for each in methods if each["name"] == name), {})
 
 
 def _in_words(epsilon: float | None, delta: float | None) -> dict[str, Any]:

@@ -47,12 +47,17 @@ PARTS = (".jsonl", ".json")
 MODEL = "model"
 """A released model is in the folder of this name."""
 
+CONFIG = "config.json"
+"""The file in `private` with the resolved configuration, places included. run.json has it without
+them."""
+
 CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL = "checkpoints", "ray_train", "released_model"
 TOKENS = "tokens"
 
 BATCHES_KEY = "batches.key"
 """The file in `private` with the secret key of Poisson batches, which is nowhere else. Nobody needs
-it once the run is finished."""
+it once the run is finished. In a chain each stage has a file of its own: the stage's name stands
+before this one."""
 
 TUNING_KEY = "tuning.key"
 """The file in `private` with the secret key of a private selection's coins, which say how often it
@@ -206,6 +211,7 @@ class ReleaseFolder:
         for path in [*self.staging.iterdir(), *self.parts.glob("*.jsonl")]:
             path.unlink()
         for key in (BATCHES_KEY, TUNING_KEY):
-            (self.private / key).unlink(missing_ok=True)
+            for path in self.private.glob(f"*{key}"):  # a chain's stages have one each
+                path.unlink()
         for name in SCRATCH:
             shutil.rmtree(self.private / name, ignore_errors=True)

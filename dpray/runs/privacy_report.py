@@ -8,7 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dpray.accounting.report import NOT_COVERED
+from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.runs.plan import TUNED_WITHOUT_NOISE, was_tuned_without_noise
+from dpray.runs.public_names import named
 from dpray.runs.session import Session
 from dpray.types import DprayError
 from dpray.version import __version__
@@ -27,7 +29,7 @@ def privacy_report(
         "records": records,
         "tuning_cost": "none charged: every parameter is from the configuration",
         "public_inputs": {
-            "model": config.engine.model,
+            "model": config.engine.model if config.engine.kind != "none" else None,
             "public_size": config.data.public_size,
             "labels": list(config.data.labels),
             "salt": session.salt,
@@ -49,7 +51,10 @@ def privacy_report(
     report |= of_method
     if not plan.not_private and was_tuned_without_noise(config.engine.model):
         report["not_covered"] = [*report["not_covered"], TUNED_WITHOUT_NOISE]
-    return report
+    if plan.label_histogram and INTEGER_NOISE_SOURCE not in report["noise_source"]:
+        report["noise_source"] += f"; the label proportions: {INTEGER_NOISE_SOURCE}"
+    places = ("method", "public_inputs", "tuned")
+    return report | {key: named(report[key]) for key in places if key in report}
 
 
 def _ledger_account(session: Session[Any], made_ledger: bool) -> dict[str, Any]:

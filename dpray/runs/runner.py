@@ -11,6 +11,7 @@ or for which the memory did not suffice, is never run again.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -30,11 +31,12 @@ from dpray.runs import cluster
 from dpray.runs.accountant import AccountantClient, count_refusal
 from dpray.runs.call_cache import CALLS, forget_calls
 from dpray.runs.engine import BuildEngine
-from dpray.runs.folder import ReleaseFolder
+from dpray.runs.folder import CONFIG, ReleaseFolder
 from dpray.runs.metrics import nowhere, on_ray, rays_exporter
 from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
 from dpray.runs.privacy_report import privacy_report, versions
+from dpray.runs.public_names import public_config
 from dpray.runs.rows import check_first_records
 from dpray.runs.session import Release, Session
 from dpray.runs.standing import DISK_FULL, Standing
@@ -138,8 +140,8 @@ class Run:
             raise InputError(
                 f"output.path: {path} holds a run of another plan; choose another folder"
             )
-        shaping = without_connection(self._shaping())
-        if "config" in self.run and without_connection(self.run["config"]) != shaping:
+        shaping, before = without_connection(self._shaping()), self._config_before()
+        if before is not None and without_connection(before) != shaping:
             if self._has_begun():
                 raise InputError(
                     f"output.path: {path} holds a run that began with another configuration"
@@ -369,6 +371,14 @@ class Run:
 
     # run.json
 
+    def _config_before(self) -> dict[str, Any] | None:
+        """Return the configuration that this folder's run had in its last attempt; an earlier
+        version kept it in run.json, places included."""
+        if (self.folder.private / CONFIG).exists() and "config" in self.run:
+            return self.folder.read_json(f"private/{CONFIG}")
+        before: dict[str, Any] | None = self.run.get("config")
+        return before
+
     def _shaping(self) -> dict[str, Any]:
         """Return the part of the configuration that shapes the output."""
         config = self.plan.config
@@ -381,9 +391,12 @@ class Run:
         return values
 
     def _write_run(self, state: str) -> None:
+        shaping = self._shaping()
+        text = json.dumps(shaping, indent=2, ensure_ascii=False, allow_nan=False)
+        write_durably(self.folder.private / CONFIG, text + "\n", private=True)
         self.run |= {
             "state": state,
-            "config": self._shaping(),
+            "config": public_config(shaping),
             "versions": versions(),
             "not_private": self.plan.not_private,
         }

@@ -5,16 +5,18 @@ two ways to an inner product; Bu et al. 2023, "book-keeping", for the sums).
 A linear layer's gradient for one example is `sum_t g_t a_t^T`, g_t the gradient of that example's
 loss with respect to the layer's output at position t, a_t its input. Its squared norm is
 `sum_{t,t'} (g_t . g_t') (a_t . a_t')`: T x T numbers instead of a matrix of the weight's size. The
-weight of a lookup is the same with one-hot a_t; a parameter that is used in several places (tied
-embeddings) has the gradients' sum, so the inner products of its parts are added. `GhostNorms` has
-the a_t and g_t from one forward and one backward pass.
+terms may cancel out, so they are added up in float64. The weight of a lookup is the same with
+one-hot a_t; a parameter that is used in several places (tied embeddings) has the gradients' sum, so
+the inner products of its parts are added. `GhostNorms` has the a_t and g_t from one forward and one
+backward pass.
 
 Legend: B examples, T positions (U: of another use of the same parameter), M x N a weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -66,6 +68,12 @@ class Whole:
         total_N.addmv_(self.gradient.T, weight_B)
 
 
+COLUMNS = 2048
+"""So many columns of a matrix are made float64 at once."""
+
+ROUNDING = 2.0**-21
+"""A bound on a squared norm is above it by this share of the squared sum of the terms' norms."""
+
 Part = Outer | Lookup | Whole
 """One use of a parameter adds a `Part` to its per-example gradients."""
 
@@ -75,37 +83,76 @@ in the order of `named_parameters`."""
 
 
 def inner_products(first: Part, second: Part) -> torch.Tensor:
-    """Return each example's inner product of two parts of one parameter's gradient, (B,)."""
+    """Return each example's inner product of two parts of one parameter's gradient: shape (B,),
+    float64."""
     match first, second:
         case Whole(gradient), Whole(other):
-            return (gradient * other).sum(1)
+            return (gradient.double() * other.double()).sum(1)
         case Outer(), Lookup():
             return inner_products(second, first)
         case Lookup(ids, row), Outer(left, right):
             places = ids.unsqueeze(1).expand(-1, left.shape[1], -1)
             left_BUT = left.gather(2, places)
-            return (left_BUT * (right @ row.mT)).sum((1, 2))
+            return (left_BUT * _row_products(right, row)).sum((1, 2))
         case Lookup(ids, row), Lookup(other_ids, other_row):
             same_BTU = ids.unsqueeze(2) == other_ids.unsqueeze(1)
-            return (same_BTU * (row @ other_row.mT)).sum((1, 2))
+            return (same_BTU * _row_products(row, other_row)).sum((1, 2))
         case Outer(left, right), Outer(other_left, other_right):
             if left.shape[1] * other_left.shape[1] > left.shape[2] * right.shape[2]:
-                matrix_BMN = left.mT @ right
-                other_BMN = matrix_BMN if second is first else other_left.mT @ other_right
-                return (matrix_BMN * other_BMN).sum((1, 2))
-            return ((left @ other_left.mT) * (right @ other_right.mT)).sum((1, 2))
+                matrix_BMN = left.double().mT @ right.double()
+                if second is first:
+                    return matrix_BMN.square().sum((1, 2))
+                return (matrix_BMN * (other_left.double().mT @ other_right.double())).sum((1, 2))
+            lefts_BTU = _row_products(left, other_left)
+            return (lefts_BTU * _row_products(right, other_right)).sum((1, 2))
     raise TypeError("a matrix and a vector share no parameter")
 
 
+def _row_products(x_BTN: torch.Tensor, y_BUN: torch.Tensor) -> torch.Tensor:
+    """Return `x @ y.mT`, (B, T, U), float64, without a copy of a whole operand in float64: one may
+    be as large as the logits."""
+    total_BTU = x_BTN.new_zeros(x_BTN.shape[:2] + y_BUN.shape[1:2], dtype=torch.float64)
+    for start in range(0, x_BTN.shape[2], COLUMNS):
+        x = x_BTN[..., start : start + COLUMNS].double()
+        y = x if x_BTN is y_BUN else y_BUN[..., start : start + COLUMNS].double()
+        total_BTU.baddbmm_(x, y.mT)
+    return total_BTU
+
+
+def _sizes(part: Part) -> torch.Tensor:
+    """Return the sums over positions of the norms of an example's terms: (B,), float64. Whatever
+    cancels out in the gradient's norm is in them."""
+    match part:
+        case Outer(left, right):
+            return (_norms(left) * _norms(right)).sum(1)
+        case Lookup(_, row):
+            return _norms(row).sum(1)
+        case Whole(gradient):
+            return _norms(gradient)
+
+
+def _norms(x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+    return found
+
+
 def squared_norms(parts: Sequence[Part]) -> torch.Tensor:
-    """Return the squared norms of a parameter's per-example gradients, each the sum of `parts`:
-    shape (B,), float64."""
+    """Return bounds on the squared norms of a parameter's per-example gradients, each the sum of
+    `parts`: shape (B,), float64.
+
+    Claim: with x the bound of an example and w a float32 number of at most `C / sqrt(x)`, rounded
+    to nearest, what `weighted_sum` adds up for that example has a norm of at most C, before the
+    rounding of that addition. With several parameters the same holds for the sum of the bounds.
+    Proof: docs/privacy.md, section 5.2.
+    """
     products = [
-        (1.0 if first is second else 2.0) * inner_products(first, second).double()
+        (1.0 if first is second else 2.0) * inner_products(first, second)
         for i, first in enumerate(parts)
         for second in parts[: i + 1]
     ]
-    return torch.stack(products).sum(0).clamp(min=0.0)  # NaN stays NaN
+    size_B = torch.stack([_sizes(part) for part in parts]).sum(0)
+    found_B = torch.stack(products).sum(0).clamp(min=0.0)  # NaN stays NaN
+    return found_B + ROUNDING * size_B.square()
 
 
 def weighted_sum(parts: Sequence[Part], weight_B: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
@@ -192,12 +239,16 @@ class _Layer:
 @dataclass(repr=False)
 class Recorded:
     """Holds the losses (B,) of B examples, the parts of each parameter's per-example gradients, and
-    instead of the parts, for layers in checkpointed blocks, the squared norms (B,), float64. A
-    parameter without a gradient is in neither."""
+    instead of the parts, for layers in checkpointed blocks, their `squared_norms`. A parameter
+    without a gradient is in neither."""
 
     losses: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     parts: dict[nn.Parameter, list[Part]] = field(default_factory=dict)
     squared: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
+
+    def norms(self) -> torch.Tensor:
+        """Return the examples' norms over all parameters, bounded from above: (B,), float64."""
+        return torch.stack(list(self.squared_norms().values())).sum(0).sqrt()
 
     def squared_norms(self) -> dict[nn.Parameter, torch.Tensor]:
         return {p: squared_norms(parts) for p, parts in self.parts.items()} | self.squared
@@ -266,18 +317,25 @@ class GhostNorms:
         The losses have to be the model's own: a training engine's output may carry a scale into the
         backward pass, and norms that are too small by it are a silent loss of privacy.
         """
-        recorded = self._recorded = Recorded()
-        try:
+        with self.recording() as recorded:
             losses_B = forward()
             recorded.losses = losses_B.detach()
             torch.autograd.grad(losses_B.sum(), self._source, allow_unused=True)
+        return recorded
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorded]:
+        """Record the forward and the backward pass that are made within. `losses` have to be set
+        between the two."""
+        recorded = self._recorded = Recorded()
+        try:
+            yield recorded
         finally:
             self._recorded = None
         if shared := recorded.parts.keys() & recorded.squared.keys():
             raise NoNormRule(
                 f"{len(shared)} parameters are used in a checkpointed block and outside"
             )
-        return recorded
 
     def _watch(
         self, layer: _Layer, _: nn.Module, inputs: tuple[torch.Tensor, ...], output: object

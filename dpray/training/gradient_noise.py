@@ -59,11 +59,8 @@ class GradientNoise:
         raise TypeError("the state of a noise generator is never stored")
 
 
-def make_optimizer(step: DpSgdStep, settings: TrainingSettings, loss: PerExampleLoss) -> Optimizer:
-    """Return the optimizer of the trainable parameters. Raises ValueError where the model computes
-    in another precision than the step clips for: its gradients could be longer than C."""
-    if loss.precision != step.precision:
-        raise ValueError(f"a model in {loss.precision}, a step for {step.precision}")
+def make_optimizer(settings: TrainingSettings, loss: PerExampleLoss) -> Optimizer:
+    """Return the optimizer of the trainable parameters."""
     kinds: dict[str, type[Optimizer]] = {"adamw": AdamW, "sgd": SGD}
     options: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     return kinds[settings.optimizer](list(loss.trainable_parameters().values()), **options)

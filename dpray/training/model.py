@@ -77,7 +77,9 @@ def save_model(
         if settings.tuning == "lora":
             for adapters in model.peft_config.values():
                 adapters.base_model_name_or_path = base_name
-            model.save_pretrained(folder / ADAPTER)
+            # No embeddings are tuned; to see that, PEFT would look for the model at its name.
+            model.save_pretrained(folder / ADAPTER, save_embedding_layers=False)
+            (folder / ADAPTER / "README.md").unlink(missing_ok=True)  # of PEFT; names a place
             tokenizer.save_pretrained(folder / ADAPTER)
             model = _merge_into(folder / "merged.safetensors", model)
         model.save_pretrained(folder)

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.accounting.events import PoissonSubsampledGaussian
-from dpray.config.training import Precision
 
 SUM_ROUNDING = (
     "the rounding of float32 sums over a batch: whether one text is there moves the sum of all "
@@ -20,12 +19,6 @@ SUM_ROUNDING = (
 )
 """The report states this line on DP-SGD beside the limits of every run; docs/benchmarks.md has
 figures."""
-
-ROUNDING_SLACK: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 3e-2}
-"""Maps a precision to the relative excess over the clip norm that is allowed for: the norm comes
-from one backward pass and the clipped gradient from another, whose values are scaled and rounded
-anew. Small models showed 4e-7 in float32; in bfloat16 a standard deviation of 4e-3, and 1.2e-2 at
-most in 360 texts."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +30,6 @@ class DpSgdStep:
     B, the expected batch size q * N, is a public number: nothing is divided by the size of the
     batch that was drawn, and an empty batch releases noise like any other.
 
-    Gradients are scaled down to `clip_to`, a little below C, so that rounding in `precision`
-    leaves them within C.
     Proof: docs/privacy.md, sections 5.2 and 5.3.
     """
 
@@ -46,11 +37,8 @@ class DpSgdStep:
     noise_multiplier: float
     clip_norm: float
     expected_batch_size: float
-    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        if self.precision not in ROUNDING_SLACK:
-            raise ValueError(f"precision is one of {sorted(ROUNDING_SLACK)}")
         for name in ("clip_norm", "expected_batch_size"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is a positive number")
@@ -59,10 +47,6 @@ class DpSgdStep:
     @property
     def dp_event(self) -> PoissonSubsampledGaussian:
         return PoissonSubsampledGaussian(self.sampling_probability, self.noise_multiplier)
-
-    @property
-    def clip_to(self) -> float:
-        return self.clip_norm / (1.0 + ROUNDING_SLACK[self.precision])
 
     @property
     def noise_std(self) -> float:

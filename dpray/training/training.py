@@ -70,7 +70,7 @@ class ReferenceTrainer:
         self._step, self._device = step, torch.device(device)
         self._loss = loss.to(self._device)
         self._moments = MOMENTS[settings.optimizer]
-        self._optimizer = make_optimizer(step, settings, loss)
+        self._optimizer = make_optimizer(settings, loss)
         self._start_engine()
         self._noise = GradientNoise(step, noise_key)
         add_noise_before_steps(self._optimizer, self._noise)
@@ -84,8 +84,10 @@ class ReferenceTrainer:
 
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
         micro_batch = MicroBatch.of(texts, *shape).to(self._device)
-        clipped = self._loss.clipped(micro_batch, self._step.clip_to)
-        (clipped / self._step.expected_batch_size).backward()
+        step = self._step
+        share = 1.0 / step.expected_batch_size
+        with self._loss.clipped(micro_batch, step.clip_norm, share) as clipped:
+            clipped.backward()
 
     def step(self, learning_rate: float) -> None:
         set_learning_rate(self._optimizer, learning_rate)

@@ -123,15 +123,14 @@ class ZeroTrainer(ReferenceTrainer):
 
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
-        clipped = self._loss.clipped(
+        with self._loss.clipped(
             MicroBatch.of(texts, *shape).to(self._device),
-            self._step.clip_to,
+            self._step.clip_norm,
+            self.ranks / self._step.expected_batch_size,  # the engine averages over ranks
             forward=self._forward,
             two_passes=self._stage == 3,
-        )
-        # The engine averages over ranks.
-        share = clipped * (self.ranks / self._step.expected_batch_size)
-        self._engine.backward(share, scale_wrt_gas=False)
+        ) as clipped:
+            self._engine.backward(clipped, scale_wrt_gas=False)
 
     def _forward(self, *batch: torch.Tensor) -> torch.Tensor:
         """Run the loss on a micro-batch under the engine; return the losses, shape (B,)."""

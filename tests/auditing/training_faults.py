@@ -26,7 +26,7 @@ PLAN = DpSgd(
 def unclipped_gradients() -> AbstractContextManager[Any]:
     right = PerExampleLoss.clipped
 
-    def unclipped(self: PerExampleLoss, batch: Any, clip_to: float, *more: Any) -> Any:
+    def unclipped(self: PerExampleLoss, batch: Any, clip_norm: float, *more: Any) -> Any:
         return right(self, batch, 1e6, *more)
 
     return patch.object(PerExampleLoss, "clipped", unclipped)

@@ -91,7 +91,12 @@ def plain(model: Any) -> Step:
 
 def dpray(model: Any, two_passes: bool = False, checkpointing: bool = False) -> Step:
     loss = PerExampleLoss(model, checkpointing=checkpointing).eval()
-    return lambda batch: loss.clipped(batch, 1.0, two_passes=two_passes).backward()
+
+    def step(batch: MicroBatch) -> None:
+        with loss.clipped(batch, 1.0, two_passes=two_passes) as clipped:
+            clipped.backward()
+
+    return step
 
 
 def opacus_per_sample(model: Any) -> Step:

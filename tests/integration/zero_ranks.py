@@ -54,13 +54,12 @@ CASES: tuple[tuple[str, Any, Any], ...] = (
 """Model, optimizer, precision."""
 
 
-def plan(sigma: float, optimizer: Any = "sgd", precision: Any = "float32", stage: Any = 2) -> DpSgd:
+def plan(sigma: float, optimizer: Any = "sgd", stage: Any = 2) -> DpSgd:
     step = DpSgdStep(
         sampling_probability=0.2,
         noise_multiplier=sigma,
         clip_norm=C,
         expected_batch_size=B,
-        precision=precision,
     )
     rate = 1.0 if optimizer == "sgd" else 0.01
     settings = TrainingSettings(
@@ -134,7 +133,7 @@ def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str,
         loss = PerExampleLoss(MODELS[name](), precision, checkpointing).eval()
         if state is not None:
             state.put_weights(loss)
-        ours = plan(1e-9, optimizer, precision, stage)
+        ours = plan(1e-9, optimizer, stage)
         trainer = ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
         if state is not None:
             trainer.restore(state)

@@ -55,7 +55,12 @@ def a_report(**changes):
         },
         "records": 1412,
         "lost_batches": "repeat",
-        "method": {"name": "private_prediction", "batch_size": 255, "private_tokens": 2600},
+        "method": {
+            "name": "private_prediction",
+            "batches": "disjoint",
+            "batch_size": 255,
+            "private_tokens": 2600,
+        },
         "versions": {"dpray": "0.1.0", "vllm": "0.32.0"},
     }
     return report | changes

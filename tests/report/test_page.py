@@ -173,7 +173,7 @@ def test_a_run_without_noise_claims_none():
     text = Visible(page(**noiseless)).text
 
     assert "Private records were used without noise: nothing was charged." in text
-    assert "counted without noise, are kept" in text
+    assert "The votes are counted without noise, and the texts" in text
     assert "computed from private records and is not for release" in text
     for false in ("No private record was used", "noisy", "cost nothing", "the noise it used"):
         assert false not in text
@@ -186,8 +186,9 @@ def test_a_run_without_noise_claims_none():
 def test_the_iterations_of_a_private_run_are_shown(public):
     text = Visible(page(public=public, iterations=HISTORY)).text
 
-    assert "counted with noise, are kept" in text and "43 %" in text
-    assert "made from noisy counts and released texts: they cost nothing" in text
+    assert "The votes are counted with noise, and the texts with the most of them are kept" in text
+    assert "43 %" in text
+    assert "made from noisy counts and from the texts that these kept: they cost nothing" in text
 
 
 def test_a_run_without_ledger_batches_or_records_has_a_page():

@@ -133,10 +133,32 @@ def test_parts_of_one_matrix(positions: int) -> None:
     for first in parts:
         for second in parts:
             plain = (dense(first) * dense(second)).sum((1, 2))
-            torch.testing.assert_close(inner_products(first, second), plain, rtol=1e-4, atol=1e-4)
+            found = inner_products(first, second)
+            torch.testing.assert_close(found, plain.double(), rtol=1e-4, atol=1e-4)
     whole = sum((dense(part) for part in parts), torch.zeros(3, 6, 4))
     plain = whole.square().sum((1, 2)).double()
-    torch.testing.assert_close(squared_norms(parts), plain, rtol=1e-5, atol=0)
+    # A bound is above the norm by 2^-21 of the squared sum of the terms' norms.
+    torch.testing.assert_close(squared_norms(parts), plain, rtol=3e-5, atol=0)
+
+
+@pytest.mark.parametrize(("positions", "size"), [(4, 5000), (400, 3)])  # both ways to a product
+def test_a_gradient_whose_terms_cancel_out_is_not_taken_for_a_shorter_one(
+    positions: int, size: int
+) -> None:
+    """Terms come in pairs that differ by a millionth. In float32 the sum of their products is off
+    by more than the whole norm, and may be negative."""
+    fixed = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(64, positions, size, generator=fixed) for _ in range(2))
+    left[:, 1::2] = left[:, ::2] * (-1 - 1e-6)
+    right[:, 1::2] = right[:, ::2]
+    # The pairs' sums are exact in float64, and nothing cancels out between pairs.
+    pairs, others = left.double()[:, ::2] + left.double()[:, 1::2], right.double()[:, ::2]
+    true = ((pairs @ pairs.mT) * (others @ others.mT)).sum((1, 2))
+    bound = squared_norms([Outer(left, right)])
+    terms = (left.double().norm(dim=2) * right.double().norm(dim=2)).sum(1).square()
+    assert (bound >= true).all() and (bound <= true + 2.0**-20 * terms).all()
+    in_float32 = ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
+    assert (in_float32.double() < 0.99 * true).any()
 
 
 class Logits(nn.Module):

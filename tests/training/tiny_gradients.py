@@ -116,7 +116,7 @@ def plain_clipped_sum(model: torch.nn.Module, batch: list[TrainingText], c: floa
 def clipped_sum(
     loss: PerExampleLoss,
     batch: list[TrainingText],
-    clip_to: float,
+    clip_norm: float,
     size: int,
     two_passes: bool = False,
 ) -> torch.Tensor:
@@ -127,7 +127,8 @@ def clipped_sum(
         parameter.grad = None
     for start in range(0, len(batch), size) or [0]:
         micro_batch = MicroBatch.of(batch[start : start + size]).to(parameters[0].device)
-        loss.clipped(micro_batch, clip_to, two_passes=two_passes).backward()
+        with loss.clipped(micro_batch, clip_norm, two_passes=two_passes) as clipped:
+            clipped.backward()
     return torch.cat(
         [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]
     )

@@ -119,8 +119,8 @@ def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
         "sampling": {
             "votes": f"each private record votes in an iteration for the {nearest} of its label; "
             f"all counts {noise}",
-            "embeddings": "the private texts are read by the embedder and not by the language "
-            "model; each is embedded by itself",
+            "embeddings": "to vote, each private text is embedded by itself; the language model, "
+            "which varies the texts that are voted on, reads none",
         },
         "public_inputs": {
             "template": plan.settings.template,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpray.config.config import Config
+from dpray.config.config import Config, DataConfig
 from dpray.engines.base import Sampling
 from dpray.engines.requests import Ask, Request, answered
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
@@ -27,6 +27,7 @@ from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
 from dpray.methods.dp_kps.plan import DpKpsPlan
 from dpray.methods.dp_kps.public_terms import read_vocabulary
+from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_kps.tuning import Tuning, Weights, recognised, weights
 from dpray.runs.folder import TUNING_KEY
 from dpray.runs.rows import Row
@@ -225,10 +226,26 @@ def total_sums(shards: Shards, *arguments: Any) -> dict[str, Sums]:
     return {label: sum(part[label] for part in parts) for label in parts[0]}  # type: ignore[misc]
 
 
+def uses_vectors(settings: DpKpsSettings) -> bool:
+    """Return whether anything looks at the vectors of terms."""
+    return settings.estimator != "exact" or settings.kernel_bandwidth != 0
+
+
+def densities_in_words(data: DataConfig) -> str:
+    """Return the sentence of the report on the classes' densities."""
+    if not data.labels:
+        return "one estimator of all records"
+    if data.max_records_per_unit == 1:
+        return "one estimator a class, on classes that are disjoint: parallel composition"
+    return (
+        "one estimator a class; a unit's records may be in several, and the noise is for all of "
+        "them together"
+    )
+
+
 def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
     """Return the embedder of terms, which are public. Without a kernel nothing looks at vectors."""
-    settings = session.plan.settings
-    if settings.estimator == "exact" and settings.kernel_bandwidth == 0:
+    if not uses_vectors(session.plan.settings):
         return lambda terms: np.zeros((len(terms), 1), dtype=np.float32)
     from dpray.engines.embedder import SentenceTransformerEmbedder
 
@@ -266,14 +283,14 @@ def report(session: DpKpsSession) -> dict[str, Any]:
             **({} if plan.tuning is None else {"tuning": TUNING}),
             "vocabulary": "the first distinct terms of each record are counted, and every "
             "count of the public vocabulary gets noise, once",
-            "densities": "one estimator a class, on classes that are disjoint: parallel "
-            "composition",
+            "densities": densities_in_words(session.config.data),
             "sequences": "post-processing, from public randomness",
         },
         "public_inputs": {
             "template": plan.settings.template,
             "vocabulary": plan.settings.vocabulary,
-            "embedder": session.config.embedder.model,
-        },
+            "few_shot": plan.settings.few_shot,
+        }
+        | ({"embedder": session.config.embedder.model} if uses_vectors(plan.settings) else {}),
         "noise_source": INTEGER_NOISE_SOURCE,
     }

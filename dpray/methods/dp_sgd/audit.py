@@ -87,7 +87,7 @@ def train(
     weights are put back, so that every step begins at 0."""
     mechanism = plan.mechanism
     model = CanaryTable(canaries, TOO_LONG * mechanism.clip_norm)
-    loss = PerExampleLoss(model, mechanism.precision).eval()
+    loss = PerExampleLoss(model, plan.settings.precision).eval()
     trainer = ReferenceTrainer(mechanism, plan.settings, loss, new_key())
     clipped = mechanism.clip_norm / mechanism.expected_batch_size
     weights = model.table.weight.detach()

@@ -208,7 +208,6 @@ def make_plan(config: Config, settings: DpSgdSettings, before: Before | None = N
         noise_multiplier=NO_NOISE if noise is None else noise,
         clip_norm=settings.clip_norm,
         expected_batch_size=float(settings.batch_size),
-        precision=settings.precision,
     )
     method = DpSgd(mechanism, steps, settings, repeats)
     proportions = config.data.proportions

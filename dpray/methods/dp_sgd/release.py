@@ -7,7 +7,6 @@ training resumes after the last one that was published, and pays for the steps t
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,10 +21,12 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.config import Config, DataConfig
+from dpray.engines.adapters import BASE_PLACE
 from dpray.engines.base import PlainPrompt, Sampling
+from dpray.engines.model_path import absolute_model
 from dpray.engines.requests import Request, answered
 from dpray.engines.text import TextCodec
-from dpray.io.files import disk_is_full, sha256_of, sync_all
+from dpray.io.files import disk_is_full, sha256_of, sync_all, write_durably
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.algorithm import fine_tune
 from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
@@ -34,6 +35,7 @@ from dpray.runs.cluster import ended_for_memory
 from dpray.runs.engine import with_absolute_model
 from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
 from dpray.runs.placement import gpus_of_rank
+from dpray.runs.public_names import model_name
 from dpray.runs.session import Release, Session
 from dpray.training.journal import Journal, lost_blocks
 from dpray.training.model import ADAPTER
@@ -59,6 +61,8 @@ def release(session: DpSgdSession) -> Release:
     if hashes(released_folder(session)) != files:
         raise DprayError("private/model: the tuned model is not there, or altered")
 
+    if (base := Path(absolute_model(config.engine.model))).is_dir():
+        write_durably(session.folder.root / BASE_PLACE, f"{base}\n", private=True)
     # From here on all is post-processing: the tuned model writes as many texts as are wanted.
     drawn = draw_values(plan.shares, settings.records, session.public_generator("control-values"))
     texts = write_texts(session, drawn)
@@ -86,7 +90,7 @@ def train(session: DpSgdSession) -> dict[str, Any]:
         step=method.mechanism,
         settings=plan.settings,
         base=plan.config.engine.model,
-        base_name=base_name(session.config),
+        base_name=model_name(session.config.engine.model),
         loop=partial(fine_tune_on_records, plan, str(tokens)),
         folder=str(tuned),
         journal=Journal(
@@ -273,16 +277,6 @@ def released_folder(session: DpSgdSession) -> Path:
     """Return the folder of the files to release: the tuned model, or its adapters alone."""
     tuned = tuned_folder(session)
     return tuned / ADAPTER if session.plan.settings.tuning == "lora" else tuned
-
-
-def base_name(config: Config) -> str:
-    """Return what the released adapters call the model that they belong to. A relative folder's
-    path begins at the adapters': it would lead elsewhere from another working directory, and might
-    be taken for a hub's name there."""
-    model = Path(config.engine.model).expanduser()
-    if not model.is_dir() or model.is_absolute():
-        return config.engine.model
-    return os.path.relpath(model.resolve(), Path(config.output.path, MODEL).resolve())
 
 
 def with_absolute_paths(config: Config) -> Config:

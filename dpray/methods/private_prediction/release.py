@@ -18,6 +18,7 @@ from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.rows import ROWS, joined, placeholder, private_rows
+from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY
 from dpray.runs.group_actor import Outcome
 from dpray.runs.groups import Groups
@@ -255,14 +256,27 @@ def report(session: BatchSession, done: Decoded) -> dict[str, Any]:
             "batches": f"{DISJOINT if plan.disjoint else POISSON}; expected size "
             f"{settings.expected_batch_size}",
             "copies": copies,
-            "tokens": "softmax of the clipped mean of logits (exponential mechanism)",
+            "tokens": tokens_in_words(settings),
             "candidates": CANDIDATES if plan.settings.candidates != "all" else "all tokens",
         },
         "numerics": {"dtype": session.config.engine.dtype, "row_variation": done.row_variation},
         "public_inputs": {"template": settings.template, "few_shot": settings.few_shot},
         "not_covered": [*NOT_COVERED, *rounding(plan, done.row_variation)],
-        "noise_source": NOISE_SOURCE,
+        "noise_source": f"{NOISE_SOURCE}; a fresh key for every text",
     }
+
+
+def tokens_in_words(settings: PrivatePredictionSettings) -> str:
+    """Return the sentence of the report on how a token is drawn."""
+    words = "softmax of the clipped mean of logits (exponential mechanism)"
+    if settings.public_gate is not None:
+        words += "; where the public logits alone are sure of a token, it is drawn from them"
+    if settings.sparse_vector is not None:
+        words += (
+            "; where a noisy comparison (sparse vector) does not find the private logits far from "
+            "the public ones, it is drawn from the public ones"
+        )
+    return words
 
 
 def rounding(plan: PrivatePredictionPlan, variation: float | None) -> list[str]:

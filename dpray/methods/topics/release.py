@@ -85,8 +85,8 @@ def report(session: TopicsSession, found: Measured) -> dict[str, Any]:
         "sampling": {
             "histogram": "each private record adds one to the count of its label and of the topic "
             "that is nearest to it; all counts get noise once, in one place",
-            "embeddings": "the private texts are read by the embedder and not by the language "
-            "model; each is embedded by itself",
+            "embeddings": "each private text is embedded by itself; no language model reads it "
+            "here",
             "sequences": "post-processing: topics in proportion to their noisy counts",
         },
         "public_inputs": {

@@ -70,7 +70,7 @@ def test_three_steps_are_those_of_a_plain_reference(
     start = flat(model)
     for t in range(3):
         batch = [units[i][0] for i in poisson_batch(len(units), 0.3, rng)]
-        total = plain_clipped_sum(model, batch, ours.mechanism.clip_to)
+        total = plain_clipped_sum(model, batch, ours.mechanism.clip_norm)
         total += sigma * C * torch.from_numpy(normals.standard_normal(len(total))).float()
         sizes = [p.numel() for p in trainable(model)]
         for parameter, part in zip(trainable(model), (total / 6.0).split(sizes), strict=True):

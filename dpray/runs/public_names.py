@@ -1,0 +1,97 @@
+"""A released file names models and files by their names and digests, without their places.
+
+A model on a hub and a packaged template are named as the configuration names them; a folder or a
+file on this machine by its own name and a SHA-256 of its content. Where the private data are, which
+endpoint is asked and where the ledger is, no released file says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dpray.engines.model_cache import made_once
+from dpray.engines.model_path import is_hub_name, with_bases
+from dpray.io.files import sha256_of
+from dpray.types import InputError
+
+DIGITS = 16
+"""A digest is cut to so many hexadecimal digits."""
+
+MODELS = frozenset({"model", "embedder"})
+FILES = frozenset({"template", "few_shot", "vocabulary", "public"})
+"""Keys of methods and of `public_inputs` whose values name public files."""
+
+
+def public_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's plain values as they may be released."""
+    sections = {name: named(keys) for name, keys in values.items()}
+    sections["data"].pop("path", None)
+    sections["engine"].pop("base_url", None)
+    return sections
+
+
+def named(value: Any, key: str = "") -> Any:
+    """Return a plain value with models and files named without their places."""
+    if isinstance(value, Mapping):
+        return {name: named(item, name) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [named(item) for item in value]
+    if isinstance(value, str) and key in MODELS:
+        return model_name(value)
+    return file_name(value) if isinstance(value, str) and key in FILES else value
+
+
+def model_name(model: str) -> str:
+    """Return a model's public name; adapters stand before the model that they belong to."""
+    return " on ".join(map(_model_name, with_bases(model)))
+
+
+def _model_name(model: str) -> str:
+    if model and os.path.isdir(model):
+        folder = Path(model).resolve()
+        return f"{folder.name} (sha256 {_folder_digest(folder, _identity(folder))})"
+    # A path that is not here may be on the machines of the cluster.
+    return model if is_hub_name(model) else Path(model).name
+
+
+def file_name(file: str) -> str:
+    """Return the public name of a file; what is no path here, such as a packaged template, is
+    named as it is."""
+    if os.path.isfile(file):
+        return f"{Path(file).name} (sha256 {sha256_of(Path(file))[:DIGITS]})"
+    return file if file.startswith("hf://") or os.sep not in file else Path(file).name
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("[!.]*") if path.is_file())
+
+
+def _identity(folder: Path) -> str:
+    """Return a digest of the places, sizes and times of a folder's files."""
+    stats = [(path, path.stat()) for path in _files(folder)]
+    lines = [f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats]
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+@cache
+def _folder_digest(folder: Path, identity: str) -> str:
+    """Return a digest of the names and contents of a folder's files. Weights are large: it is kept
+    in the user's cache under the files' `identity`, if that can be written."""
+
+    def digest() -> str:
+        lines = [f"{path.relative_to(folder)} {sha256_of(path)}" for path in _files(folder)]
+        text = "\n".join(lines).encode("utf-8", "surrogateescape")
+        return hashlib.sha256(text).hexdigest()[:DIGITS]
+
+    def make(into: Path) -> None:
+        (into / "sha256").write_text(digest())
+
+    with suppress(InputError, OSError):
+        return (made_once(f"digest-{identity[:32]}", make) / "sha256").read_text()
+    return digest()

@@ -1,0 +1,89 @@
+"""Each stage of a chain draws its secret coins from a key of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dpray.accounting.ledger import Ledger
+from dpray.config.config import Config
+from dpray.mechanisms.randomness import new_key
+from dpray.registry import make_plan
+from dpray.runs.engine import build_engine
+from dpray.runs.folder import BATCHES_KEY, ReleaseFolder
+from dpray.runs.session import Session
+from dpray.types import Budget, InputError
+from tests.runs.outcomes import open_budget
+
+RUN = "0123"
+STAGES = ("1-dp_kps", "2-private_prediction")
+Key = Callable[[str], str]
+
+
+@pytest.fixture
+def ledger(config: Callable[..., Config]) -> Iterator[Ledger]:
+    run = config("dp_kps", "private_prediction")
+    with closing(open_budget(run)) as opened:
+        charge = {RUN: (make_plan(run).dp_event, Budget(30.0, 1e-5))}
+        opened.reserve("notes", charge, "record", "add_or_remove_one")
+        yield opened
+
+
+@pytest.fixture
+def key(config: Callable[..., Config], ledger: Ledger, tmp_path: Path) -> Key:
+    """Return the key that a stage has in a new attempt at the run."""
+    plan = make_plan(config("dp_kps", "private_prediction"))
+
+    def of(stage: str) -> str:
+        with closing(ReleaseFolder(str(tmp_path / "out"))) as folder:
+            whole = Session(plan, folder, ledger, RUN, "ab" * 16, lambda _: None, build_engine)
+            with whole.stage(stage, plan) as session:
+                return session.secret_key(BATCHES_KEY, "nobody knows")
+
+    return of
+
+
+def test_two_stages_have_two_keys_and_each_keeps_its_own(key: Key, ledger: Ledger) -> None:
+    first, second = (key(stage) for stage in STAGES)
+    assert first != second
+    ledger.begin(RUN, "attempt", [f"{stage}.batch" for stage in STAGES])
+    assert [key(stage) for stage in STAGES] == [first, second]
+
+
+def test_a_stage_that_began_with_the_key_of_all_stages_goes_on_with_it(
+    key: Key, ledger: Ledger, tmp_path: Path
+) -> None:
+    """An earlier version kept one file for all stages."""
+    key(STAGES[0])  # makes the folder
+    private = tmp_path / "out" / "private"
+    for path in private.glob(f"*{BATCHES_KEY}"):
+        path.unlink()
+    (private / BATCHES_KEY).write_text(old := new_key())
+    ledger.begin(RUN, "attempt", [f"{STAGES[0]}.batch"])
+    assert key(STAGES[0]) == old and key(STAGES[0]) == old
+    assert key(STAGES[1]) != old
+    assert (private / BATCHES_KEY).read_text() == old
+
+
+def test_a_key_that_is_missing_after_its_stage_began_is_not_made_anew(
+    key: Key, ledger: Ledger, tmp_path: Path
+) -> None:
+    for stage in STAGES:
+        key(stage)
+    ledger.begin(RUN, "attempt", [f"{STAGES[1]}.batch"])
+    (tmp_path / "out" / "private" / f"{STAGES[1]}.{BATCHES_KEY}").unlink()
+    with pytest.raises(InputError, match=rf"{STAGES[1]}\.{BATCHES_KEY} is missing, so that nobody"):
+        key(STAGES[1])
+
+
+def test_a_finished_run_keeps_no_stages_key(key: Key, tmp_path: Path) -> None:
+    for stage in STAGES:
+        key(stage)
+    private = tmp_path / "out" / "private"
+    assert len(list(private.glob("*.key"))) == 2
+    with closing(ReleaseFolder(str(tmp_path / "out"))) as folder:
+        folder.remove_work()
+    assert not list(private.glob("*.key"))
