@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ import ray
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from dpray.config.config import Config
+from dpray.config.sections import RuntimeConfig
 from dpray.engines.base import may_be_repeated
 from dpray.types import DprayError, InputError, Resumable
 
@@ -194,12 +195,28 @@ def own_errors() -> Iterator[None]:
 def never_repeated(actor: type, config: Config, gpus: float) -> Any:
     """Return the remote class of actors with `runtime.cpus_per_actor` CPUs and `gpus` GPUs. Ray
     neither restarts them nor repeats their calls."""
+    environment = None
+    if not gpus and THREADS not in os.environ:
+        cores = [node["Resources"].get("CPU", 1.0) for node in ray.nodes() if node["Alive"]]
+        environment = {"env_vars": {THREADS: str(threads(config.runtime, cores))}}
     return ray.remote(actor).options(
         num_cpus=config.runtime.cpus_per_actor,
         num_gpus=gpus or None,
         max_restarts=0,
         max_task_retries=0,
+        runtime_env=environment,
     )
+
+
+THREADS = "OMP_NUM_THREADS"
+
+
+def threads(runtime: RuntimeConfig, cores: Sequence[float]) -> int:
+    """Return the threads of an actor whose model runs on a CPU, by the cores of each machine: those
+    that the other actors leave. Ray would give it one for each CPU that it books, by default one.
+    """
+    left = min(cores, default=1.0) // max(runtime.actors, runtime.min_actors)
+    return max(1, int(runtime.cpus_per_actor), int(left))
 
 
 def uses_ray(config: Config) -> bool:

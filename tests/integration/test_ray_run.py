@@ -19,11 +19,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.usefixtures("driver")
-def test_measured_labels_choose_secret_batches_on_the_cluster(
+def test_measured_labels_choose_the_batches_on_the_cluster(
     runs: Callable[..., Runs], cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ):
     run = runs(
-        method__batches="poisson", method__texts=12, data__label_proportions="measured",
+        method__batches="disjoint", method__max_records=12, data__label_proportions="measured",
         privacy__epsilon=80.0, privacy__epsilon_labels=20.0, runtime__actors=2,
     ).with_fault("none")  # fmt: skip
     report = run.here(capfd, cluster.address).report

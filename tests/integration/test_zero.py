@@ -81,7 +81,9 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_every_stage_makes_the_references_steps(
     saved: Saved, name: str, optimizer: Any, precision: Any
 ) -> None:
-    for stages, two_passes in ((STAGES[:3], False), (STAGES[3:], True)):
+    # A checkpointed model makes two passes at every stage (`zero_ranks._trained`).
+    checkpointed = (name, precision) == ("llama_lora", "float32")
+    for stages, two_passes in ((STAGES[:3], checkpointed), (STAGES[3:], True)):
         loss = PerExampleLoss(MODELS[name](), precision).eval()
         clipped: Any = partial(loss.clipped, two_passes=two_passes)
         loss.clipped = clipped  # type: ignore[method-assign]

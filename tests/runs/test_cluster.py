@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
@@ -10,6 +11,7 @@ from ray.data._internal import stats
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
 from tenacity import stop_after_attempt, wait_fixed
 
+from dpray.config.sections import RuntimeConfig
 from dpray.runs import cluster
 from dpray.runs.cluster import (
     COUNTED_BY,
@@ -17,6 +19,7 @@ from dpray.runs.cluster import (
     find_error,
     keep_counts_here,
     start_ray,
+    threads,
     was_lost,
 )
 from dpray.types import DprayError, InputError, Resumable
@@ -130,3 +133,20 @@ def test_exact_numbers_of_rows_stay_in_this_process(monkeypatch: pytest.MonkeyPa
     monkeypatch.delattr(stats._StatsManager, COUNTED_BY[0])
     with pytest.raises(AttributeError, match=COUNTED_BY[0]):
         keep_counts_here()
+
+
+@pytest.mark.parametrize(
+    ("runtime", "cores", "expected"),
+    [
+        ({}, [8.0], 8),
+        ({"actors": 3}, [8.0], 2),
+        ({"actors": 16}, [8.0], 1),
+        ({"actors": 16, "cpus_per_actor": 4.0}, [8.0], 4),
+        ({"actors": 2}, [64.0, 8.0], 4),
+        ({}, [], 1),
+    ],
+)
+def test_a_model_on_a_cpu_has_the_cores_that_the_other_actors_leave(
+    runtime: dict[str, Any], cores: list[float], expected: int
+) -> None:
+    assert threads(RuntimeConfig(**runtime), cores) == expected
