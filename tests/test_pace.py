@@ -214,7 +214,7 @@ def test_what_cannot_be_measured_is_said(
     refused("^--records, --texts: are too few", texts=0)
     with open(tmp_path / "lists.jsonl", "w") as lists:
         lists.write('{"text": "a", "label": "a", "patient": [1]}\n')
-    refused("row 1: 'patient' holds more than one", lists.name, data__unit="patient")
+    refused("row 1: column 'patient' holds no text and no number", lists.name, data__unit="patient")
     (tmp_path / "file").touch()
     refused("^output.path: cannot write", output__path=str(tmp_path / "file" / "a" / "b"))
     refused("^privacy.epsilon: infinity", method={"name": "aug_pe"}, privacy__epsilon=float("inf"))

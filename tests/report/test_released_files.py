@@ -105,7 +105,6 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("disjoint", MEASURED, DISJOINT | {LABELS, INTEGERS}),
     ("poisson", {}, POISSON),
     ("poisson", UNIT, POISSON),
-    ("poisson", MEASURED, POISSON | {LABELS, INTEGERS}),
     ("gate", {}, DISJOINT | {GATE}),
     ("sparse_vector", {}, DISJOINT | {SPARSE}),
     ("rank", {}, VOTES),

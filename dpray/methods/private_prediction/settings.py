@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dpray.config.base import Count, Positive, Section
 
@@ -37,7 +37,7 @@ class PrivatePredictionSettings(Section):
         description="disjoint: the paper's, a record is in one; poisson: secret ones, a record may "
         "be in many; auto: whichever affords more texts",
     )
-    batch_size: Count | Literal["auto"] = Field(
+    batch_size: int | Literal["auto"] = Field(
         127,
         description="s, the expected number of records of a batch; auto: 127 on a GPU and 31 on a "
         "CPU, or fewer if the machine that makes the plan does not hold such a batch at once",
@@ -106,6 +106,13 @@ class PrivatePredictionSettings(Section):
         "examples included, or with itself; for candidates top_k and top_k_plus; null: no bound",
     )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
+
+    @field_validator("batch_size", mode="before")
+    @classmethod
+    def _number_or_auto(cls, size: Any) -> Any:
+        if size != "auto" and (type(size) is not int or size < 1):
+            raise ValueError("a whole number of at least 1, or auto")
+        return size
 
     @model_validator(mode="after")
     def _consistent(self) -> PrivatePredictionSettings:

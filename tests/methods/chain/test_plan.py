@@ -71,10 +71,11 @@ def test_batches_are_as_many_as_the_first_method_leaves(config: Make) -> None:
 @pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, KPS_SGD, PREDICT_AUG, ALL, TOPICS])
 def test_measured_labels_are_charged_once(config: Make, names: tuple[str, ...]) -> None:
     measured = {"data__label_proportions": "measured", "privacy__epsilon_labels": 0.5}
-    poisson: dict[str, Any] = {"private_prediction__texts": 2, "private_prediction__max_tokens": 2}
+    changes: dict[str, Any] = {"batches": "disjoint", "texts": None, "max_tokens": 2}
+    disjoint = {f"private_prediction__{key}": value for key, value in changes.items()}
     if "private_prediction" not in names:
-        poisson = {}
-    plan = chain(config(*names, privacy__epsilon=12.0, **measured, **poisson))
+        disjoint = {}
+    plan = chain(config(*names, privacy__epsilon=12.0, **measured, **disjoint))
     histogram = plan.label_histogram
     assert histogram is not None
     assert plan.dp_event.terms()[histogram.dp_event] == 1

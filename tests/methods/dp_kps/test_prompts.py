@@ -39,7 +39,11 @@ def test_public_classes_and_examples_are_shown() -> None:
 
 def test_examples_are_drawn_of_the_class_where_there_are_enough() -> None:
     bars = [f"bar {n}" for n in range(20)]
-    examples = {"": ["food 0", *bars], "Bars": bars, "Food": ["food 0"]}
+    examples: dict[str | None, list[str]] = {
+        None: ["food 0", *bars],
+        "Bars": bars,
+        "Food": ["food 0"],
+    }
     prompts = load_keyphrase_prompts("texts", "review", FewShot(examples, 2))
     seen = [re.findall(r"bar \d+|food 0", ask(prompts, ["x"], "Bars", n).user) for n in range(200)]
     assert all(len(set(shown)) == 2 and "food 0" not in shown for shown in seen)

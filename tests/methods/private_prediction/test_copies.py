@@ -116,8 +116,6 @@ def test_a_runs_texts_are_kept_from_copying(longest: int | None) -> None:
 
 
 def test_it_needs_candidates(settings: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(
-        InputError, match=r"^method\.private_prediction\.longest_copy: is for candidates top_k"
-    ):
+    with pytest.raises(InputError, match=r"^method\.longest_copy: is for candidates top_k"):
         parse_config(settings(method__longest_copy=3))
     parse_config(settings(method__longest_copy=3, method__candidates="top_k"))

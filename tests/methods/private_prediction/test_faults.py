@@ -226,7 +226,9 @@ def test_what_is_lost_too_often_ends_the_command_at_once(
     decode = run_module.decode
 
     def lost(*arguments: Any) -> Iterator[Any]:
-        yield next(decode(*arguments))
+        tasks = decode(*arguments)
+        yield next(tasks)  # without outcomes: the rows are gathered
+        yield next(tasks)
         raise LostTooOften(EngineError("the GPU is gone"))
 
     made, faulty = config(), Faulty(engine)

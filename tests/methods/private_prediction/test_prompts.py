@@ -80,7 +80,7 @@ def test_a_users_own_template(tmp_path: Path) -> None:
         ("user: x\noutput: [y]", "own.yaml: output: has to be a text"),
         ("user: '{{ text'", "unexpected end"),
         ("user: '{{ name }}'", "'name' is undefined"),
-        ("user: [", "while parsing"),
+        ("user: [", "line 1: expected the node content"),
     ],
 )
 def test_a_wrong_template_says_what_is_wrong(tmp_path: Path, content: str, message: str) -> None:
