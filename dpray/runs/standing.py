@@ -31,7 +31,7 @@ class Standing:
     `may_be_charged` before it charges, and `resume_hint` if going on is not for free."""
 
     def __init__(self, config: Config | None) -> None:
-        """`config` is None as long as it is not read."""
+        # None as long as it is not read.
         self._config = config
         self.may_be_charged = config is not None and self._file(config).exists()
         self.resume_hint = RESUME_HINT

@@ -13,7 +13,7 @@ from dpray.io.yaml_text import YamlRefused, dump_yaml, parse_yaml
 
 TEXTS = [
     "1:30", "0x10", "0o10", "012", "1_000", "0b11", "1,000", "inf", "nan", "yes", "no", "on", "off",
-    "y", "n", "2020-01-01", "=", "<<", "1.2.3",
+    "y", "n", "2020-01-01", "=", "<<", "1.2.3", "1e400", "-1e400",
 ]  # fmt: skip
 
 
@@ -35,12 +35,13 @@ def test_numbers_truth_and_nothing(text: str, value: Any):
     assert read == value and type(read) is type(value)
 
 
+def test_what_is_not_a_number_is_left_to_the_keys():
+    assert math.isnan(parse_yaml("key: .nan")["key"])
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a: 1\nb: 1e400", r"^line 2: 1e400 is not a number, or too large"),
-        ("a: -1e400", r"^line 1: -1e400 is not"),
-        ("a: 1\n\nb: .nan", r"^line 3: \.nan is not"),
         ("a: " + "9" * 5000, "digits"),
         ("a: 1\nb: {key: secret, key: 2}", r'^line 2: found duplicate key "key"$'),
         ("a: 1\na: 2", r'^line 2: found duplicate key "a"$'),

@@ -25,7 +25,7 @@ from dpray.types import InputError, Resumable
 def test_no_mechanism_failed_where_the_cluster_has_no_room_for_the_ranks(error: Exception) -> None:
     found = reason(came(ControllerError(error)))
     assert isinstance(found, Resumable) and may_run_again(found)
-    assert "the same command goes on" in str(found)
+    assert "make room" in str(found)
 
 
 def test_ranks_that_were_lost_before_they_began_are_started_anew() -> None:

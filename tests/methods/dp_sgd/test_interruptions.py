@@ -57,7 +57,7 @@ def test_a_progress_function_that_raises_fails_no_training(config: Callable[...,
         if (progress.stage, progress.completed) == ("training steps", 3):
             raise ZeroDivisionError("a program's own")
 
-    with pytest.raises(Resumable, match="on_progress raised ZeroDivisionError; the same command"):
+    with pytest.raises(Resumable, match=r"ZeroDivisionError; .*: the same command"):
         methods.run(run, broken)
     assert methods.run(run)["steps"] == {"planned": 6, "repeated": 2, "charged": 8}
 
