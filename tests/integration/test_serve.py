@@ -111,6 +111,8 @@ def test_the_models_are_listed_and_healthy(served: Served) -> None:
     assert [model.id for model in client.models.list()] == [LLM, EMBEDDER]
     assert client.models.retrieve(EMBEDDER).id == EMBEDDER
     assert (served.said["llm"], served.said["embedder"]) == (LLM, EMBEDDER)
+    # A gateway asks Serve once in two seconds, so it may have asked before the models were there.
+    wait_for(lambda: served.get("/health", key=None).status_code == 200, served.process)
     health = served.get("/health", key=None)
     assert (health.status_code, health.json()["status"]) == (200, "ok")
     assert len(health.json()["deployments"]) == 4
