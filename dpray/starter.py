@@ -35,7 +35,7 @@ COMMENTS = {
     "temperature": "lower is more careful, and costs more",
     "candidates": "only words that the model finds likely by itself",
     "max_tokens": "the longest text that is written",
-    "max_records": "texts that are written, or fewer if epsilon pays for fewer",
+    "max_records": "texts that are written; `dpray plan` says how many epsilon pays for",
 }
 """The comments on keys of `method`."""
 
@@ -227,7 +227,7 @@ def _method_lines(answers: Answers) -> list[str]:
                 "candidates": "top_k_plus",
                 "k": 200,
                 "max_tokens": 64,
-                "max_records": max(1, min(100, answers.public_size // 10)),
+                "max_records": 20,
             },
         ),
         "aug_pe": (

@@ -61,18 +61,18 @@ def gpu_cache_bytes(config: EngineConfig, text_config: Any) -> int | None:
     if memory is None:
         return None
     left = config.gpu_memory_utilization * memory * config.gpus
-    return max(0, int(left) - model_bytes(text_config, config.dtype))
+    return max(0, int(left) - parameters(text_config) * BYTES.get(config.dtype, 4))
 
 
-def model_bytes(text_config: Any, dtype: str) -> int:
-    """Return the bytes of a model's weights, by its configuration alone."""
+def parameters(text_config: Any) -> int:
+    """Return the number of a model's parameters, by its configuration alone."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(text_config)
-    parameters = {id(each): each.numel() for each in model.parameters()}  # tied ones count once
-    return sum(parameters.values()) * BYTES.get(dtype, 4)
+    # Tied ones count once.
+    return sum({id(each): each.numel() for each in model.parameters()}.values())
 
 
 def machine_memory() -> int:

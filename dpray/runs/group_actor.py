@@ -6,11 +6,13 @@ the engine decodes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +23,10 @@ from dpray.engines.base import EngineError
 from dpray.runs.engine import WorkerError, try_to_load
 from dpray.runs.placement import hide_other_gpus
 from dpray.runs.rows import Row
+
+OUTCOME_SECONDS = 10.0
+"""An outcome waits at most so long for others of its task: what is not handed over is lost with the
+actor, and no progress shows it."""
 
 Outcome = dict[str, Any]
 """An `Outcome` holds plain JSON values; its reader knows which. One of them is its group's name,
@@ -65,9 +71,15 @@ class GroupActor:
     """A `GroupActor` delegates to its worker; it has one caller. Where the worker cannot be made,
     `load` answers with the reason; where its engine fails, `more` does. It is not used then."""
 
-    def __init__(self, make_worker: Callable[[], GroupWorker], key: str, task_size: int) -> None:
+    def __init__(
+        self,
+        make_worker: Callable[[], GroupWorker],
+        key: str,
+        task_size: int,
+        patience: float = OUTCOME_SECONDS,
+    ) -> None:
         hide_other_gpus()
-        self._key, self._task_size = key, task_size
+        self._key, self._task_size, self._patience = key, task_size, patience
         # An engine is built and used in one thread: what libraries keep for each thread (the
         # device, the pool of OpenMP) stays the same.
         self._thread = ThreadPoolExecutor(max_workers=1)
@@ -99,12 +111,19 @@ class GroupActor:
         self._is_ready = self._is_idle
 
     def more(self) -> Answer | WorkerError:
-        """Wait for the outcomes of as many groups as a task has, until the engine has taken its
-        last task, or until nothing is under way. Raises what the worker raised, and returns the
-        reason where its engine failed: both after the outcomes that came before."""
+        """Wait for the outcomes of as many groups as a task has, or of fewer that came within
+        `patience` seconds, until the engine has taken its last task, or until nothing is under way.
+        Raises what the worker raised, and returns the reason where its engine failed: both after
+        the outcomes that came before."""
         outcomes: list[Outcome] = []
+        deadline = math.inf
         while not self._is_ready and len(outcomes) < self._task_size:
-            came = self._came.get()
+            left = max(0.0, deadline - monotonic())
+            try:
+                came = self._came.get(timeout=None if math.isinf(left) else left)
+            except Empty:
+                break
+            deadline = min(deadline, monotonic() + self._patience)
             if not isinstance(came, _Event):
                 outcomes.append(came)
             elif came.error is None:

@@ -17,7 +17,7 @@ import ray
 
 from dpray.config.config import Config
 from dpray.runs.cluster import own_errors, uses_ray
-from dpray.runs.group_actor import GroupWorker, Outcome
+from dpray.runs.group_actor import OUTCOME_SECONDS, GroupWorker, Outcome
 from dpray.runs.group_pool import GroupPool
 from dpray.runs.rows import CHUNK, Row, RowsOf, local_rows, ray_rows
 from dpray.runs.together import together
@@ -80,7 +80,8 @@ class Groups:
         worker = make_worker()
         try:
             with closing(worker.work(tasks())) as outcomes:
-                yield from together(([outcome] for outcome in outcomes), task_size)
+                lots = ([outcome] for outcome in outcomes)
+                yield from together(lots, task_size, OUTCOME_SECONDS)
         finally:
             worker.close()
 

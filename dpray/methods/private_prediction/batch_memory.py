@@ -1,21 +1,37 @@
-"""The memory that a batch takes, from public numbers alone: no model is loaded, no data opened."""
+"""The memory and the time that batches take, from public numbers alone: no model is loaded, no data
+opened."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from dpray.config.sections import EngineConfig
-from dpray.engines.kv_cache import GIB, bytes_per_token, cpu_cache_bytes, gpu_cache_bytes
+from dpray.engines.kv_cache import (
+    GIB,
+    bytes_per_token,
+    cpu_cache_bytes,
+    gpu_cache_bytes,
+    parameters,
+)
+
+CPU_FLOPS = 2e10
+"""A core makes about so many float32 operations a second. A rough figure, of SmolLM2-135M in vLLM
+on two cores."""
+
+LONG_HOURS = 0.5
+"""A plan that may take longer on a CPU says so."""
 
 
 @dataclass(frozen=True)
 class BatchMemory:
-    """The rows that the engine holds at once.
+    """The rows that the engine holds at once, and how long they take on a CPU.
 
     A row has at most `row_tokens` tokens: its prompt, with a text of `method.max_prompt_tokens`,
     and what is drawn. Each token takes `token_bytes` in the KV cache of `cache_bytes`. `most_rows`
-    is `engine.max_num_seqs`, or None. `place` names the device.
+    is `engine.max_num_seqs`, or None. `token_seconds` is the time of a token on all cores of this
+    machine, or None on a GPU.
     """
 
     row_tokens: int
@@ -23,6 +39,7 @@ class BatchMemory:
     cache_bytes: int
     most_rows: int | None
     place: str
+    token_seconds: float | None
 
     @property
     def rows_at_once(self) -> int:
@@ -32,6 +49,12 @@ class BatchMemory:
     def parts(self, rows: int) -> int:
         """Return in how many parts a batch of `rows` rows is decoded."""
         return -(-rows // self.rows_at_once)
+
+    def most_hours(self, rows: int) -> float | None:
+        """Return about how long so many rows take at most, one after the other; None on a GPU."""
+        if self.token_seconds is None:
+            return None
+        return rows * self.row_tokens * self.token_seconds / 3600
 
     def summary(self, rows: int) -> dict[str, Any]:
         return {
@@ -51,18 +74,26 @@ class BatchMemory:
             f"{rows} rows are decoded {how}"
         )
 
-    def slow(self, rows: int) -> str | None:
-        """Return a warning if batches do not fit: the model then reads what does not fit anew for
-        every token."""
-        if self.parts(rows) == 1:
-            return None
-        return (
-            f"method.batch_size: batches of up to about {rows} rows do not fit the "
-            f"{self.rows_at_once} rows that the engine holds {self.place}: the others are computed "
-            "anew for every token, which is slow. A smaller method.batch_size (auto takes what "
-            "fits) or method.max_prompt_tokens helps, or a larger engine.max_num_seqs, "
-            "engine.kv_cache_gib (CPU) or GPU"
-        )
+    def warnings(self, rows: int, all_rows: int) -> list[str]:
+        """Warn of batches of `rows` rows that do not fit, and of a run of `all_rows` rows that
+        takes long."""
+        found = []
+        if self.parts(rows) > 1:
+            found.append(
+                f"method.batch_size: batches of up to about {rows} rows do not fit the "
+                f"{self.rows_at_once} rows that the engine holds {self.place}: the others are "
+                "computed anew for every token, which is slow. A smaller method.batch_size (auto "
+                "takes what fits) or method.max_prompt_tokens helps, or a larger "
+                "engine.max_num_seqs, engine.kv_cache_gib (CPU) or GPU"
+            )
+        hours = self.most_hours(all_rows)
+        if hours is not None and hours > LONG_HOURS:
+            found.append(
+                f"engine.model: on this machine's CPU the run takes up to about {hours:.1f} hours "
+                "(a rough estimate, for texts of full length). Fewer texts (method.max_records), "
+                "a smaller method.batch_size or model, or a GPU help"
+            )
+        return found
 
 
 def batch_memory(
@@ -71,11 +102,12 @@ def batch_memory(
     """Return the memory of batches whose rows have `row_tokens` tokens, on the GPU that
     `engine.gpu_memory_gib` names or this machine has, else on its CPU."""
     token_bytes = bytes_per_token(model_config, engine.dtype)
-    cache_bytes, place = gpu_cache_bytes(engine, model_config), "on one GPU"
-    if cache_bytes is None:
-        needed = usual_rows * row_tokens * token_bytes
-        cache_bytes, place = cpu_cache_bytes(engine, needed), "on this machine's CPU"
-    elif engine.gpus > 1:
-        place = f"on {engine.gpus} GPUs"
     most = engine.max_num_seqs if engine.kind == "vllm" else None
-    return BatchMemory(row_tokens, token_bytes, cache_bytes, most, place)
+    on_gpu = gpu_cache_bytes(engine, model_config)
+    if on_gpu is not None:
+        place = "on one GPU" if engine.gpus == 1 else f"on {engine.gpus} GPUs"
+        return BatchMemory(row_tokens, token_bytes, on_gpu, most, place, None)
+    cache_bytes = cpu_cache_bytes(engine, usual_rows * row_tokens * token_bytes)
+    seconds = 2 * parameters(model_config) / (CPU_FLOPS * (os.cpu_count() or 1))
+    place = "on this machine's CPU"
+    return BatchMemory(row_tokens, token_bytes, cache_bytes, most, place, seconds)

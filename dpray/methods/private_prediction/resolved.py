@@ -289,8 +289,9 @@ class PrivatePredictionPlan(Plan):
                 f"{settings.expected_batch_size}. Their texts lean on the public prompt; a run of "
                 "their own gives them whole batches"
             )
-        if self.memory is not None and (slow := self.memory.slow(self.usual_rows)):
-            warnings.append(slow)
+        if self.memory is not None:
+            all_rows = self.expected_texts * (settings.expected_batch_size + 1)
+            warnings += self.memory.warnings(self.usual_rows, all_rows)
         return warnings
 
 

@@ -3,10 +3,11 @@ comes in its way harms no batch that is under way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
@@ -130,6 +131,35 @@ def test_an_engine_is_full_from_slice_to_slice(decoder: Decoder, ahead: bool) ->
     until_ready()
     assert sorted(found) == names
     assert (engine.at_once == [3] * 7 + [2, 1]) is ahead
+
+
+def test_an_outcome_is_handed_over_though_the_others_of_its_task_are_not_there() -> None:
+    """A batch may take minutes on a CPU, and a task has many."""
+    others = Event()
+
+    class Slow:
+        attempt_id = "slow"
+
+        def work(self, tasks: Iterable[list[Any]]) -> Iterator[Any]:
+            for task in tasks:
+                for number, row in enumerate(task):
+                    if number == 1:
+                        others.wait(60)
+                    yield {"batch": row["batch"]}
+
+        def close(self) -> None: ...
+
+    actor = GroupActor(Slow, "batch", task_size=64, patience=0.1)  # type: ignore[arg-type]
+    actor.take(pa.Table.from_pylist(rows(["0/0", "0/1", "0/2"])), 0, 1, None)
+    try:
+        first = actor.more()
+        while isinstance(first, Answer) and not first.outcomes:  # the task was taken
+            actor.finish()
+            first = actor.more()
+    finally:
+        others.set()
+    assert isinstance(first, Answer)
+    assert first.outcomes == [{"batch": "0/0"}] and not first.is_idle
 
 
 def test_two_decoders_of_an_attempt_are_two_starts_in_the_ledger(
