@@ -4,11 +4,13 @@ and release."""
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from dpray.config.config import Config
 from dpray.engines.model_path import preparation, resolve_model
 from dpray.io.file_list import list_files
+from dpray.io.files import read_json
 from dpray.methods import part
 from dpray.runs.choice import Choice
 from dpray.runs.engine import BuildEngine, build_engine
@@ -56,11 +58,28 @@ def run(
             on_progress(Progress(preparation(config.engine.model)))
             resolve_model(config.engine.model)
         on_progress(Progress("planning"))
-        plan = make_plan(config)
+        plan = make_plan(_as_begun(config))
         release = part(config.method.name, "release").release
         with closing(ReleaseFolder(config.output.path)) as folder:
             return Run(plan, folder, release, on_progress, build, standing).execute()
     raise AssertionError("`said` lets no error pass")
+
+
+def _as_begun(config: Config) -> Config:
+    """Return the configuration with the batch size that `auto` was for the run in the folder: this
+    machine, or what is left of its memory, may be another."""
+    from dpray.runs.folder import CONFIG
+
+    kept = Path(config.output.path) / "private" / CONFIG
+    if getattr(config.method, "batch_size", None) != "auto" or not kept.exists():
+        return config
+    method = read_json(kept).get("method") or {}
+    size = method.get("batch_size") if method.get("name") == config.method.name else None
+    if not isinstance(size, int):
+        return config
+    return config.model_copy(
+        update={"method": config.method.model_copy(update={"batch_size": size})}
+    )
 
 
 def _check_chosen(config: Config) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpray.engines import smollm2
-from dpray.io.columns import column_of
+from dpray.io.columns import column_of, listed_names
 from dpray.io.file_list import list_files
 from dpray.io.formats import FileFormat
 from dpray.io.labels import Label, label_name
@@ -110,8 +110,9 @@ def read_label(word: str) -> Label:
 
 
 def usual_text(columns: Sequence[str]) -> str | None:
-    """Return the column of the text if the header leaves no doubt."""
-    if len(columns) == 1:
+    """Return the column of the text if the header leaves no doubt. A single word may be a name; a
+    single sentence is more likely the first row of a file without a header."""
+    if len(columns) == 1 and re.fullmatch(r"[^\W\d]\w{0,39}", columns[0]):
         return columns[0]
     return next((name for name in columns if name.lower() == "text"), None)
 
@@ -130,7 +131,7 @@ def check_columns(header: Header, **columns: str | None) -> None:
     for option, name in columns.items():
         known = {*header.columns, *(n.partition(".")[0] for n in header.columns)}
         if name is not None and name not in known:
-            there = ", ".join(header.columns) or "none"
+            there = listed_names(header.columns)
             raise InputError(f"--{option}: no column '{name}'; there are: {there}")
 
 

@@ -12,6 +12,7 @@ import typer
 
 from dpray.commands.plan import AsJson
 from dpray.config.config import load_config
+from dpray.io.columns import listed_names
 from dpray.io.formats import FileFormat
 from dpray.io.records import Header
 from dpray.starter import (
@@ -124,7 +125,7 @@ def answered(
         missing.append("labels")
     if missing:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        there = ", ".join(header.columns)
+        there = listed_names(header.columns)
         raise InputError(f"init: needs {options} (columns: {there})")
     name, size = stem(path), int(known["public_size"])
     usual = {
@@ -147,7 +148,7 @@ def _asked(header: Header, given: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return a person's answers to what no option says."""
     found: dict[str, Any] = {}
     if given["text"] is None:
-        there = ", ".join(header.columns)
+        there = listed_names(header.columns)
         found["text"] = ask(f"The column of the text ({there})", usual_text(header.columns))
     if given["label"] is None:
         found["label"] = ask("The column of the label, empty for none", "") or None

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 POSITIONS = 3
+LONGER = "+1"
+"""The name of a group of prompts with one token more ends so."""
 TOKENS = 1024
 """So many logits of a row are compared, spread over the vocabulary."""
 
@@ -53,8 +55,9 @@ class RowProbe:
 
 def row_variation(engine: Engine, rows: int) -> float:
     """Measure the largest change of a row's logits, in nats, when up to `rows - 1` rows of other
-    lengths share its forward passes, or as many as the engine holds: 0.0 where no bit changed.
-    Raises EngineError for a model whose logits are no numbers."""
+    lengths share its forward passes, or as many as the engine holds, and when its last token is
+    computed with its prompt, as in a batch in parts: 0.0 if no bit changed. Raises EngineError for
+    a model whose logits are no numbers."""
     found: dict[str, list[list[float]]] = {}
     for group in _groups(engine, rows):
         for result in engine.decode_lockstep([group]):
@@ -62,21 +65,33 @@ def row_variation(engine: Engine, rows: int) -> float:
     alone = np.array(found.pop("1"))
     with np.errstate(invalid="ignore"):  # the difference of two infinities
         changes = [
-            float(np.where(other == alone, 0.0, np.abs(other - alone)).max())
-            for other in map(np.array, found.values())
+            float(np.where(other == same, 0.0, np.abs(other - same)).max())
+            for name, logits in found.items()
+            for other, same in [_aligned(np.array(logits), alone, name.endswith(LONGER))]
         ]
     if not np.isfinite(changes).all():
         raise EngineError("the model's logits are no numbers; engine.dtype may be too narrow")
     return max(changes, default=0.0)
 
 
+def _aligned(other: np.ndarray, alone: np.ndarray, longer: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits of the same positions. A group that begins with one token more is a
+    position ahead."""
+    return (other[:-1], alone[1:]) if longer else (other, alone)
+
+
 def _groups(engine: Engine, rows: int) -> Iterator[LockstepGroup]:
-    """Yield the same first row alone and in groups of growing size."""
+    """Yield the same first row alone and in groups of growing size, and again with the token that
+    these continue with."""
     words = min(32, (engine.context_length - POSITIONS) // 8)
     lengths = [words // 2, *(1 + 7 * row % words for row in range(1, rows))]
     prompts = tuple(engine.encode(Prompt(" ".join(["a"] * length))) for length in lengths)
-    rows = max(1, min(rows, engine.rows_at_once(max(map(len, prompts)) + POSITIONS) - 1))
+    longest = max(map(len, prompts)) + 1
+    rows = max(1, min(rows, engine.rows_at_once(longest + POSITIONS) - 1))
     token = prompts[0][-1]
     spec = SelectorSpec("dpray.engines.row_variation:RowProbe", {"token": token})
     for size in sorted({1, *(size for size in (2, 8, 33) if size < rows), rows}):
         yield LockstepGroup(str(size), prompts[:size], prompts[0], spec, POSITIONS)
+    longer = tuple((*prompt, token) for prompt in prompts)
+    for size in sorted({1, rows}):
+        yield LockstepGroup(f"{size}{LONGER}", longer[:size], longer[0], spec, POSITIONS)

@@ -11,6 +11,8 @@ from dpray.io.formats import Where
 from dpray.types import InputError, valid_unicode
 
 MOST_NAMES = 20
+MOST_LETTERS = 40
+MOST_WORDS = 4
 
 TextColumns = str | Sequence[str]
 """The column of the text, or several: a text is then a JSON object of them."""
@@ -18,7 +20,7 @@ TextColumns = str | Sequence[str]
 
 def column_of(row: Mapping[str, Any], name: str, where: Where) -> Any:
     """Return the value of a column, None for null: that of this very name, or else of the parts of
-    a dotted one. Raises InputError that lists the columns there are."""
+    a dotted one. Raises InputError; at the first row it lists the columns there are."""
     if name in row:
         return row[name]
     value: Any = row
@@ -26,7 +28,9 @@ def column_of(row: Mapping[str, Any], name: str, where: Where) -> Any:
         if value is None:
             return None
         if not isinstance(value, Mapping) or part not in value:
-            raise InputError(f"{where}: no column '{name}'{_there_are(row, name)}")
+            # Later rows of JSON may have names of their own, which are as private as values.
+            listed = _there_are(row, name) if where.row == 1 else ""
+            raise InputError(f"{where}: no column '{name}'{listed}")
         value = value[part]
     return value
 
@@ -36,10 +40,24 @@ def _there_are(row: Mapping[str, Any], name: str) -> str:
     near = get_close_matches(name, names, n=1) or [
         each for each in names if each.strip().lower() == name.strip().lower()
     ]
-    guess = f" (did you mean '{near[0]}'?)" if near else ""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    listed = ", ".join(each[:60] for each in names[:MOST_NAMES])
-    return f"; there are: {listed or 'none'}{more}{guess}"
+    guess = f" (did you mean '{near[0]}'?)" if near and looks_like_name(near[0]) else ""
+    return f"; there are: {listed_names(names)}{guess}"
+
+
+def listed_names(names: Sequence[str]) -> str:
+    """Return names of columns for a message, 20 at most. A file without a header has values in
+    their place: what does not look like a name is not shown."""
+    shown = [each for each in names if looks_like_name(each)]
+    listed = ", ".join(shown[:MOST_NAMES]) or "none"
+    more = f" and {len(shown) - MOST_NAMES} more" if len(shown) > MOST_NAMES else ""
+    if hidden := len(names) - len(shown):
+        more += f" (and {hidden} that look like values: has the file a header?)"
+    return listed + more
+
+
+def looks_like_name(name: str) -> bool:
+    """Return whether a column's name is short enough to be one: 40 characters in four words."""
+    return len(name) <= MOST_LETTERS and len(name.split()) <= MOST_WORDS
 
 
 def dotted_names(row: Mapping[str, Any], before: str = "") -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dpray.engines.model_cache import made_once
 from dpray.engines.model_path import is_hub_name, with_bases
+from dpray.io.columns import looks_like_name
 from dpray.io.files import sha256_of
 from dpray.types import InputError
 
@@ -32,8 +33,18 @@ def public_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration's plain values as they may be released."""
     sections = {name: named(keys) for name, keys in values.items()}
     sections["data"].pop("path", None)
+    for key in ("text", "label", "unit"):
+        sections["data"][key] = _columns(sections["data"].get(key))
     sections["engine"].pop("base_url", None)
     return sections
+
+
+def _columns(names: Any) -> Any:
+    """Return names of columns without those that look like a value, as the first row of a file
+    without a header does."""
+    if isinstance(names, list | tuple):
+        return [_columns(name) for name in names]
+    return names if not isinstance(names, str) or looks_like_name(names) else "(a column)"
 
 
 def named(value: Any, key: str = "") -> Any:

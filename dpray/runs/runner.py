@@ -140,6 +140,7 @@ class Run:
             raise InputError(
                 f"output.path: {path} holds a run of another plan; choose another folder"
             )
+        self.standing.is_same_plan = True
         shaping, before = without_connection(self._shaping()), self._config_before()
         if before is not None and without_connection(before) != shaping:
             if self._has_begun():

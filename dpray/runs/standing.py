@@ -35,6 +35,8 @@ class Standing:
         self._config = config
         self.may_be_charged = config is not None and self._file(config).exists()
         self.resume_hint = RESUME_HINT
+        self.is_same_plan = False
+        """It is True once the runner knows that the run in the folder is of this plan."""
 
     @contextmanager
     def said(self) -> Iterator[None]:
@@ -89,6 +91,11 @@ class Standing:
             return f"{words}, and its charge stays spent"
         if isinstance(error, BudgetRefused):
             return f"{words}, and what was refused is not: with room for it, {self.resume_hint}"
+        if not self.is_same_plan and isinstance(error, InputError):
+            return (
+                "nothing more was charged; the run in output.path is charged, and goes on with its "
+                "own configuration and data"
+            )
         mended = "with that mended, " if isinstance(error, InputError) else ""
         return f"{words}: {mended}{self.resume_hint}"
 

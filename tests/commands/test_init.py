@@ -109,6 +109,17 @@ def test_what_is_missing_or_wrong_is_named(
     assert [path.name for path in folder.iterdir()] == ["notes.csv"]
 
 
+def test_a_file_without_a_header_shows_no_row(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first row would be released as the name of the column."""
+    Path("bare.csv").write_text("Marlowe was here for the third time with a fever\nanother\n")
+    assert run_command(["init", "bare.csv", *NEEDED]) == 2
+    said = capsys.readouterr()
+    assert "needs --text" in said.err and "Marlowe" not in said.err + said.out
+    assert not Path("bare.yaml").exists()
+
+
 def test_a_file_is_replaced_by_force_alone(folder: Path) -> None:
     file = semicolons()
     (folder / "mine.yaml").write_text("mine")

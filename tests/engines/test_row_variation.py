@@ -51,7 +51,7 @@ class Rounding:
 def test_rows_that_do_not_move_are_0() -> None:
     device: Any = Rounding(0.0)
     assert row_variation(device, 127) == 0.0
-    assert device.sizes == [1, 2, 8, 33, 127]
+    assert device.sizes == [1, 2, 8, 33, 127, 1, 127]
 
 
 @pytest.mark.parametrize("rows", [2, 8, 40])
@@ -67,6 +67,24 @@ def test_a_masked_token_does_not_move_and_what_is_no_number_is_refused() -> None
     overflowed: Any = Rounding(0.0, first_token=torch.nan)
     with pytest.raises(EngineError, match="no numbers"):
         row_variation(overflowed, 2)
+
+
+def test_a_prompt_with_the_last_token_in_it_is_compared_too() -> None:
+    """A batch in parts computes its rows so."""
+
+    class Passes(Rounding):
+        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+            for group in groups:
+                selector = group.selector.build()
+                for position in range(group.max_tokens):
+                    # 4 tokens of the prompt, and one that was drawn.
+                    is_prefilled = position == 0 and len(group.private_prompts[0]) == 5
+                    logits = torch.full((1, 5000), 0.5 * is_prefilled)
+                    select_token(selector, logits, logits[0])
+                yield LockstepResult(group.group_id, "", (), "length", selector.state())
+
+    device: Any = Passes(0.0)
+    assert row_variation(device, 1) == 0.5
 
 
 def test_one_row_has_no_other_beside_it() -> None:

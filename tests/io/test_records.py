@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpray.io.columns import text_of
+from dpray.io.columns import column_of, text_of
 from dpray.io.digests import file_digests, fingerprint
 from dpray.io.file_list import PASSWORD, list_files
 from dpray.io.formats import Piece, Where
@@ -189,3 +189,17 @@ def test_what_cannot_be_cut_is_one_piece(tmp_path: Path) -> None:
     (tmp_path / "broken.parquet").write_text("PAR1 is not what it is")
     for file in (*map(str, tmp_path.iterdir()), "hf://owner/name"):
         assert cut(Piece(file), 3) == [Piece(file)]
+
+
+def test_errors_show_no_name_that_looks_like_a_value_and_none_of_later_rows(tmp_path: Path) -> None:
+    """A file without a header has its first row in the header's place; a later row of JSON may have
+    names of its own."""
+    where = Where("a.csv", 1)
+    row = {"id": "1", "Patient Anna Miller b. 1961 has HIV": "x"}
+    with pytest.raises(InputError) as refused:
+        column_of(row, "text", where)
+    assert "there are: id (and 1 that look like values" in str(refused.value)
+    assert "Miller" not in str(refused.value)
+    with pytest.raises(InputError) as refused:
+        column_of({"Anna Miller": 1}, "text", Where("a.jsonl", 2))
+    assert str(refused.value) == "a.jsonl, row 2: no column 'text'"

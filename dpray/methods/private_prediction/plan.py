@@ -44,6 +44,9 @@ def make_plan(
     if before is not None:
         first, template = before.dp_event, template.showing(before.handed.terms)
     settings, memory = resolve_memory(config, settings, template)
+    if config.method.name == settings.name:
+        # The number is what the run keeps: another machine may hold larger batches.
+        config = config.model_copy(update={"method": settings})
     plan = replace(choose_batches(config, settings, template, first), memory=memory)
     if plan.cost.epsilon > config.privacy.epsilon:
         key = "method.private_tokens" if plan.disjoint else "method.texts"

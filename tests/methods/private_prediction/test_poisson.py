@@ -165,6 +165,22 @@ def test_no_batch_is_cut_however_many_records_there_are(
     assert report["batches"]["published"] == 6
 
 
+def test_a_resumed_run_keeps_the_batch_size_that_auto_was(
+    settings: Callable[..., dict[str, Any]], engine: Engine
+) -> None:
+    """Its charge is for that size; with less memory, or on another machine, auto is another."""
+    asked: dict[str, Any] = {"method__batches": "poisson", "method__batch_size": "auto",
+                             "privacy__epsilon": 1e4}  # fmt: skip
+    made = parse_config(settings(**asked))
+    first = Watched(engine, made, stop_after=1)
+    with pytest.raises(Resumable):
+        first.run(made)
+    less = parse_config(settings(**asked, engine__kv_cache_gib=0.001))
+    sizes = [make_plan(each).settings.batch_size for each in (made, less)]  # type: ignore[attr-defined]
+    assert sizes[1] < sizes[0]
+    assert Watched(engine, less).run(less)["batches"]["failed"] == 0
+
+
 def test_a_run_that_was_cut_off_when_it_was_finished_leaves_no_key_behind(
     config: Config, engine: Engine
 ) -> None:
