@@ -64,14 +64,14 @@ class FairPlaces:
         self._waiting.setdefault(caller, deque()).append(ask)
         self._grant()
         try:
-            await ask.granted
+            await asyncio.shield(ask.granted)
             yield
         finally:
             # A caller who goes away may have been given its places a moment before.
-            if ask.granted.cancelled():
-                self._forget(caller, ask)
-            else:
+            if ask.granted.done():
                 self._give_back(caller, cost)
+            else:
+                self._forget(caller, ask)
             self._grant()
 
     def _grant(self) -> None:

@@ -176,6 +176,23 @@ def test_a_caller_who_goes_away_keeps_no_place() -> None:
         run(scenario(turns))
 
 
+def test_callers_who_go_away_at_once_keep_no_place() -> None:
+    async def scenario() -> None:
+        model = Model(FairPlaces(Cost(2, 2, 100)))
+        for caller in ("a", "b"):
+            await model.send(caller, times=2)
+        for task in model.tasks:
+            task.cancel()
+        ended = await asyncio.gather(*model.tasks, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+        model.running.clear()
+        for caller in ("c", "d"):
+            await model.send(caller)
+        assert model.now == {"c": 1, "d": 1}
+
+    run(scenario())
+
+
 def test_places_are_those_of_the_replicas_that_run() -> None:
     async def scenario() -> None:
         replicas = 3
