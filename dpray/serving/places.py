@@ -4,7 +4,7 @@ A request takes places of three kinds at once (`Cost`). Whoever holds the least 
 share of the kind of which a key holds most (dominant resource fairness, Ghodsi et al., NSDI 2011).
 After its first request a key gets no more than it leaves free (dynamic thresholds, Choudhury and
 Hahne, 1998): one busy key has half of the places, two have a third each, and the next one finds
-free ones at once.
+free ones at once unless its request is large or waits behind such a one.
 """
 
 from __future__ import annotations
@@ -64,20 +64,21 @@ class FairPlaces:
         self._waiting.setdefault(caller, deque()).append(ask)
         self._grant()
         try:
-            await ask.granted
+            await asyncio.shield(ask.granted)
             yield
         finally:
             # A caller who goes away may have been given its places a moment before.
-            if ask.granted.cancelled():
-                self._forget(caller, ask)
-            else:
+            if ask.granted.done():
                 self._give_back(caller, cost)
+            else:
+                self._forget(caller, ask)
             self._grant()
 
     def _grant(self) -> None:
         """Give free places to those who wait."""
         while (caller := self._next()) is not None:
             ask = self._waiting[caller][0]
+            self._waiting[caller] = self._waiting.pop(caller)  # The others have their turn first.
             self._forget(caller, ask)
             self._held[caller] = self._held.get(caller, NOTHING).plus(ask.cost)
             ask.granted.set_result(None)
@@ -85,23 +86,22 @@ class FairPlaces:
     def _next(self) -> str | None:
         """Return the caller whose first request gets its places now.
 
-        A large request of a key that holds nothing is not passed for ever by smaller ones: while it
-        waits, no key that holds something gets more.
+        Among equal shares it is the one who has waited longest since its last turn. If that one
+        holds nothing and its request does not fit, nobody else gets more before it. So a large
+        request waits for at most one request of each key ahead of it, and then for free places.
         """
         capacity = Cost(*(each * max(1, self._replicas()) for each in self._of_replica))
         free = capacity
         for held in self._held.values():
             free = free.plus(held, -1)
-        is_reserved = False
         for caller in sorted(self._waiting, key=lambda each: self._share(each, capacity)):
             cost, _ = self._waiting[caller][0]
             held = self._held.get(caller, NOTHING)
-            if is_reserved and held != NOTHING:
-                return None
             left = free.plus(cost, -1)
             if cost.fits(free) and (self._sole or held == NOTHING or held.plus(cost).fits(left)):
                 return caller
-            is_reserved = is_reserved or held == NOTHING
+            if held == NOTHING:
+                return None
         return None
 
     def _share(self, caller: str, capacity: Cost) -> float:

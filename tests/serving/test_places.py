@@ -119,10 +119,10 @@ def test_a_large_request_is_not_passed_for_ever() -> None:
         await model.end("b", times=model.now["b"] // 2)
         await model.send("large", Cost(1, 16, 1))
         await model.send("newcomer")
-        assert model.now["newcomer"] == 1
         for _ in range(40):
             if "large" in model.now:
                 break
+            assert "newcomer" not in model.now
             # Both send on, and end one request after the other.
             for key in ("b", "c"):
                 if model.now.get(key):
@@ -130,6 +130,30 @@ def test_a_large_request_is_not_passed_for_ever() -> None:
         assert model.now["large"] == 1
         # They have not had to end all of theirs for it.
         assert model.now["b"] + model.now["c"] > 10
+        # Who waited behind it is next.
+        await model.end("b")
+        assert model.now["newcomer"] == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("queued", [1, 50])
+def test_keys_that_end_their_only_request_do_not_pass_a_large_one_for_ever(queued: int) -> None:
+    async def scenario() -> None:
+        model = Model(FairPlaces(Cost(100, 100, 100)))
+        keys = ("k0", "k1", "k2")
+        for key in keys:
+            await model.send(key, Cost(1, 32, 1), times=1 + queued)
+        assert model.now == dict.fromkeys(keys, 1)
+        await model.send("good", Cost(1, 50, 1))
+        for turn in range(6):
+            # A key whose request ends has another one waiting, and sends one more.
+            if model.now.get(key := keys[turn % 3]):
+                await model.end(key)
+                await model.send(key, Cost(1, 32, 1))
+        assert model.now["good"] == 1
+        await model.end("good")
+        assert model.now == dict.fromkeys(keys, 1)
 
     run(scenario())
 
@@ -150,6 +174,23 @@ def test_a_caller_who_goes_away_keeps_no_place() -> None:
 
     for turns in range(5):
         run(scenario(turns))
+
+
+def test_callers_who_go_away_at_once_keep_no_place() -> None:
+    async def scenario() -> None:
+        model = Model(FairPlaces(Cost(2, 2, 100)))
+        for caller in ("a", "b"):
+            await model.send(caller, times=2)
+        for task in model.tasks:
+            task.cancel()
+        ended = await asyncio.gather(*model.tasks, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+        model.running.clear()
+        for caller in ("c", "d"):
+            await model.send(caller)
+        assert model.now == {"c": 1, "d": 1}
+
+    run(scenario())
 
 
 def test_places_are_those_of_the_replicas_that_run() -> None:
