@@ -30,7 +30,7 @@ def open_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> OpenCsv:
     """Read the header, the first line. Raises InputError for one that cannot be read."""
     csv.field_size_limit(2**31 - 1)
     header = f"{base_name(name)}, header"
-    encoding, lines = text_lines(stream, form, newline="")
+    encoding, lines = text_lines(name, stream, form, newline="")
     try:
         first = lines.readline().removeprefix("\ufeff")
         arguments = dialect(first, name, form)

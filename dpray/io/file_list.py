@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pyarrow.fs
 
-from dpray.io.formats import ENDINGS, base_name, kind_of
+from dpray.io.formats import ENDINGS, KINDS, base_name, kind_of, without_compression
 from dpray.types import InputError, first_line
 
 PASSWORD = re.compile(r"\w[\w+.-]*://[^@/]*:(?!\d+/)[^@]*@")
@@ -25,16 +28,17 @@ CONVERTED |= dict.fromkeys((".pdf", ".docx", ".doc", ".html"), "save its text as
 CONVERTED |= dict.fromkeys((".tar", ".tgz", ".7z", ".rar"), "unpack it")
 
 
-def list_files(path: str, key: str = "data.path") -> list[str]:
+def list_files(path: str, key: str = "data.path", *, once: bool = True) -> list[str]:
     """List the files that a path, a folder, a glob (`*`, `?`) or a cloud URI names, sorted.
 
     A folder's files are those in it that are read; a folder that `save_to_disk` wrote has its
     Arrow files. Texts (`.txt`), one record each, are those in a folder without other files that
-    are read, and in the folders below. Names that begin with a dot are left out.
+    are read, and in the folders below. Names that begin with a dot are left out, and links to
+    folders within a folder or a glob are not followed.
 
     It opens no file with records. Raises InputError that names `key` where there is no such file,
-    where none is of a kind that is read, and for a URI with a password: a release holds its
-    configuration.
+    where none is of a kind that is read, where a record would be read twice (with `once`), and for
+    a URI with a password: a release holds its configuration.
     """
     if PASSWORD.match(path):
         raise InputError(f"{key}: a password has no place in it; give it in the environment")
@@ -42,11 +46,54 @@ def list_files(path: str, key: str = "data.path") -> list[str]:
         return [path]
     try:
         filesystem, root = filesystem_of(path)
-        found = _named(filesystem, root, path, key)
+        scheme = path.split("://", 1)[0] + "://" if "://" in path else ""
+        found = [scheme + file for file in sorted(_named(filesystem, root, path, key))]
+        if once:
+            _check_distinct(found, key)
     except (OSError, ValueError, RuntimeError, pyarrow.ArrowException) as error:
         raise InputError(f"{key}: {path}: {first_line(error)}") from None
-    scheme = path.split("://", 1)[0] + "://" if "://" in path else ""
-    return [scheme + file for file in sorted(found)]
+    return found
+
+
+def identity(file: str) -> tuple[int, int] | str:
+    """Return what two names of one file have in common, by any of its links and schemes."""
+    scheme, _, name = file.rpartition("://")
+    if scheme == "hf":
+        return name if "#" in name else f"{name}#train"  # as `read_rows` has it
+    if scheme not in ("", "file"):
+        return name  # in a cloud
+    status = os.stat(name)
+    return status.st_dev, status.st_ino
+
+
+def _check_distinct(files: Sequence[str], key: str) -> None:
+    """Raise InputError for two files with the same records: a record that is read twice counts
+    twice, and its epsilon doubles."""
+    one_file: dict[Any, int] = {}
+    one_content: dict[str, int] = {}
+    for number, file in enumerate(files):
+        first = one_file.setdefault(identity(file), number)
+        if first != number:
+            raise InputError(f"{key}: {files[first]} and {file} are one file; remove one name")
+        for name in _content_names(file):
+            first = one_content.setdefault(name, number)
+            if first != number:
+                raise InputError(
+                    f"{key}: {files[first]} and {file} seem to be one file and its compressed "
+                    "form; move one elsewhere"
+                )
+
+
+def _content_names(file: str) -> list[str]:
+    """Return the names that a file may have without its compression. A `.zip` often has the name
+    of its file without that file's ending."""
+    name, compression = without_compression(file)
+    while compression is not None:
+        name, compression = without_compression(name)
+    stem, dot, ending = name.rpartition(".")
+    if dot + ending.lower() in KINDS:
+        return [stem + dot + ending.lower()]
+    return [name + ending for ending in KINDS]
 
 
 def filesystem_of(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
@@ -59,6 +106,8 @@ def filesystem_of(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
 
 def _named(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str) -> list[str]:
     if any(sign in root for sign in "*?"):
+        if "**" in root:
+            raise InputError(f"{key}: {path}: ** has no meaning here; write */ for each level")
         files = _glob(filesystem, root)
         if not files:
             raise InputError(f"{key}: no file matches {path}")
@@ -83,7 +132,9 @@ def _in_folder(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str
         return _saved(filesystem, root, path, key)
     if SAVED_SPLITS in names:
         with filesystem.open_input_stream(f"{root}/{SAVED_SPLITS}") as stream:
-            splits = json.loads(stream.read())["splits"]
+            splits = _texts(json.loads(stream.read()), "splits")
+        if not splits:
+            raise InputError(f"{key}: {path}/{SAVED_SPLITS} is not that of save_to_disk")
         raise InputError(
             f"{key}: {path}: a DatasetDict of {', '.join(splits)}; give the folder of one of them"
         )
@@ -98,10 +149,20 @@ def _saved(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str) ->
     """Return the Arrow files of a folder that `save_to_disk` wrote."""
     with filesystem.open_input_stream(f"{root}/{SAVED}") as stream:
         state = json.loads(stream.read())
-    try:
-        return [f"{root}/{base_name(file['filename'])}" for file in state["_data_files"]]
-    except (KeyError, TypeError):
-        raise InputError(f"{key}: {path}/{SAVED} is not that of save_to_disk") from None
+    names = _texts(state, "_data_files", "filename")
+    if not names:
+        raise InputError(f"{key}: {path}/{SAVED} is not that of save_to_disk")
+    return [f"{root}/{base_name(name)}" for name in names]
+
+
+def _texts(tree: Any, name: str, inner: str | None = None) -> list[str]:
+    """Return the texts that `tree` lists under a name, each under `inner` where that is given; none
+    if it has another form."""
+    found = tree.get(name) if isinstance(tree, dict) else None
+    texts = found if isinstance(found, list) else []
+    if inner is not None:
+        texts = [each.get(inner) if isinstance(each, dict) else None for each in texts]
+    return texts if all(isinstance(text, str) for text in texts) else []
 
 
 def _read_ones(files: list[str], path: str, key: str) -> list[str]:
@@ -121,14 +182,33 @@ def _read_ones(files: list[str], path: str, key: str) -> list[str]:
 def _glob(filesystem: pyarrow.fs.FileSystem, pattern: str) -> list[str]:
     fixed = pattern[: min((pattern.find(s) for s in "*?" if s in pattern), default=len(pattern))]
     base = fixed.rsplit("/", 1)[0] or "/"
-    recursive = "/" in pattern[len(base) + 1 :]
-    selector = pyarrow.fs.FileSelector(base, allow_not_found=True, recursive=recursive)
-    # Only `*` and `?` are special; a bracket is a part of a name.
-    plain = pattern.replace("[", "[[]")
-    return [
-        info.path
-        for info in filesystem.get_file_info(selector)
-        if info.is_file
-        and fnmatchcase(info.path, plain)
-        and not base_name(info.path).startswith(".")
-    ]
+    levels = [level for level in pattern[len(base) :].split("/") if level]
+    if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+        found = _local(base, levels)
+    else:
+        selector = pyarrow.fs.FileSelector(base, allow_not_found=True, recursive=len(levels) > 1)
+        infos = filesystem.get_file_info(selector)
+        found = (info.path for info in infos if info.is_file and _matches(info.path, pattern))
+    return [file for file in found if not base_name(file).startswith(".")]
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Return whether a path matches level by level. Only `*` and `?` are special; a bracket is a
+    part of a name."""
+    names, levels = path.split("/"), pattern.replace("[", "[[]").split("/")
+    return len(names) == len(levels) and all(map(fnmatchcase, names, levels))
+
+
+def _local(folder: str, levels: Sequence[str]) -> Iterator[str]:
+    """Yield the files in a folder that match, level by level. A link to a folder is not followed:
+    it may lead to files that are listed already."""
+    if not os.path.isdir(folder):
+        return
+    level, *below = levels
+    with os.scandir(folder) as entries:
+        found = [entry for entry in entries if _matches(entry.name, level)]
+    for entry in found:
+        if below and entry.is_dir(follow_symlinks=False):
+            yield from _local(entry.path, below)
+        elif not below and entry.is_file():
+            yield entry.path

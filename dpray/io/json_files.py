@@ -20,7 +20,7 @@ BLANKS = " \t\r\n"
 
 def read_json(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
     """Read lines of JSON, or an array of objects, which its first sign tells."""
-    encoding, lines = text_lines(stream, form, newline="\n")
+    encoding, lines = text_lines(name, stream, form, newline="\n")
     try:
         start = lines.read(PEEKED)
         start += lines.readline()

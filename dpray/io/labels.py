@@ -41,9 +41,8 @@ def check_labels(labels: Sequence[Any]) -> None:
                 if same
                 else f"{name!r} is given as a text and as a value, which CSV does not tell apart"
             )
-    numbers = [label for label in labels if isinstance(label, int | float)]
-    values = [float(label) for label in numbers if not isinstance(label, bool)]
-    if len(set(values)) < len(values):
+    numbers = [label for label in labels if type(label) in (int, float)]
+    if len(set(numbers)) < len(numbers):
         raise ValueError("two are the same number, as 1 and 1.0 are")
 
 

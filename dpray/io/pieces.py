@@ -12,7 +12,7 @@ import pyarrow.parquet
 from dpray.io.file_list import filesystem_of
 from dpray.io.formats import FileFormat, Piece, kind_of, without_compression
 from dpray.io.json_files import PEEKED, is_array
-from dpray.io.text_files import UTF_8, encoding_of
+from dpray.io.text_files import UTF_8, encoding_of, unmarked
 from dpray.types import InputError
 
 READ_BYTES = 1 << 20
@@ -48,7 +48,8 @@ def _has_lines(filesystem: pyarrow.fs.FileSystem, name: str, form: FileFormat) -
     with filesystem.open_input_stream(name, compression=None) as stream:
         start = stream.read(PEEKED)
     text = start.decode("utf-8-sig", "replace")
-    return encoding_of(start, form.encoding) == UTF_8 and not is_array(text)
+    utf_8 = encoding_of(start, form.encoding) == UTF_8 and not unmarked(start)
+    return utf_8 and not is_array(text)
 
 
 def _cut_parquet(

@@ -6,7 +6,9 @@ Errors name the file and the row, never its content.
 from __future__ import annotations
 
 import io
+import lzma
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -35,6 +37,12 @@ from dpray.io.text_files import UTF_8, encoding_of, read_txt
 from dpray.types import InputError
 
 READ_BYTES = 1 << 20
+
+CORRUPT = (
+    OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError,
+)  # fmt: skip
+"""A file that cannot be read raises one of these: `zipfile` a RuntimeError for what is encrypted,
+and a NotImplementedError, which is one too, for a compression that it does not know."""
 
 
 def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Where, Row]]:
@@ -67,7 +75,7 @@ def scan_piece(piece: Piece) -> Scanned:
             return
         with _opened(piece.file) as (kind, stream):
             yield from _read(kind, stream, piece)
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except CORRUPT as error:
         raise _unreadable(piece.file, error) from None
 
 
@@ -125,6 +133,8 @@ def _only_member(archive: zipfile.ZipFile, file: str) -> str:
         raise InputError(f"{base_name(file)}: is encrypted; unpack it")
     if kind_of(infos[0].filename) in (None, "zip"):
         raise InputError(f"{base_name(file)}: holds a kind of file that is not read")
+    if kind_of(infos[0].filename) == "txt":
+        raise InputError(f"{base_name(file)}: holds a .txt file, which has no folder; unpack it")
     return infos[0].filename
 
 
@@ -169,7 +179,7 @@ def read_file_header(file: str, form: FileFormat = AS_RECOGNISED) -> Header:
                     raise found
                 return Header(kind, tuple(dotted_names(found)), encoding)
             return Header(kind, (), encoding)
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except CORRUPT as error:
         raise _unreadable(file, error) from None
 
 

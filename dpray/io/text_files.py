@@ -31,12 +31,31 @@ def encoding_of(start: bytes, given: str | None) -> str:
     return next(found, UTF_8)
 
 
+def unmarked(start: bytes) -> str | None:
+    """Return the encoding of a file without a byte order mark whose first bytes, of which some are
+    NUL, show that it is not UTF-8."""
+    start = start[:4]
+    if b"\0" not in start or any(map(start.startswith, _MARKS)):
+        return None
+    if start.startswith(b"\0\0"):
+        return "utf-32-be"
+    if start.endswith(b"\0\0"):
+        return "utf-32-le"
+    return "utf-16-le" if start.index(0) % 2 else "utf-16-be"
+
+
 def text_lines(
-    stream: io.BufferedReader, form: FileFormat, newline: str
+    name: str, stream: io.BufferedReader, form: FileFormat, newline: str
 ) -> tuple[str, io.TextIOWrapper]:
     """Return a file's encoding and its lines, in which bytes that are not in the encoding are left
-    as lone surrogates. What reads them may raise UnicodeError nevertheless."""
-    encoding = encoding_of(stream.peek(4), form.encoding)
+    as lone surrogates. What reads them may raise UnicodeError nevertheless. Raises InputError for
+    UTF-16 without a byte order mark, unless the encoding is given."""
+    start = stream.peek(4)
+    if form.encoding is None and (found := unmarked(start)):
+        advice = f"set {form.keys}encoding={found}" if form.keys else "save the file in UTF-8"
+        why = f"{found} without a byte order mark"
+        raise InputError(f"{base_name(name)}: the bytes seem to be {why}; {advice}")
+    encoding = encoding_of(start, form.encoding)
     return encoding, io.TextIOWrapper(stream, encoding, "surrogateescape", newline=newline)
 
 
@@ -59,7 +78,7 @@ def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
     """Read a file that is one text: a row with its `text`, without the last line's end, and as
     `label` the name of its folder."""
     where = Where(name, 1, typed=False)
-    encoding, lines = text_lines(stream, form, newline="")
+    encoding, lines = text_lines(name, stream, form, newline="")
     try:
         text = lines.read(LONGEST_TXT)
     except UnicodeError:

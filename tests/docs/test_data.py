@@ -66,6 +66,16 @@ def packed(*names: str) -> bytes:
     return made.getvalue()
 
 
+def damaged(compression: int) -> bytes:
+    """Return a `.zip` whose compressed bytes are not those of its compression."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", compression) as archive:
+        archive.writestr("a.csv", csv_text() * 99)
+    content = bytearray(made.getvalue())
+    content[44:64] = b"\xff" * 20
+    return bytes(content)
+
+
 def stream(table: pa.Table) -> bytes:
     made = io.BytesIO()
     with pa.ipc.new_stream(made, table.schema) as writer:
@@ -181,6 +191,7 @@ SCHEMA = '{"$schema": "x", "type": "object",\n "properties": {}}'
 REFUSED: dict[str, tuple[Make, dict[str, Any]]] = {
     "no such file": (files(), {"path": "none.csv"}),
     "a glob that matches nothing": (files(), {"path": "*.csv"}),
+    "a glob with `**`": (files(), {"path": "**/*.csv"}),
     "a kind that is not read": (file("a.xlsx", "Marlowe"), {"path": "a.xlsx"}),
     "a folder without files that are read": (files(), {}),
     "a single `.txt`": (file("a.txt", "Marlowe"), {"path": "a.txt"}),
@@ -203,11 +214,25 @@ REFUSED: dict[str, tuple[Make, dict[str, Any]]] = {
         {},
     ),
     "bytes that are not UTF-8": (file("a.csv", csv_text().encode("cp1252")), {}),
+    "UTF-16 without a byte order mark": (file("a.csv", csv_text().encode("utf-16-le")), {}),
     "a quote that never ends": (file("a.csv", 'text,label\nx,a\n"Marlowe,b\n'), {}),
     "a row with too few cells": (file("a.csv", "text,label\nx,a\nMarlowe\n"), {}),
     "a column that is named twice": (file("a.csv", "text,label,text\nx,a,Marlowe\n"), {}),
     "a `.zip` of two files": (file("a.zip", packed("a.csv", "b.csv")), {}),
     "a `.gz` that is cut off": (file("a.csv.gz", gzip.compress(csv_text().encode())[:40]), {}),
+    "a `.zip` that is damaged": (file("a.zip", damaged(zipfile.ZIP_DEFLATED)), {}),
+    "a `.txt` in a `.zip`": (file("a.zip", packed("a.txt")), {}),
+    "a file beside its compressed form": (
+        files(file("a.jsonl", LINES), file("a.jsonl.gz", gzip.compress(LINES.encode()))),
+        {},
+    ),
+    "one file under two names": (
+        files(
+            file("a.jsonl", LINES),
+            lambda folder: (folder / "b.jsonl").hardlink_to(folder / "a.jsonl"),
+        ),
+        {},
+    ),
     "a file that is no Parquet": (file("a.parquet", "Marlowe"), {}),
     "a missing column": (file("a.jsonl", LINES), {"text": "txet"}),
     "a text that is no text": (file("a.jsonl", '{"text": 7, "label": "a"}'), {}),

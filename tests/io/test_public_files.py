@@ -21,9 +21,15 @@ def test_the_private_file_is_not_public_by_any_other_name(tmp_path: Path, public
     link, private = tmp_path / "link.jsonl", tmp_path / "private.jsonl"
     private.write_text(public.read_text())
     link.symlink_to(private)
-    for path in (private, link, f"file://{private}", f"{tmp_path}/p*.jsonl", tmp_path):
+    for path in (private, link, f"file://{private}", f"{tmp_path}/p*.jsonl"):
         with pytest.raises(InputError, match=r"^--public: .* is data\.path itself"):
             public_files(str(path), "--public", str(private))
+        # A folder that is refused as data.path, for its link, is private nevertheless.
+        with pytest.raises(InputError, match=r"^--public: .* is data\.path itself"):
+            public_files(str(path), "--public", str(tmp_path))
+    link.unlink()
+    with pytest.raises(InputError, match=r"^--public: .* is data\.path itself"):
+        public_files(str(tmp_path), "--public", str(private))
     assert public_files(str(public), "--public", str(private)) == [str(public)]
     # A plan does not need the private data to be here.
     assert public_files(str(public), "--public", f"{tmp_path}/elsewhere/*.jsonl") == [str(public)]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 from dpray.io.columns import column_of, text_of
 from dpray.io.digests import file_digests, fingerprint
 from dpray.io.file_list import PASSWORD, list_files
-from dpray.io.formats import Piece, Where
+from dpray.io.formats import FileFormat, Piece, Where
 from dpray.io.pieces import count_rows, cut, numbered
-from dpray.io.records import read_piece, read_rows
+from dpray.io.records import read_file_header, read_piece, read_rows
 from dpray.types import InputError
 
 ROWS = [{"text": "eins, zwei", "label": "a"}, {"text": 'drei "vier"\nfünf', "label": "b"}]
@@ -203,3 +204,37 @@ def test_errors_show_no_name_that_looks_like_a_value_and_none_of_later_rows(tmp_
     with pytest.raises(InputError) as refused:
         column_of({"Anna Miller": 1}, "text", Where("a.jsonl", 2))
     assert str(refused.value) == "a.jsonl, row 2: no column 'text'"
+
+
+@pytest.mark.parametrize(
+    "compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, 97]
+)
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_a_damaged_zip_is_refused(tmp_path: Path, name: str, compression: int) -> None:
+    path = tmp_path / "a.zip"
+    known = zipfile.ZIP_DEFLATED if compression == 97 else compression
+    with zipfile.ZipFile(path, "w", known) as archive:
+        archive.writestr(name, "Marlowe " * 999)
+    content = bytearray(path.read_bytes())
+    begin = 30 + len(name)
+    content[begin + 9 : begin + 40] = b"\xff" * 31
+    content[content.rindex(b"PK\x01\x02") + 10] = compression
+    path.write_bytes(content)
+    for read in (lambda: list(read_rows(str(path))), lambda: read_file_header(str(path))):
+        with pytest.raises(InputError, match=r"not a whole \.zip file") as wrong:
+            read()
+        assert "Marlowe" not in str(wrong.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_utf_16_without_a_mark_is_named(tmp_path: Path, encoding: str) -> None:
+    contents = {"a.csv": "text,label\nMarlowe,b\n", "a.jsonl": '{"text": "x"}\n' * 9}
+    contents |= {"a.json": '[{"text": "x"}]', "b/a.txt": "Marlowe", "b/b.txt": "ЖMarlowe"}
+    (tmp_path / "b").mkdir()
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content.encode(encoding))
+        pieces = cut(Piece(str(tmp_path / name), format=FileFormat(keys="data.")), size=20)
+        with pytest.raises(InputError, match=f"set data.encoding={encoding}$"):
+            list(read_piece(pieces[0]))
+        rows = read_rows(str(tmp_path / name), FileFormat(encoding=encoding))
+        assert next(rows)[1]["text"] in ("x", "Marlowe", "ЖMarlowe")

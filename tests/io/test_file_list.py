@@ -1,0 +1,96 @@
+"""Each record is read once, whatever links, copies and descriptions a folder holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow.fs
+import pytest
+
+from dpray.io.file_list import _glob, list_files
+from dpray.types import InputError
+
+
+def names(folder: Path, path: str = "") -> list[str]:
+    return [str(Path(file).relative_to(folder)) for file in list_files(str(folder / path))]
+
+
+def test_a_link_to_a_folder_is_not_followed(tmp_path: Path) -> None:
+    texts = tmp_path / "loop" / "a"
+    texts.mkdir(parents=True)
+    (texts / "1.txt").write_text("x")
+    (texts / "self").symlink_to(".")
+    (texts / "up").symlink_to("..")
+    (tmp_path / "loop" / "b").symlink_to("a")
+    assert names(tmp_path, "loop") == ["loop/a/1.txt"]
+    assert names(tmp_path, "loop/*/*.txt") == ["loop/a/1.txt"]
+    (tmp_path / "named").symlink_to("loop")
+    assert names(tmp_path, "named") == ["named/a/1.txt"]
+
+
+@pytest.mark.parametrize("pattern", ["{}/*/*.csv", "{}/x/?.csv", "{}/*/?.c*"])
+def test_a_star_matches_within_one_level(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "x" / "y").mkdir(parents=True)
+    for file in ("x/a.csv", "x/y/b.csv", "c.csv", "x/.d.csv"):
+        (tmp_path / file).write_text(file)
+    assert names(tmp_path, pattern.format(tmp_path)) == ["x/a.csv"]
+    root = pyarrow.fs.SubTreeFileSystem(str(tmp_path.parent), pyarrow.fs.LocalFileSystem())
+    bucket = tmp_path.name
+    assert _glob(root, pattern.format(bucket)) == [f"{bucket}/x/a.csv"]
+
+
+@pytest.mark.parametrize("path", ["", "*.csv", "a*"])
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_one_file_has_one_name(tmp_path: Path, path: str, link: object) -> None:
+    (tmp_path / "a.csv").write_text("text,label\n")
+    assert callable(link)
+    link(tmp_path / "a.csv", tmp_path / "ab.csv")
+    with pytest.raises(InputError, match=r"a\.csv and .*ab\.csv are one file"):
+        list_files(str(tmp_path / path))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("notes.csv", "notes.csv.gz"),
+        ("notes.CSV", "notes.csv.zst"),
+        ("notes.csv", "notes.zip"),
+        ("notes.csv.gz", "notes.zip"),
+        ("notes.csv.zip", "notes.zip"),
+        ("notes.jsonl.gz", "notes.jsonl.zst"),
+    ],
+)
+def test_a_file_and_its_compressed_form_are_refused(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    for name in (first, second, "other.csv", "notes.csv.json", "zip.zip"):
+        (tmp_path / name).write_text(name)
+    for path in ("", "*"):
+        with pytest.raises(InputError) as refused:
+            list_files(str(tmp_path / path))
+        assert f"/{first} " in str(refused.value) and f"/{second} " in str(refused.value)
+    (tmp_path / second).unlink()
+    assert len(list_files(str(tmp_path))) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("state.json", {"_data_files": value}) for value in ([{"filename": 5}], [5], [], {}, 5)),
+        *(("state.json", value) for value in ([], 5, {})),
+        *(("dataset_dict.json", value) for value in ({}, {"splits": [1]}, {"splits": []}, 5, [])),
+    ],
+)
+def test_a_description_of_another_form(tmp_path: Path, name: str, content: object) -> None:
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(InputError, match="is not that of save_to_disk"):
+        list_files(str(tmp_path))
+
+
+def test_a_saved_data_set_does_not_list_a_file_twice(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(b"x")
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}] * 2}))
+    with pytest.raises(InputError, match="are one file"):
+        list_files(str(tmp_path))
