@@ -42,7 +42,7 @@ COMMENTS = {
 
 @dataclass(frozen=True)
 class Answers:
-    """`Answers` are what a first configuration says: options, answers to questions, or defaults."""
+    """The values of a first configuration, from options, questions or defaults."""
 
     path: str
     public_size: int

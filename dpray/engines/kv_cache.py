@@ -13,11 +13,11 @@ from dpray.config.sections import EngineConfig
 GIB = 2**30
 
 DEFAULT_BYTES = 2 * GIB
-"""The KV cache on a CPU, where a batch needs no more."""
+"""The smallest KV cache on a CPU."""
 
-LARGEST_PART = 4
-"""The KV cache takes at most this part of a machine's memory, a quarter, unless it is configured:
-the model and the rest of the run have to fit, too."""
+CACHE_DIVISOR = 4
+"""By default the KV cache takes at most a quarter of a machine's memory: the model and the rest of
+the run have to fit, too."""
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -34,11 +34,11 @@ def bytes_per_token(text_config: Any, dtype: str) -> int:
 
 
 def cpu_cache_bytes(config: EngineConfig, needed: int) -> int:
-    """Return the size of the KV cache on a CPU: `engine.kv_cache_gib`, or what is needed, within
-    `DEFAULT_BYTES` and a quarter of the memory."""
+    """Return the size of the KV cache on a CPU: `engine.kv_cache_gib` if set, or else the bytes
+    needed, at most a quarter of the memory but never below `DEFAULT_BYTES`."""
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
-    return max(DEFAULT_BYTES, min(needed, machine_memory() // LARGEST_PART))
+    return max(DEFAULT_BYTES, min(needed, machine_memory() // CACHE_DIVISOR))
 
 
 def gpu_memory(config: EngineConfig) -> int | None:

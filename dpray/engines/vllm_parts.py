@@ -20,9 +20,9 @@ class PartedRun:
 
     For every token each row is a request for one token, after the prompt and the tokens so far, and
     vLLM runs as many side by side as it holds. The selector adds up the rows' clipped logits, so
-    the token is the one that the whole group would have drawn. What vLLM does not hold it computes
-    anew. Rows go through forwards and backwards in turn, because the prefix cache keeps what was
-    used last.
+    the token is the one that the whole group would have drawn. vLLM recomputes the rows that its
+    cache has dropped. The order of the rows alternates, because the prefix cache keeps those that
+    were used last.
     """
 
     def __init__(self, model: VllmModel, group: LockstepGroup) -> None:
@@ -84,7 +84,7 @@ class PartedRun:
         )
 
     def _drawn(self, tokens: list[int]) -> int | None:
-        """Draw the next token, append it to `tokens` and return it; None where the selector drew
+        """Draw the next token, append it to `tokens` and return it; None if the selector drew
         none."""
         reports = self.model.ask_workers("parts_draw", self.name)
         report = reports[0]

@@ -17,8 +17,8 @@ from dpray.engines.kv_cache import (
 )
 
 CPU_FLOPS = 2e10
-"""A core makes about so many float32 operations a second. A rough figure, of SmolLM2-135M in vLLM
-on two cores."""
+"""Rough float32 operations per second of one core, measured with SmolLM2-135M in vLLM on two
+cores."""
 
 LONG_HOURS = 0.5
 """A plan that may take longer on a CPU says so."""
@@ -47,11 +47,12 @@ class BatchMemory:
         return max(1, rows if self.most_rows is None else min(rows, self.most_rows))
 
     def parts(self, rows: int) -> int:
-        """Return in how many parts a batch of `rows` rows is decoded."""
+        """Return the number of parts in which a batch of `rows` rows is decoded."""
         return -(-rows // self.rows_at_once)
 
     def most_hours(self, rows: int) -> float | None:
-        """Return about how long so many rows take at most, one after the other; None on a GPU."""
+        """Return an upper estimate, in hours, of decoding `rows` rows one after another; None on a
+        GPU."""
         if self.token_seconds is None:
             return None
         return rows * self.row_tokens * self.token_seconds / 3600
