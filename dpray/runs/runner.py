@@ -235,8 +235,8 @@ class Run:
         is_new = ledger.account(name) is None
         if is_new:
             names = ledger.names()
-            # A run that was refused, or cut off, after it made the file left the ledger empty.
-            if names or not self.plan.config.privacy.ledger.startswith("sqlite"):
+            # A run cut off between making the file and the data set left the ledger empty.
+            if names or not self.run.get("made_ledger"):
                 raise InputError(
                     f"privacy.dataset: the ledger has no data set {name!r}; it has "
                     f"{', '.join(map(repr, names)) or 'none'} (`dpray ledger create` makes one)"
