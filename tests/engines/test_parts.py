@@ -32,7 +32,9 @@ def small_transformers(model_folder: str) -> Iterator[Engine]:
     engine.close()
 
 
-@pytest.fixture(scope="module")
+# To close an engine ends what all engines of the process share: like the other one, this is closed
+# at the end.
+@pytest.fixture(scope="session")
 def small_vllm(model_folder: str) -> Iterator[Engine]:
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
