@@ -114,11 +114,23 @@ class LockstepRun:
         group that does not fit the engine is put by until the others are through."""
         if not (self.cold or self.large) and (group := next(self.source, None)) is not None:
             entry = self._checked(group)
-            if entry.rows > self.model.max_rows or entry.blocks > self.model.blocks:
+            if self._is_large(entry):
                 self.large.append(group)
             else:
                 self.cold.append(entry)
         return bool(self.cold)
+
+    def _is_large(self, entry: _Entry) -> bool:
+        """Return whether the rows do not fit the engine, or cannot enter in one step: neither with
+        their whole prompts nor with what is left of cached ones. Whether a group is refused may not
+        depend on its size, which is secret."""
+        model = self.model
+        fewest = min(sum(map(len, entry.group.prompts)), entry.rows * max(model.block_sizes))
+        return (
+            entry.rows > model.max_rows
+            or entry.blocks > model.blocks
+            or fewest > model.max_step_tokens
+        )
 
     def _checked(self, group: LockstepGroup) -> _Entry:
         """Return the group with the KV blocks that it needs at full length. Raises EngineError

@@ -127,6 +127,25 @@ def test_what_fails_while_rows_are_added_is_never_drawn_again(
 
 
 @pytest.mark.slow
+def test_rows_that_cannot_enter_in_one_step_come_in_parts(
+    vllm_engine: Any,
+    transformers_engine: Engine,
+    group: Callable[..., LockstepGroup],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They fit the KV cache, and `engine.max_num_batched_tokens` is small: no size is refused."""
+    core = vllm_engine.llm.llm_engine.engine_core.engine_core.scheduler
+    monkeypatch.setattr(core, "max_num_scheduled_tokens", 200)
+    monkeypatch.setattr(vllm_engine, "max_step_tokens", 200)
+    groups = [group("few", 3), group("middling", 20)]
+    whole, found = decode(transformers_engine, *groups), decode(vllm_engine, *groups)
+    for name in ("few", "middling"):
+        assert found[name].token_ids == whole[name].token_ids
+    assert max(map(len, found["middling"].state["parts"])) > 1
+    assert all(len(parts) == 1 for parts in found["few"].state["parts"])
+
+
+@pytest.mark.slow
 def test_a_row_that_vllm_loses_ends_the_group(
     small_vllm: Any, group: Callable[..., LockstepGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
