@@ -188,6 +188,9 @@ def own_errors() -> Iterator[None]:
         yield
     except Exception as error:
         if (ours := find_error(error, DprayError)) is not None:
+            if ours.args and isinstance(ours.args[0], str):
+                # Ours are one line. Ray Data adds lines on its retries, of which there are none.
+                ours.args = (ours.args[0].partition("\n")[0], *ours.args[1:])
             raise ours from None
         raise
 

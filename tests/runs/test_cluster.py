@@ -18,6 +18,7 @@ from dpray.runs.cluster import (
     ended_for_memory,
     find_error,
     keep_counts_here,
+    own_errors,
     start_ray,
     threads,
     was_lost,
@@ -133,6 +134,24 @@ def test_exact_numbers_of_rows_stay_in_this_process(monkeypatch: pytest.MonkeyPa
     monkeypatch.delattr(stats._StatsManager, COUNTED_BY[0])
     with pytest.raises(AttributeError, match=COUNTED_BY[0]):
         keep_counts_here()
+
+
+def test_an_error_of_ours_comes_without_what_ray_data_adds_to_it() -> None:
+    from ray.data._internal.util import _annotate_exception_with_retry_context
+
+    error = _annotate_exception_with_retry_context(
+        InputError("a.csv, row 2: the label is not one"), description="apply UDF transform",
+        attempts=1, max_attempts=1, total_backoff_s=0.0, exception_str="",
+    )  # fmt: skip
+    assert "To change retry attempts" in str(error)
+
+    def fails() -> None:
+        with own_errors():
+            raise wrapped(error)  # type: ignore[arg-type]
+
+    with pytest.raises(InputError) as raised:
+        fails()
+    assert str(raised.value) == "a.csv, row 2: the label is not one"
 
 
 @pytest.mark.parametrize(
