@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.config.config import Config, parse_config
 from dpray.engines.base import LockstepGroup, LockstepResult
+from dpray.engines.row_variation import POSITIONS
 from dpray.io.formats import Piece
 from dpray.mechanisms.partition import new_salt
 from dpray.methods.private_prediction.decoder import group_rows
@@ -109,7 +110,7 @@ class Stub:
 
     def answer(self, group: LockstepGroup) -> LockstepResult:
         t = group.selector.arguments.get("t", 0) + MAX_TOKENS
-        state = {"t": t, "noisy_threshold": None, "logits": [[0.0]]}
+        state = {"t": t, "noisy_threshold": None, "logits": [[0.0]] * POSITIONS}
         return LockstepResult(group.group_id, TEXT, (1,) * MAX_TOKENS, "length", state)
 
     def close(self) -> None: ...

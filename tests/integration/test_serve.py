@@ -111,11 +111,17 @@ def test_the_models_are_listed_and_healthy(served: Served) -> None:
     assert [model.id for model in client.models.list()] == [LLM, EMBEDDER]
     assert client.models.retrieve(EMBEDDER).id == EMBEDDER
     assert (served.said["llm"], served.said["embedder"]) == (LLM, EMBEDDER)
-    # A gateway asks Serve once in two seconds, so it may have asked before the models were there.
-    wait_for(lambda: served.get("/health", key=None).status_code == 200, served.process)
-    health = served.get("/health", key=None)
-    assert (health.status_code, health.json()["status"]) == (200, "ok")
-    assert len(health.json()["deployments"]) == 4
+    # A gateway asks Serve once in two seconds, so it may have asked before the models were there,
+    # and either of the two may answer.
+    health: list[httpx.Response] = []
+
+    def all_are_well() -> bool:
+        health[:] = [served.get("/health", key=None) for _ in range(8)]
+        return all(answer.status_code == 200 for answer in health)
+
+    wait_for(all_are_well, served.process)
+    assert {answer.json()["status"] for answer in health} == {"ok"}
+    assert len(health[0].json()["deployments"]) == 4
     assert len(served.cluster.workers("ServeReplica:dpray:gateway")) == 2
 
 
@@ -294,7 +300,13 @@ def test_a_gateway_that_is_killed_costs_a_retry_and_no_request(served: Served) -
     with ThreadPoolExecutor(IN_FLIGHT) as pool, ExitStack() as ends:
         ends.callback(go.set)
         held = [pool.submit(in_two_pieces, n) for n in range(IN_FLIGHT)]
-        wait_for(lambda: sum(served.in_flight()) == IN_FLIGHT)
+        of_gateways: list[float] = []
+
+        def all_are_held() -> bool:
+            of_gateways[:] = served.in_flight()
+            return sum(of_gateways) == IN_FLIGHT
+
+        wait_for(all_are_held)
         # A limit for each gateway would let these in.
         assert all(is_refused() for _ in range(4))
         retries = client.with_options(max_retries=openai.DEFAULT_MAX_RETRIES)
@@ -310,8 +322,8 @@ def test_a_gateway_that_is_killed_costs_a_retry_and_no_request(served: Served) -
     answered = [each.result() for each in held]
     assert retried.failed == []
     assert tried.outage(began) < 5, tried.failed
-    # Those of the gateway that lives.
-    assert True in answered and False in answered
+    # Those of the gateway that lives are answered; Ray Serve seldom gives one of the two all.
+    assert sum(answered) in {*of_gateways, IN_FLIGHT - sum(of_gateways[:1])}
 
 
 def test_a_key_that_floods_the_endpoint_does_not_starve_another(served: Served) -> None:

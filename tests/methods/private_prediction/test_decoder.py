@@ -18,6 +18,7 @@ from dpray.accounting.events import Laplace
 from dpray.accounting.ledger import AlreadyPublished, Ledger
 from dpray.config.config import parse_config
 from dpray.engines.base import EngineError, Lockstep, LockstepGroup, LockstepResult
+from dpray.engines.row_variation import POSITIONS
 from dpray.io.few_shot import FewShot
 from dpray.methods.private_prediction.decoder import BatchDecoder, encode_private, shown_examples
 from dpray.methods.private_prediction.prompts import PromptTemplate
@@ -59,7 +60,7 @@ class SideBySide:
                 raise self.error
             number += 1
             self.at_once += [len(under_way)] * of_batches
-            state = {"t": 10**9, "noisy_threshold": None, "logits": [[0.0]]}
+            state = {"t": 10**9, "noisy_threshold": None, "logits": [[0.0]] * POSITIONS}
             yield LockstepResult(under_way.pop(0).group_id, "a text", (1,), "length", state)
 
     def close(self) -> None: ...

@@ -26,6 +26,7 @@ from dpray.engines.base import (
     SelectorFailed,
     failure_name,
 )
+from dpray.engines.row_variation import LONGER
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import bound_copies, group_rows
@@ -333,7 +334,7 @@ def test_batches_that_give_no_record_are_made_up_for_by_the_next_ones(
     class Mute(Faulty):
         def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
             for result in super().decode_lockstep(groups):  # a text a batch: none follows
-                number = int(result.group_id.split("/")[-1])
+                number = int(result.group_id.split("/")[-1].removesuffix(LONGER))
                 text = "" if number % 2 else f"text of {result.group_id}"
                 yield replace(result, text=text, finish_reason="stop")
 
