@@ -18,7 +18,6 @@ from dpray.types import Budget, BudgetRefused, DprayError, InputError, Progress,
 from dpray.version import __version__
 
 if TYPE_CHECKING:
-    from dpray.accounting.ledger import Ledger
     from dpray.api import (
         SyntheticData,
         audit,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
         run,
     )
     from dpray.config.config import Config
+    from dpray.ledger.ledger import Ledger
     from dpray.progress import progress_bar
 
 __all__ = [
@@ -61,7 +61,7 @@ __all__ = [
 
 _ELSEWHERE = {
     "Config": "dpray.config.config",
-    "Ledger": "dpray.accounting.ledger",
+    "Ledger": "dpray.ledger.ledger",
     "progress_bar": "dpray.progress",
 }
 

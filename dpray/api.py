@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import pandas as pd
     import ray.data
 
-    from dpray.comparison import Comparison
     from dpray.config.config import Config
     from dpray.engines.base import Engine
-    from dpray.pace import Pace
-    from dpray.rehearsal import Rehearsal
+    from dpray.planning.compare import Comparison
+    from dpray.planning.pace import Pace
+    from dpray.planning.rehearse import Rehearsal
     from dpray.runs.plan import Plan
 
 # Imports within a function here load torch, Ray or scikit-learn, for which the other functions
@@ -98,8 +98,8 @@ def compare(
     compared = dpray.compare(config)
     compared.recommended, compared.summary()["methods"]["aug_pe"]["signal"]
     """
-    from dpray.comparison import compare as compare_methods
-    from dpray.comparison import with_paces
+    from dpray.planning.compare import compare as compare_methods
+    from dpray.planning.compare import with_paces
 
     compared = compare_methods(config, on_progress)
     if public is not None:
@@ -125,9 +125,9 @@ def explore(
     explored = dpray.explore(config, "methods.html", rehearsal="out/rehearsal")
     explored["epsilons"][0]["epsilon"], explored["epsilons"][0]["recommended"]
     """
-    from dpray.comparison import explore as explore_methods
-    from dpray.comparison import ladder
     from dpray.io.files import check_writable, write_durably
+    from dpray.planning.compare import explore as explore_methods
+    from dpray.planning.compare import ladder
     from dpray.report.comparison_page import read_rehearsal, render_comparison, scored_epsilons
 
     check_writable(Path(page), "--html")
@@ -149,13 +149,13 @@ def rehearse(
 ) -> Rehearsal:
     """Try the methods out on public records of the same shape, with true noise, and score them:
     opens no private data, charges no budget. The folder `out` holds the runs, `rehearsal.json` and
-    `rehearsal.html`. `options` are those of `dpray.rehearsal.rehearse`.
+    `rehearsal.html`. `options` are those of `dpray.planning.rehearse.rehearse`.
 
     rehearsed = dpray.rehearse(config, "public.jsonl", "out/rehearsal", epsilons=[1.0, 4.0])
     rehearsed.best(1.0), rehearsed.summary()["epsilons"][0]["methods"]["aug_pe"]["scores"]
     """
     from dpray.evaluation.files import load_embedder
-    from dpray.rehearsal import rehearse as rehearse_methods
+    from dpray.planning.rehearse import rehearse as rehearse_methods
     from dpray.report.rehearsal_page import write_rehearsal
 
     parts: dict[str, Any] = {"run": run, "load_embedder": load_embedder} | options
@@ -174,12 +174,13 @@ def bench(
 ) -> Pace:
     """Measure how long a configuration takes on this machine, by three short runs on public records
     of the same shape: opens no private data, charges no budget. `dpray plan` shows it from then
-    on. `options` are those of `dpray.pace.bench`. All methods at once: `compare` with `public`.
+    on. `options` are those of `dpray.planning.pace.bench`. All methods at once: `compare` with
+    `public`.
 
     pace = dpray.bench(config, "public.jsonl")
     pace.seconds(dpray.plan(config)) / 3600
     """
-    from dpray.pace import bench as measure_pace
+    from dpray.planning.pace import bench as measure_pace
 
     return measure_pace(config, str(public), on_progress=on_progress, **options)
 
@@ -199,8 +200,8 @@ def run(
     """
     from dpray import registry
     from dpray.report.write import write_report
-    from dpray.runs.engine import build_engine
     from dpray.runs.standing import Standing
+    from dpray.workers.engine import build_engine
 
     registry.run(config, on_progress, build or build_engine)
     folder = Path(config.output.path)

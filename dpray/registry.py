@@ -13,9 +13,9 @@ from dpray.io.file_list import list_files
 from dpray.io.files import read_json
 from dpray.methods import part
 from dpray.runs.choice import Choice
-from dpray.runs.engine import BuildEngine, build_engine
 from dpray.runs.plan import Plan
 from dpray.types import InputError, OnProgress, Progress
+from dpray.workers.engine import BuildEngine, build_engine
 
 
 def make_plan(config: Config) -> Plan:
@@ -44,10 +44,10 @@ def run(
     Raises InputError, BudgetRefused (the data was not opened) and Resumable. Each error says
     whether the run is charged, and how it goes on.
     """
-    from dpray.runs.cluster import is_local
     from dpray.runs.folder import ReleaseFolder
     from dpray.runs.runner import Run
     from dpray.runs.standing import Standing
+    from dpray.workers.cluster import is_local
 
     standing = Standing(config)
     with standing.said():

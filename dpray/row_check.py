@@ -23,8 +23,8 @@ from dpray.io.labels import label_name
 from dpray.io.records import scan_piece
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit
-from dpray.runs.rows import checked_row, data_pieces
 from dpray.types import InputError, OnProgress, Progress
+from dpray.workers.rows import checked_row, data_pieces
 
 MOST_REASONS, MOST_ROWS = 40, 10
 """Different errors that are listed, and numbers of rows for each of them."""

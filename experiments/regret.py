@@ -21,11 +21,11 @@ from runs import DATA, HERE, RUNS, finished, released, rows
 from scipy.stats import spearmanr
 
 import dpray
-from dpray.comparison import METHODS
 from dpray.config.config import Config, load_config, parse_config
 from dpray.evaluation.judge import Judge
-from dpray.rehearsal import FEWEST, Rehearsal, weighed, within_chance
-from dpray.stage import staged
+from dpray.planning.compare import METHODS
+from dpray.planning.rehearse import FEWEST, Rehearsal, weighed, within_chance
+from dpray.planning.stage import staged
 from dpray.types import InputError
 
 SETS = {"agnews": "News Type", "trec": "Answer", "yelp": "Category", "banking77": "Question about",

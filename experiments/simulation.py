@@ -26,7 +26,7 @@ from simulation_model import gathering, simulate
 from simulation_values import Costs, Engine, Found, Load, Machines
 
 from dpray.io.digests import READERS
-from dpray.runs.groups import MOST_BLOCKS
+from dpray.workers.groups import MOST_BLOCKS
 
 HERE = Path(__file__).parent
 COSTS = HERE / "simulation_costs.json"

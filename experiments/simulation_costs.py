@@ -26,17 +26,17 @@ from simulation_values import Costs
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.accounting.ledger import Ledger
-from dpray.accounting.run_ledger import NullLedger
+from dpray.ledger.ledger import Ledger
+from dpray.ledger.protocol import NullLedger
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.release import Decoded, batches_of, publish, records
 from dpray.registry import run
-from dpray.runs.accountant import AccountantClient
-from dpray.runs.cluster import never_repeated, start_ray
 from dpray.runs.folder import ReleaseFolder
-from dpray.runs.group_actor import Answer, GroupActor, tasks
-from dpray.runs.group_pool import GroupPool
 from dpray.types import Budget, Progress
+from dpray.workers.accountant import AccountantClient
+from dpray.workers.cluster import never_repeated, start_ray
+from dpray.workers.group_actor import Answer, GroupActor, tasks
+from dpray.workers.group_pool import GroupPool
 from tests.benchmarks.bench_shards import PRIVATE_TOKENS, build, config_of, plan_of, write_rows
 
 CPUS = 2

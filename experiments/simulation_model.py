@@ -29,9 +29,9 @@ from dpray.methods.private_prediction.release import (
     SECONDS_PER_PART,
     task_size,
 )
-from dpray.runs.accountant import CONCURRENT_CALLS
-from dpray.runs.group_pool import TICK
-from dpray.runs.groups import block_count
+from dpray.workers.accountant import CONCURRENT_CALLS
+from dpray.workers.group_pool import TICK
+from dpray.workers.groups import block_count
 
 Events = Generator[simpy.Event, Any, None]
 
@@ -47,9 +47,9 @@ def gathering(costs: Costs, machines: Machines, load: Load, blocks: int) -> floa
 
 
 class Place:
-    """A `Place` has one actor at a time, as in `dpray.runs.group_pool`: `handed` is the event with
-    which the actor is given a slice, at the time `handed_at`, and `left` are the batches that it
-    was given and has not answered yet."""
+    """A `Place` has one actor at a time, as in `dpray.workers.group_pool`: `handed` is the event
+    with which the actor is given a slice, at the time `handed_at`, and `left` are the batches that
+    it was given and has not answered yet."""
 
     def __init__(self) -> None:
         self.process: simpy.Process | None = None

@@ -33,7 +33,7 @@ def driver(cluster: Any) -> Iterator[None]:
     libraries, and Ray's workers that are done with a task are kept for the next test's."""
     import ray
 
-    from dpray.runs.cluster import start_ray
+    from dpray.workers.cluster import start_ray
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", cluster.address)

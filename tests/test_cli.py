@@ -11,8 +11,8 @@ import pytest
 import typer
 
 import dpray
-from dpray.accounting.ledger import Ledger
 from dpray.cli import app, load_command, run_command
+from dpray.ledger.ledger import Ledger
 from dpray.types import Budget
 
 Settings = Callable[..., dict[str, Any]]

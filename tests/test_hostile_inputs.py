@@ -20,8 +20,8 @@ from dpray.io.file_list import list_files
 from dpray.io.formats import Piece
 from dpray.io.records import read_rows
 from dpray.runs.folder import ReleaseFolder
-from dpray.runs.rows import read_records
 from dpray.types import InputError
+from dpray.workers.rows import read_records
 
 Settings = Callable[..., dict[str, Any]]
 Refuse = Callable[..., str]

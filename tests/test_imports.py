@@ -12,7 +12,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from dpray.accounting.ledger import Ledger
+from dpray.ledger.ledger import Ledger
 from dpray.types import Budget
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,7 +106,7 @@ anything."""
 @pytest.mark.parametrize("module", WORKERS)
 def test_a_process_on_ray_imports_no_more_than_it_needs(module: str) -> None:
     code = (
-        f"import sys, dpray.runs.groups, dpray.runs.shards, {module}; "
+        f"import sys, dpray.workers.groups, dpray.workers.shards, {module}; "
         "print(*(name for name in sys.argv[1:] if name in sys.modules))"
     )
     command = [sys.executable, "-c", code, *HEAVY, "ray.data"]

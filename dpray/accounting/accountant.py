@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging as absl_logging
 
-from dpray.accounting.event import Event, check_delta
-from dpray.accounting.hash_chain import canonical_json
+from dpray.accounting.event import Event, canonical_json, check_delta
 
 # dp-accounting and scipy are imported late: they take two seconds, and an actor, which holds a plan
 # too, computes no cost.

@@ -8,6 +8,7 @@ a later mechanism may depend on the outputs of earlier ones.
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 from collections import Counter
@@ -27,6 +28,15 @@ Array = npt.NDArray[np.float64]
 
 NonNegative = float
 """A field of this type may be 0; one of type `float` is above it."""
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def canonical_json(value: Any) -> str:
+    """Return the one text of a value: sorted keys, no spaces, ASCII, floats in their shortest exact
+    form. Raises ValueError for NaN and infinities."""
+    return _ENCODER.encode(value)
 
 
 class Event:

@@ -19,7 +19,7 @@ from dpray.commands.plan import (
     time_in_words,
 )
 from dpray.config.config import load_config
-from dpray.pace import RECORDS, TEXTS
+from dpray.planning.pace import RECORDS, TEXTS
 from dpray.progress import progress_bar
 from dpray.report.figures import duration
 from dpray.terminal import Terminal

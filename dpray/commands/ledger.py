@@ -11,9 +11,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.hash_chain import now
-from dpray.accounting.ledger import Ledger
 from dpray.io.files import read_json, refuse_cloud
+from dpray.ledger.chain import now
+from dpray.ledger.ledger import Ledger
 from dpray.terminal import Terminal, printable
 from dpray.types import Budget, InputError
 

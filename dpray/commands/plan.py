@@ -20,7 +20,7 @@ from dpray.terminal import Terminal, add_or_remove, titled_table
 from dpray.types import InputError, Progress
 
 if TYPE_CHECKING:
-    from dpray.comparison import Answer, Comparison
+    from dpray.planning.compare import Answer, Comparison
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file.", metavar="CONFIG")]
 Overrides = Annotated[
@@ -118,8 +118,8 @@ def _plan_one(loaded: Config, rate: float | None, as_json: bool) -> None:
             on_progress(Progress(preparation(loaded.engine.model)))
         made = api.plan(loaded)
     # Imported late: a mistyped key should not have to wait for torch.
-    from dpray.pace import known_pace
-    from dpray.runs.placement import in_words
+    from dpray.planning.pace import known_pace
+    from dpray.workers.placement import in_words
 
     pace = known_pace(loaded)
     if pace is None and rate is not None:

@@ -18,7 +18,7 @@ from dpray.terminal import Terminal, titled_table
 from dpray.types import InputError
 
 if TYPE_CHECKING:
-    from dpray.rehearsal import Rehearsal
+    from dpray.planning.rehearse import Rehearsal
 
 
 def rehearse(

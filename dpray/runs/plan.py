@@ -26,9 +26,9 @@ from dpray.engines.model_path import with_bases
 from dpray.engines.text import TextCodec
 from dpray.io.labels import label_name
 from dpray.mechanisms.label_histogram import LabelHistogram
-from dpray.runs.placement import placement
-from dpray.runs.rows import Row, TextOf
 from dpray.types import InputError, OnProgress
+from dpray.workers.placement import placement
+from dpray.workers.rows import Row, TextOf
 
 Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
 """`Losses` evaluate a released model: they take texts and the values of their columns, and return
@@ -174,7 +174,7 @@ class Plan(ABC):
         if not self.config.engine.is_local:
             return None
         # Imported late: a plan that is only looked at has no use for Ray.
-        from dpray.runs.engine import check_loads, with_absolute_model
+        from dpray.workers.engine import check_loads, with_absolute_model
 
         engine = with_absolute_model(self.config.engine)
         load = partial(build, engine, **self.engine_options)

@@ -3,8 +3,8 @@ charge, make it durable, begin a mechanism, run it, stage its output, commit tha
 publish it.
 
 `Session.publish_once` and the methods' `release` decide what runs again after a crash, and
-`dpray.runs.group_pool` what another actor takes over: what is published is kept; what was lost with
-its machine, by an interruption or because a model failed is repeated or dropped as
+`dpray.workers.group_pool` what another actor takes over: what is published is kept; what was lost
+with its machine, by an interruption or because a model failed is repeated or dropped as
 `privacy.lost_batches` says (a training pays for what it repeats); a mechanism that raised itself,
 or for which the memory did not suffice, is never run again.
 """
@@ -20,24 +20,18 @@ from typing import Any
 
 from dpray.accounting.composition import Charge
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.ledger import Ledger
-from dpray.accounting.ledger_store import MissingLedger
-from dpray.accounting.run_ledger import NullLedger
 from dpray.engines.base import Engine
 from dpray.io.digests import file_digests, fingerprint
 from dpray.io.files import disk_is_full, write_durably
+from dpray.ledger.ledger import Ledger
+from dpray.ledger.protocol import NullLedger
+from dpray.ledger.store import MissingLedger
 from dpray.mechanisms.partition import new_salt
-from dpray.runs import cluster
-from dpray.runs.accountant import AccountantClient, count_refusal
 from dpray.runs.call_cache import CALLS, forget_calls
-from dpray.runs.engine import BuildEngine
 from dpray.runs.folder import CONFIG, ReleaseFolder
-from dpray.runs.metrics import nowhere, on_ray, rays_exporter
-from dpray.runs.placement import gpus_of_cluster, resolve_gpus
 from dpray.runs.plan import Plan
 from dpray.runs.privacy_report import privacy_report, versions
 from dpray.runs.public_names import public_config
-from dpray.runs.rows import check_first_records
 from dpray.runs.session import Release, Session
 from dpray.runs.standing import DISK_FULL, Standing
 from dpray.types import (
@@ -49,6 +43,12 @@ from dpray.types import (
     Progress,
     RunFailed,
 )
+from dpray.workers import cluster
+from dpray.workers.accountant import AccountantClient, count_refusal
+from dpray.workers.engine import BuildEngine
+from dpray.workers.metrics import nowhere, on_ray, rays_exporter
+from dpray.workers.placement import gpus_of_cluster, resolve_gpus
+from dpray.workers.rows import check_first_records
 
 DATA_FINGERPRINT = "data.sha256"
 

@@ -25,25 +25,25 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dpray.accounting.ledger import Ledger
-from dpray.accounting.run_ledger import StageLedger
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
 from dpray.io.files import write_durably
+from dpray.ledger.ledger import Ledger
+from dpray.ledger.protocol import StageLedger
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
-from dpray.runs.cluster import find_error, may_run_again, uses_ray
-from dpray.runs.engine import BuildEngine, with_absolute_model
-from dpray.runs.engine_pool import EnginePool, on_pool
 from dpray.runs.folder import ReleaseFolder
-from dpray.runs.metrics import Record, RunMetrics, nowhere
 from dpray.runs.plan import Plan, label_histogram
-from dpray.runs.rows import Row, data_pieces, record_rows
-from dpray.runs.shards import Shards, Worker
 from dpray.runs.standing import RESUME_HINT
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable, RunFailed
+from dpray.workers.cluster import find_error, may_run_again, uses_ray
+from dpray.workers.engine import BuildEngine, with_absolute_model
+from dpray.workers.engine_pool import EnginePool, on_pool
+from dpray.workers.metrics import Record, RunMetrics, nowhere
+from dpray.workers.rows import Row, data_pieces, record_rows
+from dpray.workers.shards import Shards, Worker
 
 P = TypeVar("P", bound=Plan)
 

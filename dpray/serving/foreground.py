@@ -16,10 +16,10 @@ from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve import RunTarget
 
-from dpray.runs.cluster import start_ray
 from dpray.serving.applications import APPLICATION, SYSTEM_LOGS, application, http_options, running
 from dpray.serving.settings import LOOPBACK, ServeFile
 from dpray.types import DprayError, InputError
+from dpray.workers.cluster import start_ray
 
 _POLL_SECONDS = 0.5
 

@@ -19,9 +19,9 @@ import torch
 from safetensors import safe_open
 from torch.optim import Optimizer
 
-from dpray.accounting.ledger import Ledger
-from dpray.accounting.run_ledger import NullLedger
 from dpray.io.files import sha256_of
+from dpray.ledger.ledger import Ledger
+from dpray.ledger.protocol import NullLedger
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.partitions import put
 from dpray.training.tensor_file import write_tensors

@@ -24,12 +24,12 @@ from ray.train.v2._internal.exceptions import (
 from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError, WorkerGroupError
 
 from dpray.mechanisms.randomness import generator
-from dpray.runs.cluster import ended_for_memory, find_error, was_lost
-from dpray.runs.placement import HIDDEN
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.training import Training, train
 from dpray.training.zero import ZeroTrainer, loading, shared_key
 from dpray.types import DprayError, Resumable
+from dpray.workers.cluster import ended_for_memory, find_error, was_lost
+from dpray.workers.placement import HIDDEN
 
 # Ray Train v2's arguments; type checkers see v1's.
 _NO_RETRIES = ray.train.FailureConfig(

@@ -12,7 +12,7 @@ from dp_accounting.pld import privacy_loss_distribution as plds
 
 from dpray.accounting.accountant import bounds, cost
 from dpray.accounting.composed_events import Composed, Parallel, SelfComposed, event_from_json
-from dpray.accounting.event import Event
+from dpray.accounting.event import Event, canonical_json
 from dpray.accounting.events import (
     AboveThreshold,
     DiscreteGaussian,
@@ -23,7 +23,6 @@ from dpray.accounting.events import (
     PoissonSubsampledDraws,
     PoissonSubsampledGaussian,
 )
-from dpray.accounting.hash_chain import canonical_json
 
 DELTA = 1e-6
 LEAVES = [

@@ -28,7 +28,7 @@ from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.rows import private_rows
 from dpray.methods.private_prediction.sparse_vector import SparseVector
 from dpray.methods.private_prediction.token import PrivateToken
-from dpray.runs.rows import Row
+from dpray.workers.rows import Row
 
 Fault = Callable[[], AbstractContextManager[Any]]
 

@@ -12,11 +12,11 @@ import pytest
 from dpray import registry
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledDraws
-from dpray.accounting.ledger import Ledger
 from dpray.auditing import canaries
 from dpray.auditing.audit import audit
 from dpray.auditing.target import audit_target
 from dpray.config.config import Config, parse_config
+from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.registry import make_plan
 from dpray.types import Budget, DprayError, InputError, Progress, Resumable

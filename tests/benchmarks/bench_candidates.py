@@ -34,7 +34,7 @@ from dpray.engines.base import (
     Waiting,
 )
 from dpray.io.records import read_rows
-from dpray.runs.engine import build_engine
+from dpray.workers.engine import build_engine
 
 EDGES = 1000
 ROOT = Path(__file__).resolve().parents[2]

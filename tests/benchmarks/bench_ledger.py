@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.accounting.ledger import Ledger
-from dpray.runs.accountant import AccountantClient
+from dpray.ledger.ledger import Ledger
 from dpray.types import Budget
+from dpray.workers.accountant import AccountantClient
 from tests.databases import new_schema, postgresql_server
 
 STATED_FOR = ("record", NEIGHBORING_RELATION)

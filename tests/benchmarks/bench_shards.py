@@ -38,7 +38,7 @@ from dpray.methods.private_prediction.release import batches_of
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan as Plan
 from dpray.methods.private_prediction.rows import private_rows
 from dpray.registry import make_plan, run
-from dpray.runs.cluster import start_ray
+from dpray.workers.cluster import start_ray
 
 FILES = 8
 TEXT = "a synthetic note of a cough that came in the night and went by itself. " * 3

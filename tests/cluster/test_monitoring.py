@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray.dashboard.modules.metrics.dashboards import default_dashboard_panels
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
-from dpray.runs.metrics import METRICS
 from dpray.serving.metrics import GatewayMetrics, merged_page
+from dpray.workers.metrics import METRICS
 from tests.cluster.files import CLUSTER
 
 MONITORING = CLUSTER / "monitoring"

@@ -17,10 +17,10 @@ from typer.testing import CliRunner, Result
 import dpray
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.accounting.ledger import Ledger
-from dpray.accounting.ledger_store import MissingLedger
 from dpray.commands.ledger import app
 from dpray.config.config import parse_config
+from dpray.ledger.ledger import Ledger
+from dpray.ledger.store import MissingLedger
 from dpray.registry import make_plan
 from dpray.types import Budget, DprayError, InputError
 

@@ -17,8 +17,8 @@ import pyarrow.parquet
 import pytest
 
 from dpray.config.config import parse_config
-from dpray.runs.rows import check_first_records, data_pieces, read_records
 from dpray.types import InputError
+from dpray.workers.rows import check_first_records, data_pieces, read_records
 from tests.conftest import ROOT
 
 Make = Callable[[Path], None]

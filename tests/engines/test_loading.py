@@ -13,8 +13,8 @@ from dpray.engines.base import EngineError
 from dpray.engines.model_cache import cached
 from dpray.engines.model_path import preparation, resolve_model
 from dpray.engines.smollm2 import MADE
-from dpray.runs.engine import build_engine
 from dpray.types import InputError
+from dpray.workers.engine import build_engine
 
 
 @pytest.mark.parametrize("model", ["/no/such/model", "./model", "~/no_such_model", "a/b/c", ""])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dpray.accounting.ledger import Ledger
+from dpray.ledger.ledger import Ledger
 from dpray.types import Budget
 from tests.integration.processes import Cluster, Runs, end, short
 from tests.integration.trainings import METHOD

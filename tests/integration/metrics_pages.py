@@ -8,7 +8,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from dpray.runs.metrics import METRICS
+from dpray.workers.metrics import METRICS
 from tests.clusters import TOKEN
 from tests.integration.processes import MARKER, TIMEOUT, Cluster
 

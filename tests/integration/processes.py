@@ -21,8 +21,8 @@ import psutil
 import pytest
 import yaml
 
-from dpray.accounting.ledger import Ledger
 from dpray.cli import run_command
+from dpray.ledger.ledger import Ledger
 from tests.clusters import TOKEN
 from tests.integration import fault_driver
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dpray.accounting.ledger import Ledger
+from dpray.ledger.ledger import Ledger
 from tests.engines.api_server import Server, running_server
 from tests.integration.processes import Cluster, Runs, environment, wait_for
 from tests.integration.test_faults import kill_workers

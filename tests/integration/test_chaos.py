@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dpray.accounting.ledger import Ledger
+from dpray.ledger.ledger import Ledger
 from tests.engines.api_server import running_server
 from tests.integration.processes import (
     Cluster,

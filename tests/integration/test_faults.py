@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 from dpray import registry as methods
-from dpray.accounting.ledger import Ledger
 from dpray.cli import run_command
 from dpray.config.config import parse_config
+from dpray.ledger.ledger import Ledger
 from dpray.registry import make_plan
 from dpray.types import Budget, BudgetRefused
 from tests.integration.fault_driver import build

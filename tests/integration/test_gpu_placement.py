@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dpray.accounting.ledger import Ledger
+from dpray.ledger.ledger import Ledger
 from tests.integration.processes import Cluster, Runs, ray_cluster, short, wait_for
 
 pytestmark = pytest.mark.slow

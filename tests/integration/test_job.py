@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dpray.accounting.ledger import Ledger
+from dpray.ledger.ledger import Ledger
 from dpray.types import Budget
 from tests.integration.metrics_pages import Pages
 from tests.integration.processes import (

@@ -58,7 +58,7 @@ def test_a_cluster_that_does_not_know_us_is_bad_input(runs: Callable[..., Runs],
 
 ERROR_OF_A_TASK = """
 import sys, time
-from dpray.runs.cluster import start_ray
+from dpray.workers.cluster import start_ray
 import ray
 from ray._private.utils import push_error_to_driver
 

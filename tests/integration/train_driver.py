@@ -12,13 +12,13 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from dpray.accounting.run_ledger import NullLedger
 from dpray.config.training import TrainingSettings
+from dpray.ledger.protocol import NullLedger
 from dpray.methods.dp_sgd.algorithm import DpSgd, TextEncoder, Units, fine_tune
-from dpray.runs.cluster import start_ray
 from dpray.training.journal import Journal
 from dpray.training.ray_train import Training, train_on_ray
 from dpray.training.step import DpSgdStep, Trainer
+from dpray.workers.cluster import start_ray
 
 
 def plan() -> DpSgd:

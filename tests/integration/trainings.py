@@ -14,7 +14,7 @@ import psutil
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
-from dpray.accounting.ledger import Ledger
+from dpray.ledger.ledger import Ledger
 from dpray.training.journal import block_steps
 from tests.integration.processes import Runs, wait_for, workers_of
 

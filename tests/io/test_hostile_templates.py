@@ -17,8 +17,8 @@ from dpray.io.sandbox import SecurityError, TooMuch, rendered
 from dpray.io.template_file import TemplateFile, faults_named
 from dpray.methods.aug_pe.prompts import load_variation_prompts
 from dpray.methods.private_prediction.prompts import load_template
-from dpray.runs.rows import read_records
 from dpray.types import InputError
+from dpray.workers.rows import read_records
 
 ESCAPES = [
     "{{ ''.__class__.__mro__ }}",

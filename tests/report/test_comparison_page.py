@@ -13,15 +13,15 @@ import yaml
 
 import dpray
 from dpray.cli import run_command
-from dpray.comparison import FACTORS, explore
 from dpray.config.config import parse_config
-from dpray.pace import bench
+from dpray.planning.compare import FACTORS, explore
+from dpray.planning.pace import bench
 from dpray.report.comparison_page import read_rehearsal, render_comparison
 from dpray.types import InputError
+from tests.planning.test_pace import Runs
 from tests.report.browser import needs_browser, rendered_in_silence, show
 from tests.report.reports import ATTACK
 from tests.report.test_page import Visible
-from tests.test_pace import Runs
 
 Tree = dict[str, Any]
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.accounting.ledger import Ledger
+from dpray.ledger.ledger import Ledger
 from dpray.report.ledger_page import RUNS_SHOWN, render_ledger
 from dpray.report.pictures import spending_svg
 from dpray.types import Budget

@@ -14,15 +14,15 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from dpray import registry as methods
-from dpray.accounting.ledger import Ledger
-from dpray.accounting.ledger_store import MissingLedger
 from dpray.config.config import Config, parse_config
+from dpray.ledger.ledger import Ledger
+from dpray.ledger.store import MissingLedger
 from dpray.registry import make_plan
-from dpray.runs import cluster
-from dpray.runs.engine import build_engine
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.session import Session
 from dpray.types import Budget, DprayError, InputError, Progress, Resumable
+from dpray.workers import cluster
+from dpray.workers.engine import build_engine
 
 
 @pytest.fixture

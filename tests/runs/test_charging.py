@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from dpray import registry as methods
-from dpray.accounting.ledger import Ledger
 from dpray.cli import run_command
 from dpray.config.config import Config, parse_config
+from dpray.ledger.ledger import Ledger
 from dpray.runs import runner
 from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable
 from tests.integration.opened import Opened

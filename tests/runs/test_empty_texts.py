@@ -18,8 +18,8 @@ from dpray.mechanisms.partition import HashPartition
 from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.methods.private_prediction.prompts import load_template
 from dpray.methods.private_prediction.rows import joined, private_rows
-from dpray.runs.rows import bound_contributions, record_rows
 from dpray.types import InputError
+from dpray.workers.rows import bound_contributions, record_rows
 
 EMPTY = st.sampled_from([None, "", " ", "\n\t", "\u00a0"])
 TEXTS = st.sampled_from(["x", "y", " z "])

@@ -17,10 +17,10 @@ from dpray import registry as methods
 from dpray.config.config import DataConfig, parse_config
 from dpray.io.formats import Piece
 from dpray.runs.plan import Handed
-from dpray.runs.rows import read_records
 from dpray.types import InputError
+from dpray.workers.rows import read_records
 from tests.engines.tiny_model import sentence
-from tests.runs.outcomes import lines
+from tests.workers.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 
 from dpray import registry as methods
-from dpray.accounting.ledger import Ledger
-from dpray.accounting.ledger_store import LedgerError
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.transformers import TransformersEngine
+from dpray.ledger.ledger import Ledger
+from dpray.ledger.store import LedgerError
 from dpray.methods.private_prediction import decoder
 from dpray.methods.private_prediction import release as run_module
-from dpray.runs import cluster, runner, session
+from dpray.runs import runner, session
 from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable
+from dpray.workers import cluster
 
 Settings = Callable[..., dict[str, Any]]
 

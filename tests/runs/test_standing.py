@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from dpray.accounting.ledger import Ledger
-from dpray.accounting.ledger_store import LedgerFull, LedgerUnavailable
 from dpray.cli import run_command, show_error
 from dpray.config.config import Config, parse_config
 from dpray.engines.base import EngineError
+from dpray.ledger.ledger import Ledger
+from dpray.ledger.store import LedgerFull, LedgerUnavailable
 from dpray.methods.dp_kps.release import release as dp_kps_release
 from dpray.registry import make_plan
-from dpray.runs.engine import build_engine
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.runner import Run
 from dpray.runs.standing import Standing
 from dpray.types import Budget, BudgetRefused, InputError, Resumable, RunFailed
+from dpray.workers.engine import build_engine
 from tests.integration.processes import small_disk_at
 
 NOTHING = "nothing was charged"

@@ -14,9 +14,9 @@ from ray.train.v2._internal.exceptions import (
 )
 from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 
-from dpray.runs.cluster import may_run_again, reason_to_repeat
 from dpray.training.ray_train import reason
 from dpray.types import InputError, Resumable
+from dpray.workers.cluster import may_run_again, reason_to_repeat
 
 
 @pytest.mark.parametrize(

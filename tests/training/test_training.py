@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from dpray.accounting.run_ledger import NullLedger
 from dpray.config.training import TrainingSettings
+from dpray.ledger.protocol import NullLedger
 from dpray.mechanisms.randomness import new_key
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.journal import Journal

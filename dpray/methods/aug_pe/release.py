@@ -20,11 +20,11 @@ from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.mechanisms.votes import weights
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
-from dpray.runs.engine_pool import on_pool
 from dpray.runs.session import Release, Session
-from dpray.runs.shards import Shards
-from dpray.runs.voters import Embeddings, Voters, embedded, total_votes
 from dpray.types import Progress
+from dpray.workers.engine_pool import on_pool
+from dpray.workers.shards import Shards
+from dpray.workers.voters import Embeddings, Voters, embedded, total_votes
 
 AugPeSession = Session[AugPePlan]
 

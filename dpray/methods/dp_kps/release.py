@@ -30,9 +30,9 @@ from dpray.methods.dp_kps.public_terms import read_vocabulary
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_kps.tuning import Tuning, Weights, recognised, weights
 from dpray.runs.folder import TUNING_KEY
-from dpray.runs.rows import Row
 from dpray.runs.session import Release, Session
-from dpray.runs.shards import Shards
+from dpray.workers.rows import Row
+from dpray.workers.shards import Shards
 
 DpKpsSession = Session[DpKpsPlan]
 Embeddings = npt.NDArray[np.float32]

@@ -20,10 +20,10 @@ from dpray.mechanisms.shares import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_sgd.algorithm import TextEncoder
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.rows import data_pieces, record_rows
 from dpray.training.step import TrainingText
 from dpray.training.token_files import shard_of
 from dpray.types import InputError
+from dpray.workers.rows import data_pieces, record_rows
 
 TERMS = "Terms"
 """Terms have this name in a code."""

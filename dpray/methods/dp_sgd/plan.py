@@ -21,9 +21,9 @@ from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.plan import Before, Handed, Losses, Plan, TokenLimit, resolved_noise
-from dpray.runs.rows import Row
 from dpray.training.step import DpSgdStep
 from dpray.types import InputError, OnProgress
+from dpray.workers.rows import Row
 
 NO_NOISE = 1e-12
 """A run that is not private has this noise multiplier, lost in the rounding of every coordinate."""
@@ -52,8 +52,8 @@ class DpSgdPlan(Plan):
         """Load the model as it is tuned. An engine that cannot load the tuned one costs nothing:
         the tuned model is kept, and its texts are free."""
         # Imported late: a plan that is only looked at needs neither torch nor Ray.
-        from dpray.runs.engine import check_loads, with_absolute_model
         from dpray.training.model import load_loss
+        from dpray.workers.engine import check_loads, with_absolute_model
 
         engine = with_absolute_model(self.config.engine)
 

@@ -31,10 +31,7 @@ from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.algorithm import fine_tune
 from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
 from dpray.methods.dp_sgd.plan import DpSgdPlan
-from dpray.runs.cluster import ended_for_memory
-from dpray.runs.engine import with_absolute_model
 from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
-from dpray.runs.placement import gpus_of_rank
 from dpray.runs.public_names import model_name
 from dpray.runs.session import Release, Session
 from dpray.training.journal import Journal, lost_blocks
@@ -43,6 +40,9 @@ from dpray.training.step import SUM_ROUNDING
 from dpray.training.token_files import MappedUnits, write_shard
 from dpray.training.training import OnStep, ReferenceTrainer, Training, train_here
 from dpray.types import Budget, BudgetRefused, DprayError
+from dpray.workers.cluster import ended_for_memory
+from dpray.workers.engine import with_absolute_model
+from dpray.workers.placement import gpus_of_rank
 
 DpSgdSession = Session[DpSgdPlan]
 

@@ -33,7 +33,7 @@ from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.rows import joined, private_rows
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
-from dpray.runs.rows import Row, RowsOf, local_rows
+from dpray.workers.rows import Row, RowsOf, local_rows
 
 TARGET, OTHER = 0, 1
 

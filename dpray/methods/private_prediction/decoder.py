@@ -8,16 +8,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from uuid import uuid4
 
-from dpray.accounting.ledger import Ledger
 from dpray.engines.base import Engine, failure_name, may_be_repeated
 from dpray.engines.row_variation import row_variation
 from dpray.engines.text import TextCodec
+from dpray.ledger.ledger import Ledger
 from dpray.methods.private_prediction.algorithm import Batch, BatchOutput
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
-from dpray.runs.group_actor import Outcome
-from dpray.runs.rows import Row
 from dpray.types import DprayError, InputError
+from dpray.workers.group_actor import Outcome
+from dpray.workers.rows import Row
 
 
 class BatchDecoder:

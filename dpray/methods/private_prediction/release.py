@@ -20,12 +20,12 @@ from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.rows import ROWS, joined, placeholder, private_rows
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY
-from dpray.runs.group_actor import Outcome
-from dpray.runs.groups import Groups
-from dpray.runs.in_order import in_order
 from dpray.runs.session import Release, Session
-from dpray.runs.together import together
 from dpray.types import DprayError, RunFailed
+from dpray.workers.group_actor import Outcome
+from dpray.workers.groups import Groups
+from dpray.workers.in_order import in_order
+from dpray.workers.together import together
 
 DISJOINT = "disjoint, by a keyed hash of the unit's id; parallel composition over batches"
 POISSON = (

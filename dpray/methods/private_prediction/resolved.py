@@ -20,7 +20,7 @@ from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.runs.plan import Handed, Plan, TokenLimit
-from dpray.runs.rows import TextOf
+from dpray.workers.rows import TextOf
 
 RESTATED = ("threshold", "noise", "sure_probability", "sure_entropy")
 """These fields of a mechanism are in a plan's summary as the sections they come from."""

@@ -14,7 +14,7 @@ from dpray.io.formats import Piece
 from dpray.mechanisms.partition import HashPartition, content_rank
 from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.methods.private_prediction.prompts import PromptTemplate
-from dpray.runs.rows import Row, place, read_records
+from dpray.workers.rows import Row, place, read_records
 
 ROWS = pa.schema(
     [("label", pa.string()), ("text", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]

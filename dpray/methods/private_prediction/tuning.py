@@ -28,8 +28,8 @@ from dpray.methods.private_prediction.plan import (
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan, private_token
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
-from dpray.runs.rows import read_records
 from dpray.types import DprayError, InputError, OnProgress, Progress
+from dpray.workers.rows import read_records
 
 OPTION = "--tune-clip"
 

@@ -16,8 +16,8 @@ from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.topics.algorithm import TopicHistogram
 from dpray.methods.topics.settings import TopicsSettings
 from dpray.runs.plan import Plan, longest_terms, resolved_noise
-from dpray.runs.rows import read_records
 from dpray.types import InputError, Record
+from dpray.workers.rows import read_records
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dpray.mechanisms.shares import largest_remainder
 from dpray.methods.topics.algorithm import PublicTopics
 from dpray.methods.topics.plan import TopicsPlan
 from dpray.runs.session import Release, Session
-from dpray.runs.voters import Voters, embedded, total_votes
+from dpray.workers.voters import Voters, embedded, total_votes
 
 TopicsSession = Session[TopicsPlan]
 

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from dpray import registry as methods
-from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, parse_config
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
 from dpray.engines.transformers import TransformersEngine
+from dpray.ledger.ledger import Ledger
 from dpray.methods.aug_pe import release as aug_pe_run
-from dpray.runs import runner, voters
+from dpray.runs import runner
 from dpray.types import DprayError, InputError, Resumable
-from tests.runs.outcomes import lines
+from dpray.workers import voters
+from tests.workers.outcomes import lines
 
 
 class BagOfWords:

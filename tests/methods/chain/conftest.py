@@ -12,8 +12,8 @@ import pytest
 from dpray import registry
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.transformers import TransformersEngine
-from dpray.runs import voters
 from dpray.types import Progress
+from dpray.workers import voters
 from tests.methods.aug_pe.test_release import BagOfWords
 
 WORDS = ["fever", "cough", "rash", "itch", "sleep", "pain"]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from dpray.accounting.accountant import cost
-from dpray.comparison import METHODS, Answer, Comparison, compare, sections, wanted
 from dpray.config.config import Config, parse_config
 from dpray.methods.chain.plan import ChainPlan
-from dpray.pace import bench
+from dpray.planning.compare import METHODS, Answer, Comparison, compare, sections, wanted
+from dpray.planning.pace import bench
+from dpray.planning.rehearse import _staged
 from dpray.registry import make_plan
-from dpray.rehearsal import _staged
 from dpray.report.comparison_page import parameters, settings
 from dpray.types import InputError
 

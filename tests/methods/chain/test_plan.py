@@ -18,11 +18,11 @@ from dpray.auditing.audit import audit
 from dpray.config.config import Config, parse_config
 from dpray.methods.chain.plan import ChainPlan
 from dpray.methods.dp_sgd.plan import DpSgdPlan
+from dpray.planning.stage import plain
 from dpray.registry import make_plan
-from dpray.runs.engine import build_engine
 from dpray.runs.plan import Handed
-from dpray.stage import plain
 from dpray.types import InputError
+from dpray.workers.engine import build_engine
 
 KPS_AUG, KPS_PREDICT = ("dp_kps", "aug_pe"), ("dp_kps", "private_prediction")
 KPS_SGD = ("dp_kps", "dp_sgd")

@@ -13,14 +13,14 @@ import pytest
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
-from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
+from dpray.ledger.ledger import Ledger
 from dpray.methods.topics import release as topics_run
 from dpray.registry import make_plan
 from dpray.report.write import write_report
 from dpray.types import BudgetRefused, InputError, Resumable
 from tests.methods.chain.conftest import OF_LABEL, PUBLIC, WORDS, Watched, write_public
-from tests.runs.outcomes import lines, open_budget
+from tests.workers.outcomes import lines, open_budget
 
 Make = Callable[..., Config]
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
+from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.randomness import new_key
 from dpray.registry import make_plan
-from dpray.runs.engine import build_engine
 from dpray.runs.folder import BATCHES_KEY, ReleaseFolder
 from dpray.runs.session import Session
 from dpray.types import Budget, InputError
-from tests.runs.outcomes import open_budget
+from dpray.workers.engine import build_engine
+from tests.workers.outcomes import open_budget
 
 RUN = "0123"
 STAGES = ("1-dp_kps", "2-private_prediction")

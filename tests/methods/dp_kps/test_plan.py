@@ -18,8 +18,8 @@ from scipy.optimize import brentq
 from dpray.accounting.accountant import cost
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace, Gaussian
-from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, parse_config
+from dpray.ledger.ledger import Ledger
 from dpray.methods.dp_kps.plan import DpKpsPlan
 from dpray.methods.dp_kps.public_terms import read_vocabulary
 from dpray.registry import make_plan

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from dpray import registry as methods
-from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, parse_config
 from dpray.engines.base import Completion, EngineError
+from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.methods.dp_kps import release as dp_kps_run
 from dpray.methods.dp_kps.kde import GRID
-from dpray.runs.shards import CHUNK
 from dpray.types import Budget, BudgetRefused, InputError, Progress, Resumable
-from tests.runs.outcomes import lines
+from dpray.workers.shards import CHUNK
+from tests.workers.outcomes import lines
 
 WORDS = ["fever", "cough", "rash", "itch", "sleep", "chest pain", "pain"]
 TEXTS = {"a": "a fever and a cough, chest pain too", "b": "the rash and the itch, no sleep"}

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray import registry as methods
-from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, parse_config
+from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.randomness import generator
 from dpray.methods.dp_kps import release as dp_kps_run
 from dpray.methods.dp_kps.algorithm import DpKps
@@ -23,7 +23,7 @@ from dpray.methods.dp_kps.tuning import Tuning, recognised
 from dpray.registry import make_plan
 from dpray.runs.folder import TUNING_KEY
 from dpray.types import InputError, Resumable
-from tests.runs.outcomes import lines
+from tests.workers.outcomes import lines
 
 WORDS = ["fever", "cough", "rash", "itch", "sleep", "chest pain", "pain"]
 TEXTS = {"a": "a fever and a cough, chest pain too", "b": "the rash and the itch, no sleep"}

@@ -24,7 +24,7 @@ from dpray.methods.dp_sgd.control_codes import (
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.training.step import TrainingText
 from dpray.types import InputError
-from tests.runs.outcomes import lines
+from tests.workers.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,13 +15,12 @@ from dpray import registry as methods
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
-from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config
 from dpray.config.training import TrainingSettings
 from dpray.engines.base import EngineError, PlainPrompt
+from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
-from dpray.runs.engine import build_engine
 from dpray.training import journal
 from dpray.training.gradient_noise import GradientNoise
 from dpray.training.journal import TrainingState
@@ -29,9 +28,10 @@ from dpray.training.model import load_loss
 from dpray.training.step import DpSgdStep
 from dpray.training.training import ReferenceTrainer
 from dpray.types import BudgetRefused, DprayError, InputError, Progress, Resumable
-from tests.runs.outcomes import open_budget
+from dpray.workers.engine import build_engine
 from tests.training.states import state_of
 from tests.training.tiny_gradients import texts
+from tests.workers.outcomes import open_budget
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from dpray import registry as methods
 from dpray.config.config import Config
 from dpray.methods.dp_sgd.plan import DpSgdPlan
-from dpray.runs.engine import build_engine
 from dpray.types import DprayError, InputError
-from tests.runs.outcomes import open_budget
+from dpray.workers.engine import build_engine
+from tests.workers.outcomes import open_budget
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,14 +15,14 @@ from dpray import registry as methods
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
-from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.model_path import resolve_model
+from dpray.ledger.ledger import Ledger
 from dpray.runs.public_names import model_name
 from dpray.training.step import SUM_ROUNDING
 from dpray.training.training import ReferenceTrainer
 from dpray.types import InputError
-from tests.runs.outcomes import lines
+from tests.workers.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,16 +15,16 @@ import pytest
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.accounting.ledger import AlreadyPublished, Ledger
 from dpray.config.config import parse_config
 from dpray.engines.base import EngineError, Lockstep, LockstepGroup, LockstepResult
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.few_shot import FewShot
+from dpray.ledger.ledger import AlreadyPublished, Ledger
 from dpray.methods.private_prediction.decoder import BatchDecoder, encode_private, shown_examples
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.registry import make_plan
-from dpray.runs.group_actor import Answer, GroupActor
 from dpray.types import Budget, DprayError
+from dpray.workers.group_actor import Answer, GroupActor
 
 TASKS = [[f"0/{number}" for number in range(start, start + 2)] for start in (0, 2, 4)]
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from ray.exceptions import OutOfMemoryError as EndedByRay
 
 from dpray import registry as methods
-from dpray.accounting.ledger import Ledger
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.base import (
     Engine,
@@ -28,11 +27,12 @@ from dpray.engines.base import (
 )
 from dpray.engines.row_variation import LONGER
 from dpray.engines.transformers import TransformersEngine
+from dpray.ledger.ledger import Ledger
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import bound_copies, group_rows
 from dpray.methods.private_prediction.rows import placeholder
-from dpray.runs.cluster import EndedForMemory, LostTooOften
 from dpray.types import DprayError, InputError, Resumable
+from dpray.workers.cluster import EndedForMemory, LostTooOften
 from tests.integration.fault_driver import Words, watched
 
 

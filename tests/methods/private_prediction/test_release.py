@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dpray.accounting.run_ledger import NullLedger
 from dpray.config.config import parse_config
 from dpray.config.sections import RuntimeConfig
+from dpray.ledger.protocol import NullLedger
 from dpray.methods.private_prediction.release import (
     Decoded,
     announced,
@@ -24,9 +24,9 @@ from dpray.methods.private_prediction.release import (
     wave,
 )
 from dpray.registry import make_plan
-from dpray.runs.engine import build_engine
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.session import Session
+from dpray.workers.engine import build_engine
 
 BATCHES = 12
 Release = Callable[..., list[dict[str, Any]]]

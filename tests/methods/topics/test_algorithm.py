@@ -14,8 +14,8 @@ from dpray.config.config import parse_config
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.topics.algorithm import PublicTopics, TopicHistogram
 from dpray.methods.topics.settings import TopicsSettings
-from dpray.runs import voters
-from dpray.runs.voters import Voters
+from dpray.workers import voters
+from dpray.workers.voters import Voters
 from tests.methods.aug_pe.test_release import BagOfWords
 
 SETTINGS = TopicsSettings(name="topics", public="", topics=3, words=2, threshold=2.0)

@@ -1,0 +1,108 @@
+"""The ledger's entries form a hash chain, one for each data set.
+
+Every entry holds the hash of the one before it, so an entry that is altered, removed or put in
+later does not fit. The chain has no secret in it: it shows accidents and edits by hand, and does
+not stop somebody who writes a whole new chain.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dpray.accounting.event import canonical_json
+
+GENESIS = "0" * 64
+
+
+def now() -> str:
+    """Return the time of an entry, in UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Holds one row of the ledger. `payload` is canonical JSON; `unit`, `attempt` and `at` may be
+    empty."""
+
+    dataset: str
+    seq: int
+    kind: str
+    key: str
+    unit: str
+    attempt: str
+    at: str
+    payload: str
+    prev_hash: str
+    hash: str = ""
+
+    def digest(self) -> str:
+        """Return SHA-256, in hexadecimal, of the fields above in their order, without `hash`."""
+        return _digest([value for name, value in vars(self).items() if name != "hash"])
+
+    def values(self) -> dict[str, Any]:
+        """Return the payload as a dictionary."""
+        values: dict[str, Any] = json.loads(self.payload)
+        return values
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"payload": self.values()}
+
+
+def _digest(content: Sequence[Any]) -> str:
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+@dataclass
+class Chain:
+    """Holds the end of a data set's chain: its length, its last hash, how many of its entries its
+    account is made of (without the first one), and the entries that are not written yet."""
+
+    dataset: str
+    length: int = 0
+    head: str = GENESIS
+    reservations: int = 0
+    added: list[Entry] = field(default_factory=list)
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """Return what the data set's row states beside its name."""
+        return {"length": self.length, "head": self.head, "reservations": self.reservations}
+
+    def append(
+        self,
+        kind: str,
+        key: str,
+        payload: Mapping[str, Any],
+        *,
+        unit: str = "",
+        attempt: str = "",
+        at: str = "",
+    ) -> Entry:
+        """Link a new entry behind the last one."""
+        place = (self.dataset, self.length, kind, key, unit, attempt, at)
+        content = (*place, canonical_json(payload), self.head)
+        entry = Entry(*content, hash=_digest(content))
+        self.added.append(entry)
+        self._step(entry)
+        return entry
+
+    def faults(self, entry: Entry) -> Iterator[str]:
+        """Yield what is wrong with `entry` as the next one; the chain goes on behind it all the
+        same."""
+        where = f"data set '{self.dataset}', entry {entry.seq}"
+        if entry.seq != self.length:
+            yield f"{where}: entry {self.length} was expected here"
+        if entry.prev_hash != self.head:
+            yield f"{where}: it does not follow the entry before it"
+        if entry.hash != entry.digest():
+            yield f"{where}: its content does not have its hash"
+        self._step(entry)
+
+    def _step(self, entry: Entry) -> None:
+        self.length, self.head = entry.seq + 1, entry.hash
+        self.reservations += entry.kind in ("create", "reserve") and entry.seq > 0

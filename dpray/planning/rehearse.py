@@ -1,0 +1,242 @@
+"""`rehearse` tries methods and chains out on public records of the same shape, with the noise that
+the private ones would get. It opens no private data and charges no budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpray.config.config import Config, parse_config
+from dpray.io.records import read_rows
+from dpray.planning.compare import Answer, check_epsilons, compare, records_keys, sections
+from dpray.planning.stage import (
+    as_released,
+    draw,
+    public_records,
+    staged,
+    with_epsilon,
+    with_method,
+    write_stage,
+)
+from dpray.types import InputError, OnProgress, Progress
+
+if TYPE_CHECKING:
+    from dpray.engines.base import Embedder
+
+RunMethod = Callable[[Config, OnProgress], object]
+
+RECORDS = 100
+"""A run makes so many texts, where a method can make fewer without changing its noise."""
+
+FEWEST = 20
+"""A half of the public records has at least so many, and so has a release."""
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """Holds what came of a method at one epsilon: the `scores` of what its run made, or None where
+    it was not run, and `why_not`."""
+
+    answer: Answer
+    scores: Mapping[str, Any] | None = None
+    why_not: str | None = None
+
+    def summary(self) -> dict[str, Any]:
+        return self.answer.summary() | {"scores": self.scores, "why_not": self.why_not}
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Holds the methods' scores at every epsilon, and those of `real` records, as many as a run is
+    asked for or as there are. `score` names the measure that decides, as the `Judge`'s does."""
+
+    config: Config
+    stage: Mapping[str, Any]
+    score: str
+    real: Mapping[str, Any]
+    found: Mapping[float, Mapping[str, Rehearsed]]
+
+    def best(self, epsilon: float) -> str | None:
+        """Return the name of the method with the best mean score at an epsilon. One whose signal is
+        below its noise has to be better by more than the deviation of its score. None where none
+        was rehearsed."""
+        sign, worth = 1 if self.score == "accuracy" else -1, {}
+        for name, one in self.found[epsilon].items():
+            if one.scores is not None:
+                score = one.scores[self.score]
+                mean, deviation = sign * score["mean"], score["deviation"]
+                worth[name] = weighed(mean, deviation, one.answer.is_enough)
+        return max(worth, key=worth.__getitem__, default=None)
+
+    def as_good(self, epsilon: float) -> list[str]:
+        """Return the other methods whose mean score differs from the best one's by no more than the
+        deviation of that difference, whether worse or, where the signal is below its noise, better:
+        chance may have decided between them. The deviations are those of one run's scores; another
+        run may differ by more."""
+        if (best := self.best(epsilon)) is None:
+            return []
+        scores = {
+            name: one.scores[self.score]
+            for name, one in self.found[epsilon].items()
+            if one.scores is not None
+        }
+        return within_chance(scores, best)
+
+    @property
+    def measures(self) -> list[str]:
+        """Return the names of the scores, the one that decides first."""
+        return [name for name in self.real if name != "records"]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the object that `dpray rehearse --json` prints."""
+        return {
+            "public": dict(self.stage),
+            "score": self.score,
+            "measures": self.measures,
+            "real_records": dict(self.real),
+            "epsilons": [
+                {
+                    "epsilon": epsilon,
+                    "best": self.best(epsilon),
+                    "as_good": self.as_good(epsilon),
+                    "methods": {name: one.summary() for name, one in methods.items()},
+                }
+                for epsilon, methods in self.found.items()
+            ],
+        }
+
+    def tree(self, epsilon: float) -> dict[str, Any]:
+        """Return the configuration that runs the best method on the private records, as a plain
+        tree. Raises InputError if no method was rehearsed."""
+        if (best := self.best(epsilon)) is None:
+            raise InputError(f"privacy.epsilon: at {epsilon:g} no method was rehearsed")
+        chosen = self.found[epsilon][best].answer.chosen_method()
+        return with_method(with_epsilon(self.config, epsilon), chosen)
+
+
+def weighed(mean: float, deviation: float, is_enough: bool) -> float:
+    """Return what a mean score, the higher the better, is worth in the choice. Below its noise a
+    method may owe a deviation of it to chance, which will not recur."""
+    return mean if is_enough else mean - deviation
+
+
+def within_chance(scores: Mapping[str, Mapping[str, float]], best: str) -> list[str]:
+    """Return the names of the other scores, each a mean and its deviation, that differ from the
+    best one by no more than the deviation of that difference."""
+    mean, deviation = scores[best]["mean"], scores[best]["deviation"]
+    return [
+        name
+        for name, score in scores.items()
+        if name != best and abs(score["mean"] - mean) <= math.hypot(score["deviation"], deviation)
+    ]
+
+
+def rehearse(
+    config: Config,
+    public: str,
+    *,
+    run: RunMethod,
+    load_embedder: Callable[[str], Embedder],
+    out: Path,
+    epsilons: Sequence[float] = (),
+    records: int = RECORDS,
+    methods: Sequence[str] = (),
+    on_progress: OnProgress = lambda progress: None,
+) -> Rehearsal:
+    """Run, by `run`, the methods whose signal is enough (`compare`) on public records, and score
+    what they make against other public records. Where `methods` are named it is these, whether
+    their signal is enough or not.
+
+    Half of the records of `public`, by a hash of their texts, play the private ones: as many as
+    `data.public_size` of them, each several times where they are fewer, so that batches, votes and
+    counts stand above the noise as far as they would in earnest. The other half is the test. Runs
+    get the noise of their plans; only the texts are fewer, `records` where a method can make fewer
+    with the same noise. Runs and their ledgers lie in the folder `out`, where the same call goes
+    on.
+
+    `epsilons` are tried in the place of `privacy.epsilon`. Raises InputError for public records
+    that do not have the configuration's columns and labels, for too few of them, and for
+    `data.path` itself: what a rehearsal says of private records would be paid for by no budget.
+    """
+    check_epsilons(epsilons)
+    known = sections(config)
+    for name in methods:
+        if name not in known:
+            raise InputError(f"--method: {name} is not one of {', '.join(known)}")
+    if records < FEWEST:
+        raise InputError(f"--records: {records} are too few, it takes {FEWEST}")
+    stage, test = _halves(config, public)
+    drawn = draw(stage, config.data.public_size, config.data.unit)
+    path = write_stage(drawn, out)
+    # Imported late: bad input should not have to wait for scikit-learn.
+    from dpray.evaluation.judge import Judge
+
+    real_records, test_records = (as_released(config, rows) for rows in (stage, test))
+    embedder, labelled = load_embedder(config.embedder.model), config.data.label is not None
+    judge = Judge(embedder, real_records, test_records, labelled)
+    real = judge.scores(as_released(config, drawn[: min(records, len(stage))]))
+
+    found: dict[float, dict[str, Rehearsed]] = {}
+    for epsilon in epsilons or (config.privacy.epsilon,):
+        asked = parse_config(with_epsilon(config, epsilon))
+        answers = compare(asked, on_progress, methods).answers
+        found[epsilon] = {}
+        for name, answer in answers.items():
+            if answer.choice is None or not (answer.is_enough or methods):
+                why_not = answer.why_not or "its signal does not stand above its noise"
+                found[epsilon][name] = Rehearsed(answer, why_not=why_not)
+                continue
+            folder = out / f"{name}-eps{epsilon:g}"
+            try:
+                run(_staged(asked, answer, path, folder, records), on_progress)
+                made = _released(folder)
+            except InputError as error:
+                # One method's prompts may not fit the engine: the others still have their turn.
+                found[epsilon][name] = Rehearsed(answer, why_not=str(error))
+                continue
+            on_progress(Progress("scoring", len(found[epsilon]), len(answers), name))
+            found[epsilon][name] = Rehearsed(answer, judge.scores(made))
+    of_stage = {
+        "file": public,
+        "records": len(stage),
+        "drawn": len(drawn),
+        "test_records": len(test),
+    }
+    return Rehearsal(config, of_stage, judge.score, real, found)
+
+
+def _halves(config: Config, public: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Split the public records, so that copies of one text are never on both sides."""
+    # Imported late: so is what else needs scikit-learn.
+    from dpray.evaluation.evaluate import is_for_test
+
+    halves: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    for text, row in public_records(config, public):
+        halves[is_for_test(text)].append(row)
+    if min(map(len, halves)) < FEWEST:
+        total = sum(map(len, halves))
+        raise InputError(f"--public: {total} records are too few, it takes about {4 * FEWEST}")
+    return halves
+
+
+def _released(folder: Path) -> list[dict[str, Any]]:
+    records = [row for _, row in read_rows(str(folder / "synthetic.jsonl"))]
+    if len(records) < FEWEST:
+        raise InputError(f"{folder}: {len(records)} records are too few to score")
+    return records
+
+
+def _staged(config: Config, answer: Answer, stage: Path, folder: Path, records: int) -> Config:
+    """Return the configuration of the method's run on the stage, with a ledger of its own."""
+    method = answer.chosen_method()
+    # Only what the last method makes is scored; those before it hand on as much as in earnest.
+    last = method["methods"][-1] if "methods" in method else method
+    # The votes of Aug-PE are shared out over its records: fewer records would have less noise.
+    if last["name"] != "aug_pe":
+        for key in records_keys(last["name"]):
+            if last.get(key) is not None:
+                last[key] = min(last[key], records)
+    return parse_config(staged(config, method, stage, folder))

@@ -1,0 +1,128 @@
+"""Public records of the same shape stand in for the private ones, in short runs with ledgers of
+their own: they open no private data and charge no budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpray.config.config import Config
+from dpray.io.columns import column_of, is_empty, text_of
+from dpray.io.formats import Where
+from dpray.io.labels import match_label
+from dpray.io.public_files import public_files
+from dpray.io.records import read_rows
+from dpray.types import InputError
+from dpray.workers.rows import unit_of
+
+FILE = "stage.jsonl"
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """Return the configuration as the tree that it was made of."""
+    return config.model_dump(mode="json", exclude_unset=True)
+
+
+def with_epsilon(config: Config, epsilon: float) -> dict[str, Any]:
+    """Return the configuration, as a plain tree, with another `privacy.epsilon`."""
+    tree = plain(config)
+    return tree | {"privacy": tree["privacy"] | {"epsilon": epsilon}}
+
+
+def with_method(tree: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration, as a plain tree, with another section `method`. A chain is written as
+    `methods`, and only a chain keeps `privacy.shares`."""
+    rest = {key: value for key, value in tree.items() if key not in ("method", "methods")}
+    if method["name"] == "chain":
+        return rest | {"methods": method["methods"]}
+    privacy = {key: value for key, value in tree["privacy"].items() if key != "shares"}
+    return rest | {"privacy": privacy, "method": dict(method)}
+
+
+def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the texts and the rows of `--public`; a blank text is left out. A row's label has the
+    type that it has in `data.labels`, and nested columns stand under their dotted names, too.
+
+    Raises InputError for a row that does not have the configuration's columns and labels, and for
+    `data.path` itself."""
+    for file in public_files(public, "--public", config.data.path):
+        for where, row in read_rows(file):
+            try:
+                text = text_of(row, config.data.text, where)
+                if not is_empty(text):
+                    yield text, row | _columns(config, row, text, where)
+            except InputError as error:
+                raise InputError(f"--public: {error}") from None
+
+
+def _columns(config: Config, row: Mapping[str, Any], text: str, where: Where) -> dict[str, Any]:
+    data = config.data
+    found: dict[str, Any] = {data.text: text} if isinstance(data.text, str) else {}
+    if data.label is not None:
+        value = column_of(row, data.label, where)
+        found[data.label] = data.released_label(
+            match_label(value, data.label_names, data.label, where)
+        )
+    if data.unit is not None:
+        found[data.unit] = unit_of(row, data.unit, where)
+    return found
+
+
+def as_released(config: Config, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of `public_records` in the form of a release: with a `text` and a `label`."""
+    data = config.data
+    return [
+        {
+            "text": text_of(row, data.text, Where(FILE, number)),
+            "label": None if data.label is None else row[data.label],
+        }
+        for number, row in enumerate(rows, start=1)
+    ]
+
+
+def draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[dict[str, Any]]:
+    """Draw about `size` records, whole units of them, the same for the same arguments: all of them
+    in a random order, and again where they do not suffice, as other units."""
+    of_unit: dict[Any, list[dict[str, Any]]] = {}
+    for number, row in enumerate(rows):
+        of_unit.setdefault(number if unit is None else row[unit], []).append(row)
+    units, rng = list(of_unit.items()), np.random.default_rng(size)
+    drawn: list[dict[str, Any]] = []
+    for turn in count():
+        for place in rng.permutation(len(units)):
+            if len(drawn) >= size:
+                return drawn
+            name, its_rows = units[place]
+            new = {} if unit is None else {unit: f"{name}-{turn}"}
+            drawn += [row | new for row in its_rows]
+    raise AssertionError("unreachable: count() has no end")
+
+
+def write_stage(rows: Sequence[Mapping[str, Any]], folder: Path, name: str = FILE) -> Path:
+    """Write the records that stand in for the private ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def staged(config: Config, method: Mapping[str, Any], stage: Path, folder: Path) -> dict[str, Any]:
+    """Return the configuration, as a plain tree, of a run of `method` on the stage, in `folder`,
+    with a ledger of its own."""
+    tree = plain(config)
+    changed = {
+        "data": {"path": str(stage), "encoding": None},
+        "privacy": {
+            "ledger": f"sqlite:///{folder}/private/ledger.db",
+            "dataset": "rehearsal",
+            "tenant": None,
+        },
+        "output": {"path": str(folder)},
+    }
+    own = {key: tree[key] | new for key, new in changed.items()}
+    return with_method(tree | own, method)

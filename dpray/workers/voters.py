@@ -1,0 +1,68 @@
+"""Voters hold the private records' embeddings, and count which public candidates they are nearest
+to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dpray.config.config import Config
+from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.mechanisms.discrete_noise import Counts
+from dpray.mechanisms.votes import count_votes
+from dpray.workers.rows import Row
+from dpray.workers.shards import Shards
+
+Embeddings = npt.NDArray[np.float32]
+
+
+class Voters:
+    """Holds one shard of the private records, embedded once. Its counts are exact and private: the
+    noise is added to the sum of all shards."""
+
+    def __init__(self, config: Config, weights: Sequence[int] = (1,)) -> None:
+        self._weights = weights
+        self._embedder = SentenceTransformerEmbedder(config.embedder.model)
+        self._parts: defaultdict[str, list[Embeddings]] = defaultdict(list)
+
+    def load(self, rows: Sequence[Row]) -> None:
+        by_label: defaultdict[str, list[str]] = defaultdict(list)
+        for row in rows:
+            by_label[row["label"]].append(row["text"])
+        for label, texts in by_label.items():
+            # One text at a time: in a batch, its embedding's last bits would depend on the other
+            # records, and a record's vote may depend on that record alone.
+            self._parts[label].append(self._embedder.embed(texts, batch_size=1))
+
+    def embed(self, texts: Sequence[str]) -> Embeddings:
+        """Embed public texts, which may share a batch."""
+        return self._embedder.embed(texts)
+
+    def count(self, candidates_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
+        """Count the votes for each label's candidates by the records of that label, shape (N,)
+        each."""
+        counts = {}
+        for label, of_label_ND in candidates_ND.items():
+            mine = self._parts.get(label, [])
+            private_MD = np.concatenate(mine) if mine else np.zeros((0, of_label_ND.shape[1]), "f4")
+            self._parts[label] = [private_MD]
+            counts[label] = count_votes(private_MD, of_label_ND, self._weights)
+        return counts
+
+
+def embedded(voters: Shards, texts: Sequence[str]) -> Embeddings:
+    """Embed public texts, shared out among all shards; shape (N, D) for N texts."""
+    vectors_ND: Embeddings = np.concatenate(voters.scatter("embed", texts))
+    return vectors_ND
+
+
+def total_votes(voters: Shards, candidates_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
+    """Return the exact votes of all shards, added up; private."""
+    shards: list[dict[str, Counts]] = voters.call("count", dict(candidates_ND))
+    return {
+        label: np.sum([counts[label] for counts in shards], axis=0, dtype=np.int64)
+        for label in candidates_ND
+    }

@@ -1,0 +1,168 @@
+"""Several processes on one ledger: races for the last of a budget, and killed processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import dpray
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
+from dpray.ledger.ledger import Ledger
+from dpray.types import Budget
+
+ROUNDS = 20
+STATED_FOR = ("record", NEIGHBORING_RELATION)
+
+# Every line of input is a command, every line of output says what became of it.
+CHILD = """
+import sqlite3
+import sys
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
+from dpray.ledger.ledger import AlreadyPublished, Ledger
+from dpray.types import Budget, BudgetRefused, InputError
+
+ledger = Ledger.create_or_open(sys.argv[1])
+stated_for = ("record", NEIGHBORING_RELATION)
+print("ready", flush=True)
+for line in sys.stdin:
+    command, dataset, key, *rest = line.split()
+    try:
+        if command == "create":
+            ledger.create_dataset(dataset, Budget(1.0, 1e-6), *stated_for)
+        if command == "reserve":
+            ledger.reserve(dataset, {key: (Laplace(2.0), Budget(0.5, 1e-7))}, *stated_for)
+        if command == "publish":
+            ledger.publish_many(key, rest[1], [(rest[0], "a" * 64)])
+        if command == "hold":  # SQLite copies its log into the file when nobody has it open
+            held = sqlite3.connect(sys.argv[1].removeprefix("sqlite:///"))
+            held.execute("SELECT name FROM sqlite_master").fetchall()
+        if command == "stream":
+            for n in range(10_000):
+                charge = {f"{key}-{n}": (Laplace(2e5), Budget(5e-6, 0.0))}
+                ledger.reserve(dataset, charge, *stated_for)
+                print(f"{key}-{n}", flush=True)
+        print("won", flush=True)
+    except (BudgetRefused, AlreadyPublished):
+        print("refused", flush=True)
+    except InputError as error:
+        print(error, flush=True)
+"""
+
+pytestmark = pytest.mark.slow
+
+
+class Child:
+    """A process of its own that holds the ledger open."""
+
+    def __init__(self, url: str, *before: str) -> None:
+        root = str(Path(dpray.__file__).parents[1])
+        self.process = subprocess.Popen(
+            [*before, sys.executable, "-c", CHILD, url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": root},
+        )
+        self.say = self.process.stdin.write
+        self.hear = self.process.stdout.readline
+
+    def ask(self, command: str) -> None:
+        self.say(command + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def children(url: str, number: int) -> Iterator[list[Child]]:
+    started = [Child(url) for _ in range(number)]
+    try:
+        assert {child.hear() for child in started} == {"ready\n"}
+        yield started
+    finally:
+        for child in started:
+            child.kill()
+
+
+def test_of_two_processes_that_race_exactly_one_wins(url: str):
+    """Both make the ledger and the data set, both ask for its last half, both publish a batch."""
+    with children(url, 2) as pair:
+        ledger = Ledger.open(url)
+
+        def race(command: str) -> list[str]:
+            for who, child in enumerate(pair):
+                child.ask(command.format(who=who))
+            return sorted(child.hear().strip() for child in pair)
+
+        for turn in range(ROUNDS):
+            assert race(f"create d{turn} -") == ["won", "won"]
+            first = {f"first-{turn}": (Laplace(2.0), Budget(0.5, 0))}
+            ledger.reserve(f"d{turn}", first, *STATED_FOR)
+            assert race(f"reserve d{turn} last-{turn}-{{who}}") == ["refused", "won"]
+            assert race(f"publish - first-{turn} a/0 attempt-{{who}}") == ["refused", "won"]
+            assert race(f"reserve d{turn} first-{turn}-{{who}}") == ["refused", "refused"]
+    for dataset in ledger.show()["datasets"]:
+        assert dataset["spent"]["epsilon"] == 1.0
+        assert dataset["left"]["epsilon"] == 0.0
+    assert ledger.verify() == []
+
+
+def test_racing_for_one_key_reserves_it_once(url: str):
+    with children(url, 3) as crowd:
+        crowd[0].ask("create notes -")
+        assert crowd[0].hear() == "won\n"
+        for child in crowd:
+            child.ask("reserve notes the-run")
+        assert [child.hear() for child in crowd] == ["won\n"] * 3
+    account = Ledger.open(url).account("notes")
+    assert account is not None
+    assert account.spent == Budget(0.5, 1e-7)
+
+
+def test_a_reservation_outlives_its_killed_process(url: str):
+    with children(url, 1) as (child,):
+        child.ask("create notes -")
+        child.ask("reserve notes run")
+        assert [child.hear(), child.hear()] == ["won\n", "won\n"]
+        child.kill()
+    ledger = Ledger.open(url)
+    account = ledger.account("notes")
+    assert account is not None
+    assert account.spent == Budget(0.5, 1e-7)
+    charge = {"run": (Laplace(2.0), Budget(0.5, 1e-7))}
+    [reservation] = ledger.reserve("notes", charge, *STATED_FOR)
+    assert reservation.seq == 1
+    ledger.begin("run", "attempt-2", ["a/0"])
+    assert ledger.publish_many("run", "attempt-2", [("a/0", "a" * 64)]) == 1
+    assert ledger.commit("run")
+    assert ledger.verify() == []
+
+
+def test_whatever_was_answered_before_a_kill_is_there_after_it(url: str):
+    with children(url, 3) as crowd:
+        for turn, child in enumerate(crowd):
+            child.ask(f"create d{turn} -")
+            assert child.hear() == "won\n"
+            child.ask(f"stream d{turn} run-{turn}")
+            child.hear()
+            time.sleep(0.02 + 0.117 * turn)
+            child.kill()
+            heard = 1 + child.process.stdout.read().count("\n")
+            ledger = Ledger.open(url)
+            account = ledger.account(f"d{turn}")
+            assert account is not None
+            # One reservation may be there whose answer was never given.
+            assert len(account.charges) - heard in (0, 1)
+    assert ledger.verify() == []

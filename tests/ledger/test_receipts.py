@@ -1,0 +1,333 @@
+"""Deleted reservations, ledgers put back to an earlier state, and ledgers of an older version."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
+from dpray.cli import run_command
+from dpray.ledger.ledger import Ledger, LedgerConflict
+from dpray.ledger.schema import entries
+from dpray.ledger.store import LedgerError
+from dpray.types import Budget
+
+BUDGET = Budget(1.0, 1e-6)
+ASKED = Budget(0.1, 1e-7)
+STATED_FOR = ("record", NEIGHBORING_RELATION)
+
+
+def reserve(ledger: Ledger, key: str, dataset: str = "notes") -> None:
+    ledger.reserve(dataset, {key: (Laplace(10.0), ASKED)}, *STATED_FOR)
+
+
+@pytest.fixture
+def ledger(url: str) -> Ledger:
+    """A data set with two runs, both committed: entries 0 create, 1 reserve, 2 commit, 3, 4."""
+    ledger = Ledger.create_or_open(url)
+    ledger.create_dataset("notes", BUDGET, *STATED_FOR)
+    for run in ("run-1", "run-2"):
+        reserve(ledger, run)
+        ledger.commit(run)
+    return ledger
+
+
+def edit(connection: Callable[[], sa.Connection], *statements: str) -> None:
+    with connection() as open_connection:
+        for statement in statements:
+            open_connection.exec_driver_sql(statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM dpray_entries WHERE kind = 'reserve' AND key = 'run-1'",
+        "DELETE FROM dpray_entries WHERE kind = 'create'",
+        "DELETE FROM dpray_entries WHERE seq > 2",
+        "UPDATE dpray_datasets SET reservations = 1",
+        "UPDATE dpray_datasets SET head = 'x'",
+    ],
+)
+def test_nothing_is_admitted_where_something_was_deleted(
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection], statement: str
+):
+    edit(connection, statement)
+    with pytest.raises(LedgerError, match="not as they were written"):
+        reserve(Ledger.open(url), "run-3")
+    assert ledger.verify()
+
+
+def test_a_deleted_reservation_is_no_budget_to_look_at(
+    ledger: Ledger, connection: Callable[[], sa.Connection]
+):
+    edit(connection, "DELETE FROM dpray_entries WHERE kind = 'reserve' AND key = 'run-1'")
+    for look in (lambda: ledger.account("notes"), ledger.show):
+        with pytest.raises(LedgerError, match="not as they were written"):
+            look()
+
+
+def report_of(ledger: Ledger, key: str, folder: Path) -> Path:
+    """A run's folder, as far as `--contains` reads it."""
+    last = ledger.last_commit(key)
+    folder.mkdir()
+    place = {"dataset": last.dataset, "sequence": last.seq, "head": last.hash}
+    (folder / "privacy_report.json").write_text(json.dumps({"ledger": place}))
+    return folder
+
+
+def put_back(connection: Callable[[], sa.Connection], length: int) -> None:
+    """The ledger as it was when the data set had so many entries, whole in itself."""
+    edit(
+        connection,
+        f"DELETE FROM dpray_entries WHERE seq >= {length}",
+        f"UPDATE dpray_datasets SET length = {length}, reservations = (SELECT count(*) FROM "
+        "dpray_entries WHERE kind = 'reserve'), head = (SELECT hash FROM dpray_entries "
+        f"WHERE seq = {length - 1})",
+    )
+
+
+def verify(url: str, *runs: Path) -> int:
+    contains = [option for run in runs for option in ("--contains", str(run))]
+    return run_command(["ledger", "verify", "--ledger", url, "--json", *contains])
+
+
+def test_a_backup_that_was_put_back_does_not_contain_the_run(
+    ledger: Ledger,
+    url: str,
+    connection: Callable[[], sa.Connection],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+):
+    first, second = (report_of(ledger, run, tmp_path / run) for run in ("run-1", "run-2"))
+    assert verify(url, first, second) == 0
+    both = {str(first): True, str(second): True}
+    assert json.loads(capfd.readouterr().out) == {"problems": [], "contains": both}
+
+    put_back(connection, 3)
+    assert ledger.verify() == [], "nothing in the ledger itself tells"
+    assert ledger.account("notes").spent == ASKED
+    assert verify(url, first) == 0
+    capfd.readouterr()
+    assert verify(url, first, second) == 2
+    said = json.loads(capfd.readouterr().out)
+    assert said["contains"] == both | {str(second): False}
+    [problem] = said["problems"]
+    assert problem.startswith(f"{second}: ") and "earlier state" in problem
+
+    # Another run in the place of the lost one is another entry.
+    opened = Ledger.open(url)
+    reserve(opened, "run-3")
+    opened.commit("run-3")
+    assert verify(url, second) == 2
+
+
+@pytest.mark.parametrize("length", [1, 3, 4])
+def test_who_has_seen_more_than_the_ledger_holds_charges_nothing_to_it(
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection], length: int
+):
+    """A database that failed over to an older copy, under a process that goes on."""
+    put_back(connection, length)
+    for act in (
+        lambda: reserve(ledger, "run-3"),
+        lambda: ledger.create_tenant("notes", "a", ASKED),
+    ):
+        with pytest.raises(LedgerError, match="put back to an earlier state"):
+            act()
+    # Nor once others, who saw nothing of it, have written more than was lost.
+    opened = Ledger.open(url)
+    for run in range(3, 10):
+        reserve(opened, f"run-{run}")
+    with pytest.raises(LedgerError, match="put back to an earlier state"):
+        reserve(ledger, "run-10")
+    ledger.create_dataset("other", BUDGET, *STATED_FOR)
+    reserve(ledger, "run-11", "other")
+    assert ledger.verify() == []
+
+
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def test_a_restored_backup_is_refused_by_a_process_that_saw_more(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest
+):
+    """Made and put back by the database's own means, under a process that goes on."""
+    if database == "sqlite":
+        url, *copies = copied_sqlite(tmp_path)
+    else:
+        url, *copies = copied_postgresql(request.getfixturevalue("postgresql_socket"))
+    back_up, restore = copies
+    ledger = Ledger.create_or_open(url)
+    ledger.create_dataset("notes", BUDGET, *STATED_FOR)
+    reserve(ledger, "run-1")
+    back_up()
+    reserve(ledger, "run-2")
+    restore()
+    with pytest.raises(LedgerError, match="put back to an earlier state"):
+        reserve(ledger, "run-3")
+    assert Ledger.open(url).account("notes").spent == ASKED, "nothing in the ledger itself tells"
+
+
+def copied_sqlite(folder: Path) -> tuple[str, Callable[[], None], Callable[[], None]]:
+    """The URL of a ledger that may be made, how it is backed up, and how the backup is restored."""
+    file, backup = folder / "ledger.db", folder / "backup.db"
+
+    def copy(source: Path, target: Path) -> None:
+        with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
+            one.backup(other)
+
+    return f"sqlite:///{file}", partial(copy, file, backup), partial(copy, backup, file)
+
+
+def copied_postgresql(socket: str) -> tuple[str, Callable[[], None], Callable[[], None]]:
+    """As `copied_sqlite`; a replaced database takes its connections with it."""
+    name = f"ledger_{uuid.uuid4().hex}"
+    server = f"postgresql://postgres@/postgres?host={socket}"
+
+    def run(*statements: str) -> None:
+        with psycopg.connect(server, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    alone = f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{name}'"
+    copy = f"CREATE DATABASE {name}_backup TEMPLATE {name}"
+    back = f"ALTER DATABASE {name}_backup RENAME TO {name}"
+    run(f"CREATE DATABASE {name}")
+    return (
+        f"postgresql://postgres@/{name}?host={socket}",
+        lambda: run(alone, copy),
+        lambda: run(f"DROP DATABASE {name} WITH (FORCE)", back),
+    )
+
+
+def test_what_another_process_saw_counts_too(
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection]
+):
+    whole, back = Ledger.open(url), Ledger.open(url)
+    for opened in (whole, back):
+        opened.expect(ledger.ends())
+    reserve(whole, "run-3")
+    assert whole.ends()["notes"][0] == ledger.ends()["notes"][0] + 1 == 6
+    put_back(connection, 3)
+    with pytest.raises(LedgerError, match="put back to an earlier state"):
+        reserve(back, "run-3")
+
+
+def test_who_has_seen_less_than_the_ledger_holds_goes_on(ledger: Ledger, url: str):
+    reserve(Ledger.open(url), "run-3")
+    reserve(ledger, "run-4")
+    assert ledger.account("notes").spent.epsilon == 0.4
+    assert ledger.verify() == []
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"ledger": {"dataset": "notes", "reservation": "run-1"}},
+        {"ledger": {"dataset": "notes", "sequence": "2", "head": "x"}},
+        {"not_private": True},
+    ],
+)
+def test_a_report_without_its_place_is_named(
+    ledger: Ledger, url: str, tmp_path: Path, report: object, capfd: pytest.CaptureFixture[str]
+):
+    (tmp_path / "privacy_report.json").write_text(json.dumps(report))
+    assert verify(url, tmp_path) == 2
+    assert "does not name the run's last entry" in capfd.readouterr().err
+
+
+def test_a_folder_that_is_no_runs_is_named(ledger: Ledger, url: str, tmp_path: Path, capfd):
+    assert verify(url, tmp_path / "none") == 2
+    assert "cannot read " in capfd.readouterr().err
+
+
+def test_the_last_commit_is_a_runs_last_entry(ledger: Ledger):
+    assert [ledger.last_commit(run).seq for run in ("run-1", "run-2")] == [2, 4]
+    with pytest.raises(LedgerConflict, match="not committed"):
+        ledger.last_commit("run-3")
+
+
+AS_0_1_0 = (
+    "DROP INDEX dpray_entries_account",
+    "DROP TABLE dpray_secret",
+    "DROP TABLE dpray_version",
+    "ALTER TABLE dpray_datasets DROP COLUMN reservations",
+)
+
+
+def test_an_older_ledger_is_brought_up_to_date(
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection]
+):
+    rows, spent = list(ledger.export()), ledger.account("notes").spent
+    edit(connection, *AS_0_1_0)
+    opened = Ledger.open(url)
+    assert list(opened.export()) == rows
+    now = opened.account("notes").spent
+    assert (now.epsilon.hex(), now.delta.hex()) == (spent.epsilon.hex(), spent.delta.hex())
+    opened.reserve("notes", {"run-3": (Laplace(10.0), ASKED)}, *STATED_FOR, [b"file"])
+    opened.create_dataset("other", BUDGET, *STATED_FOR)
+    assert Ledger.open(url).verify() == []
+
+
+def test_an_older_ledger_that_lost_entries_admits_nothing_more(
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection]
+):
+    ledger.create_dataset("other", BUDGET, *STATED_FOR)
+    lost = "DELETE FROM dpray_entries WHERE kind = 'reserve' AND key = 'run-1'"
+    edit(connection, *AS_0_1_0, lost)
+    opened = Ledger.open(url)
+    with pytest.raises(LedgerError, match="not as they were written"):
+        reserve(opened, "run-3")
+    reserve(opened, "run-3", "other")
+    assert opened.verify()
+
+
+def test_an_admission_reads_its_own_data_sets_charges_alone(
+    ledger: Ledger, url: str, connection: Callable[[], sa.Connection]
+):
+    """The database's own plan says so, with many entries of other kinds and of other data sets."""
+    ledger.create_dataset("other", Budget(1e6, 1e-2), *STATED_FOR)
+    charges = {f"other-{n}": (Laplace(10.0), ASKED) for n in range(300)}
+    ledger.reserve("other", charges, *STATED_FOR)
+    reserve(ledger, "open")
+    ledger.begin("open", "attempt-1", [f"a/{n}" for n in range(2000)])
+    statements: list[str] = []
+
+    def note(_connection, _cursor, statement, *_rest) -> None:
+        if "WHERE dataset = " in statement:
+            statements.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    try:
+        reserve(Ledger.open(url), "run-3")
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)
+    [statement] = statements
+    with connection() as open_connection:
+        assert open_connection.scalar(sa.select(sa.func.count()).select_from(entries)) > 2300
+        if url.startswith("sqlite"):
+            question = f"EXPLAIN QUERY PLAN {statement}"
+            arguments: object = ("notes",)
+        else:
+            open_connection.exec_driver_sql("ANALYZE dpray_entries")
+            question = f"EXPLAIN (ANALYZE) {statement}"
+            arguments = {"dataset": "notes"}
+        plan = "\n".join(map(str, open_connection.exec_driver_sql(question, arguments)))
+    assert "dpray_entries_account" in plan
+    assert "Removed by Filter" not in plan
+
+
+@pytest.mark.parametrize(("dataset", "sequence"), [("notes", 10**30), ("\ud800", 1)])
+def test_a_report_with_a_place_that_no_ledger_has_is_bad_input(
+    ledger: Ledger, url: str, tmp_path: Path, dataset: str, sequence: int
+) -> None:
+    place = {"dataset": dataset, "sequence": sequence, "head": "x"}
+    (tmp_path / "privacy_report.json").write_text(json.dumps({"ledger": place}))
+    assert verify(url, tmp_path) == 2

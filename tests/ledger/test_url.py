@@ -1,0 +1,179 @@
+"""A ledger is not in what Ray deletes, not on a disk of the network, not without TLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpray.cli import run_command
+from dpray.io.places import in_ray_package, network_file_system
+from dpray.ledger.ledger import Ledger
+from dpray.ledger.url import parse_url
+from dpray.runs.folder import ReleaseFolder
+from dpray.types import InputError
+
+PACKAGE = "ray/session_1/runtime_resources/working_dir_files/_ray_pkg_029f88d5ecc55e1e"
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path / PACKAGE
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("path", "inside"),
+    [
+        (f"{PACKAGE}/ledger.db", True),
+        (f"{PACKAGE}/out/deep/ledger.db", True),
+        ("runtime_resources/working_dir_files/s3_bucket_package/ledger.db", True),
+        ("runtime_resources/py_modules_files/_ray_pkg_1/ledger.db", True),
+        (f"{PACKAGE}/../../../../ledger.db", False),
+        ("runtime_resources/ledger.db", False),
+        ("working_dir_files/_ray_pkg_1/ledger.db", False),
+        ("ledger.db", False),
+    ],
+)
+def test_a_package_is_known_by_its_path(tmp_path: Path, path: str, inside: bool):
+    assert in_ray_package(f"{tmp_path}/{path}") == inside
+
+
+def test_links_are_followed(tmp_path: Path, package: Path):
+    (tmp_path / "job").symlink_to(package)
+    (package / "kept").symlink_to(tmp_path)
+    assert in_ray_package(f"{tmp_path}/job/ledger.db")
+    assert not in_ray_package(f"{package}/kept/ledger.db")
+
+
+def test_rays_own_names_are_these(tmp_path: Path):
+    """A package that Ray itself would unpack, from a working directory and from a bucket."""
+    from ray._private.ray_constants import DEFAULT_RUNTIME_ENV_DIR_NAME
+    from ray._private.runtime_env.packaging import get_local_dir_from_uri
+    from ray._private.runtime_env.working_dir import WorkingDirPlugin
+
+    plugin = WorkingDirPlugin(f"{tmp_path}/{DEFAULT_RUNTIME_ENV_DIR_NAME}", None)
+    for uri in ("gcs://_ray_pkg_029f88d5ecc55e1e.zip", "s3://bucket/package.zip"):
+        folder = get_local_dir_from_uri(uri, plugin._resources_dir)
+        assert in_ray_package(f"{folder}/ledger.db")
+
+
+@pytest.mark.parametrize("command", ["create", "show", "verify", "export"])
+def test_every_command_refuses_a_ledger_in_a_package(
+    package: Path, command: str, monkeypatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(package)
+    options = ["--dataset", "notes", "--epsilon", "4", "--delta", "1e-6"]
+    arguments = ["ledger", command, "--ledger", "sqlite:///ledger.db"]
+    assert run_command(arguments + (options if command == "create" else [])) == 2
+    error = capfd.readouterr().err
+    assert "which Ray deletes" in error and "postgresql://" in error and error.count("\n") == 1
+    assert not list(package.iterdir())
+
+
+def test_an_output_in_a_package_is_refused(package: Path, monkeypatch):
+    monkeypatch.chdir(package)
+    with pytest.raises(InputError, match=r"^output\.path: out/run lies in a copy"):
+        ReleaseFolder("out/run")
+    assert not list(package.iterdir())
+
+
+MOUNTS = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
+40 27 0:50 / /mnt/nfs rw master:3 - nfs4 server:/export rw,vers=4.2
+41 27 0:51 / /mnt/share rw - cifs //server/share rw
+42 27 0:52 / /mnt/with\040blank rw - fuse.sshfs user@host:/ rw
+43 40 0:53 / /mnt/nfs/scratch rw - xfs /dev/vdb rw
+44 27 0:54 / /mnt/bucket rw - fuse.gcsfuse bucket rw
+45 27 0:55 / /mnt/other rw - fuse mountpoint-s3 rw
+46 27 0:56 / /mnt/over rw - nfs server:/over rw
+47 46 0:57 / /mnt/over rw - tmpfs tmpfs rw
+48 27 0:58 / /mnt/rootless rw - fuse.fuse-overlayfs fuse-overlayfs rw
+49 27 0:59 / /mnt/lustre rw - lustre 10.0.0.1@tcp:/fs rw
+50 27 0:60 / /mnt/host rw - 9p C:\134 rw
+"""
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Path:
+    path = tmp_path / "mountinfo"
+    path.write_text(MOUNTS)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/me/ledger.db", None),
+        ("/mnt/nfs/ledger.db", "nfs4"),
+        ("/mnt/nfs2/ledger.db", None),
+        ("/mnt/nfs/scratch/ledger.db", None),
+        ("/mnt/share/a/b/ledger.db", "cifs"),
+        ("/mnt/with blank/ledger.db", "sshfs"),
+        ("/mnt/bucket/ledger.db", "gcsfuse"),
+        ("/mnt/other/ledger.db", "fuse"),
+        ("/mnt/over/ledger.db", None),
+        ("/mnt/rootless/ledger.db", None),
+        ("/mnt/lustre/ledger.db", "lustre"),
+        ("/mnt/host/ledger.db", "9p"),
+    ],
+)
+def test_a_network_file_system_is_refused(mounts: Path, path: str, kind: str | None):
+    assert network_file_system(path, mounts) == kind
+    if kind is None:
+        assert parse_url(f"sqlite:///{path}", mounts).database == path
+    else:
+        with pytest.raises(InputError, match=rf"network file system \({kind}\)") as refused:
+            parse_url(f"sqlite:///{path}", mounts)
+        assert refused.value.exit_code == 2
+
+
+def test_without_a_table_of_mounts_nothing_is_refused(tmp_path: Path):
+    assert network_file_system("/mnt/nfs/ledger.db", tmp_path / "none") is None
+
+
+def test_this_machines_own_table_is_read(tmp_path: Path):
+    Ledger.create_or_open(f"sqlite:///{tmp_path}/ledger.db")
+
+
+@pytest.fixture
+def no_libpq_settings(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("PGSSLMODE", "PGSERVICE", "PGHOST", "PGHOSTADDR"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def sslmode(url: str) -> str | None:
+    return parse_url(f"postgresql://{url}").query.get("sslmode")
+
+
+@pytest.mark.usefixtures("no_libpq_settings")
+@pytest.mark.parametrize(
+    ("url", "mode"),
+    [
+        ("me@ledger-db:5432/dpray", "require"),
+        ("me:word@10.0.0.7/dpray", "require"),
+        ("/dpray?host=ledger-db", "require"),
+        ("/dpray?host=localhost:5432&host=ledger-db:5432", "require"),
+        ("/dpray?hostaddr=10.0.0.7", "require"),
+        ("me@ledger-db/dpray?sslmode=verify-full", "verify-full"),
+        ("me@ledger-db/dpray?sslmode=disable", "disable"),
+        ("me@ledger-db/dpray?service=ledger", None),
+        ("/dpray", None),
+        ("/dpray?host=/run/postgresql", None),
+        ("me@localhost:5432/dpray", None),
+        ("/dpray?host=localhost:5432", None),
+        ("me@127.0.0.1:5432/dpray", None),
+        ("me@[::1]:5432/dpray", None),
+    ],
+)
+def test_another_machines_database_is_reached_over_tls(url: str, mode: str | None):
+    assert sslmode(url) == mode
+
+
+def test_what_libpq_is_told_elsewhere_is_kept(no_libpq_settings: pytest.MonkeyPatch):
+    no_libpq_settings.setenv("PGHOST", "ledger-db")
+    assert sslmode("/dpray") == "require"
+    no_libpq_settings.setenv("PGSSLMODE", "verify-full")
+    assert sslmode("/dpray") is sslmode("ledger-db/dpray") is None

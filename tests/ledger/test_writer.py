@@ -1,0 +1,335 @@
+"""Threads that share a ledger write together; lost connections are made up for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
+from dpray.ledger.ledger import AlreadyPublished, Ledger
+from dpray.ledger.store import LedgerError
+from dpray.types import Budget, BudgetRefused
+
+STATED_FOR = ("record", NEIGHBORING_RELATION)
+TENTH = (Laplace(10.0), Budget(0.1, 1e-8))
+SHA = "a" * 64
+
+
+def reserve(ledger: Ledger, key: str, dataset: str = "notes") -> None:
+    ledger.reserve(dataset, {key: TENTH}, *STATED_FOR)
+
+
+@pytest.fixture
+def ledger(url: str) -> Ledger:
+    ledger = Ledger.create_or_open(url)
+    ledger.create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
+    return ledger
+
+
+@contextmanager
+def listener(event: str, act: Callable[..., Any]) -> Iterator[None]:
+    sa.event.listen(sa.Engine, event, act)
+    try:
+        yield
+    finally:
+        sa.event.remove(sa.Engine, event, act)
+
+
+@contextmanager
+def waiting_together(ledger: Ledger, *calls: Callable[[], Any]) -> Iterator[list[Any]]:
+    """Give these calls to threads of their own while another transaction of the ledger waits, so
+    that all of them are in the next one. Yield their answers or errors, once they are there."""
+    answers: list[Any] = [None] * len(calls)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold(_connection: sa.Connection) -> None:
+        if not entered.is_set():
+            entered.set()
+            assert leave.wait(60)
+
+    def run(number: int) -> None:
+        try:
+            answers[number] = calls[number]()
+        except Exception as error:
+            answers[number] = error
+
+    with listener("commit", hold):
+        first = threading.Thread(
+            target=ledger.create_dataset, args=("first", TENTH[1], *STATED_FOR)
+        )
+        first.start()
+        assert entered.wait(60)
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
+        for thread in threads:
+            thread.start()
+        while len(ledger._writer._waiting) < len(calls):
+            threading.Event().wait(0.01)
+        leave.set()
+        for thread in [first, *threads]:
+            thread.join(60)
+    yield answers
+
+
+@pytest.fixture
+def commits() -> Iterator[list[int]]:
+    """One item for each transaction that was committed."""
+    seen: list[int] = []
+
+    def note(_connection: sa.Connection) -> None:
+        seen.append(1)
+
+    with listener("commit", note):
+        yield seen
+
+
+def test_calls_that_wait_share_a_transaction_and_each_has_its_own_answer(
+    ledger: Ledger, commits: list[int]
+):
+    ledger.create_dataset("other", Budget(1.0, 1e-6), *STATED_FOR)
+    reserve(ledger, "run")
+    publish = [("a/0", SHA)]
+    commits.clear()
+    with waiting_together(
+        ledger,
+        lambda: reserve(ledger, "run-1"),
+        lambda: ledger.publish_many("run", "attempt-1", publish),
+        lambda: ledger.reserve("notes", {"big": (Laplace(1.0), Budget(1.0, 0.0))}, *STATED_FOR),
+        lambda: ledger.publish_many("run", "attempt-2", publish),
+        lambda: reserve(ledger, "run-2", "other"),
+        lambda: reserve(ledger, "run-3", "unknown"),
+    ) as answers:
+        assert len(commits) == 2, "the one that was waited for, and all the others"
+    kinds = [type(answer) for answer in answers]
+    assert kinds.count(type(None)) == 2 and kinds[2] is BudgetRefused
+    # Of the two that publish, whichever came first wins.
+    assert {answers[1], answers[3]} & {1} and AlreadyPublished in (kinds[1], kinds[3])
+    assert "no data set 'unknown'" in str(answers[5])
+    assert ledger.account("notes").spent.epsilon == 0.2
+    assert ledger.account("other").spent.epsilon == 0.1
+    assert Ledger.open(str(ledger)).verify() == []
+
+
+def test_one_that_the_database_refuses_does_not_take_the_others_with_it(
+    ledger: Ledger, url: str, commits: list[int]
+):
+    """As when another process takes one of the keys first, for another data set."""
+    for name in ("other", "third"):
+        ledger.create_dataset(name, Budget(1.0, 1e-6), *STATED_FOR)
+    refused: list[str] = []
+
+    def refuse(_connection, _cursor, statement, parameters, *_rest):
+        if "INSERT" in statement and "run-other" in str(parameters) and not refused:
+            refused.append(statement)
+            raise sa.exc.IntegrityError("taken", None, Exception("taken"))
+
+    names = ledger.names()
+    calls = [partial(reserve, ledger, f"run-{name}", name) for name in names]
+    commits.clear()
+    with (
+        listener("before_cursor_execute", refuse),
+        waiting_together(ledger, *calls) as answers,
+    ):
+        assert answers == [None] * 3
+    assert refused and len(commits) == 1 + 3, "each by itself"
+    assert [ledger.account(name).spent.epsilon for name in names] == [0.1] * 3
+    assert Ledger.open(url).verify() == []
+
+
+@pytest.mark.slow
+def test_of_two_hundred_that_race_for_the_last_unit_exactly_one_wins(ledger: Ledger, url: str):
+    """On shared ledgers, as the accountant's threads have one, and on ledgers of their own."""
+    for run in range(9):
+        reserve(ledger, f"run-{run}")
+    ledgers = [ledger, *(Ledger.open(url) for _ in range(4))]
+    gate = threading.Barrier(200)
+
+    def race(number: int) -> bool:
+        gate.wait(120)
+        try:
+            reserve(ledgers[number % len(ledgers)], f"last-{number}")
+        except BudgetRefused:
+            return False
+        return True
+
+    with ThreadPoolExecutor(200) as pool:
+        won = list(pool.map(race, range(200)))
+    assert sum(won) == 1
+    account = Ledger.open(url).account("notes")
+    assert (len(account.charges), account.spent.epsilon) == (10, 1.0)
+    assert ledger.verify() == []
+
+
+# PostgreSQL: lost connections
+
+
+def terminate(url: str, where: str) -> int:
+    """End the server's processes of which this holds, from a connection of its own."""
+    query = f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {where}"
+    with psycopg.connect(url, autocommit=True) as other:
+        return len(other.execute(query).fetchall())
+
+
+@pytest.fixture
+def postgresql(postgresql_url: str) -> Ledger:
+    ledger = Ledger.create_or_open(postgresql_url)
+    ledger.create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
+    return ledger
+
+
+def is_charged_once(ledger: Ledger, url: str) -> bool:
+    account = Ledger.open(url).account("notes")
+    return len(account.charges) == 1 and ledger.verify() == []
+
+
+@pytest.mark.slow
+def test_a_connection_lost_before_the_commit(postgresql: Ledger, postgresql_url: str):
+    cuts = []
+
+    def cut(connection: sa.Connection) -> None:
+        if not cuts:
+            pid = connection.connection.dbapi_connection.info.backend_pid
+            cuts.append(terminate(postgresql_url, f"pid = {pid}"))
+
+    with listener("commit", cut):
+        reserve(postgresql, "run")
+    assert cuts == [1] and is_charged_once(postgresql, postgresql_url)
+
+
+@pytest.mark.slow
+def test_a_connection_lost_in_the_commit(postgresql: Ledger, postgresql_url: str):
+    """The commit waits in a trigger, the first time, and is ended there: it did not happen."""
+    with psycopg.connect(postgresql_url, autocommit=True) as other:
+        other.execute("CREATE SEQUENCE turns")
+        other.execute(
+            "CREATE FUNCTION wait_once() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$BEGIN IF nextval('turns') = 1 THEN PERFORM pg_sleep(60); END IF; RETURN NULL; END$$"
+        )
+        other.execute(
+            "CREATE CONSTRAINT TRIGGER slow_commit AFTER INSERT ON dpray_entries "
+            "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait_once()"
+        )
+    cuts = 0
+
+    def cut() -> None:
+        nonlocal cuts
+        while not cuts and thread.is_alive():
+            cuts += terminate(postgresql_url, "query = 'COMMIT' AND wait_event = 'PgSleep'")
+
+    thread = threading.Thread(target=reserve, args=(postgresql, "run"))
+    thread.start()
+    cut()
+    thread.join(60)
+    assert cuts == 1 and is_charged_once(postgresql, postgresql_url)
+
+
+class Proxy:
+    """Forwards a connection to a server's socket, and cuts it once, when the server has answered a
+    COMMIT and before the client has heard of it."""
+
+    def __init__(self, folder: Path, server: str) -> None:
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(str(folder / ".s.PGSQL.5432"))
+        self.listening.listen()
+        self.server, self.is_armed, self.cuts = server, False, 0
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        while True:
+            client, _ = self.listening.accept()
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(f"{self.server}/.s.PGSQL.5432")
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=self.copy, args=pair, daemon=True).start()
+
+    def copy(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if self.is_armed and not self.cuts and b"C\x00\x00\x00\x0bCOMMIT\x00" in data:
+                    self.cuts += 1
+                    break
+                sink.sendall(data)
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.slow
+def test_a_commit_whose_answer_is_lost(
+    postgresql: Ledger, postgresql_url: str, postgresql_socket: str
+):
+    """It happened, and nobody said so: the same charge is found, and is not made twice."""
+    folder = Path(f"{postgresql_socket}/proxy-{os.getpid()}")
+    folder.mkdir()
+    proxy = Proxy(folder, postgresql_socket)
+    ledger = Ledger.open(postgresql_url.replace(f"host={postgresql_socket}", f"host={folder}"))
+    proxy.is_armed = True
+    reserve(ledger, "run")
+    assert proxy.cuts == 1 and is_charged_once(postgresql, postgresql_url)
+
+
+@pytest.mark.slow
+def test_a_connection_that_is_lost_every_time_is_one_clear_line(
+    postgresql: Ledger, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("dpray.ledger.writer.ATTEMPTS", 2)
+
+    def cut(connection: sa.Connection) -> None:
+        pid = connection.connection.dbapi_connection.info.backend_pid
+        terminate(postgresql_url, f"pid = {pid}")
+
+    with listener("commit", cut), pytest.raises(LedgerError) as failed:
+        reserve(postgresql, "run")
+    assert "\n" not in str(failed.value)
+    reserve(postgresql, "run")
+    assert is_charged_once(postgresql, postgresql_url)
+
+
+def test_an_interruption_behind_a_write_holds_up_no_other_one(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger._store, "rest", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reserve(ledger, "run-1")
+    other = threading.Thread(target=reserve, args=(ledger, "run-2"), daemon=True)
+    other.start()
+    other.join(60)
+    assert not other.is_alive() and ledger.account("notes").spent.epsilon == 0.2
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_is_not_waited_for_for_good(
+    postgresql: Ledger, postgresql_url: str
+):
+    asked = {}
+
+    def note(connection: sa.Connection) -> None:
+        info = connection.connection.dbapi_connection.info.get_parameters()
+        asked.update({key: value for key, value in info.items() if key.startswith(("keep", "tcp"))})
+        for name in ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"):
+            asked[name] = connection.exec_driver_sql(f"SHOW {name}").scalar()
+
+    with listener("commit", note):
+        reserve(postgresql, "run")
+        assert asked["keepalives_idle"] == "30"
+        reserve(Ledger.open(f"{postgresql_url}&keepalives_idle=7"), "run-2")
+    assert asked == {
+        "keepalives_idle": "7", "keepalives_interval": "10", "keepalives_count": "3",
+        "tcp_user_timeout": "60000", "lock_timeout": "1min", "statement_timeout": "2min",
+        "idle_in_transaction_session_timeout": "2min",
+    }  # fmt: skip

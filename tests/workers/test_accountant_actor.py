@@ -1,0 +1,233 @@
+"""The accountant actor: the ledger's answers and errors come through, a killed one is replaced."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import sqlite3
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
+from dpray.ledger.ledger import AlreadyPublished, Ledger, LedgerConflict
+from dpray.ledger.store import LedgerError, MissingLedger
+from dpray.types import Budget, BudgetRefused, DprayError, InputError
+from dpray.workers.accountant import (
+    NAMESPACE,
+    Accountant,
+    AccountantClient,
+    actor_name,
+)
+
+STATED_FOR = ("record", NEIGHBORING_RELATION)
+CHARGE = (Laplace(2.0), Budget(0.5, 1e-7))
+RUN = ({"run": CHARGE}, *STATED_FOR)
+SHA = "a" * 64
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InputError("a line"),
+        AlreadyPublished("a line"),
+        BudgetRefused("notes", *(Budget(n, 0.0) for n in (1.0, 2.0, 3.0)), "a detail"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_travels_whole(error: DprayError):
+    arrived = pickle.loads(pickle.dumps(error))
+    assert type(arrived) is type(error)
+    assert (str(arrived), vars(arrived)) == (str(error), vars(error))
+
+
+def test_the_actors_class_only_delegates(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    accountant = Accountant(url)
+    missing, _ = accountant.call("account", "notes")
+    assert isinstance(missing, MissingLedger)
+    Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
+    [entry], ends = accountant.call("reserve", "notes", *RUN)
+    assert (entry.seq, ends) == (1, {"notes": (2, entry.hash)})
+    with pytest.raises(TypeError):
+        accountant.call("reserve")
+
+
+def test_an_actors_name_hides_the_password():
+    names = {actor_name(f"postgresql://me:{word}@host/db") for word in ("hunter2", "other")}
+    assert len(names) == 2
+    assert not any("hunter2" in name for name in names)
+
+
+@pytest.fixture
+def url(driver: None, tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
+    return url
+
+
+@pytest.fixture
+def accountant(url: str) -> Iterator[AccountantClient]:
+    accountant = AccountantClient(url)
+    yield accountant
+    ray.kill(actor_of(url))
+
+
+def actor_of(url: str) -> Any:
+    return ray.get_actor(actor_name(url), namespace=NAMESPACE)
+
+
+def process_of(url: str) -> int:
+    return ray.get(actor_of(url).__ray_call__.remote(lambda self: os.getpid()))
+
+
+@pytest.mark.slow
+def test_a_run_through_the_actor(accountant: AccountantClient, url: str):
+    [reservation] = accountant.reserve(" NOTES", *RUN, files=[b"a file's digest"])
+    assert reservation.seq == 1
+    ledger = Ledger.open(url)
+    assert ledger.is_reserved("run") and not ledger.is_reserved("another")
+    accountant.begin("run", "attempt-1", (f"a/{n}" for n in range(3)))
+    assert accountant.publish_many("run", "attempt-1", [("a/0", SHA)]) == 1
+    both = {"a/0": SHA, "a/1": SHA}
+    assert accountant.publish_many("run", "attempt-1", both.items()) == 1
+    assert accountant.fail("run", "a/2", "attempt-1", "ValueError")
+    assert [unit for unit, _ in accountant.published("run")] == ["a/0", "a/1"]
+    assert [unit for unit, _ in accountant.failed("run")] == ["a/2"]
+    assert list(accountant.unfinished("run")) == []
+    assert accountant.commit("run")
+    last = accountant.last_commit("run")
+    assert ledger.holds("notes", last.seq, last.hash)
+    assert accountant.counts("run") == ledger.counts("run")
+    account = accountant.account("notes")
+    assert account is not None
+    assert account.left == Budget(0.5, 9e-7)
+
+
+@pytest.mark.slow
+def test_errors_come_out_as_themselves(accountant: AccountantClient, url: str):
+    Ledger.open(url).create_dataset("small", Budget(0.4, 1e-6), *STATED_FOR)
+    with pytest.raises(BudgetRefused) as refused:
+        accountant.reserve("small", *RUN)
+    assert refused.value.left == Budget(0.4, 1e-6)
+    accountant.reserve("notes", {"first": CHARGE}, *STATED_FOR, [b"a file's digest"])
+    other = {"other": (Laplace(10.0), Budget(0.1, 1e-7))}
+    with pytest.raises(InputError, match="as 'notes'"):
+        accountant.reserve("small", other, *STATED_FOR, [b"a file's digest"])
+    assert refused.value.exit_code == 3
+    with pytest.raises(LedgerConflict, match="no reservation"):
+        accountant.begin("run", "attempt-1", ["a/0"])
+    with pytest.raises(InputError, match="there is no ledger"):
+        AccountantClient(url + "-none").account("notes")
+
+
+@pytest.mark.slow
+def test_everybody_gets_the_same_actor(accountant: AccountantClient, url: str):
+    @ray.remote(num_cpus=0)
+    def publish(client: AccountantClient, attempt: str) -> bool:
+        try:
+            return client.publish_many("run", attempt, [("a/0", SHA)]) == 1
+        except AlreadyPublished:
+            return False
+
+    accountant.reserve("notes", *RUN)
+    before = process_of(url)
+    answers = ray.get([publish.remote(accountant, f"attempt-{n}") for n in range(4)])
+    assert sorted(answers) == [False, False, False, True]
+    AccountantClient(url).account("notes")
+    assert process_of(url) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ray.kill", "SIGKILL"])
+def test_an_accountant_killed_between_reserve_and_commit(
+    accountant: AccountantClient, url: str, how: str
+):
+    accountant.reserve("notes", *RUN)
+    before = process_of(url)
+    if how == "ray.kill":
+        ray.kill(actor_of(url))
+    else:
+        os.kill(before, signal.SIGKILL)
+
+    other = AccountantClient(url)
+    account = other.account("notes")
+    assert account is not None
+    assert account.spent == Budget(0.5, 1e-7)
+    assert process_of(url) != before
+    assert other.reserve("notes", *RUN)[0].seq == 1
+    # The old client finds the new actor by itself.
+    accountant.begin("run", "attempt-1", ["a/0"])
+    assert accountant.publish_many("run", "attempt-1", [("a/0", SHA)]) == 1
+    assert accountant.commit("run")
+    assert Ledger.open(url).verify() == []
+
+
+@pytest.mark.slow
+def test_a_ledger_put_back_while_the_accountant_was_dead_is_refused(
+    accountant: AccountantClient, url: str, tmp_path: Path
+):
+    """The new accountant saw nothing; its client did."""
+    accountant.reserve("notes", *RUN)
+    paths = tmp_path / "ledger.db", tmp_path / "backup.db"
+    with closing(sqlite3.connect(paths[0])) as source, closing(sqlite3.connect(paths[1])) as copy:
+        source.backup(copy)
+    accountant.begin("run", "attempt-1", ["a/0"])
+    ray.kill(actor_of(url))
+    for suffix in ("-wal", "-shm"):
+        (tmp_path / f"ledger.db{suffix}").unlink(missing_ok=True)
+    shutil.copy(paths[1], paths[0])
+    with pytest.raises(LedgerError, match="put back to an earlier state"):
+        accountant.begin("run", "attempt-1", ["a/1"])
+    assert Ledger.open(url).verify() == []
+
+
+@pytest.mark.slow
+def test_a_ledger_deleted_under_the_actor_is_refused(accountant: AccountantClient, tmp_path: Path):
+    accountant.reserve("notes", *RUN)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(InputError, match="there is no ledger"):
+        accountant.reserve("notes", {"another": CHARGE}, *STATED_FOR)
+    assert not issubclass(InputError, LedgerError)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_of_two_hundred_that_race_through_the_actor_for_the_last_unit_exactly_one_wins(
+    driver: None, database: str, tmp_path: Path, request: pytest.FixtureRequest
+):
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    if database == "postgresql":
+        url = request.getfixturevalue("postgresql_url")
+    ledger = Ledger.create_or_open(url)
+    ledger.create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
+    ledger.reserve("notes", {"first": CHARGE}, *STATED_FOR)
+    client = AccountantClient(url)
+    client.account("notes")
+    gate = threading.Barrier(200)
+
+    def race(number: int) -> bool:
+        gate.wait(120)
+        try:
+            client.reserve("notes", {f"last-{number}": CHARGE}, *STATED_FOR)
+        except BudgetRefused:
+            return False
+        return True
+
+    with ThreadPoolExecutor(200) as pool:
+        won = list(pool.map(race, range(200)))
+    ray.kill(client._actor)
+    assert sum(won) == 1
+    assert ledger.account("notes").spent == Budget(1.0, 2e-7)
+    assert ledger.verify() == []

@@ -1,0 +1,224 @@
+"""Texts written by actors: all of them, each once, though actors die, and errors as themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray.config.config import Config, parse_config
+from dpray.engines.base import Completion, EngineError, Prompt, Sampling
+from dpray.types import DprayError, InputError, Progress, Resumable
+from dpray.workers import engine_pool
+from dpray.workers.engine import check_loads
+from dpray.workers.engine_pool import EnginePool
+from tests.integration.processes import Cluster, ray_cluster, short
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """GPUs are what Ray believes in; nothing computes on one here."""
+    with short() as folder, ray_cluster(folder, cpus=4, gpus=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
+    return lambda **changes: parse_config(settings(**({"runtime__ray_address": None} | changes)))
+
+
+def fake(folder: Path, together: int = 1, seen: int = 0) -> Callable[[Any], Any]:
+    """Builds engines that write down what they are asked and answer with where they are, once
+    `together` of them are asked. A prompt may tell one to die, the first time or always, or to
+    raise; it dies when the files say that the first `seen` answers have arrived."""
+
+    def build(settings: Any) -> Any:
+        import os
+        import time
+        import uuid
+
+        import ray
+
+        from dpray.engines.base import Completion, EngineError
+
+        class Engine:
+            def __init__(self) -> None:
+                self.name = uuid.uuid4().hex
+                (folder / f"engine-{self.name}").touch()
+
+            def generate(self, prompts: Any, sampling: Any, on_completion: Any) -> None:
+                # Asked and not only there: an engine that is asked later would find nothing left.
+                (folder / f"asked-{self.name}").touch()
+                while len(list(folder.glob("asked-*"))) < together:
+                    time.sleep(0.05)
+                for i, (prompt, each) in enumerate(zip(prompts, sampling, strict=True)):
+                    died = folder / f"died-{prompt.user}"
+                    if "dies" in prompt.user and (each.max_tokens > 1 or not died.exists()):
+                        with died.open("a") as file:
+                            file.write("x")
+                        while not all((folder / f"seen-{n}").exists() for n in range(seen)):
+                            time.sleep(0.05)
+                        os._exit(1)
+                    if "raises" in prompt.user:
+                        raise EngineError("too long a prompt")
+                    if "bug" in prompt.user:
+                        raise ValueError(prompt.user)
+                    with (folder / f"asked-{self.name}").open("a") as file:
+                        file.write(f"{prompt.user}\n")
+                    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+                    text = f"{prompt.user}|{len(ray.get_gpu_ids())}|{visible}"
+                    on_completion(i, Completion(text, 1, each.max_tokens, "stop"))
+
+            def close(self) -> None: ...
+
+        return Engine()
+
+    return build
+
+
+def written(folder: Path) -> list[str]:
+    return [line for path in folder.glob("asked-*") for line in path.read_text().splitlines()]
+
+
+def prompts(number: int, *others: str) -> list[Prompt]:
+    return [*(Prompt(f"p{i}") for i in range(number)), *map(Prompt, others)]
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_actors_share_the_prompts_and_see_their_own_gpus(
+    config: Callable[..., Config], tmp_path: Path, gpus: int
+) -> None:
+    changes = {"runtime__actors": 3, "runtime__gpus_per_actor": gpus}
+    pool = EnginePool(config(**changes), fake(tmp_path, together=3))
+    seen: list[int] = []
+    made = pool.generate(prompts(20), [Sampling(1)] * 20, lambda i, _: seen.append(i))
+    first = made[0].text.split("|")
+    assert [c.text.split("|")[0] for c in made] == [f"p{i}" for i in range(20)]
+    assert sorted(seen) == list(range(20))
+    assert sorted(written(tmp_path)) == sorted(f"p{i}" for i in range(20))
+    assert len(list(tmp_path.glob("asked-*"))) == 3
+    assert first[1] == str(gpus)
+    assert {c.text.split("|")[2] for c in made} <= ({"0", "1", "2", "3"} if gpus else {""})
+    # The same actors write what is asked next.
+    pool.generate(prompts(3), [Sampling(n) for n in (1, 2, 3)])
+    assert len(list(tmp_path.glob("engine-*"))) == 3
+    pool.close()
+
+
+def noting(seen: list[int], folder: Path) -> Callable[[int, Completion], None]:
+    """Notes which answers have arrived, for the test and for `fake`."""
+
+    def arrived(i: int, _: Completion) -> None:
+        seen.append(i)
+        (folder / f"seen-{i}").touch()
+
+    return arrived
+
+
+def test_an_actor_that_dies_is_replaced_and_what_it_answered_not_asked_again(
+    config: Callable[..., Config], tmp_path: Path
+) -> None:
+    pool = EnginePool(config(runtime__actors=2), fake(tmp_path, seen=30))
+    seen: list[int] = []
+    asked = [*prompts(30, "dies once"), *prompts(30)]
+    made = pool.generate(asked, [Sampling(1)] * len(asked), noting(seen, tmp_path))
+    pool.close()
+    assert [c.text.split("|")[0] for c in made] == [prompt.user for prompt in asked]
+    assert sorted(seen) == list(range(61))
+    assert (tmp_path / "died-dies once").read_text() == "x"
+    assert sorted(written(tmp_path)) == sorted(prompt.user for prompt in asked)
+
+
+def test_a_prompt_that_ends_every_actor_ends_the_call_when_the_others_are_answered(
+    config: Callable[..., Config], tmp_path: Path
+) -> None:
+    pool = EnginePool(config(runtime__actors=2), fake(tmp_path, seen=12))
+    seen: list[int] = []
+    samplings = [Sampling(1)] * 12 + [Sampling(2)]
+    with pytest.raises(EngineError, match=r"^engine actors were lost 3 times \(ActorDiedError\)$"):
+        pool.generate(prompts(12, "dies"), samplings, noting(seen, tmp_path))
+    assert sorted(seen) == list(range(12))
+    assert len((tmp_path / "died-dies").read_text()) <= 2 * 3
+
+
+def test_what_an_engine_raises_comes_as_itself_when_the_others_are_done(
+    config: Callable[..., Config], tmp_path: Path
+) -> None:
+    pool = EnginePool(config(runtime__actors=2), fake(tmp_path))
+    seen: list[int] = []
+    with pytest.raises(EngineError, match=r"^too long a prompt$"):
+        pool.generate(prompts(9, "raises"), [Sampling(1)] * 10, lambda i, _: seen.append(i))
+    assert sorted(seen) == list(range(9))
+    with pytest.raises(DprayError, match=r"^an engine actor failed: ValueError$"):
+        pool.generate(prompts(1, "a bug with words"), [Sampling(1)] * 2)
+
+
+def test_what_a_caller_raises_ends_the_call(config: Callable[..., Config], tmp_path: Path) -> None:
+    def stop(i: int, completion: Completion) -> None:
+        raise KeyboardInterrupt
+
+    pool = EnginePool(config(), fake(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        pool.generate(prompts(5), [Sampling(1)] * 5, stop)
+    assert pool.generate([], []) == []
+
+
+def test_a_model_that_is_not_there_is_bad_input(
+    config: Callable[..., Config], tmp_path: Path
+) -> None:
+    pool = EnginePool(config(engine__model=str(tmp_path / "none")))
+    with pytest.raises(InputError, match=r"engine\.model: no such folder"):
+        pool.generate(prompts(2), [Sampling(1)] * 2)
+
+
+def test_a_real_model_writes_in_an_actor(
+    config: Callable[..., Config], model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`test_2000_copies_of_a_text` has vLLM in an actor."""
+    # Actors have another working directory than this process.
+    monkeypatch.chdir(Path(model_folder).parent)
+    engine = {"kind": "transformers", "model": os.path.basename(model_folder)}
+    pool = EnginePool(config(engine=engine, runtime__gpus_per_actor=0))
+    made = pool.generate(prompts(3), [Sampling(5)] * 3)
+    pool.close()
+    assert len(made) == 3 and all(0 < c.completion_tokens <= 5 for c in made)
+
+
+def test_every_actor_gets_a_part_and_none_more_than_a_chunk() -> None:
+    def sizes(number: int, actors: int) -> list[int]:
+        return [len(part) for part in engine_pool._chunks(number, actors)]
+
+    assert sizes(0, 2) == [] and sizes(1, 8) == [1] and sizes(7, 2) == [4, 3]
+    most = engine_pool.CHUNK
+    assert sizes(5 * most + 1, 2) == [most] * 5 + [1]
+
+
+@pytest.mark.parametrize("losses", [2, 3])
+def test_a_model_whose_actor_is_lost_is_loaded_on_another(
+    config: Callable[..., Config], tmp_path: Path, losses: int
+) -> None:
+    tries = tmp_path / "tries"
+    tries.mkdir()
+
+    def load() -> str:
+        before = len(list(tries.iterdir()))
+        (tries / f"{before}").touch()
+        if before < losses:
+            os._exit(1)
+        return "loaded"
+
+    stages: list[Progress] = []
+    asked = config(runtime__max_attempts=3)
+    if losses < 3:
+        assert check_loads(asked, load, stages.append) is None
+    else:
+        with pytest.raises(Resumable, match=r"lost 3 times \(ActorDiedError\)$"):
+            check_loads(asked, load, stages.append)
+    assert len(list(tries.iterdir())) == 3
+    waiting = Progress("waiting for a machine", detail="1 CPU(s)")
+    assert stages == 3 * [waiting, Progress("loading the model")]

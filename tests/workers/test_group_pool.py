@@ -1,0 +1,315 @@
+"""Blocks of groups worked through by actors: every group whole and once, though actors die."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import ray
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.exceptions import OutOfMemoryError, OwnerDiedError, RayActorError
+
+from dpray.config.config import Config, parse_config
+from dpray.engines.base import EngineError
+from dpray.io.formats import Piece
+from dpray.workers.cluster import EndedForMemory, LostTooOften, ended_for_memory, was_lost
+from dpray.workers.group_actor import slice_of, tasks
+from dpray.workers.group_pool import GroupPool, _Slices
+from dpray.workers.groups import MOST_BLOCKS, block_count
+from dpray.workers.rows import pieces_on_ray
+from tests.integration.processes import wait_for
+
+GROUPS = 12
+
+
+def is_lost(block: Any) -> bool:
+    """Return whether a process that does not own the block, like an actor of the pool, fails to
+    read it."""
+
+    def rows(blocks: list[Any]) -> int:
+        return int(ray.get(blocks[0]).num_rows)
+
+    try:
+        ray.get(ray.remote(num_cpus=0)(rows).remote([block]))
+    except OwnerDiedError:
+        return True
+    return False
+
+
+@given(st.lists(st.integers(0, 40), max_size=120), st.integers(1, 12), st.integers(1, 5))
+def test_a_block_is_cut_in_slices_and_these_in_tasks_of_whole_groups(
+    rows: list[int], task_size: int, count: int
+) -> None:
+    block = pa.table(
+        {"n": range(len(rows)), "batch": pa.array([f"0/{row}" for row in rows], pa.string())}
+    )
+    slices = [slice_of(block, "batch", number, count) for number in range(count)]
+    sizes = [len(each.column("batch").unique()) for each in slices]
+    assert sum(sizes) == len(set(rows)), "a group is in one slice alone"
+    assert max(sizes) - min(sizes) <= 1
+    found = [task.to_pylist() for each in slices for task in tasks(each, "batch", task_size)]
+    assert sorted(row["n"] for task in found for row in task) == list(range(len(rows)))
+    groups = [{row["batch"] for row in task} for task in found]
+    assert sum(map(len, groups)) == len(set(rows)), "a group is in one task alone"
+    assert all(0 < len(task) < 1.5 * task_size + 1 for task in groups)
+    only = {f"0/{row}" for row in rows[::2]}
+    left = [slice_of(block, "batch", number, count, only) for number in range(count)]
+    assert {name for each in left for name in each.column("batch").to_pylist()} == only
+
+
+def test_an_actor_takes_a_slice_of_the_block_that_it_has_before_it_begins_or_shares_one() -> None:
+    slices = _Slices(["a", "b"], 3)
+    one, other = slices.take(None), slices.take(None)
+    assert (one.block, other.block) == ("a", "b")
+    assert [slices.take("a").block for _ in range(3)] == ["a", "a", "b"], "what is left is shared"
+    slices.put_back(one)
+    assert slices.take("b") is one and slices.take("b").block == "b" and not slices
+
+
+@pytest.mark.parametrize(
+    ("tasks", "actors", "rows", "expected"),
+    [
+        (3, 1, 24 * 127, 3),  # never more than tasks
+        (985, 1, 10**6, 30),  # by rows
+        (985, 8, 10**6, 64),  # by actors
+        (98_426, 512, 10**8, MOST_BLOCKS),
+        (10**6, 10_000, 10**9, MOST_BLOCKS),
+        (0, 1, 0, 1),
+    ],
+)
+def test_the_number_of_blocks_stays_small_however_many_batches_there_are(
+    tasks: int, actors: int, rows: int, expected: int
+) -> None:
+    assert block_count(tasks, actors, rows) == expected
+
+
+@pytest.fixture
+def config(settings: Callable[..., dict[str, Any]]) -> Config:
+    return parse_config(settings(runtime__ray_address=None, runtime__actors=2))
+
+
+def workers(folder: Path, fault: str = "", moment: str = "in it") -> Callable[[], Any]:
+    """Makes workers with room for two groups, which say where a group was. They note what they
+    begin and how often their engine was started. A fault strikes in group 5, after it or when an
+    engine has run empty, once the outcome of group 17 has come, which has the block of group 5; one
+    that is "once" strikes once."""
+
+    def make() -> Any:
+        import os
+        import time
+        import uuid
+        from itertools import chain, islice
+
+        from dpray.engines.base import EngineError
+
+        class Worker:
+            def __init__(self) -> None:
+                self.attempt_id = uuid.uuid4().hex
+                (folder / f"made-{self.attempt_id}").touch()
+                self.starts = 0
+                if fault == "never made":
+                    raise EngineError("there is no GPU")
+                if fault == "dies when made":
+                    os._exit(1)
+
+            def work(self, tasks: Any) -> Any:
+                self.starts += 1
+                coming = chain.from_iterable(self.begun(task) for task in tasks)
+                under_way: list[Any] = []
+                while True:
+                    under_way += islice(coming, 2 - len(under_way))
+                    if not under_way:
+                        self.strike("at the end")
+                        return
+                    batch = under_way.pop(0)["batch"]
+                    if batch == "5":
+                        self.strike("in it")
+                    yield {"batch": batch, "worker": self.attempt_id, "starts": self.starts}
+                    if batch == "5":
+                        self.strike("after it")
+
+            def begun(self, task: Any) -> Any:
+                with open(folder / "begun", "a") as file:
+                    file.writelines(f"{row['batch']}\n" for row in task)
+                return task
+
+            def strike(self, now: str) -> None:
+                if not fault or now != moment:
+                    return
+                while not (folder / "came-17").exists():
+                    time.sleep(0.01)
+                is_first = not (folder / "struck").exists()
+                with open(folder / "struck", "a") as file:
+                    print(self.attempt_id, file=file)
+                what = fault.removesuffix(" once")
+                if what != fault and not is_first:
+                    return
+                if what == "dies, then low on memory" and not is_first:
+                    what = "low on memory"
+                if what == "low on memory":
+                    raise OutOfMemoryError("the node was running low on memory")
+                if what == "our own code raises":
+                    raise KeyError(5)
+                if what == "an engine fails":
+                    raise EngineError("the GPU is gone")
+                os._exit(1)
+
+        return Worker()
+
+    return make
+
+
+def work(
+    config: Config,
+    folder: Path,
+    fault: str = "",
+    moment: str = "in it",
+    blocks: list[Any] | None = None,
+    slices: int = 1,
+) -> tuple[list[str], Exception | None]:
+    """Return the groups whose outcomes came, and the error at the end. Block n has the groups n and
+    n + 12."""
+    if blocks is None:
+        blocks = [
+            ray.put(pa.table({"batch": [str(number), str(number + GROUPS)]}))
+            for number in range(GROUPS)
+        ]
+    pool = GroupPool(config, workers(folder, fault, moment), "batch", task_size=1)
+    found: list[str] = []
+    try:
+        with closing(pool.work(blocks, slices)) as outcomes:
+            for came in outcomes:
+                for outcome in came:
+                    found.append(outcome["batch"])
+                    (folder / f"came-{outcome['batch']}").touch()
+                    # The engine runs on from slice to slice, until there are none.
+                    assert outcome["starts"] <= 2
+    except Exception as error:
+        return found, error
+    return found, None
+
+
+def begun(folder: Path) -> Counter[str]:
+    return Counter((folder / "begun").read_text().split())
+
+
+EACH_ONCE = {str(number): 1 for number in range(2 * GROUPS)}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("driver")
+class TestOnRay:
+    @pytest.mark.parametrize("slices", [1, 2, 5])
+    def test_every_group_comes_once(self, config: Config, tmp_path: Path, slices: int) -> None:
+        """Five slices of two groups: some are empty."""
+        found, error = work(config, tmp_path, slices=slices)
+        assert Counter(found) == begun(tmp_path) == EACH_ONCE
+        assert error is None and 1 <= len(list(tmp_path.glob("made-*"))) <= 2
+
+    @pytest.mark.parametrize(
+        ("fault", "moment"),
+        [
+            ("dies once", "in it"),
+            ("dies once", "after it"),
+            ("dies once", "at the end"),
+            ("an engine fails once", "in it"),
+        ],
+    )
+    def test_what_a_lost_actor_leaves_is_done_by_another_one_and_nothing_else_twice(
+        self, config: Config, tmp_path: Path, fault: str, moment: str
+    ) -> None:
+        """Group 17 comes before group 5: names are sorted. It has come, so that it is not begun
+        anew."""
+        found, error = work(config, tmp_path, fault, moment)
+        assert error is None and Counter(found) == EACH_ONCE
+        repeated = begun(tmp_path) - Counter(EACH_ONCE)
+        assert "17" not in repeated and max(repeated.values(), default=1) == 1
+        if moment != "at the end":
+            assert 1 <= len(repeated) <= 3, "two under way, and one whose outcome did not come"
+            assert 2 <= len(list(tmp_path.glob("made-*"))) <= 3
+
+    @pytest.mark.parametrize(
+        ("fault", "kind"), [("dies", RayActorError), ("an engine fails", EngineError)]
+    )
+    def test_what_is_lost_with_as_many_actors_as_may_be_is_left_out(
+        self, config: Config, tmp_path: Path, fault: str, kind: type[Exception]
+    ) -> None:
+        found, error = work(config, tmp_path, fault)
+        assert max(Counter(found).values()) == 1 and "5" not in found and "17" in found
+        assert isinstance(error, LostTooOften) and isinstance(error.last, kind)
+        assert begun(tmp_path)["5"] == config.runtime.max_attempts
+        assert max(begun(tmp_path).values()) == config.runtime.max_attempts
+
+    def test_what_is_dropped_is_begun_once(self, config: Config, tmp_path: Path) -> None:
+        """What had not begun waits for the runner, which asks the ledger what had."""
+        privacy = config.privacy.model_copy(update={"lost_batches": "drop"})
+        dropping = config.model_copy(update={"privacy": privacy})
+        found, error = work(dropping, tmp_path, "dies once")
+        assert isinstance(error, RayActorError) and was_lost(error)
+        assert "5" not in found and len(found) == len(set(found)) >= 2 * GROUPS - 5
+        assert max(begun(tmp_path).values()) == 1
+
+    def test_a_lost_block_costs_no_actor_and_its_groups_alone(
+        self, config: Config, tmp_path: Path
+    ) -> None:
+        class Owner:
+            def put(self) -> list[Any]:
+                return [ray.put(pa.table({"batch": [str(number) for number in range(100, 110)]}))]
+
+        owner: Any = ray.remote(num_cpus=0)(Owner).remote()
+        [lost] = ray.get(owner.put.remote())
+        ray.kill(owner)
+        # Ray takes a second or two to notice, and hands the block out until then.
+        wait_for(lambda: is_lost(lost))
+        whole = [ray.put(pa.table({"batch": [f"{n}", f"{n + 1}"]})) for n in range(0, 8, 2)]
+        one = config.model_copy(update={"runtime": config.runtime.model_copy(update={"actors": 1})})
+        found, error = work(one, tmp_path, blocks=[*whole[:2], lost, *whole[2:]], slices=2)
+        assert Counter(found) == {str(number): 1 for number in range(8)}
+        assert error is not None and was_lost(error) and not isinstance(error, RayActorError)
+        assert len(list(tmp_path.glob("made-*"))) == 1
+
+    @pytest.mark.parametrize(
+        "fault", ["low on memory", "dies, then low on memory", "our own code raises"]
+    )
+    def test_what_is_no_loss_ends_the_execution_and_is_not_repeated(
+        self, config: Config, tmp_path: Path, fault: str
+    ) -> None:
+        found, error = work(config, tmp_path, fault)
+        assert error is not None and not was_lost(error)
+        assert ended_for_memory(error) is isinstance(error, EndedForMemory)
+        assert isinstance(error, EndedForMemory) is ("low on memory" in fault)
+        *before, struck = (tmp_path / "struck").read_text().split()
+        assert "5" not in found and begun(tmp_path)["5"] == len(before) + 1
+        if isinstance(error, EndedForMemory):
+            assert struck in error.attempt_ids and error.attempt_ids.isdisjoint(before)
+
+    def test_a_worker_that_cannot_be_made_is_said_as_it_is(
+        self, config: Config, tmp_path: Path
+    ) -> None:
+        found, error = work(config, tmp_path, "never made")
+        assert found == [] and isinstance(error, EngineError) and str(error) == "there is no GPU"
+
+    def test_actors_that_only_die_are_given_up(self, config: Config, tmp_path: Path) -> None:
+        found, error = work(config, tmp_path, "dies when made")
+        assert found == [] and isinstance(error, RayActorError)
+        assert len(list(tmp_path.glob("made-*"))) <= 2 * config.runtime.max_attempts
+
+    def test_lines_of_a_cut_file_are_counted_in_tasks(self, tmp_path: Path) -> None:
+        files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "c.csv"]
+        files[0].write_text('{"n": 1}\n\n{"n": 2}\n{"n": 3}\n')
+        files[1].write_text('{"n": 4}\n')
+        files[2].write_text("n\n" + "5\n" * 20)
+        pieces = pieces_on_ray([Piece(str(f), file_number=n) for n, f in enumerate(files)], 10)
+        assert pieces == [
+            Piece(str(files[0]), 0, 10, 0, 0),
+            Piece(str(files[0]), 10, 20, 2, 1),
+            Piece(str(files[0]), 20, 28, 4, 3),
+            Piece(str(files[1]), file_number=1),
+            Piece(str(files[2]), file_number=2),
+        ]
