@@ -1,7 +1,7 @@
-"""The optimizer adds DP-SGD's noise itself, right before its step.
+"""DP-SGD's noise is added to what the optimizer is about to use.
 
-Its hook sees what the optimizer is about to use: whole parameters, or, under ZeRO, this rank's
-partition of them. Each coordinate is in one optimizer's groups once, so it gets its noise once.
+These are whole parameters, or, under ZeRO, this rank's partition of them. Each coordinate is in one
+optimizer's groups once, so it gets its noise once.
 
 Floating-point caveat: normals are drawn in float64 and rounded to float32, and the clipped sum is
 a float32 sum; the sampler is not the exact one of the theory.
@@ -18,9 +18,10 @@ from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.step import DpSgdStep
+from dpray.types import DprayError
 
 BLOCK = 1 << 20
-"""So many normals are held at once: 8 MiB."""
+"""The number of normals that are drawn at once: 8 MiB."""
 
 
 class GradientNoise:
@@ -28,8 +29,9 @@ class GradientNoise:
 
     Claim: every coordinate that `add_` is given gets one normal of standard deviation
     `step.noise_std`, independent of all others. The caller hands over every coordinate once a
-    step: a rank that alone holds a partition has a key of its own; ranks that hold the same
-    coordinates share one key and hand them over in the same order, so that they draw the same.
+    step, and calls `check` at its end. A rank that alone holds a partition has a key of its own.
+    Ranks that hold the same coordinates share one key and hand them over in the same order, so that
+    they draw the same noise.
 
     It cannot be pickled or copied: a state that was stored could draw the same noise again for
     another gradient, and the difference of the two would be in the open.
@@ -39,8 +41,7 @@ class GradientNoise:
     def __init__(self, step: DpSgdStep, key: str) -> None:
         self.step = step
         self.coordinates = 0
-        """Counts the coordinates that have their noise, so that a step that skipped some is
-        detected."""
+        """The number of coordinates that have this step's noise. `check` sets it back to 0."""
         self._rng = generator(key)
 
     def add_(self, gradient: torch.Tensor) -> None:
@@ -55,6 +56,12 @@ class GradientNoise:
             normals *= self.step.noise_std
             part += torch.from_numpy(normals).float().to(part.device)
 
+    def check(self, coordinates: int) -> None:
+        """End a step. Raises DprayError if fewer coordinates than these have their noise."""
+        noisy, self.coordinates = self.coordinates, 0
+        if noisy < coordinates:
+            raise DprayError("the training made a step without noise; the run stops")
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("the state of a noise generator is never stored")
 
@@ -66,17 +73,13 @@ def make_optimizer(settings: TrainingSettings, loss: PerExampleLoss) -> Optimize
     return kinds[settings.optimizer](list(loss.trainable_parameters().values()), **options)
 
 
-def add_noise_before_steps(optimizer: Optimizer, noise: GradientNoise) -> None:
-    """Make `optimizer` add the noise before each of its steps from now on."""
-
-    def add_noise(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:  # no micro-batch reached it
-                    parameter.grad = torch.zeros_like(parameter)
-                noise.add_(parameter.grad)
-
-    optimizer.register_step_pre_hook(add_noise)
+def add_noise(optimizer: Optimizer, noise: GradientNoise) -> None:
+    """Add the noise to every gradient that the optimizer's next step uses."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None:  # no micro-batch reached it
+                parameter.grad = torch.zeros_like(parameter)
+            noise.add_(parameter.grad)
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:

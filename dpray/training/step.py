@@ -55,7 +55,7 @@ class DpSgdStep:
 
 
 class Trainer(Protocol):
-    """Holds a model, or this rank's part of one, and makes `DpSgdStep`s."""
+    """A model, or this rank's part of one, that makes `DpSgdStep`s."""
 
     rank: int
     ranks: int
@@ -64,15 +64,19 @@ class Trainer(Protocol):
         """Add the clipped gradients of a micro-batch, padded to `shape` (rows, positions), to this
         step's sum; `last` marks the step's last micro-batch."""
 
-    def step(self, learning_rate: float) -> None:
-        """Divide the sum by B, add the noise, once for each coordinate, and let the optimizer make
-        its step; the sum is 0 afterwards."""
+    def add_noise(self) -> None:
+        """Add the step's noise to the sum, which is divided by B already: one normal for each
+        coordinate."""
+
+    def update(self, learning_rate: float) -> None:
+        """Let the optimizer make its step with the noisy mean; the sum is 0 afterwards. Raises
+        DprayError if a coordinate has no noise."""
 
 
 @dataclass(frozen=True)
 class TrainingText:
-    """Holds a record's token ids; the loss is over `ids[given:]`, its own tokens. Those of a mapped
-    file are read from it when they are used."""
+    """A record's token ids. The loss is over `ids[given:]`, its own tokens. Ids in a mapped file
+    are read when they are used."""
 
     ids: Sequence[int] | npt.NDArray[np.int32] = field(repr=False)
     given: int

@@ -17,7 +17,7 @@ from dpray.mechanisms.randomness import generator, new_key
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.gradient_noise import (
     GradientNoise,
-    add_noise_before_steps,
+    add_noise,
     make_optimizer,
     set_learning_rate,
 )
@@ -36,8 +36,8 @@ number, from 0."""
 
 @dataclass(frozen=True)
 class Training:
-    """Holds everything that a rank needs. It is pickled and holds no private data: `loop` reads
-    that on the rank.
+    """Everything that a rank needs. It is pickled and has no private data in it: `loop` reads that
+    on the rank.
 
     `base` is the folder of the model that is tuned, and adapters call it `base_name`. Rank 0 writes
     the tuned model to `folder`, whose parent every rank has to see.
@@ -53,7 +53,7 @@ class Training:
 
 
 class ReferenceTrainer:
-    """Makes the steps in one process with plain torch; training on ranks is tested against it.
+    """A trainer in one process with plain torch; training on ranks is tested against it.
     `noise_key` is a `new_key()` of this attempt alone."""
 
     rank = 0
@@ -71,13 +71,9 @@ class ReferenceTrainer:
         self._loss = loss.to(self._device)
         self._moments = MOMENTS[settings.optimizer]
         self._optimizer = make_optimizer(settings, loss)
-        self._start_engine()
         self._noise = GradientNoise(step, noise_key)
-        add_noise_before_steps(self._optimizer, self._noise)
-
-    def _start_engine(self) -> None:
-        """Start what runs the model and the optimizer on ranks. No noise is drawn here: engines try
-        the optimizer out."""
+        trained = loss.trainable_parameters().values()
+        self._coordinates = sum(shape_of(parameter).numel() for parameter in trained)
 
     def wait_for_ranks(self) -> None:
         """Return once all ranks have called it."""
@@ -89,7 +85,11 @@ class ReferenceTrainer:
         with self._loss.clipped(micro_batch, step.clip_norm, share) as clipped:
             clipped.backward()
 
-    def step(self, learning_rate: float) -> None:
+    def add_noise(self) -> None:
+        add_noise(self._optimizer, self._noise)
+
+    def update(self, learning_rate: float) -> None:
+        self._noise.check(self._coordinates)
         set_learning_rate(self._optimizer, learning_rate)
         self._optimizer.step()
         self._optimizer.zero_grad()

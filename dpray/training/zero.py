@@ -1,8 +1,8 @@
 """`ZeroTrainer` makes the same steps over ranks with DeepSpeed ZeRO: noise is added where the sum
 is.
 
-The engine sums the gradients over ranks and leaves each rank its partition of the sum (stage 0: all
-of it); the optimizer of that rank adds the noise right before its step
+The engine sums the gradients over ranks and shows each rank's partition of the sum (stage 0: all of
+it) to that rank's optimizer alone, so a hook adds the noise right before the optimizer's step
 (`dpray.training.gradient_noise`). Everything in DeepSpeed that would look at the gradients by
 itself is off: its clipping, its gradient norm, its loss scale.
 """
@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import new_key
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.training.gradient_noise import set_learning_rate
+from dpray.training.gradient_noise import add_noise, set_learning_rate
 from dpray.training.journal import empty_moments
 from dpray.training.model import check_norms, deepspeed_on_stderr
-from dpray.training.partitions import gathered, is_partitioned, own_part, shape_of
+from dpray.training.partitions import gathered, is_partitioned, own_part
 from dpray.training.step import DpSgdStep, TrainingText
 from dpray.training.training import ReferenceTrainer
-from dpray.types import DprayError
 
 BUCKET = 50_000_000
 """So many elements of the gradient are summed over ranks in one call; under stage 3 at most so many
@@ -87,7 +87,7 @@ def loading(stage: int) -> Iterator[None]:
 
 
 class ZeroTrainer(ReferenceTrainer):
-    """Trains in an initialised process group.
+    """A trainer on one rank of an initialised process group.
 
     Claim: every coordinate of the weights gets its noise once a step. Stage 0 keeps the whole
     optimizer on every rank: the ranks share a noise key and so their replicas stay equal. From
@@ -103,20 +103,16 @@ class ZeroTrainer(ReferenceTrainer):
     ) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._stage = settings.zero_stage
-        trained = loss.trainable_parameters().values()
-        self._coordinates = sum(shape_of(p).numel() for p in trained)
         in_parts = any(map(is_partitioned, loss.parameters()))
         key = shared_key(device) if self._stage == 0 else new_key()
         super().__init__(step, settings, loss, key, device)
-        if in_parts:
-            check_norms(loss, self._forward)
-
-    def _start_engine(self) -> None:
         with deepspeed_on_stderr() as deepspeed:
             self._engine, *_ = deepspeed.initialize(
                 model=self._loss, optimizer=self._optimizer, config=zero_config(self._stage)
             )
         self._engine.eval()
+        if in_parts:
+            check_norms(loss, self._forward)
 
     def wait_for_ranks(self) -> None:
         dist.barrier()
@@ -142,13 +138,21 @@ class ZeroTrainer(ReferenceTrainer):
         losses_B: torch.Tensor = self._engine(*batch)
         return losses_B
 
-    def step(self, learning_rate: float) -> None:
-        before = self._noise.coordinates
+    def add_noise(self) -> None:
+        """Have the optimizer add the noise right before it makes a step in `update`. Under stage 3
+        the engine hands it this rank's partitions one by one, each with a step of its own."""
+
+        def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            add_noise(optimizer, self._noise)
+
+        self._hook = self._optimizer.register_step_pre_hook(before_step)
+
+    def update(self, learning_rate: float) -> None:
         set_learning_rate(self._optimizer, learning_rate)
         self._engine.step()
+        self._hook.remove()
         partitions = 1 if self._stage == 0 else self.ranks
-        if (self._noise.coordinates - before) * partitions < self._coordinates:
-            raise DprayError("the training engine made a step without noise; the run is stopped")
+        self._noise.check(-(-self._coordinates // partitions))
 
     def _weight(self, parameter: torch.Tensor) -> torch.Tensor:
         with deepspeed_on_stderr(), gathered(parameter):

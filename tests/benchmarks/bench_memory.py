@@ -135,7 +135,8 @@ def measure(folder: str, tuning: Any, stage: Any) -> Bytes:
             for last in (False, True):
                 trainer.accumulate([TrainingText((5, 6, 7, 8), 0)] * 2, (2, 9), last)
             found["sum between"] = rest()
-            trainer.step(1e-3)
+            trainer.add_noise()
+            trainer.update(1e-3)
         found["weights"], found["optimizer"] = size_of(weights_of(loss)), size_of(moments())
         sizes = [shape_of(p).numel() for p in loss.parameters()]
         found["parameters"], found["largest"] = sum(sizes), max(sizes)

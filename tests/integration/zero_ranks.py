@@ -97,7 +97,9 @@ class Silent:
         self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool
     ) -> None: ...
 
-    def step(self, learning_rate: float) -> None: ...
+    def add_noise(self) -> None: ...
+
+    def update(self, learning_rate: float) -> None: ...
 
 
 def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
@@ -221,7 +223,8 @@ def _most_whole(folder: str, tuning: Any) -> float:
     for parameter in loss.trainable_parameters().values():
         parameter.register_hook(look)
     trainer.accumulate([TrainingText((5, 6, 7, 8), 0)] * 2, (2, 7), last=True)
-    trainer.step(1e-3)
+    trainer.add_noise()
+    trainer.update(1e-3)
     watched.remove()
     trainer.close()
     zero.BUCKET = bucket
@@ -259,7 +262,8 @@ def _noise_alone(stage: int) -> dict[str, torch.Tensor]:
 
     GradientNoise.add_ = listening  # type: ignore[method-assign]
     trainer.accumulate((), (1, 2), last=True)
-    trainer.step(1.0)
+    trainer.add_noise()
+    trainer.update(1.0)
     GradientNoise.add_ = add  # type: ignore[method-assign]
     moved = flat(weights_of(trainer)) - before
     trainer.close()

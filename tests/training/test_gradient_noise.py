@@ -14,6 +14,7 @@ from dpray.mechanisms.randomness import new_key
 from dpray.training import gradient_noise
 from dpray.training.gradient_noise import GradientNoise
 from dpray.training.step import DpSgdStep
+from dpray.types import DprayError
 
 STEP = DpSgdStep(
     sampling_probability=0.01, noise_multiplier=0.8, clip_norm=2.0, expected_batch_size=40.0
@@ -61,7 +62,10 @@ def test_coordinates_are_counted() -> None:
     noise = GradientNoise(STEP, new_key())
     noise.add_(torch.zeros(5, 6))
     noise.add_(torch.zeros(4))
-    assert noise.coordinates == 34
+    noise.check(34)
+    noise.add_(torch.zeros(33))
+    with pytest.raises(DprayError, match="without noise"):
+        noise.check(34)
 
 
 def test_gradients_of_low_precision_are_refused() -> None:

@@ -49,7 +49,8 @@ def test_what_is_written_is_what_was_trained(
     trainer = ReferenceTrainer(STEP, settings, loss, new_key())
     for _ in range(2):
         trainer.accumulate(texts(4), (4, 30), last=True)
-        trainer.step(0.5)
+        trainer.add_noise()
+        trainer.update(0.5)
     save_model(folder, settings, weights_of(trainer), tmp_path, folder)
     written = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert type(written).__name__ in ("LlamaForCausalLM", "GPT2LMHeadModel")

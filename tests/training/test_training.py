@@ -17,7 +17,7 @@ from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.journal import Journal
 from dpray.training.step import DpSgdStep
 from dpray.training.training import ReferenceTrainer, Training, train_here
-from dpray.types import InputError
+from dpray.types import DprayError, InputError
 from tests.training.tiny_gradients import (
     flat,
     gpt2,
@@ -41,7 +41,8 @@ class Steps:
         for t in range(start, self.steps):
             before_step(t)
             trainer.accumulate(texts(4), (4, 33), last=True)
-            trainer.step(0.1)
+            trainer.add_noise()
+            trainer.update(0.1)
             self.made.append(t)
             after_step(t)
 
@@ -111,8 +112,20 @@ def test_an_empty_batch_still_steps_with_noise() -> None:
     ours = trainer(loss, sigma=1.0)
     ours.accumulate((), (1, 2), last=True)
     assert all(p.grad is not None and not p.grad.any() for p in trainable(loss.model))
-    ours.step(0.1)
+    ours.add_noise()
+    ours.update(0.1)
     assert (flat(loss.model) != before).float().mean() > 0.99
+
+
+def test_a_step_without_noise_changes_no_weight() -> None:
+    loss = PerExampleLoss(gpt2()).eval()
+    before = flat(loss.model)
+    ours = trainer(loss, sigma=1.0)
+    for _ in range(2):
+        ours.accumulate(texts(2), (2, 30), last=True)
+        with pytest.raises(DprayError, match="without noise"):
+            ours.update(0.1)
+    assert torch.equal(flat(loss.model), before)
 
 
 def test_the_sum_is_divided_by_the_public_size() -> None:
@@ -121,5 +134,6 @@ def test_the_sum_is_divided_by_the_public_size() -> None:
     before = flat(loss.model)
     ours = trainer(loss)
     ours.accumulate(batch, (3, 30), last=True)
-    ours.step(1.0)
+    ours.add_noise()
+    ours.update(1.0)
     torch.testing.assert_close(before - flat(loss.model), plain, rtol=0, atol=1e-6)

@@ -29,8 +29,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Units(Protocol[T_co]):
-    """Holds the private data: the records of every unit, at least one each, by the unit's number:
-    lists, or files that are read as they are asked for."""
+    """The private data: the records of every unit, at least one each, by the unit's number. They
+    are lists, or files that are read when a record is asked for."""
 
     def __len__(self) -> int: ...
 
@@ -38,15 +38,15 @@ class Units(Protocol[T_co]):
 
 
 COIN_BITS = 53
-"""A unit's coin is a whole number of so many random bits."""
+"""A unit's coin is a whole number of this many random bits."""
 
 COINS_AT_ONCE = 1 << 26
-"""So many fair coins are held at once: 8 MiB."""
+"""The number of fair coins that are tossed at once: 8 MiB."""
 
 
 @dataclass(frozen=True)
 class DpSgd:
-    """Holds the frozen plan of a fine-tuning; all of it is public.
+    """The frozen plan of a fine-tuning; all of it is public.
 
     Guarantee: add or remove one unit. Every step is a `DpSgdStep` on a Poisson sample of its own,
     `steps` is fixed before the data is opened, and all that leaves a step is its noisy mean: the
@@ -98,7 +98,8 @@ def fine_tune(
         micro_batches = share(batch, size, trainer.rank, trainer.ranks)
         for number, (texts, positions) in enumerate(micro_batches, start=1):
             trainer.accumulate(texts, (size, positions), last=number == len(micro_batches))
-        trainer.step(plan.learning_rate_at(t))
+        trainer.add_noise()
+        trainer.update(plan.learning_rate_at(t))
         after_step(t)
 
 

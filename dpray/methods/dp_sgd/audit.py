@@ -63,7 +63,7 @@ class CanaryTable(nn.Module):
 
 
 class Rehearsal:
-    """Is a `Trainer` that only records which canaries come at each step."""
+    """A `Trainer` that only records which canaries come at each step."""
 
     rank, ranks = 0, 1
 
@@ -74,7 +74,9 @@ class Rehearsal:
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
         self._batch += [text.ids[0] - 1 for text in texts]
 
-    def step(self, learning_rate: float) -> None:
+    def add_noise(self) -> None: ...
+
+    def update(self, learning_rate: float) -> None:
         self.batches.append(np.array(self._batch, dtype=np.int64))
         self._batch = []
 

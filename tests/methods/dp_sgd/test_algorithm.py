@@ -97,9 +97,13 @@ class Listening:
         self.steps[-1] += texts
         self.micro_batches[-1] += 1
         self.last = last
+        self.is_noisy = False
 
-    def step(self, learning_rate: float) -> None:
-        assert self.last
+    def add_noise(self) -> None:
+        self.is_noisy = True
+
+    def update(self, learning_rate: float) -> None:
+        assert self.last and self.is_noisy
         self.rates.append(learning_rate)
         self.steps.append([])
         self.micro_batches.append(0)

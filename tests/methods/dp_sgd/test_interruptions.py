@@ -71,7 +71,7 @@ def test_an_interrupted_run_resumes_with_fresh_noise_and_is_charged_for_repeats(
     keys: list[str] = []
     rates: list[float] = []
     restored: list[TrainingState] = []
-    start, step = GradientNoise.__init__, ReferenceTrainer.step
+    start, update = GradientNoise.__init__, ReferenceTrainer.update
     restore = ReferenceTrainer.restore
 
     def started(noise: GradientNoise, mechanism: Any, key: str) -> None:
@@ -80,14 +80,14 @@ def test_an_interrupted_run_resumes_with_fresh_noise_and_is_charged_for_repeats(
 
     def made(trainer: ReferenceTrainer, rate: float) -> None:
         rates.append(rate)
-        step(trainer, rate)
+        update(trainer, rate)
 
     def was_restored(trainer: ReferenceTrainer, state: TrainingState) -> None:
         restored.append(state)
         restore(trainer, state)
 
     monkeypatch.setattr(GradientNoise, "__init__", started)
-    monkeypatch.setattr(ReferenceTrainer, "step", made)
+    monkeypatch.setattr(ReferenceTrainer, "update", made)
     monkeypatch.setattr(ReferenceTrainer, "restore", was_restored)
     interrupt(run, 3)
     report = methods.run(run)
@@ -231,7 +231,7 @@ def test_a_training_whose_code_raised_is_never_repeated(
         raise LookupError("Marlowe has a cough")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ReferenceTrainer, "step", broken)
+        patch.setattr(ReferenceTrainer, "update", broken)
         with pytest.raises(DprayError, match="the run stopped: LookupError") as caught:
             methods.run(run)
         assert "Marlowe" not in str(caught.value)
