@@ -1,4 +1,4 @@
-"""Attacks on releases for docs/results_small_model.md: membership by the four methods' runs, and
+"""Attacks on releases for results_small_model.md: membership by the four methods' runs, and
 canaries.
 
 `python experiments/attack_table.py DATA METHOD...` makes the runs with canaries that are not there

@@ -1,4 +1,4 @@
-"""Aug-PE for docs/results_small_model.md: does the selection move towards the private data?"""
+"""Aug-PE for results_small_model.md: does the selection move towards the private data?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains of methods beside the single ones at the same epsilon, for docs/results.md; the runs are
+"""Chains of methods beside the single ones at the same epsilon, for results_tables.md; the runs are
 those of experiments/four_methods.py."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DP-SGD is rehearsed on public records with more and less noise, for docs/results.md: the scores
+"""DP-SGD is rehearsed on public records with more and less noise, for results_tables.md: the scores
 say from which signal on `dpray plan --compare` calls it enough.
 
 `python experiments/dp_sgd_signal.py` makes the rehearsals that are not there yet, and keeps their

@@ -1,4 +1,4 @@
-"""DP-SGD for docs/results_small_model.md: LoRA and all weights at eps 4, 8 and without noise, and
+"""DP-SGD for results_small_model.md: LoRA and all weights at eps 4, 8 and without noise, and
 canaries.
 
 `python experiments/dp_sgd_table.py agnews yelp` makes the runs that are not there yet, with

@@ -1,4 +1,4 @@
-"""New facts for docs/results.md: how many a release states, and how many a reader of it knows.
+"""New facts for results_tables.md: how many a release states, and how many a reader of it knows.
 
 `python experiments/facts_table.py METHOD...` makes the runs that are not there yet, METHOD a key of
 METHODS, or with one epsilon, as in `kps@4`, and keeps their figures in experiments/measured: delete

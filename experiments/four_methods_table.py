@@ -1,4 +1,4 @@
-"""The sections of docs/results.md and docs/results_texts.md on the runs of four_methods.py."""
+"""The sections of docs/results.md, results_tables.md and results_texts.md on four_methods.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DP-KPS for docs/results_small_model.md: every way of the method at the paper's four budgets.
+"""DP-KPS for results_small_model.md: every way of the method at the paper's four budgets.
 
 `python experiments/kps_table.py agnews yelp [--texts]` makes the runs that are not there yet: the
 sequences alone, and with `--texts` one call of a model for each of fewer sequences, through the

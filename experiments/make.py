@@ -1,5 +1,5 @@
-"""Writes docs/results.md, and the pages of texts and of the small model beside it, from the
-finished runs of the configurations beside this script and from the figures in measured/.
+"""Writes docs/results.md, and the pages of all tables, of texts and of the small model beside this
+script, from the finished runs of its configurations and from the figures in measured/.
 
 `python experiments/make.py NAME...` runs the named ones first: a file's name, and for Aug-PE with
 the epsilon, as in `aug_pe_yelp@1`. Needs the folder ../shared with its texts and its model, and for
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import attack_table
@@ -43,30 +44,38 @@ from dpray.evaluation.downstream import compare_downstream
 from dpray.evaluation.files import FILM_SCHEMA
 from dpray.evaluation.structure import structure
 
-DOCS = HERE.parent / "docs"
-
 RESULTS_HEAD = """# Measured results
 
-With SmolLM2-135M-Instruct on two cores, without a GPU, but for the sections that name another
-model. It is small and far from sharp: compare the rows, do not admire them. Ten texts of each
-method stand in [results_texts.md](results_texts.md), and what was measured with a smaller model in
-[results_small_model.md](results_small_model.md). Which method to take when:
-[choosing.md](choosing.md).
+With SmolLM2-135M-Instruct on two cores, without a GPU. It is small and far from sharp: compare the
+rows, do not admire them. Which method to take when: [choosing.md](choosing.md).
 
-Every section names the command that makes its runs; `python experiments/make.py` writes the pages.
+`python experiments/make.py` writes this page and those beside it:
+
+- [all tables](../experiments/results_tables.md): the other data sets, chained methods, code of
+  other authors, new facts, rehearsals;
+- [texts](../experiments/results_texts.md): ten of each method;
+- [settings of each method](../experiments/results_small_model.md), with a smaller model.
+"""
+
+TABLES_HEAD = """# All tables
+
+With SmolLM2-135M-Instruct on two cores, without a GPU, but for the sections that name another
+model. [docs/results.md](../docs/results.md) says what the tables say and how to read them. Every
+section names the command that makes its runs; `python experiments/make.py` writes the page.
 """
 
 TEXTS_HEAD = f"""# Texts that the methods wrote
 
 {SAMPLES} texts of each method with SmolLM2-135M-Instruct at epsilon 4, or at 1 where there is no
-such run. They are those of the runs in [results.md](results.md), at equal distances in each
-release, as they are; nobody chose them. Written by `python experiments/make.py`.
+such run. They are those of the runs in [results_tables.md](results_tables.md), at equal distances
+in each release, as they are; nobody chose them. Written by `python experiments/make.py`.
 """
 
 SMALL_MODEL_HEAD = """# Appendix: results with a small model
 
 On two cores, without a GPU, with a model of 12.5 M parameters that hardly reads its prompts. For a
-language model that does see [results.md](results.md); these tables compare settings of each method.
+language model that does see [docs/results.md](../docs/results.md); these tables compare settings of
+each method.
 Written by `python experiments/make.py NAME...`, which runs `dpray run experiments/NAME.yaml`; the
 runs of DP-KPS, of DP-SGD and of the four methods beside each other by
 `experiments/{kps_table,dp_sgd_table,reproduction,attack_table,secret_batches}.py`.
@@ -94,8 +103,7 @@ def finished(*names: str) -> list[tuple[str, dict[str, Any]]]:
 @cache
 def before() -> list[str]:
     """Return the lines of all pages as they were; each page begins with a heading."""
-    pages = [DOCS / page for page in PAGES]
-    return [line for page in pages if page.exists() for line in page.read_text().splitlines()]
+    return [line for page in PAGES if page.exists() for line in page.read_text().splitlines()]
 
 
 def row_as_it_was(name: str) -> list[str]:
@@ -199,9 +207,14 @@ RESULTS: Sections = {
         "",
         *four_methods_table.LEGEND.splitlines(),
     ],
+    "SmolLM2-135M, four methods: agnews": partial(four_methods_table.table, "agnews"),
+}
+
+TABLES: Sections = {
     **{
         f"SmolLM2-135M, four methods: {name}": partial(four_methods_table.table, name)
         for name in four_methods.SETS
+        if name != "agnews"
     },
     "Chained methods against single ones": chains_table.table,
     "Peers: ": peers_table.table,
@@ -242,10 +255,11 @@ SMALL_MODEL: Sections = {
     },
 }
 
-PAGES: dict[str, tuple[str, Sections]] = {
-    "results.md": (RESULTS_HEAD, RESULTS),
-    "results_texts.md": (TEXTS_HEAD, TEXTS),
-    "results_small_model.md": (SMALL_MODEL_HEAD, SMALL_MODEL),
+PAGES: dict[Path, tuple[str, Sections]] = {
+    HERE.parent / "docs" / "results.md": (RESULTS_HEAD, RESULTS),
+    HERE / "results_tables.md": (TABLES_HEAD, TABLES),
+    HERE / "results_texts.md": (TEXTS_HEAD, TEXTS),
+    HERE / "results_small_model.md": (SMALL_MODEL_HEAD, SMALL_MODEL),
 }
 
 
@@ -264,7 +278,7 @@ def main(names: list[str] = typer.Argument(None), only: str = "") -> None:
         run(wanted)
     pages = {page: written(head, sections, only) for page, (head, sections) in PAGES.items()}
     for page, text in pages.items():
-        (DOCS / page).write_text(text)
+        page.write_text(text)
 
 
 if __name__ == "__main__":

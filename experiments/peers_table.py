@@ -1,4 +1,4 @@
-"""dpray beside other published code, for docs/results.md.
+"""dpray beside other published code, for experiments/results_tables.md.
 
 `python experiments/peers_table.py FOLDER NAME...` makes the named ones of ROWS, of which a peer's
 environment and source are in FOLDER as experiments/peers/README.md says, and keeps their figures in

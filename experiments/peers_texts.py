@@ -1,5 +1,5 @@
 """Texts that an epsilon pays for by InvisibleInk and by dpray's private prediction with the same
-batch size, clip, temperature and length, for docs/results.md. These are plans: no text is made."""
+batch size, clip, temperature and length, for results_tables.md: plans, no texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of each method beside its run, for docs/results.md: epsilon, records and seconds.
+"""The plan of each method beside its run, for results_tables.md: epsilon, records and seconds.
 
 `python experiments/planner_table.py METHOD...` measures a method's pace on public records by
 `dpray bench`, plans and runs it, on a machine that should have nothing else to do, and keeps the

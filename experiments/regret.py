@@ -1,4 +1,4 @@
-"""The choice of a rehearsal beside the private runs of every method, for docs/results.md.
+"""The choice of a rehearsal beside the private runs of every method, for results_tables.md.
 
 `python experiments/regret.py [EPSILON...]` rehearses every method on public records of each data
 set, makes the same runs on the private ones, and keeps the scores of both in experiments/measured.

@@ -1,4 +1,4 @@
-"""The four methods beside each other for docs/results_small_model.md: three runs of each at eps 1,
+"""The four methods beside each other for results_small_model.md: three runs of each at eps 1,
 4 and 8.
 
 `python experiments/reproduction.py DATA METHOD...` makes the runs that are not there yet, DATA

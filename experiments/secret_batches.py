@@ -1,4 +1,4 @@
-"""Private prediction with disjoint and with Poisson batches, for docs/results_small_model.md: texts
+"""Private prediction with disjoint and with Poisson batches, for results_small_model.md: texts
 and what they are worth at eps 1, 2, 4 and 8, with the same s, c, tau and length, so that a text
 costs the same compute.
 

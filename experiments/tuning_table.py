@@ -1,4 +1,4 @@
-"""This script measures what tuning on the private records gains DP-KPS, for docs/results.md.
+"""This script measures what tuning on the private records gains DP-KPS, for results_tables.md.
 
 `python experiments/tuning_table.py` makes the runs that are not there yet, of each candidate by
 itself and of a tuning among them, each at the whole epsilon, and keeps their accuracies in

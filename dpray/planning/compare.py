@@ -23,8 +23,8 @@ from dpray.types import InputError, OnProgress, Progress
 
 METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
 """The first of these whose signal is enough is recommended: on two data sets, with a small model,
-the texts of the first ones were nearest to real texts (docs/results_small_model.md). Chains come
-after them: none that was measured was better than the best method by more than chance."""
+the texts of the first ones were nearest to real texts (experiments/results_small_model.md). Chains
+come after them: none that was measured was better than the best method by more than chance."""
 
 WITHOUT_TEXTS = ("topics",)
 """These methods write no texts: each is compared only as the first one of a chain."""

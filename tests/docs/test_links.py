@@ -9,7 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    p for start in ("*.md", "docs/*.md", "jobs/*.md", "cluster/*.md") for p in ROOT.glob(start)
+    p
+    for start in ("*.md", "docs/*.md", "experiments/*.md", "jobs/*.md", "cluster/*.md")
+    for p in ROOT.glob(start)
 ]
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")

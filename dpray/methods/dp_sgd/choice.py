@@ -15,7 +15,8 @@ BATCHES = 16
 
 UNITS = 60.0
 """A batch's sum has so many clipped gradients for each deviation of the noise on a coordinate: on
-two data sets runs with more taught more, on average, than runs with fewer (docs/results.md)."""
+two data sets runs with more taught more, on average, than runs with fewer
+(experiments/results_tables.md)."""
 
 
 def choose(
