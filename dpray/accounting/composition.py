@@ -24,8 +24,8 @@ Total = tuple[Fraction | float, ...]
 
 @dataclass(frozen=True)
 class Charge:
-    """Holds what a run reserved: its frozen plan, the (epsilon, delta) that it asked for, and the
-    tenant that it was made for, if any.
+    """A run's reservation: its frozen plan, the (epsilon, delta) that it asked for, and the tenant
+    that it was made for, if any.
 
     Raises ValueError for an epsilon below 0, a delta outside [0, 1), or a NaN.
     """

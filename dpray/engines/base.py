@@ -36,14 +36,14 @@ FinishReason = Literal["stop", "length", "exhausted"]
 
 @dataclass(frozen=True)
 class PlainPrompt(Prompt):
-    """Holds a prompt that is the beginning of a text, for models that were tuned on such texts:
-    there is no chat template, and nothing between the start token (the model's bos, or eos where it
-    has none) and `user`."""
+    """A prompt that is the beginning of a text, for models that were tuned on such texts: there is
+    no chat template, and nothing between the start token (the model's bos, or eos if it has none)
+    and `user`."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Holds sampling parameters: `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """Sampling parameters: `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -60,7 +60,7 @@ Samplings = Sequence[Sampling]
 
 @dataclass(frozen=True)
 class Completion:
-    """Holds a generated text, which lacks the stop string; its lengths are in tokens."""
+    """A generated text, without the stop string; its lengths are in tokens."""
 
     text: str = field(repr=False)
     prompt_tokens: int

@@ -43,7 +43,7 @@ def left_padded(
 
 @dataclass
 class Rows:
-    """Holds rows after their prompts: KV cache, attention mask, and first logits, float32, shape
+    """Rows after their prompts: KV cache, attention mask, and first logits, float32, shape
     (rows, V)."""
 
     cache: Any

@@ -58,7 +58,7 @@ def parse_yaml(text: str) -> Any:
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.Resolver, yaml.Constructor = _PlainTypes, _PlainNumbers
     try:
-        _check_size(yaml.parse(text))
+        _check(yaml.parse(text))
         return yaml.load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -83,45 +83,53 @@ def dump_yaml(tree: dict[str, Any]) -> str:
     return text.getvalue()
 
 
-def _check_size(events: Any) -> None:
-    """Raise YamlRefused for a text of more than `MOST_NODES` nodes, aliases expanded, or more than
-    `MOST_LEVELS` levels, and for tags and directives, which would give a value another meaning.
+class _Size:
+    """Counts a text's nodes, aliases expanded, from the parser's events: without recursion, and
+    without memory for the nodes."""
 
-    It works on the parser's events, without recursion and without memory for the nodes.
-    """
-    sizes: dict[str, int | None] = {}
-    """Counts the nodes of each anchor; an anchor has None while its own node is open."""
-    opened: list[tuple[str | None, int]] = []
-    nodes = 0
+    def __init__(self) -> None:
+        self.nodes = 0
+        self._of_anchors: dict[str | None, int | None] = {}
+        """The number of nodes of each anchor; None while its own node is open."""
+        self._opened: list[tuple[str | None, int]] = []
+
+    def add(self, event: Any) -> None:
+        match event:
+            case parsed.AliasEvent():
+                self._add_alias(event.anchor)
+            case parsed.ScalarEvent():
+                self.nodes += 1
+                self._of_anchors[event.anchor] = 1
+            case parsed.CollectionStartEvent():
+                self._opened.append((event.anchor, self.nodes))
+                self._of_anchors[event.anchor] = None
+                self.nodes += 1
+            case parsed.CollectionEndEvent():
+                anchor, before = self._opened.pop()
+                self._of_anchors[anchor] = self.nodes - before
+        if self.nodes > MOST_NODES:
+            raise YamlRefused(f"more than {MOST_NODES} values")
+        if len(self._opened) > MOST_LEVELS:
+            raise YamlRefused(f"nested more than {MOST_LEVELS} levels deep")
+
+    def _add_alias(self, anchor: str) -> None:
+        size = self._of_anchors.get(anchor, 0)  # the parser refuses an alias without an anchor
+        if size is None:
+            raise YamlRefused(f"the alias {anchor} stands within itself")
+        self.nodes += size
+
+
+def _check(events: Any) -> None:
+    """Raise YamlRefused for a text of more than `MOST_NODES` nodes or `MOST_LEVELS` levels, and for
+    tags and directives, which would give a value another meaning."""
+    size = _Size()
     for event in events:
         if isinstance(event, parsed.DocumentStartEvent) and (event.version or event.tags):
             raise YamlRefused("a directive (%) has no meaning here")
         if (tag := getattr(event, "tag", None)) is not None:
             line = event.start_mark.line + 1
             raise YamlRefused(f"line {line}: write the value without the tag {tag}")
-        if isinstance(event, parsed.AliasEvent):
-            if event.anchor in sizes:
-                size = sizes[event.anchor]
-                if size is None:
-                    raise YamlRefused(f"the alias {event.anchor} stands within itself")
-                nodes += size
-        elif isinstance(event, parsed.ScalarEvent):
-            nodes += 1
-            if event.anchor is not None:
-                sizes[event.anchor] = 1
-        elif isinstance(event, parsed.CollectionStartEvent):
-            opened.append((event.anchor, nodes))
-            nodes += 1
-            if event.anchor is not None:
-                sizes[event.anchor] = None
-            if len(opened) > MOST_LEVELS:
-                raise YamlRefused(f"nested more than {MOST_LEVELS} levels deep")
-        elif isinstance(event, parsed.CollectionEndEvent):
-            anchor, before = opened.pop()
-            if anchor is not None:
-                sizes[anchor] = nodes - before
-        if nodes > MOST_NODES:
-            raise YamlRefused(f"more than {MOST_NODES} values")
+        size.add(event)
 
 
 def _by_any_first_letter(types: list[tuple[str, Any]]) -> Any:

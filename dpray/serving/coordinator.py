@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Report:
-    """Holds a gateway's requests in flight by caller, and the callers of those that wait."""
+    """A gateway's requests in flight by caller, and the callers of those that wait."""
 
     gateway: str
     in_flight: Mapping[str, int]
@@ -45,7 +45,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Answer:
-    """Holds the refusal of each ask, None for a place that was given; and the secret of all."""
+    """The refusal of each ask, None for a place that was given; and the secret of all."""
 
     refusals: tuple[str | None, ...] | None
     """Without them, the coordinator does not know all requests in flight yet: ask later."""

@@ -20,7 +20,7 @@ _FAILURES = 3
 
 @dataclass(frozen=True)
 class EmbeddingCall:
-    """Holds the texts of a valid request and the encoding of the vectors."""
+    """The texts of a valid request and the encoding of the vectors."""
 
     texts: tuple[str, ...] = field(repr=False)
     encoding: str

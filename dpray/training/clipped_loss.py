@@ -34,7 +34,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Holds token ids, attention mask and labels, (B, T) each, padded on the right.
+    """Token ids, attention mask and labels, (B, T) each, padded on the right.
 
     Padding changes an example's loss in the last bits, in bfloat16 in the third digit: kernels are
     chosen by shape, and by whether anything is padded. Where one example may not move another's

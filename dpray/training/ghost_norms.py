@@ -60,7 +60,7 @@ class Lookup:
 
 @dataclass(frozen=True, repr=False)
 class Whole:
-    """Holds the gradient of a vector itself: (B, N)."""
+    """The gradient of a vector itself: (B, N)."""
 
     gradient: torch.Tensor
 
@@ -238,9 +238,9 @@ class _Layer:
 
 @dataclass(repr=False)
 class Recorded:
-    """Holds the losses (B,) of B examples, the parts of each parameter's per-example gradients, and
-    instead of the parts, for layers in checkpointed blocks, their `squared_norms`. A parameter
-    without a gradient is in neither."""
+    """The losses (B,) of B examples and the parts of each parameter's per-example gradients. For
+    layers in checkpointed blocks `squared_norms` stand in place of the parts. A parameter without a
+    gradient is in neither."""
 
     losses: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     parts: dict[nn.Parameter, list[Part]] = field(default_factory=dict)

@@ -154,13 +154,7 @@ def train(
             "all nodes share"
         )
     journal = training.journal
-    state = journal.latest()
-    loss = load_loss(training.base, training.settings, loading)
-    if state is not None:
-        state.put_weights(loss)
-    trainer = make_trainer(loss)
-    if state is not None:
-        trainer.restore(state)
+    trainer, start = _resumed(training, make_trainer, loading)
 
     def before_step(t: int) -> None:
         if trainer.rank == 0:
@@ -175,13 +169,28 @@ def train(
                 for _ in trainer.tensors():
                     pass
 
-    start = 0 if state is None else state.steps
     training.loop(trainer, sampling, before_step, after_step, start)
     if trainer.rank == 0 and (last := journal.latest()) is not None:
         # The checkpoint's weights are mapped from its file: no rank has to hold them all.
         folder = Path(training.folder)
         save_model(training.base, training.settings, last.weights, folder, training.base_name)
     return trainer
+
+
+def _resumed(
+    training: Training,
+    make_trainer: Callable[[PerExampleLoss], AnyTrainer],
+    loading: AbstractContextManager[Any],
+) -> tuple[AnyTrainer, int]:
+    """Return the trainer as the last checkpoint left it, and the next step's number, from 0."""
+    state = training.journal.latest()
+    loss = load_loss(training.base, training.settings, loading)
+    if state is None:
+        return make_trainer(loss), 0
+    state.put_weights(loss)
+    trainer = make_trainer(loss)
+    trainer.restore(state)
+    return trainer, state.steps
 
 
 def train_here(training: Training, on_step: OnStep) -> None:
