@@ -22,19 +22,13 @@ from dpray.auditing.labels import labels_target
 from dpray.auditing.target import Finding, Target, audit_target
 from dpray.auditing.votes import votes_target
 from dpray.mechanisms.label_histogram import LabelHistogram
-from dpray.mechanisms.private_selection import TruncatedNegativeBinomial
 from dpray.mechanisms.votes import VoteHistogram
-from dpray.methods.dp_kps import audit as dp_kps_audit
-from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.audit import (
     densities_target,
     joint_target,
-    selection_target,
     vocabulary_target,
 )
 from dpray.methods.dp_kps.kde import GRID, FeatureSum
-from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.tuning import Tuning
 from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
 from dpray.methods.dp_sgd.audit import one_run_target, repeated_target
 from dpray.methods.private_prediction.audit import (
@@ -175,40 +169,6 @@ def uncut() -> AbstractContextManager[Any]:
     return patch.object(FeatureSum, "sum", total)
 
 
-TUNING = Tuning(
-    tuple(
-        DpKps(DpKpsSettings(name="dp_kps", vocabulary="", phrases_per_record=S),
-              ("a", "b"), 20, 0, epsilon_vocabulary=0.04, epsilon_kde=0.04)
-        for S in (1, 2)
-    ),
-    score_scale=1 / 1.5, shape=0.0, gamma=0.02,
-)  # fmt: skip
-
-
-def as_many_runs_as_expected() -> AbstractContextManager[Any]:
-    """Run as often as the law does on the average, and not at random."""
-    return patch.object(TruncatedNegativeBinomial, "draw", lambda self, rng: 12)
-
-
-def runs_released() -> AbstractContextManager[Any]:
-    """Release the number of runs with the best of them: `best` is told of all."""
-    right = dp_kps_audit.best
-
-    def with_number(scored: Any) -> Any:
-        runs = list(scored)
-        score, _ = right(iter(runs))
-        # The log-likelihood ratio of K and the highest score, under Laplace noise.
-        below, before = (laplace_below(score - moved) for moved in (1, 0))
-        return score, len(runs) * (math.log(below) - math.log(before))
-
-    return patch.object(dp_kps_audit, "best", with_number)
-
-
-def laplace_below(score: float) -> float:
-    x = (score + 0.5) / TUNING.score_scale
-    return 0.5 * math.exp(x) if x < 0 else 1 - 0.5 * math.exp(-x)
-
-
 def _cases() -> dict[str, Case]:
     found: dict[str, Case] = {}
 
@@ -328,18 +288,6 @@ def _cases() -> dict[str, Case]:
         ),
         4000,
         ("no noise in the densities", noiseless(FeatureSum, GRID), True),
-    )
-    add(
-        "DP-KPS, tuning of 2 candidates",
-        lambda: selection_target(TUNING),
-        6000,
-        ("12 runs, charged as a random number", as_many_runs_as_expected, True),
-        delta=1e-5,
-    )
-    # What the number of runs tells is little: it takes more trials.
-    fault = "the number of runs is released"
-    found[f"DP-KPS, tuning of 2 candidates: {fault}"] = Case(
-        lambda: selection_target(TUNING), fault, runs_released, True, 24_000, 1e-5
     )
     for name, mechanism in (("Laplace", FOURIER), ("Gaussian", NORMAL)):
         add(

@@ -13,7 +13,6 @@ import pytest
 from dpray.mechanisms.discrete_noise import discrete_gaussian, discrete_laplace
 from dpray.mechanisms.label_histogram import LabelHistogram
 from dpray.mechanisms.votes import VoteHistogram
-from dpray.methods.dp_kps.tuning import Tuning
 from tests.statistical.two_sided import WRONG_SCALES, fits_probabilities
 
 DRAWS = 8000
@@ -41,10 +40,6 @@ LAWS: dict[str, tuple[Callable[..., np.ndarray], Callable[[float], np.ndarray]]]
     "gaussian": (discrete_gaussian, gaussian_law),
     "label histogram": (
         lambda counts, scale: LabelHistogram(("a", "b"), 3 / scale, 3).noisy(counts),
-        laplace_law,
-    ),
-    "score of a tuning": (
-        lambda counts, scale: Tuning((), scale, 0.0, 0.1).noisy_scores(counts),
         laplace_law,
     ),
     "vote histogram": (lambda counts, sigma: VoteHistogram(sigma, 3).noisy(counts), gaussian_law),

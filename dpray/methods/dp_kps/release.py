@@ -21,30 +21,18 @@ from dpray.config.config import Config, DataConfig
 from dpray.engines.base import Sampling
 from dpray.engines.requests import Ask, Request, answered
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
-from dpray.mechanisms.randomness import generator
 from dpray.mechanisms.shares import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
 from dpray.methods.dp_kps.plan import DpKpsPlan
 from dpray.methods.dp_kps.public_terms import read_vocabulary
 from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.tuning import Tuning, Weights, recognised, weights
-from dpray.runs.folder import TUNING_KEY
 from dpray.runs.session import Release, Session
 from dpray.workers.rows import Row
 from dpray.workers.shards import Shards
 
 DpKpsSession = Session[DpKpsPlan]
 Embeddings = npt.NDArray[np.float32]
-
-TUNING = (
-    "a run draws one candidate, uniformly, and scores its releases with noise; how many runs there "
-    "are is drawn before the data is looked at, and is as secret as their releases"
-)
-TUNING_COST = (
-    "charged: the best of a secret, random number of runs is released, and epsilon is that of all "
-    "of them (Papernot and Steinke 2022); every other parameter is from the configuration"
-)
 
 
 def release(session: DpKpsSession) -> Release:
@@ -78,47 +66,13 @@ def release(session: DpKpsSession) -> Release:
 def measured(session: DpKpsSession) -> tuple[DpKps, Embeddings, list[str], dict[str, Any]]:
     """Return the releases: the method, its terms with their vectors, and each class's noisy
     sums."""
-    plan, embed = session.plan, embedder(session)
-    if plan.tuning is not None:
-        output = tuned(session, plan.tuning)
-        method, terms = plan.tuning.candidates[output["candidate"]], output["terms"]
-        return replace(method, public_terms=len(terms)), embed(terms), terms, output["sums"]
+    plan = session.plan
+    embed = embedder(session)  # an embedder that is missing ends the run before a pass begins
     terms = vocabulary(session)["terms"]
     vectors_ND = embed(terms)
     # The file may have lost terms since they were published.
     method = replace(plan.method, public_terms=len(terms), dimension=vectors_ND.shape[1])
     return method, vectors_ND, terms, densities(session, method, terms, vectors_ND)["sums"]
-
-
-def tuned(session: DpKpsSession, tuning: Tuning) -> dict[str, Any]:
-    """Return the best run's candidate, terms, noisy sums and score.
-
-    All runs are one mechanism, which the ledger begins and publishes once: the other runs, and how
-    many there were, are in no ledger, log, progress or report.
-    """
-    if (found := session.published("tuning")) is not None:
-        return found
-    settings = session.plan.settings
-    terms_V = read_vocabulary(settings.vocabulary, settings.stop_words)
-    key = session.secret_key(TUNING_KEY, "nobody knows how often the tuning that was begun runs")
-    session.show("tuning")
-    with session.shards(partial(TuningShard, tuning=tuning, terms=terms_V)) as shards:
-        ties = partial(session.public_generator, "ties")
-
-        def run(candidate: int) -> dict[str, Any]:
-            method = tuning.candidates[candidate]
-            exact_V = total_counts(shards, candidate)
-            terms = [terms_V[term_id] for term_id in method.noisy_vocabulary(exact_V, ties())]
-            exact = total_sums(shards, candidate, terms)
-            noisy = {label: method.noisy_sums(sums) for label, sums in exact.items()}
-            right = sum(shards.call("right", candidate, terms, weights(method, noisy)))
-            sums = {label: values.tolist() for label, values in noisy.items()}
-            return {"terms": terms, "sums": sums, "right": right}
-
-        def mechanism() -> dict[str, Any]:
-            return tuning.selected(tuning.drawn(generator(key)), run)
-
-        return session.publish_once("tuning", mechanism)
 
 
 def vocabulary(session: DpKpsSession) -> dict[str, Any]:
@@ -171,32 +125,6 @@ class VocabularyShard:
         return self._counts_V
 
 
-class TuningShard:
-    """Answers the passes of every run of a tuning: holds the texts while it lasts."""
-
-    def __init__(self, config: Config, tuning: Tuning, terms: Sequence[str]) -> None:
-        self._tuning, self._matcher = tuning, TermMatcher(terms)
-        self._records: list[tuple[str, str]] = []
-
-    def load(self, rows: Sequence[Row]) -> None:
-        self._records += [(row["text"], row["label"] or "") for row in rows]
-
-    def counts(self, candidate: int) -> Counts:
-        texts = (text for text, _ in self._records)
-        return self._tuning.candidates[candidate].vocabulary_counts(self._matcher, texts)
-
-    def sums(self, candidate: int, terms: Sequence[str]) -> dict[str, Sums]:
-        method = replace(self._tuning.candidates[candidate], public_terms=len(terms))
-        density = DensityPass(method, terms, np.zeros((len(terms), 1)))
-        return {
-            label: density.sums(text for text, own in self._records if own == label)
-            for label in method.labels
-        }
-
-    def right(self, candidate: int, terms: Sequence[str], weights_N: Weights) -> int:
-        return recognised(self._tuning.candidates[candidate], terms, weights_N, self._records)
-
-
 class DensityShard:
     """Computes, in pass 2, each class's sums."""
 
@@ -215,14 +143,14 @@ class DensityShard:
         return self._sums
 
 
-def total_counts(shards: Shards, *arguments: Any) -> Counts:
+def total_counts(shards: Shards) -> Counts:
     """Return the exact counts over V of all shards; private."""
-    return np.sum(shards.call("counts", *arguments), axis=0, dtype=np.int64)
+    return np.sum(shards.call("counts"), axis=0, dtype=np.int64)
 
 
-def total_sums(shards: Shards, *arguments: Any) -> dict[str, Sums]:
+def total_sums(shards: Shards) -> dict[str, Sums]:
     """Return each class's exact sums over all shards, added in the order of the shards; private."""
-    parts: list[dict[str, Sums]] = shards.call("sums", *arguments)
+    parts: list[dict[str, Sums]] = shards.call("sums")
     return {label: sum(part[label] for part in parts) for label in parts[0]}  # type: ignore[misc]
 
 
@@ -273,14 +201,9 @@ def write_texts(
 def report(session: DpKpsSession) -> dict[str, Any]:
     plan = session.plan
     calls: dict[str, Any] = {"calls": session.calls} if plan.makes_texts else {}
-    if plan.tuning is not None:
-        assert plan.settings.tuning is not None
-        chosen = plan.settings.tuning.candidates[tuned(session, plan.tuning)["candidate"]]
-        calls |= {"tuned": chosen, "tuning_cost": TUNING_COST}
     return calls | {
         "llm_calls": plan.summary()["llm_calls"],
         "sampling": {
-            **({} if plan.tuning is None else {"tuning": TUNING}),
             "vocabulary": "the first distinct terms of each record are counted, and every "
             "count of the public vocabulary gets noise, once",
             "densities": densities_in_words(session.config.data),
