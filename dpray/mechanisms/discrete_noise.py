@@ -1,4 +1,4 @@
-"""This module adds exact integer noise to integer counts, by the samplers of `opendp`.
+"""Exact integer noise for integer counts, by the samplers of `opendp`.
 
 The samplers are those of Canonne, Kamath and Steinke (2020), in integer arithmetic on the exact
 rational value of the scale: no floating-point noise anywhere. They take no generator and no seed:
@@ -63,6 +63,19 @@ def _opendp() -> Any:
     # The samplers are behind OpenDP's flag for components that its committee has not all vetted.
     dp.enable_features("contrib")
     return dp
+
+
+def laplace_scale(sensitivity: float, epsilon: float, *, count: int = 1) -> float:
+    """Return the scale of Laplace noise at which `count` mechanisms of this L1 sensitivity cost
+    `epsilon` together: count * sensitivity / epsilon, rounded so that they never cost more.
+
+    >>> laplace_scale(1, 0.5, count=10)
+    20.0
+    """
+    scale = count * sensitivity / epsilon
+    while count * (sensitivity / scale) > epsilon:
+        scale = math.nextafter(scale, math.inf)
+    return scale
 
 
 def checked_scale(scale: float, name: str = "scale") -> float:

@@ -27,6 +27,11 @@ def new_key() -> str:
     return secrets.token_hex(32)
 
 
+def new_salt() -> str:
+    """Return a public salt, fixed for a run: 128 bits as hexadecimal digits."""
+    return secrets.token_hex(16)
+
+
 class SecretKey(str):
     """Is a key that no repr shows: functions that are sent to workers hold it, and Ray writes the
     beginning of their reprs to its logs."""

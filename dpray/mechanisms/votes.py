@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,15 +90,10 @@ class VoteHistogram:
         """Return how far a unit moves the counts, in L2."""
         return self.records_per_unit * math.sqrt(sum(w**2 for w in self.weights))
 
-    def noisy(self, counts_N: npt.NDArray[np.integer]) -> Counts:
-        """Return the released counts of one iteration, shape (N,); may be negative."""
-        return discrete_gaussian(counts_N, self.sigma)
-
-    def noisy_by_label(self, counts: Mapping[str, Counts]) -> dict[str, Counts]:
-        """Return the released counts of all labels together, from each label's exact ones."""
-        noisy_N = self.noisy(np.concatenate(list(counts.values())))
-        ends = np.cumsum([len(of_label) for of_label in counts.values()])
-        return dict(zip(counts, np.split(noisy_N, ends[:-1]), strict=True))
+    def __call__(self, exact_N: npt.NDArray[np.integer]) -> Counts:
+        """Return the released votes, shape (N,), from the exact ones of all private records; they
+        may be negative."""
+        return discrete_gaussian(exact_N, self.sigma)
 
 
 def count_votes(

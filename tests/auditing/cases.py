@@ -21,7 +21,7 @@ from dpray.auditing import votes as votes_audit
 from dpray.auditing.labels import labels_target
 from dpray.auditing.target import Finding, Target, audit_target
 from dpray.auditing.votes import votes_target
-from dpray.mechanisms.label_histogram import LabelHistogram
+from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.dp_kps.audit import (
     densities_target,
@@ -36,7 +36,6 @@ from dpray.methods.private_prediction.audit import (
     tokens_target,
 )
 from dpray.methods.topics.algorithm import TopicHistogram
-from dpray.methods.topics.audit import targets as topics_targets
 from dpray.methods.topics.settings import TopicsSettings
 from tests.auditing.prediction_faults import (
     SPARSE,
@@ -86,27 +85,27 @@ def no_fault() -> AbstractContextManager[Any]:
 
 def noiseless(cls: type, unit: float = 1) -> Fault:
     """Release exact counts; `unit` is the number of steps in one count."""
-    return lambda: patch.object(cls, "noisy", lambda self, exact: exact / unit)
+    return lambda: patch.object(cls, "__call__", lambda self, exact: exact / unit)
 
 
 def half_noise(cls: type, parameter: str) -> Fault:
     """Draw with half of the noise that is claimed."""
-    noisy = cls.noisy
+    noisy: Any = cls.__call__
 
     def halved(self: Any, *arguments: Any) -> Any:
         return noisy(replace(self, **{parameter: getattr(self, parameter) / 2}), *arguments)
 
-    return lambda: patch.object(cls, "noisy", halved)
+    return lambda: patch.object(cls, "__call__", halved)
 
 
 def twice_epsilon() -> AbstractContextManager[Any]:
     """Draw with half of the noise, which is 1 / epsilon."""
-    noisy = LabelHistogram.noisy
+    noisy = LabelHistogram.__call__
 
     def halved(self: Any, counts: Any) -> Any:
         return noisy(replace(self, epsilon=2 * self.epsilon), counts)
 
-    return patch.object(LabelHistogram, "noisy", halved)
+    return patch.object(LabelHistogram, "__call__", halved)
 
 
 # Aug-PE, topics and DP-KPS.
@@ -128,12 +127,12 @@ def votes_of(number: int) -> Fault:
 
 def noise_of_one_record() -> AbstractContextManager[Any]:
     """Draw with the noise for units of one record."""
-    noisy = VoteHistogram.noisy
+    noisy = VoteHistogram.__call__
 
     def less(self: VoteHistogram, counts: Any) -> Any:
         return noisy(replace(self, sigma=self.sigma / self.records_per_unit), counts)
 
-    return patch.object(VoteHistogram, "noisy", less)
+    return patch.object(VoteHistogram, "__call__", less)
 
 
 def votes_for_the_nearest_text() -> AbstractContextManager[Any]:
@@ -256,7 +255,7 @@ def _cases() -> dict[str, Case]:
     )
     add(
         "topics, histogram, units of 3 records",
-        lambda: next(topics_targets(TOPICS)),
+        lambda: votes_target("topic histogram", TOPICS.votes),
         16_000,
         ("no noise", noiseless(VoteHistogram), True),
         (halved, half_noise(VoteHistogram, "sigma"), True),

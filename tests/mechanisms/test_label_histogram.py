@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.accounting.accountant import cost
-from dpray.mechanisms.label_histogram import LabelHistogram
+from dpray.mechanisms.labels import LabelHistogram
 
 LABELS = ("a", "b", "c")
 HISTOGRAM = LabelHistogram(LABELS, epsilon=0.5)
@@ -70,14 +70,14 @@ def test_proportions_are_cut_at_zero_and_uniform_without_counts() -> None:
 
 def test_noise_is_on_every_label() -> None:
     """Scale 10^9: no noise on a label fewer than once in 10^9 runs."""
-    noisy = LabelHistogram(LABELS, 1e-9).noisy(HISTOGRAM.count([]))
+    noisy = LabelHistogram(LABELS, 1e-9)(HISTOGRAM.count([]))
     assert noisy.dtype == np.int64 and (noisy != 0).all()
 
 
 def test_enough_records_drown_the_noise() -> None:
     """Off by 0.01 needs noise of 100 scales: fewer than once in 10^40 runs."""
     records = ["a"] * 15_000 + ["b"] * 5_000
-    shares = HISTOGRAM.proportions(HISTOGRAM.noisy(HISTOGRAM.count(records)))
+    shares = HISTOGRAM.proportions(HISTOGRAM(HISTOGRAM.count(records)))
     assert shares == pytest.approx({"a": 0.75, "b": 0.25, "c": 0.0}, abs=0.05)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import Laplace
-from dpray.mechanisms.laplace_scale import laplace_scale
+from dpray.mechanisms.discrete_noise import laplace_scale
 
 epsilons = st.floats(1e-6, 1e3) | st.integers(1, 1000).map(lambda steps: steps * 0.05)
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpray.mechanisms.partition import HashPartition, content_id, new_salt
+from dpray.mechanisms.batches import HashPartition, content_id
+from dpray.mechanisms.randomness import new_salt
 
 PARTITION = HashPartition.expected(1000, {"a": 0.75, "b": 0.25}, 10, new_salt())
 

@@ -13,7 +13,7 @@ from scipy import stats
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Parallel, SelfComposed
 from dpray.accounting.events import ExponentialMechanism, PoissonSubsampledDraws
-from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import new_key
 
 KEY = "ab" * 32

@@ -24,7 +24,7 @@ from dpray.runs.session import Release, Session
 from dpray.types import Progress
 from dpray.workers.engine_pool import on_pool
 from dpray.workers.shards import Shards
-from dpray.workers.voters import Embeddings, Voters, embedded, total_votes
+from dpray.workers.voters import Embeddings, Vote, Voters, embedded
 
 AugPeSession = Session[AugPePlan]
 
@@ -43,8 +43,7 @@ def release(session: AugPeSession) -> Release:
                 t: int, S: Population, phi_ND: Mapping[str, Embeddings]
             ) -> Mapping[str, Counts]:
                 def mechanism() -> dict[str, Any]:
-                    exact = total_votes(voters, phi_ND)
-                    noisy = exact if plan.votes is None else plan.votes.noisy_by_label(exact)
+                    noisy = Vote(voters, plan.votes)(phi_ND)
                     votes = {label: noisy_N.tolist() for label, noisy_N in noisy.items()}
                     return asdict(Checkpoint(t, S, votes))
 

@@ -20,8 +20,7 @@ import numpy.typing as npt
 from dpray.accounting.calibration import noise_multiplier
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
-from dpray.mechanisms.discrete_noise import Counts
-from dpray.mechanisms.laplace_scale import laplace_scale
+from dpray.mechanisms.discrete_noise import Counts, laplace_scale
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.kde import (
     Array,
@@ -155,13 +154,13 @@ class DpKps:
 
     def noisy_vocabulary(self, counts_V: Counts, rng: np.random.Generator) -> list[int]:
         """Return release 1, the ids of the private vocabulary's N terms."""
-        noisy_V = self.vocabulary.noisy(counts_V)
+        noisy_V = self.vocabulary(counts_V)
         return self.vocabulary.top(noisy_V, self.settings.vocabulary_size, rng)
 
     def noisy_sums(self, sums: Sums) -> Sums:
         """Return release 2, one class's sums over all records; every class has one, even without
         records."""
-        return np.stack([self.kde.noisy(total) for total in sums])
+        return np.stack([self.kde(total) for total in sums])
 
     @property
     def density_noise(self) -> float:

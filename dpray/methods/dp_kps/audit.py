@@ -65,7 +65,7 @@ def vocabulary_target(name: str, histogram: VocabularyHistogram) -> MonteCarlo:
         counts_V = histogram.count([terms] * (OTHERS + k * with_unit))
         # The scale does not depend on the size, so one long histogram holds all trials.
         long = replace(histogram, size=histogram.size * trials)
-        drawn_RV = long.noisy(np.tile(counts_V, trials)).reshape(trials, -1)
+        drawn_RV = long(np.tile(counts_V, trials)).reshape(trials, -1)
         return laplace_scores(drawn_RV - others_V, k * held_V, histogram.scale)
 
     return MonteCarlo(
@@ -97,7 +97,7 @@ def densities_target(name: str, kde: FeatureSum, estimators: int) -> MonteCarlo:
         # The ratio of Gaussian noise grows with the sum: all statistics are one there.
         scores = np.zeros((3, trials))
         for _ in range(estimators):
-            released_RI = long.noisy(np.tile(total_I, trials)).reshape(trials, -1)
+            released_RI = long(np.tile(total_I, trials)).reshape(trials, -1)
             scores += laplace_scores(released_RI, k * LARGEST / GRID, kde.scale)
         return scores
 

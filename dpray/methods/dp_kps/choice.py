@@ -6,8 +6,8 @@ import math
 
 from dpray.config.config import Config
 from dpray.methods.dp_kps.plan import DpKpsPlan, make_plan
-from dpray.methods.dp_kps.public_terms import read_counts
 from dpray.methods.dp_kps.settings import DpKpsSettings
+from dpray.methods.dp_kps.vocabulary import read_counts
 from dpray.runs.choice import Choice, Signal
 
 WORDS = 50.0

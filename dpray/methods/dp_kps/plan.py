@@ -15,8 +15,8 @@ from dpray.config.config import Config
 from dpray.io.few_shot import read_few_shot
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
-from dpray.methods.dp_kps.public_terms import read_vocabulary
 from dpray.methods.dp_kps.settings import DpKpsSettings
+from dpray.methods.dp_kps.vocabulary import read_vocabulary
 from dpray.runs.plan import Plan, longest_terms, with_labels
 from dpray.types import InputError
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dpray.accounting.event import Event
 from dpray.mechanisms.discrete_noise import Counts
-from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.topics import Vectors, class_terms, clusters_of
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.topics.settings import TopicsSettings

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
-from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.labels import largest_remainder
 from dpray.methods.topics.algorithm import PublicTopics
 from dpray.methods.topics.plan import TopicsPlan
 from dpray.runs.session import Release, Session
-from dpray.workers.voters import Voters, embedded, total_votes
+from dpray.workers.voters import Vote, Voters, embedded
 
 TopicsSession = Session[TopicsPlan]
 
@@ -61,8 +61,8 @@ def measured(session: TopicsSession) -> Measured:
         topics = PublicTopics.of(texts, labels, embedded(voters, texts), plan.settings)
 
         def mechanism() -> dict[str, Any]:
-            exact = total_votes(voters, dict.fromkeys(plan.proportions, topics.means))
-            noisy = plan.method.votes.noisy_by_label(exact)
+            vote = Vote(voters, plan.method.votes)
+            noisy = vote(dict.fromkeys(plan.proportions, topics.means))
             none_T = np.zeros(len(topics.words), dtype=np.int64)
             return {
                 "words": topics.words,

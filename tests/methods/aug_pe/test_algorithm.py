@@ -13,8 +13,8 @@ import pytest
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteGaussian
 from dpray.engines.requests import Request
+from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.randomness import generator
-from dpray.mechanisms.shares import largest_remainder
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.algorithm import (
     AugPe,

@@ -21,7 +21,7 @@ from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.config.config import Config, parse_config
 from dpray.ledger.ledger import Ledger
 from dpray.methods.dp_kps.plan import DpKpsPlan
-from dpray.methods.dp_kps.public_terms import read_vocabulary
+from dpray.methods.dp_kps.vocabulary import read_vocabulary
 from dpray.registry import make_plan
 from dpray.runs.plan import with_labels
 from dpray.types import Budget, BudgetRefused, InputError

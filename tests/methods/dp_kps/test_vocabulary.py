@@ -139,13 +139,13 @@ def test_its_event_is_that_of_its_noise() -> None:
 def test_every_term_gets_noise() -> None:
     """Noise of scale 1000 is 0 once in 2,000 draws: 200 zeros of 2,000 never happen."""
     histogram = VocabularyHistogram(2000, 10, 1000.0)
-    noisy = histogram.noisy(histogram.count([]))
+    noisy = histogram(histogram.count([]))
     assert noisy.dtype == np.int64 and (noisy == 0).sum() < 200
 
 
 def test_counts_of_another_vocabulary_are_refused() -> None:
     with pytest.raises(ValueError, match="shape"):
-        VocabularyHistogram(5, 1, 1.0).noisy(np.zeros(4, dtype=np.int64))
+        VocabularyHistogram(5, 1, 1.0)(np.zeros(4, dtype=np.int64))
 
 
 def test_the_highest_first_and_all_where_there_are_no_more() -> None:
