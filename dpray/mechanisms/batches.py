@@ -68,6 +68,13 @@ class HashPartition(Batches):
     removing a unit changes the rows of its own batches only. So the batches compose in parallel,
     and a run costs what one batch costs.
     Proof: docs/privacy.md, section 1.4.
+
+    >>> partition = HashPartition.expected(1000, {"a": 0.75, "b": 0.25}, batch_size=100, salt="5a")
+    >>> dict(partition.batches_per_label)
+    {'a': 8, 'b': 2}
+    >>> batch_id = next(partition.joined("b", "unit 7"))
+    >>> batch_id in ("1/0", "1/1"), partition.label_of(batch_id)
+    (True, 'b')
     """
 
     salt: str
@@ -107,6 +114,13 @@ class PoissonBatches(Batches):
     a unit), never of its content: copies of a text have coins of their own. Who is in a batch is
     secret, and so is the key.
     Proof: docs/privacy.md, section 2.8.
+
+    >>> batches = PoissonBatches.expected(1000, {"a": 0.5, "b": 0.5}, batch_size=50, batches=20)
+    >>> dict(batches.sampling_probabilities)
+    {'a': 0.1, 'b': 0.1}
+    >>> joined = list(batches.joined("ab" * 32, "a", "row 7"))  # secret
+    >>> batches.dp_event(ExponentialMechanism(0.1), draws=64, records_per_unit=1).name
+    'self_composed'
     """
 
     sampling_probabilities: Mapping[str, float]

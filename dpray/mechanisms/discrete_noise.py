@@ -37,6 +37,10 @@ def discrete_laplace(counts_N: npt.NDArray[np.integer], scale: float) -> Counts:
     `dpray.accounting.events.DiscreteLaplace`. Raises ValueError for a scale that is not a number
     over 0 and at most `MAX_SCALE` and for a shape other than (N,); TypeError for counts that are
     not integers.
+
+    >>> noisy = discrete_laplace(np.array([12, 0, 7]), scale=2.0)
+    >>> noisy.dtype, noisy.shape
+    (dtype('int64'), (3,))
     """
     scale, dp = checked_scale(scale), _opendp()
     space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l1_distance(T=dp.i64)
@@ -49,6 +53,9 @@ def discrete_gaussian(counts_N: npt.NDArray[np.integer], sigma: float) -> Counts
 
     Carries no guarantee by itself: with an L2 sensitivity of k it is (k/sigma)^2/2-zCDP, see
     `dpray.accounting.events.DiscreteGaussian`. Errors are those of `discrete_laplace`.
+
+    >>> discrete_gaussian(np.array([12, 0, 7]), sigma=1e-3)  # noise that is almost surely 0
+    array([12,  0,  7])
     """
     sigma, dp = checked_scale(sigma, "sigma"), _opendp()
     space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l2_distance(T=dp.f64)

@@ -36,6 +36,14 @@ class LabelHistogram:
     Proof: docs/privacy.md, section 1.5.
 
     Raises ValueError for an empty label set, a label named twice, or a bad epsilon or unit size.
+
+    >>> histogram = LabelHistogram(("news", "sport"), epsilon=0.5)
+    >>> exact = histogram.count(["news", "sport", "news"])  # private
+    >>> noisy = histogram(exact)  # may be released
+    >>> sum(histogram.proportions(noisy).values())
+    1.0
+    >>> histogram.dp_event.pure_epsilon()
+    0.5
     """
 
     labels: tuple[str, ...]
@@ -89,7 +97,11 @@ class LabelHistogram:
 
 def largest_remainder(records: int, proportions: Mapping[K, float]) -> dict[K, int]:
     """Split `records` by public proportions that sum to 1: rounded down, and what is left over one
-    each to the largest remainders, ties in the order of `proportions`. The sum is exact."""
+    each to the largest remainders, ties in the order of `proportions`. The sum is exact.
+
+    >>> largest_remainder(10, {"a": 0.55, "b": 0.27, "c": 0.18})
+    {'a': 5, 'b': 3, 'c': 2}
+    """
     shares = {label: records * proportion for label, proportion in proportions.items()}
     split = {label: math.floor(share) for label, share in shares.items()}
     left = records - sum(split.values())

@@ -48,7 +48,7 @@ def weights(votes_per_record: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class VoteHistogram:
-    """Counts one iteration's noisy votes: discrete Gaussian noise on every count.
+    """One vote: discrete Gaussian noise on every count.
 
     Claim: the relation is add-or-remove-one unit. In an iteration a record casts Q =
     `votes_per_record` votes with the `weights`, for texts that depend on that record and the public
@@ -63,6 +63,15 @@ class VoteHistogram:
 
     Raises ValueError unless sigma is positive and finite (a run without noise is not private and
     does not come through here), and for both k and Q above 1.
+
+    >>> vote = VoteHistogram(sigma=4.0)
+    >>> private = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=np.float32)
+    >>> exact = count_votes(private, np.eye(2, dtype=np.float32), vote.weights)  # private
+    >>> exact
+    array([2, 1])
+    >>> noisy = vote(exact)  # may be released
+    >>> vote.dp_event
+    DiscreteGaussian(sigma=4.0, sensitivity=1)
     """
 
     sigma: float

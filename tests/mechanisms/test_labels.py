@@ -1,4 +1,4 @@
-"""The claims of docs/privacy.md, section 1.5."""
+"""The claims of docs/privacy.md, section 1.5, and numbers that are shared out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.accounting.accountant import cost
-from dpray.mechanisms.labels import LabelHistogram
+from dpray.mechanisms.labels import LabelHistogram, largest_remainder
 
 LABELS = ("a", "b", "c")
 HISTOGRAM = LabelHistogram(LABELS, epsilon=0.5)
@@ -96,3 +96,17 @@ def test_enough_records_drown_the_noise() -> None:
 def test_bad_parameters(labels: tuple[str, ...], epsilon: float, k: int) -> None:
     with pytest.raises(ValueError):
         LabelHistogram(labels, epsilon, k)
+
+
+def test_largest_remainder() -> None:
+    thirds = dict.fromkeys("abc", 1 / 3)
+    assert largest_remainder(10, thirds) == {"a": 4, "b": 3, "c": 3}
+    assert largest_remainder(10, {"a": 0.05, "b": 0.92, "c": 0.03}) == {"a": 1, "b": 9, "c": 0}
+    assert largest_remainder(7, {"": 1.0}) == {"": 7}
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        shares = rng.dirichlet(np.ones(rng.integers(1, 30)) / 3)
+        records = int(rng.integers(1, 5000))
+        split = largest_remainder(records, {str(i): p for i, p in enumerate(shares)})
+        assert sum(split.values()) == records
+        assert max(abs(split[str(i)] - p * records) for i, p in enumerate(shares)) < 1
