@@ -1,10 +1,10 @@
 """A release by DP-KPS measures the private vocabulary and the private densities; sequences and
 texts follow from them.
 
-Each of the two passes over the private records gives one noisy output that is published once; one
-charge, before the first, pays for both. All that follows is post-processing: it is drawn from
-public randomness and may be drawn anew. A shard's answer to a pass is exact and private: the noise
-is added to the sum of all shards. No text is kept after it was counted.
+Each of the two passes over the private records has one noisy output, which is published once. One
+charge before the first pass pays for both. All that follows is post-processing from public
+randomness, and may be drawn anew. A shard's answer to a pass is exact and private: the noise is
+added to the sum of all shards. No text is kept after it was counted.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ Embeddings = npt.NDArray[np.float32]
 def release(session: DpKpsSession) -> Release:
     """Measure the vocabulary and the densities, draw sequences, have a text written for each."""
     plan = session.plan
-    method, vectors_ND, terms, noisy = measured(session)
-    dtype = np.int64 if plan.settings.estimator == "exact" else np.float64
-    sums: dict[str, Sums] = {label: np.array(v, dtype=dtype) for label, v in noisy.items()}
+    embed = embedder(session)  # one that is missing ends the run before a pass begins
+    terms = vocabulary(session)
+    vectors_ND = embed(terms)
+    # The file may have lost terms since they were published.
+    method = replace(plan.method, public_terms=len(terms), dimension=vectors_ND.shape[1])
+    noisy = densities(session, method, terms, vectors_ND)
 
-    drawn = Sequences(method, vectors_ND, sums)
+    drawn = Sequences(method, vectors_ND, noisy)
     wanted = largest_remainder(plan.settings.records, plan.proportions)
     sequences = [
         (label, [terms[i] for i in ids])
@@ -63,55 +66,45 @@ def release(session: DpKpsSession) -> Release:
     return Release(records, report(session))
 
 
-def measured(session: DpKpsSession) -> tuple[DpKps, Embeddings, list[str], dict[str, Any]]:
-    """Return the releases: the method, its terms with their vectors, and each class's noisy
-    sums."""
-    plan = session.plan
-    embed = embedder(session)  # an embedder that is missing ends the run before a pass begins
-    terms = vocabulary(session)["terms"]
-    vectors_ND = embed(terms)
-    # The file may have lost terms since they were published.
-    method = replace(plan.method, public_terms=len(terms), dimension=vectors_ND.shape[1])
-    return method, vectors_ND, terms, densities(session, method, terms, vectors_ND)["sums"]
+def vocabulary(session: DpKpsSession) -> list[str]:
+    """Return the N terms of the highest noisy counts (release 1)."""
+    if (found := session.published("vocabulary")) is None:
+        settings, method = session.plan.settings, session.plan.method
+        terms_V = read_vocabulary(settings.vocabulary, settings.stop_words)
+        session.show("vocabulary")
+        with session.shards(partial(VocabularyShard, plan=method, terms=terms_V)) as shards:
 
+            def mechanism() -> dict[str, Any]:
+                exact_V = total_counts(shards)
+                chosen = method.noisy_vocabulary(exact_V, session.public_generator("ties"))
+                return {"terms": [terms_V[term_id] for term_id in chosen]}
 
-def vocabulary(session: DpKpsSession) -> dict[str, Any]:
-    """Return the N terms of the highest noisy counts."""
-    if (found := session.published("vocabulary")) is not None:
-        return found
-    settings, method = session.plan.settings, session.plan.method
-    terms_V = read_vocabulary(settings.vocabulary, settings.stop_words)
-    session.show("vocabulary")
-    with session.shards(partial(VocabularyShard, plan=method, terms=terms_V)) as shards:
-
-        def mechanism() -> dict[str, Any]:
-            exact_V = total_counts(shards)
-            chosen = method.noisy_vocabulary(exact_V, session.public_generator("ties"))
-            return {"terms": [terms_V[term_id] for term_id in chosen]}
-
-        return session.publish_once("vocabulary", mechanism)
+            found = session.publish_once("vocabulary", mechanism)
+    terms: list[str] = found["terms"]
+    return terms
 
 
 def densities(
     session: DpKpsSession, method: DpKps, terms: list[str], vectors_ND: Embeddings
-) -> dict[str, Any]:
-    """Return each class's noisy sums; a class without records has them too."""
-    if (found := session.published("density")) is not None:
-        return found
-    session.show("densities")
-    make = partial(DensityShard, plan=method, terms=terms, vectors_ND=vectors_ND)
-    with session.shards(make) as shards:
+) -> dict[str, Sums]:
+    """Return each class's noisy sums (release 2); a class without records has them too."""
+    if (found := session.published("density")) is None:
+        session.show("densities")
+        make = partial(DensityShard, plan=method, terms=terms, vectors_ND=vectors_ND)
+        with session.shards(make) as shards:
 
-        def mechanism() -> dict[str, Any]:
-            exact = total_sums(shards)
-            noisy = {label: method.noisy_sums(sums) for label, sums in exact.items()}
-            return {"sums": {label: sums.tolist() for label, sums in noisy.items()}}
+            def mechanism() -> dict[str, Any]:
+                exact = total_sums(shards)
+                noisy = {label: method.noisy_sums(sums) for label, sums in exact.items()}
+                return {"sums": {label: sums.tolist() for label, sums in noisy.items()}}
 
-        return session.publish_once("density", mechanism)
+            found = session.publish_once("density", mechanism)
+    dtype = np.int64 if method.settings.estimator == "exact" else np.float64
+    return {label: np.array(sums, dtype=dtype) for label, sums in found["sums"].items()}
 
 
 class VocabularyShard:
-    """Counts, in pass 1, how many records hold each public term."""
+    """Pass 1: counts how many records hold each public term."""
 
     def __init__(self, config: Config, plan: DpKps, terms: Sequence[str]) -> None:
         self._plan, self._matcher = plan, TermMatcher(terms)
@@ -126,7 +119,7 @@ class VocabularyShard:
 
 
 class DensityShard:
-    """Computes, in pass 2, each class's sums."""
+    """Pass 2: adds up each class's sums."""
 
     def __init__(
         self, config: Config, plan: DpKps, terms: Sequence[str], vectors_ND: Embeddings
@@ -155,7 +148,7 @@ def total_sums(shards: Shards) -> dict[str, Sums]:
 
 
 def uses_vectors(settings: DpKpsSettings) -> bool:
-    """Return whether anything looks at the vectors of terms."""
+    """Return whether the method uses the vectors of terms."""
     return settings.estimator != "exact" or settings.kernel_bandwidth != 0
 
 
@@ -172,7 +165,7 @@ def densities_in_words(data: DataConfig) -> str:
 
 
 def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
-    """Return the embedder of terms, which are public. Without a kernel nothing looks at vectors."""
+    """Return the embedder of terms, which are public; zeros if the method uses no vectors."""
     if not uses_vectors(session.plan.settings):
         return lambda terms: np.zeros((len(terms), 1), dtype=np.float32)
     from dpray.engines.embedder import SentenceTransformerEmbedder
@@ -183,7 +176,7 @@ def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
 def write_texts(
     session: DpKpsSession, sequences: list[tuple[str, list[str]]], ask: Ask
 ) -> list[str]:
-    """Return a text for each sequence, "" where the model wrote none."""
+    """Return a text for each sequence, "" if the model wrote none."""
     settings, prompts = session.plan.settings, session.plan.prompts
     sampling = Sampling(
         settings.max_tokens, temperature=settings.generation_temperature, stop=prompts.stop
