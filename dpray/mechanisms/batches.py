@@ -18,7 +18,7 @@ from dpray.mechanisms.randomness import generator, named_key
 
 def content_id(text: str, label: str | None) -> str:
     """Return the id of a record that is its own privacy unit: a hash of its content, so that it
-    depends on that record alone and not on where in which file it stands."""
+    depends on that record alone and not on its place in a file."""
     digest = hashlib.blake2b(digest_size=16)
     for part in ("" if label is None else label, text):
         encoded = part.encode("utf-8", "surrogatepass")
@@ -130,7 +130,7 @@ class PoissonBatches(Batches):
         public_size: int, proportions: Mapping[str, float], batch_size: int, batches: int
     ) -> PoissonBatches:
         """Divide `batches` among the labels by their proportions, and expect `batch_size` of
-        `public_size` records in each, or all, where a label has fewer.
+        `public_size` records in each, or all of a label that has fewer.
 
         Each label with a share has at least one batch, and a label without a share has none. A
         rare label (`common_shares`) has the largest probability of the common ones, and so fewer

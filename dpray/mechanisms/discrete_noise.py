@@ -7,7 +7,7 @@ seeds, anew after a fork.
 
 Overflow: `opendp` adds in big integers and then cuts the sum to int64. Cutting is post-processing
 of a private value, so an extreme count costs no privacy and raises no error that would reveal it.
-The scale is public and is refused above `MAX_SCALE`, where noise by itself would be cut.
+The scale is public. It is refused above `MAX_SCALE`, at which noise alone would be cut.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def new_salt() -> str:
 
 
 class SecretKey(str):
-    """Is a key that no repr shows: functions that are sent to workers hold it, and Ray writes the
+    """A key that no repr shows: functions that are sent to workers hold it, and Ray writes the
     beginning of their reprs to its logs."""
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ Numbers = npt.NDArray[np.integer]
 
 
 def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Numbers, Vectors]:
-    """Make `most` clusters by k-means with a fixed seed, or fewer where fewer vectors differ.
+    """Make `most` clusters by k-means with a fixed seed, or fewer if fewer vectors differ.
     Return each vector's cluster, shape (N,), and the clusters' means, shape (T, D)."""
     different: set[bytes] = set()
     for vector in vectors_ND:

@@ -115,7 +115,7 @@ def count_votes(
 ) -> Counts:
     """Count the private records that are nearest, in L2, to each synthetic text, shape (N,). With
     several weights, the first one counts for a record's nearest text, the second for the next one,
-    and so on; where there are fewer distinct texts, the last weights are not cast.
+    and so on; if there are fewer distinct texts, the last weights are not cast.
 
     Private, not for release. Embeddings are rounded to multiples of 2^-24; among equally near texts
     the lowest index comes first, and of duplicates it alone gets votes. Votes of shards of the

@@ -71,8 +71,8 @@ class Vote:
         """Return the noisy votes for each label's candidates, shape (N,) each. A record votes in
         its own label only, so all labels together are one application of the mechanism."""
         shards: list[dict[str, Counts]] = self.voters.call("count", dict(candidates_ND))
-        exact = {
-            label: np.sum([counts[label] for counts in shards], axis=0, dtype=np.int64)
+        exact: dict[str, Counts] = {
+            label: np.add.reduce([counts[label] for counts in shards], dtype=np.int64)
             for label in candidates_ND
         }
         if self.mechanism is None:

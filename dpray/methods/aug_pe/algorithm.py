@@ -35,7 +35,7 @@ from dpray.types import DprayError, OnProgress, Progress
 
 Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]
 Population = dict[str, list[str]]
-"""Maps each label to its texts; the label is "" where there are no labels."""
+"""Maps each label to its texts; without labels, the one label is ""."""
 
 
 Embeddings = npt.NDArray[np.float32]

@@ -92,7 +92,7 @@ class AugPePlan(Plan):
 
 
 def make_plan(config: Config, settings: AugPeSettings, before: Before | None = None) -> AugPePlan:
-    """Resolve everything that is null. Raises InputError where the keys together cost more than
+    """Resolve everything that is null. Raises InputError if the keys together cost more than
     `privacy.epsilon`."""
     handed = Handed() if before is None else before.handed
     first = None if before is None else before.dp_event

@@ -21,8 +21,8 @@ FAR_TOO_LONG = 1e3
 """The unit's records have such a feature; the largest that a record may contribute is sqrt(2)."""
 
 MOST_FEATURES = 4
-"""At most so many features of an estimator are drawn. The pure epsilon of Laplace noise is reached
-where all are extreme together, which many hardly ever are."""
+"""The audit draws at most this many features of an estimator. The pure epsilon of Laplace noise is
+reached if all are extreme together, which many features hardly ever are."""
 
 
 def targets(method: DpKps) -> Iterator[Target]:

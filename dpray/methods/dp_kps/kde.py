@@ -1,5 +1,5 @@
-"""This module computes private kernel densities by random Fourier features (Nagesh et al. 2025,
-Theorem B.2, after Wagner et al. 2023), and the kernel itself where the points are known.
+"""Private kernel densities by random Fourier features (Nagesh et al. 2025, Theorem B.2, after
+Wagner et al. 2023), and the kernel itself between known points.
 
 The kernel is `k(x, y) = exp(-||x - y||^2 / bandwidth^2)`. Shape legend: R records, N terms, D
 dimensions, I features, Q queries.

@@ -21,8 +21,8 @@ from dpray.runs.plan import Plan, longest_terms, with_labels
 from dpray.types import InputError
 
 NOISE_FACTORS = (2.0**-20, 4.0)
-"""A common factor on the noises of both mechanisms lies within these. It is over 1 only where the
-accountant's bound on both is worse than the sum of its bounds on each."""
+"""The common factor on both noises lies within these. It is above 1 only if the accountant's bound
+on both mechanisms is worse than the sum of its bounds on each."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class DpKpsPlan(Plan):
 
 
 def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
-    """Resolve everything that is null; reads the public vocabulary. Raises InputError where the
-    keys together cost more than `privacy.epsilon`; the plan never does."""
+    """Resolve everything that is null; reads the public vocabulary. Raises InputError if the keys
+    together cost more than `privacy.epsilon`."""
     privacy = config.privacy
     if settings.noise == "gaussian" and privacy.delta == 0:
         raise InputError("privacy.delta: must be above 0 for method.noise gaussian")

@@ -1,5 +1,5 @@
-"""The private vocabulary is the terms of a public list that the records use (Nagesh et al. 2025,
-B.1).
+"""The public list of terms, and the private vocabulary: those that the records use (Nagesh et al.
+2025, B.1).
 
 Shape legend: V terms of the public list, N terms of the private vocabulary.
 """
@@ -83,8 +83,7 @@ def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
 
 
 def read_counts(path: str | Path, stop_words: str = "keep") -> dict[str, int | None]:
-    """Return the terms of `read_vocabulary`, each with its public count, or None where there is
-    none."""
+    """Return the terms of `read_vocabulary`, each with its public count or None."""
     terms: dict[str, tuple[str, int | None]] = {}
     try:
         with open(path, "rb") as file:

@@ -23,7 +23,7 @@ from dpray.workers.rows import read_records
 
 @dataclass(frozen=True)
 class TopicsPlan(Plan):
-    """Holds the plan of topics. `public` are the records whose texts are clustered."""
+    """The plan of topics. `public` are the records whose texts are clustered."""
 
     settings: TopicsSettings
     method: TopicHistogram

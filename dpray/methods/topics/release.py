@@ -23,8 +23,8 @@ TopicsSession = Session[TopicsPlan]
 
 @dataclass(frozen=True)
 class Measured:
-    """Holds what is published: the topics' words, and for each label the number of its public texts
-    of every topic, and the NOISY count of its private records."""
+    """What is published: the topics' words, and for each label and topic the number of public texts
+    and the NOISY count of private records."""
 
     words: list[list[str]]
     public: dict[str, list[int]]
