@@ -23,8 +23,8 @@ TopicsSession = Session[TopicsPlan]
 
 @dataclass(frozen=True)
 class Measured:
-    """What is published: the topics' words, and for each label and topic the number of public texts
-    and the NOISY count of private records."""
+    """The published measurement: the topics' words, and for each label and topic the number of
+    public texts and the NOISY count of private records."""
 
     words: list[list[str]]
     public: dict[str, list[int]]
