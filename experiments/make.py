@@ -34,7 +34,6 @@ import planner_table
 import regret
 import reproduction
 import secret_batches
-import tuning_table
 import typer
 from embedding import Kept, embed, embedded, embedder
 from figures import SAMPLES
@@ -220,7 +219,6 @@ TABLES: Sections = {
     "Peers: ": peers_table.table,
     "Texts that an epsilon pays for": peers_texts.table,
     "New facts": facts_table.table,
-    "Tuning on the private records": tuning_table.table,
     "The plan against the run": planner_table.table,
     "The choice of a rehearsal": regret.table,
     "How much noise DP-SGD learns through": dp_sgd_signal.table,

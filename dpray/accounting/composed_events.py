@@ -23,7 +23,6 @@ from dpray.accounting.events import (
     PoissonSubsampledDraws,
     PoissonSubsampledGaussian,
 )
-from dpray.accounting.selection import PrivateSelection
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
@@ -133,7 +132,6 @@ _TYPES: dict[str, type[Event]] = {
         AboveThreshold,
         PoissonSubsampledGaussian,
         PoissonSubsampledDraws,
-        PrivateSelection,
         SelfComposed,
         Composed,
         Parallel,

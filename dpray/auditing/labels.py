@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.auditing.monte_carlo import MonteCarlo, Scores
-from dpray.mechanisms.label_histogram import LabelHistogram
+from dpray.mechanisms.labels import LabelHistogram
 
 OTHERS = 20
 """The world without the unit has so many records."""
@@ -20,7 +20,7 @@ def labels_target(histogram: LabelHistogram) -> MonteCarlo:
 
     def draw(with_unit: bool, trials: int) -> Scores:
         counts = histogram.count([label] * (OTHERS + k * with_unit))
-        released = histogram.noisy(np.tile(counts[:1], trials))
+        released = histogram(np.tile(counts[:1], trials))
         return laplace_scores((released - OTHERS)[:, None], k, histogram.scale)
 
     return MonteCarlo("label histogram", f"{k} more of one label", histogram.dp_event, draw)

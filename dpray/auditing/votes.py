@@ -23,7 +23,7 @@ def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> MonteC
         private = np.concatenate([others, unit]) if with_unit else others
         # The last text's count is the same in both worlds.
         counts_Q = count_votes(private, texts, votes.weights)[:Q]
-        released = votes.noisy(np.tile(counts_Q, iterations * trials))
+        released = votes(np.tile(counts_Q, iterations * trials))
         # This sum is a sufficient statistic of Gaussian noise.
         scores = released.reshape(trials, iterations, Q) @ np.array(votes.weights)
         return scores.sum(axis=1, dtype=np.float64)[None]

@@ -1,9 +1,35 @@
-"""`Batches` names a run's batches, label by label."""
+"""Who is in which batch: disjoint batches by a hash (Amin et al. 2024, Assumption 1), or secret
+ones by independent coins."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+import numpy as np
+
+from dpray.accounting.composed_events import Parallel, SelfComposed
+from dpray.accounting.event import Event
+from dpray.accounting.events import ExponentialMechanism, PoissonSubsampledDraws
+from dpray.mechanisms.labels import common_shares, largest_remainder
+from dpray.mechanisms.randomness import generator, named_key
+
+
+def content_id(text: str, label: str | None) -> str:
+    """Return the id of a record that is its own privacy unit: a hash of its content, so that it
+    depends on that record alone and not on its place in a file."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in ("" if label is None else label, text):
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    return digest.hexdigest()
+
+
+def content_rank(text: str, label: str | None) -> int:
+    """Return 63 bits of the content's hash, which fit Arrow's int64: which records of a unit stay
+    is decided by the unit's own records."""
+    return int(content_id(text, label)[:16], 16) >> 1
 
 
 @dataclass(frozen=True)
@@ -32,3 +58,148 @@ class Batches:
             for number in range(count)
         )
         yield from (f"{i}/{number}" for _, i, number in sorted(places))
+
+
+@dataclass(frozen=True)
+class HashPartition(Batches):
+    """Assigns units to batches, label by label, from public numbers and the unit's own id.
+
+    Claim: the batch of a unit depends on its id, the public `salt` and the public counts; adding or
+    removing a unit changes the rows of its own batches only. So the batches compose in parallel,
+    and a run costs what one batch costs.
+    Proof: docs/privacy.md, section 1.4.
+
+    >>> partition = HashPartition.expected(1000, {"a": 0.75, "b": 0.25}, batch_size=100, salt="5a")
+    >>> dict(partition.batches_per_label)
+    {'a': 8, 'b': 2}
+    >>> batch_id = next(partition.joined("b", "unit 7"))
+    >>> batch_id in ("1/0", "1/1"), partition.label_of(batch_id)
+    (True, 'b')
+    """
+
+    salt: str
+
+    @staticmethod
+    def expected(
+        public_size: int, proportions: Mapping[str, float], batch_size: int, salt: str
+    ) -> HashPartition:
+        """Expect `round(public_size * proportion / s)` batches for each label, at least one, and
+        none for a label without a share."""
+        counts = {
+            label: max(1, round(public_size * proportion / batch_size)) if proportion > 0 else 0
+            for label, proportion in proportions.items()
+        }
+        return HashPartition(counts, salt)
+
+    def joined(self, label: str, unit_id: str) -> Iterator[str]:
+        """Yield the one batch of a unit: BLAKE2b of its id, keyed with the salt.
+
+        64 bits modulo a count of at most millions: a skew below 1e-12 that no claim rests on.
+        """
+        if not (count := self.batches_per_label[label]):
+            return
+        encoded = unit_id.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(encoded, key=bytes.fromhex(self.salt), digest_size=8).digest()
+        number = int.from_bytes(digest, "big") % count
+        yield self.batch_id(label, number)
+
+
+@dataclass(frozen=True)
+class PoissonBatches(Batches):
+    """Lets each unit join each batch of its label with the label's public probability.
+
+    Claim: given who joined which other batches, and whatever the other units are, a unit joins a
+    batch with just this probability. The coins are those of a keyed pseudorandom function of the
+    unit's place in the data (the numbers of its file and row, or the value that makes several rows
+    a unit), never of its content: copies of a text have coins of their own. Who is in a batch is
+    secret, and so is the key.
+    Proof: docs/privacy.md, section 2.8.
+
+    >>> batches = PoissonBatches.expected(1000, {"a": 0.5, "b": 0.5}, batch_size=50, batches=20)
+    >>> dict(batches.sampling_probabilities)
+    {'a': 0.1, 'b': 0.1}
+    >>> joined = list(batches.joined("ab" * 32, "a", "row 7"))  # secret
+    >>> batches.dp_event(ExponentialMechanism(0.1), draws=64, records_per_unit=1).name
+    'self_composed'
+    """
+
+    sampling_probabilities: Mapping[str, float]
+
+    @staticmethod
+    def expected(
+        public_size: int, proportions: Mapping[str, float], batch_size: int, batches: int
+    ) -> PoissonBatches:
+        """Divide `batches` among the labels by their proportions, and expect `batch_size` of
+        `public_size` records in each, or all of a label that has fewer.
+
+        Each label with a share has at least one batch, and a label without a share has none. A
+        rare label (`common_shares`) has the largest probability of the common ones, and so fewer
+        units in a batch: it would price the whole run.
+        """
+        common = common_shares(proportions)
+
+        def probability(share: float) -> float:
+            return batch_size / max(batch_size, public_size * share)
+
+        counts = largest_remainder(batches, {k: p for k, p in proportions.items() if p > 0})
+        largest = max(map(probability, common.values()))
+        return PoissonBatches(
+            {label: max(1, counts[label]) if label in counts else 0 for label in proportions},
+            {
+                label: min(probability(share), largest) if share > 0 else 0.0
+                for label, share in proportions.items()
+            },
+        )
+
+    def dp_event(self, draw: ExponentialMechanism, draws: int, records_per_unit: int) -> Event:
+        """Return the cost of all batches, in each of which `draws` tokens are drawn. `draw` is that
+        of a unit whose rows, `records_per_unit` at most, are all of one label.
+
+        A unit of one row meets the batches of one label: the labels' batches compose in parallel.
+        A unit of k rows may meet those of m labels, with at most k - m + 1 rows in each: all of
+        them are charged at the largest probability and number of batches of a label.
+        """
+        probabilities = self.sampling_probabilities
+        counts = {label: count for label, count in self.batches_per_label.items() if count}
+        if records_per_unit == 1 or len(counts) == 1:
+            most_of: dict[float, int] = {}
+            for label, count in counts.items():
+                q = probabilities[label]
+                most_of[q] = max(count, most_of.get(q, 0))
+            return Parallel.of(
+                SelfComposed(PoissonSubsampledDraws(q, draw.range, draws), count)
+                for q, count in most_of.items()
+            )
+        q, most = max(probabilities.values()), max(counts.values())
+        return Parallel.of(
+            SelfComposed(
+                PoissonSubsampledDraws(
+                    q, draw.range * (records_per_unit - labels + 1) / records_per_unit, draws
+                ),
+                labels * most,
+            )
+            for labels in range(1, min(records_per_unit, len(counts)) + 1)
+        )
+
+    def joined(self, key: str, label: str, place: str) -> Iterator[str]:
+        """Yield the batches that the unit at `place` joins; the same for the same secret `key`.
+
+        The gaps between them are geometric, by inversion in float64 with uniforms of 53 bits.
+        """
+        q, count = self.sampling_probabilities[label], self.batches_per_label[label]
+        if not count:
+            return
+        if q == 1.0:
+            yield from (self.batch_id(label, number) for number in range(count))
+            return
+        rng = generator(named_key(key, "batches", label, place))
+        last = -1
+        while last < count:
+            gaps = 1.0 + np.floor(np.log1p(-rng.random(64)) / np.log1p(-q))
+            # As floats, because a gap may exceed every integer type; a sum beyond `count` ends.
+            for number in last + np.cumsum(gaps):
+                last = int(min(number, count))
+                if last < count:
+                    yield self.batch_id(label, last)
+                else:
+                    return

@@ -1,4 +1,4 @@
-"""This module adds exact integer noise to integer counts, by the samplers of `opendp`.
+"""Exact integer noise for integer counts, by the samplers of `opendp`.
 
 The samplers are those of Canonne, Kamath and Steinke (2020), in integer arithmetic on the exact
 rational value of the scale: no floating-point noise anywhere. They take no generator and no seed:
@@ -7,7 +7,7 @@ seeds, anew after a fork.
 
 Overflow: `opendp` adds in big integers and then cuts the sum to int64. Cutting is post-processing
 of a private value, so an extreme count costs no privacy and raises no error that would reveal it.
-The scale is public and is refused above `MAX_SCALE`, where noise by itself would be cut.
+The scale is public. It is refused above `MAX_SCALE`, at which noise alone would be cut.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ def discrete_laplace(counts_N: npt.NDArray[np.integer], scale: float) -> Counts:
     `dpray.accounting.events.DiscreteLaplace`. Raises ValueError for a scale that is not a number
     over 0 and at most `MAX_SCALE` and for a shape other than (N,); TypeError for counts that are
     not integers.
+
+    >>> noisy = discrete_laplace(np.array([12, 0, 7]), scale=2.0)
+    >>> noisy.dtype, noisy.shape
+    (dtype('int64'), (3,))
     """
     scale, dp = checked_scale(scale), _opendp()
     space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l1_distance(T=dp.i64)
@@ -49,6 +53,9 @@ def discrete_gaussian(counts_N: npt.NDArray[np.integer], sigma: float) -> Counts
 
     Carries no guarantee by itself: with an L2 sensitivity of k it is (k/sigma)^2/2-zCDP, see
     `dpray.accounting.events.DiscreteGaussian`. Errors are those of `discrete_laplace`.
+
+    >>> discrete_gaussian(np.array([12, 0, 7]), sigma=1e-3)  # noise that is almost surely 0
+    array([12,  0,  7])
     """
     sigma, dp = checked_scale(sigma, "sigma"), _opendp()
     space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l2_distance(T=dp.f64)
@@ -63,6 +70,19 @@ def _opendp() -> Any:
     # The samplers are behind OpenDP's flag for components that its committee has not all vetted.
     dp.enable_features("contrib")
     return dp
+
+
+def laplace_scale(sensitivity: float, epsilon: float, *, count: int = 1) -> float:
+    """Return the scale of Laplace noise at which `count` mechanisms of this L1 sensitivity cost
+    `epsilon` together: count * sensitivity / epsilon, rounded so that they never cost more.
+
+    >>> laplace_scale(1, 0.5, count=10)
+    20.0
+    """
+    scale = count * sensitivity / epsilon
+    while count * (sensitivity / scale) > epsilon:
+        scale = math.nextafter(scale, math.inf)
+    return scale
 
 
 def checked_scale(scale: float, name: str = "scale") -> float:

@@ -27,8 +27,13 @@ def new_key() -> str:
     return secrets.token_hex(32)
 
 
+def new_salt() -> str:
+    """Return a public salt, fixed for a run: 128 bits as hexadecimal digits."""
+    return secrets.token_hex(16)
+
+
 class SecretKey(str):
-    """Is a key that no repr shows: functions that are sent to workers hold it, and Ray writes the
+    """A key that no repr shows: functions that are sent to workers hold it, and Ray writes the
     beginning of their reprs to its logs."""
 
     def __repr__(self) -> str:
@@ -36,7 +41,12 @@ class SecretKey(str):
 
 
 def generator(key: str) -> np.random.Generator:
-    """Return the generator of a `new_key()`; the same key gives the same draws on every machine."""
+    """Return the generator of a `new_key()`; the same key gives the same draws on every machine.
+
+    >>> key = new_key()
+    >>> bool(generator(key).normal() == generator(key).normal())
+    True
+    """
     if len(key) != 64:
         raise ValueError("a key is 64 hexadecimal digits")
     return np.random.Generator(ChaCha(key=int(key, 16), rounds=20))
@@ -48,6 +58,11 @@ def named_key(secret_or_salt: str, *names: str) -> str:
 
     With a public salt it is for PUBLIC randomness (draws from what is released, prompts), and never
     for noise. With a secret `new_key()` it is as secret.
+
+    >>> named_key("5a", "prompt", "1") == named_key("5a", "prompt", "1")
+    True
+    >>> named_key("5a", "prompt", "1") == named_key("5a", "prompt", "2")
+    False
     """
     digest = hashlib.blake2b(key=bytes.fromhex(secret_or_salt), digest_size=32)
     for i, name in enumerate(names):

@@ -27,6 +27,10 @@ class TermMatcher:
 
     The automaton (Aho and Corasick 1975) runs over texts in which every word is wrapped in spaces,
     so that a hit can only begin and end at a word's edge.
+
+    >>> matcher = TermMatcher(["stock", "stock market", "market"])
+    >>> list(matcher.matches("The Stock Market: a market for stocks."))
+    [1, 2]
     """
 
     def __init__(self, terms: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ Numbers = npt.NDArray[np.integer]
 
 
 def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Numbers, Vectors]:
-    """Make `most` clusters by k-means with a fixed seed, or fewer where fewer vectors differ.
+    """Make `most` clusters by k-means with a fixed seed, or fewer if fewer vectors differ.
     Return each vector's cluster, shape (N,), and the clusters' means, shape (T, D)."""
     different: set[bytes] = set()
     for vector in vectors_ND:
@@ -47,7 +47,12 @@ def class_terms(
 ) -> list[list[str]]:
     """Return each topic's `number` words with the highest class-based TF-IDF, `tf_tc log(1 + A /
     tf_t)` with A the average number of words per topic (Grootendorst 2022, Eq. 2), of those that
-    `words_of` finds in at least `min_texts` texts."""
+    `words_of` finds in at least `min_texts` texts.
+
+    >>> texts = ["goal and match", "match", "stock price"]
+    >>> class_terms(texts, np.array([0, 0, 1]), topics=2, number=2, min_texts=1)
+    [['match', 'goal'], ['price', 'stock']]
+    """
     try:
         counter = _counter(min_texts)
         counts_NV = counter.fit_transform(texts)

@@ -1,22 +1,21 @@
 """Private records vote for their nearest synthetic texts (Xie et al. 2024, step 3), each for one
-or, with decaying weights, for several (after WASP, Zou et al. 2025). In the place of texts there
-may be any public vectors, such as the centroids of topics.
+or, with decaying weights, for several (after WASP, Zou et al. 2025). The candidates may be any
+public vectors, such as the centroids of topics.
 
-The vote of a record has to depend on that record and the synthetic texts alone. A float32 search
-does not ensure that by itself: how a matrix product rounds depends on how many rows it has, so that
-one more record could flip a near-tie of ANOTHER record, and one unit would move more counts than is
-charged. So float32 decides only where its rounding cannot matter, and near-ties are settled in
-exact arithmetic: embeddings lie on a grid of 2^-24, where every squared distance is an integer
-below 2^53 that float64 holds exactly, in whatever order it is summed.
+A record's vote must depend on that record and the synthetic texts alone. A float32 search does not
+ensure that: how a matrix product rounds depends on its number of rows, so one more record could
+flip a near-tie of ANOTHER record, and one unit would move more counts than is charged. So float32
+decides only where its rounding cannot matter, and near-ties are settled in exact arithmetic:
+embeddings lie on a grid of 2^-24, where every squared distance is an integer below 2^53 that
+float64 holds exactly, in whatever order it is summed.
 
 Shapes: M private records, N synthetic texts, D dimensions of an embedding.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +28,15 @@ from dpray.accounting.events import DiscreteGaussian
 from dpray.mechanisms.discrete_noise import Counts, discrete_gaussian
 
 GRID = 2.0**24
-# Squared distances of vectors of at most this norm stay below 2^53 on the grid.
+
 MAX_NORM = 2.0
-# Cells of one distance matrix: 64 MiB in float32, and 32 MiB of exact ones in float64.
+"""On the grid, squared distances of vectors of at most this norm stay below 2^53."""
+
 CELLS, EXACT_CELLS = 2**24, 2**22
+"""Cells of one distance matrix: 64 MiB in float32, and 32 MiB of exact ones in float64."""
+
 FLOAT32_UNIT = 2.0**-24
+"""The relative error of one rounding in float32 is at most this."""
 
 NOISE_MULTIPLIERS = (1e-3, 1e7)
 """A noise multiplier that epsilon is to determine lies within these."""
@@ -48,7 +51,7 @@ def weights(votes_per_record: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class VoteHistogram:
-    """Counts one iteration's noisy votes: discrete Gaussian noise on every count.
+    """One vote: discrete Gaussian noise on every count.
 
     Claim: the relation is add-or-remove-one unit. In an iteration a record casts Q =
     `votes_per_record` votes with the `weights`, for texts that depend on that record and the public
@@ -63,6 +66,15 @@ class VoteHistogram:
 
     Raises ValueError unless sigma is positive and finite (a run without noise is not private and
     does not come through here), and for both k and Q above 1.
+
+    >>> vote = VoteHistogram(sigma=4.0)
+    >>> private = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=np.float32)
+    >>> exact = count_votes(private, np.eye(2, dtype=np.float32), vote.weights)  # private
+    >>> exact
+    array([2, 1])
+    >>> noisy = vote(exact)  # may be released
+    >>> vote.dp_event
+    DiscreteGaussian(sigma=4.0, sensitivity=1)
     """
 
     sigma: float
@@ -90,15 +102,10 @@ class VoteHistogram:
         """Return how far a unit moves the counts, in L2."""
         return self.records_per_unit * math.sqrt(sum(w**2 for w in self.weights))
 
-    def noisy(self, counts_N: npt.NDArray[np.integer]) -> Counts:
-        """Return the released counts of one iteration, shape (N,); may be negative."""
-        return discrete_gaussian(counts_N, self.sigma)
-
-    def noisy_by_label(self, counts: Mapping[str, Counts]) -> dict[str, Counts]:
-        """Return the released counts of all labels together, from each label's exact ones."""
-        noisy_N = self.noisy(np.concatenate(list(counts.values())))
-        ends = np.cumsum([len(of_label) for of_label in counts.values()])
-        return dict(zip(counts, np.split(noisy_N, ends[:-1]), strict=True))
+    def __call__(self, exact_N: npt.NDArray[np.integer]) -> Counts:
+        """Return the released votes, shape (N,), from the exact ones of all private records; they
+        may be negative."""
+        return discrete_gaussian(exact_N, self.sigma)
 
 
 def count_votes(
@@ -108,12 +115,11 @@ def count_votes(
 ) -> Counts:
     """Count the private records that are nearest, in L2, to each synthetic text, shape (N,). With
     several weights, the first one counts for a record's nearest text, the second for the next one,
-    and so on; where there are fewer distinct texts, the last weights are not cast.
+    and so on; if there are fewer distinct texts, the last weights are not cast.
 
     Private, not for release. Embeddings are rounded to multiples of 2^-24; among equally near texts
     the lowest index comes first, and of duplicates it alone gets votes. Votes of shards of the
-    records add up to the votes of all. Memory grows with N, and with M not at all. Runs on GPU 0
-    where FAISS is installed and sees one.
+    records add up to the votes of all. Memory grows with N, not with M.
     Proof: docs/privacy.md, section 3.1.
 
     Raises ValueError for an empty synthetic set, shapes that do not match, and vectors that are not
@@ -151,7 +157,6 @@ class _NearestText:
         self.squares_U = np.einsum("ud,ud->u", self.exact_UD, self.exact_UD)
         self.rounded_squares_U = (self.squares_U / GRID**2).astype(np.float32)
         self.largest_norm = float(_norms(self.rows_UD).max())
-        self.gpu = _gpu_index(self.rows_UD)
 
     def nearest(self, private_BD: npt.NDArray[np.float32], number: int) -> npt.NDArray[np.int64]:
         """Return the indices in the synthetic set of each row's nearest texts, nearest first, as
@@ -159,7 +164,7 @@ class _NearestText:
         rows_BD, Q = _on_grid(private_BD, "private"), min(number, len(self.index_U))
         if len(self.index_U) == 1:
             return np.zeros((len(rows_BD), 1), dtype=np.int64)
-        nearest_BQ, gap_B = self._by_gpu(rows_BD, Q) if self.gpu else self._by_numpy(rows_BD, Q)
+        nearest_BQ, gap_B = self._in_float32(rows_BD, Q)
         unsure = np.flatnonzero(gap_B <= self._largest_rounding_gap(rows_BD))
         step = max(1, EXACT_CELLS // len(self.index_U))
         for start in range(0, len(unsure), step):
@@ -167,7 +172,7 @@ class _NearestText:
             nearest_BQ[part] = self._exactly(rows_BD[part], Q)
         return self.index_U[nearest_BQ]
 
-    def _by_numpy(
+    def _in_float32(
         self, rows_BD: npt.NDArray[np.float32], Q: int
     ) -> tuple[npt.NDArray[np.int64], Array]:
         """Return the Q nearest texts in float32, and the smallest step, squared, from one of them
@@ -178,14 +183,6 @@ class _NearestText:
         nearest_BQ, least_BQ = _least(order_BU, Q)
         steps_BQ = np.diff(least_BQ, axis=1, append=order_BU.min(axis=1, keepdims=True))
         return nearest_BQ, steps_BQ.min(axis=1)
-
-    def _by_gpu(
-        self, rows_BD: npt.NDArray[np.float32], Q: int
-    ) -> tuple[npt.NDArray[np.int64], Array]:
-        """Return the same by FAISS."""
-        assert self.gpu is not None
-        squared, found = self.gpu[0].search(rows_BD, min(Q + 1, len(self.index_U)))
-        return found[:, :Q].copy(), np.diff(squared.astype(np.float64), axis=1).min(axis=1)
 
     def _largest_rounding_gap(self, rows_BD: npt.NDArray[np.float32]) -> Array:
         """Return the largest gap between two float32 squared distances that rounding alone can
@@ -217,22 +214,6 @@ def _least(order_BU: npt.NDArray[Any], Q: int) -> tuple[npt.NDArray[np.int64], A
         values_BQ[:, q] = order_BU[rows_B, places_BQ[:, q]]
         order_BU[rows_B, places_BQ[:, q]] = np.inf
     return places_BQ, values_BQ
-
-
-def _gpu_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any] | None:
-    """Return an exact L2 index on GPU 0, and the memory that has to live as long as it; None
-    without a GPU, because on a CPU FAISS took three times numpy's time
-    (tests/benchmarks/bench_voting.py), or without FAISS, which the extra `gpu` brings."""
-    if importlib.util.find_spec("faiss") is None:
-        return None
-    import faiss
-
-    if faiss.get_num_gpus() == 0:
-        return None
-    resources: Any = faiss.StandardGpuResources()
-    index: Any = faiss.index_cpu_to_gpu(resources, 0, faiss.IndexFlatL2(rows_UD.shape[1]))
-    index.add(rows_UD)
-    return index, resources
 
 
 def _on_grid(rows_BD: npt.NDArray[np.float32], whose: str) -> npt.NDArray[np.float32]:

@@ -59,10 +59,6 @@ BATCHES_KEY = "batches.key"
 it once the run is finished. In a chain each stage has a file of its own: the stage's name stands
 before this one."""
 
-TUNING_KEY = "tuning.key"
-"""The file in `private` with the secret key of a private selection's coins, which say how often it
-runs; like `BATCHES_KEY` it is nowhere else."""
-
 SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL, TOKENS)
 """The folders in `private` that a training fills and a finished run has no use for."""
 
@@ -210,8 +206,7 @@ class ReleaseFolder:
         what is not the run's own: people keep ledgers and evaluations in `private`."""
         for path in [*self.staging.iterdir(), *self.parts.glob("*.jsonl")]:
             path.unlink()
-        for key in (BATCHES_KEY, TUNING_KEY):
-            for path in self.private.glob(f"*{key}"):  # a chain's stages have one each
-                path.unlink()
+        for path in self.private.glob(f"*{BATCHES_KEY}"):  # a chain's stages have one each
+            path.unlink()
         for name in SCRATCH:
             shutil.rmtree(self.private / name, ignore_errors=True)

@@ -25,7 +25,7 @@ from dpray.engines.base import Engine
 from dpray.engines.model_path import with_bases
 from dpray.engines.text import TextCodec
 from dpray.io.labels import label_name
-from dpray.mechanisms.label_histogram import LabelHistogram
+from dpray.mechanisms.labels import LabelHistogram
 from dpray.types import InputError, OnProgress
 from dpray.workers.placement import placement
 from dpray.workers.rows import Row, TextOf

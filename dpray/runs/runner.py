@@ -26,7 +26,7 @@ from dpray.io.files import disk_is_full, write_durably
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.protocol import NullLedger
 from dpray.ledger.store import MissingLedger
-from dpray.mechanisms.partition import new_salt
+from dpray.mechanisms.randomness import new_salt
 from dpray.runs.call_cache import CALLS, forget_calls
 from dpray.runs.folder import CONFIG, ReleaseFolder
 from dpray.runs.plan import Plan

@@ -31,7 +31,7 @@ from dpray.engines.requests import Ask, Request
 from dpray.io.files import write_durably
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.protocol import StageLedger
-from dpray.mechanisms.label_histogram import LabelHistogram
+from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
 from dpray.runs.folder import ReleaseFolder
@@ -370,7 +370,7 @@ def _dropped(unit: str) -> RunFailed:
 def noisy_labels(shards: Shards, histogram: LabelHistogram) -> dict[str, Any]:
     """Return the noisy counts of the `LabelCounter`s and the proportions that follow from them;
     this is the one run of the histogram's mechanism."""
-    noisy_N = histogram.noisy(np.sum(shards.call("counts"), axis=0))
+    noisy_N = histogram(np.sum(shards.call("counts"), axis=0))
     return {
         "noisy_counts": dict(zip(histogram.labels, noisy_N.tolist(), strict=True)),
         "proportions": histogram.proportions(noisy_N),

@@ -18,7 +18,7 @@ from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.labels import match_label
 from dpray.io.pieces import count_rows, cut, numbered
 from dpray.io.records import read_file_header, read_piece
-from dpray.mechanisms.partition import content_id, content_rank
+from dpray.mechanisms.batches import content_id, content_rank
 from dpray.types import InputError, Record, valid_unicode
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""Voters hold the private records' embeddings, and count which public candidates they are nearest
-to."""
+"""Private records vote for their nearest public candidates; their shards hold the embeddings."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dpray.config.config import Config
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.mechanisms.discrete_noise import Counts
-from dpray.mechanisms.votes import count_votes
+from dpray.mechanisms.votes import VoteHistogram, count_votes
 from dpray.workers.rows import Row
 from dpray.workers.shards import Shards
 
@@ -20,8 +20,8 @@ Embeddings = npt.NDArray[np.float32]
 
 
 class Voters:
-    """Holds one shard of the private records, embedded once. Its counts are exact and private: the
-    noise is added to the sum of all shards."""
+    """One shard of the private records, embedded once. Its counts are exact and private: `Vote`
+    adds the noise to the sum of all shards."""
 
     def __init__(self, config: Config, weights: Sequence[int] = (1,)) -> None:
         self._weights = weights
@@ -59,10 +59,22 @@ def embedded(voters: Shards, texts: Sequence[str]) -> Embeddings:
     return vectors_ND
 
 
-def total_votes(voters: Shards, candidates_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
-    """Return the exact votes of all shards, added up; private."""
-    shards: list[dict[str, Counts]] = voters.call("count", dict(candidates_ND))
-    return {
-        label: np.sum([counts[label] for counts in shards], axis=0, dtype=np.int64)
-        for label in candidates_ND
-    }
+@dataclass(frozen=True)
+class Vote:
+    """One vote of the private records, which the shards `voters` hold. Without a `mechanism` it has
+    no noise and is not private."""
+
+    voters: Shards
+    mechanism: VoteHistogram | None
+
+    def __call__(self, candidates_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
+        """Return the noisy votes for each label's candidates, shape (N,) each. A record votes in
+        its own label only, so all labels together are one application of the mechanism."""
+        shards: list[dict[str, Counts]] = self.voters.call("count", dict(candidates_ND))
+        exact: dict[str, Counts] = {
+            label: np.add.reduce([counts[label] for counts in shards], dtype=np.int64)
+            for label in candidates_ND
+        }
+        if self.mechanism is None:
+            return exact
+        return {label: self.mechanism(exact_N) for label, exact_N in exact.items()}

@@ -21,20 +21,14 @@ from dpray.auditing import votes as votes_audit
 from dpray.auditing.labels import labels_target
 from dpray.auditing.target import Finding, Target, audit_target
 from dpray.auditing.votes import votes_target
-from dpray.mechanisms.label_histogram import LabelHistogram
-from dpray.mechanisms.private_selection import TruncatedNegativeBinomial
+from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.votes import VoteHistogram
-from dpray.methods.dp_kps import audit as dp_kps_audit
-from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.audit import (
     densities_target,
     joint_target,
-    selection_target,
     vocabulary_target,
 )
 from dpray.methods.dp_kps.kde import GRID, FeatureSum
-from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.tuning import Tuning
 from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
 from dpray.methods.dp_sgd.audit import one_run_target, repeated_target
 from dpray.methods.private_prediction.audit import (
@@ -42,7 +36,6 @@ from dpray.methods.private_prediction.audit import (
     tokens_target,
 )
 from dpray.methods.topics.algorithm import TopicHistogram
-from dpray.methods.topics.audit import targets as topics_targets
 from dpray.methods.topics.settings import TopicsSettings
 from tests.auditing.prediction_faults import (
     SPARSE,
@@ -92,27 +85,27 @@ def no_fault() -> AbstractContextManager[Any]:
 
 def noiseless(cls: type, unit: float = 1) -> Fault:
     """Release exact counts; `unit` is the number of steps in one count."""
-    return lambda: patch.object(cls, "noisy", lambda self, exact: exact / unit)
+    return lambda: patch.object(cls, "__call__", lambda self, exact: exact / unit)
 
 
 def half_noise(cls: type, parameter: str) -> Fault:
     """Draw with half of the noise that is claimed."""
-    noisy = cls.noisy
+    noisy: Any = cls.__call__
 
     def halved(self: Any, *arguments: Any) -> Any:
         return noisy(replace(self, **{parameter: getattr(self, parameter) / 2}), *arguments)
 
-    return lambda: patch.object(cls, "noisy", halved)
+    return lambda: patch.object(cls, "__call__", halved)
 
 
 def twice_epsilon() -> AbstractContextManager[Any]:
     """Draw with half of the noise, which is 1 / epsilon."""
-    noisy = LabelHistogram.noisy
+    noisy = LabelHistogram.__call__
 
     def halved(self: Any, counts: Any) -> Any:
         return noisy(replace(self, epsilon=2 * self.epsilon), counts)
 
-    return patch.object(LabelHistogram, "noisy", halved)
+    return patch.object(LabelHistogram, "__call__", halved)
 
 
 # Aug-PE, topics and DP-KPS.
@@ -134,12 +127,12 @@ def votes_of(number: int) -> Fault:
 
 def noise_of_one_record() -> AbstractContextManager[Any]:
     """Draw with the noise for units of one record."""
-    noisy = VoteHistogram.noisy
+    noisy = VoteHistogram.__call__
 
     def less(self: VoteHistogram, counts: Any) -> Any:
         return noisy(replace(self, sigma=self.sigma / self.records_per_unit), counts)
 
-    return patch.object(VoteHistogram, "noisy", less)
+    return patch.object(VoteHistogram, "__call__", less)
 
 
 def votes_for_the_nearest_text() -> AbstractContextManager[Any]:
@@ -173,40 +166,6 @@ def uncut() -> AbstractContextManager[Any]:
         )
 
     return patch.object(FeatureSum, "sum", total)
-
-
-TUNING = Tuning(
-    tuple(
-        DpKps(DpKpsSettings(name="dp_kps", vocabulary="", phrases_per_record=S),
-              ("a", "b"), 20, 0, epsilon_vocabulary=0.04, epsilon_kde=0.04)
-        for S in (1, 2)
-    ),
-    score_scale=1 / 1.5, shape=0.0, gamma=0.02,
-)  # fmt: skip
-
-
-def as_many_runs_as_expected() -> AbstractContextManager[Any]:
-    """Run as often as the law does on the average, and not at random."""
-    return patch.object(TruncatedNegativeBinomial, "draw", lambda self, rng: 12)
-
-
-def runs_released() -> AbstractContextManager[Any]:
-    """Release the number of runs with the best of them: `best` is told of all."""
-    right = dp_kps_audit.best
-
-    def with_number(scored: Any) -> Any:
-        runs = list(scored)
-        score, _ = right(iter(runs))
-        # The log-likelihood ratio of K and the highest score, under Laplace noise.
-        below, before = (laplace_below(score - moved) for moved in (1, 0))
-        return score, len(runs) * (math.log(below) - math.log(before))
-
-    return patch.object(dp_kps_audit, "best", with_number)
-
-
-def laplace_below(score: float) -> float:
-    x = (score + 0.5) / TUNING.score_scale
-    return 0.5 * math.exp(x) if x < 0 else 1 - 0.5 * math.exp(-x)
 
 
 def _cases() -> dict[str, Case]:
@@ -296,7 +255,7 @@ def _cases() -> dict[str, Case]:
     )
     add(
         "topics, histogram, units of 3 records",
-        lambda: next(topics_targets(TOPICS)),
+        lambda: votes_target("topic histogram", TOPICS.votes),
         16_000,
         ("no noise", noiseless(VoteHistogram), True),
         (halved, half_noise(VoteHistogram, "sigma"), True),
@@ -328,18 +287,6 @@ def _cases() -> dict[str, Case]:
         ),
         4000,
         ("no noise in the densities", noiseless(FeatureSum, GRID), True),
-    )
-    add(
-        "DP-KPS, tuning of 2 candidates",
-        lambda: selection_target(TUNING),
-        6000,
-        ("12 runs, charged as a random number", as_many_runs_as_expected, True),
-        delta=1e-5,
-    )
-    # What the number of runs tells is little: it takes more trials.
-    fault = "the number of runs is released"
-    found[f"DP-KPS, tuning of 2 candidates: {fault}"] = Case(
-        lambda: selection_target(TUNING), fault, runs_released, True, 24_000, 1e-5
     )
     for name, mechanism in (("Laplace", FOURIER), ("Gaussian", NORMAL)):
         add(

@@ -17,8 +17,7 @@ from dpray.accounting.event import Event
 from dpray.accounting.events import ExponentialMechanism
 from dpray.auditing.target import Target
 from dpray.config.config import DataConfig
-from dpray.mechanisms.partition import HashPartition
-from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction import clipping
 from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction

@@ -135,7 +135,7 @@ def bench_vocabulary(records: int) -> Iterator[str]:
             ray.kill(actor)
     ray.shutdown()
     yield ""
-    noise = seconds(lambda: local.histogram.noisy(total))
+    noise = seconds(lambda: local.histogram(total))
     yield f"Exact noise on all {len(local.matcher):,} counts: {noise:.1f} s."
     yield exact_noise()
 
@@ -145,7 +145,7 @@ def exact_noise() -> str:
     took, zeros_I = [], np.zeros(I, dtype=np.int64)
     for kind in ("laplace", "gaussian"):
         mechanism = FeatureSum(I, kind, 0.8)
-        one = seconds(lambda mechanism=mechanism: [mechanism.noisy(zeros_I) for _ in range(20)])
+        one = seconds(lambda mechanism=mechanism: [mechanism(zeros_I) for _ in range(20)])
         took.append(f"{kind} {1000 * one / 20:.0f} ms")
     return (
         f"Exact noise on I = {I:,} features: {', '.join(took)}, once for each class and estimator."

@@ -32,7 +32,7 @@ from dpray.config.config import Config, parse_config
 from dpray.engines.base import LockstepGroup, LockstepResult
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.formats import Piece
-from dpray.mechanisms.partition import new_salt
+from dpray.mechanisms.randomness import new_salt
 from dpray.methods.private_prediction.decoder import group_rows
 from dpray.methods.private_prediction.release import batches_of
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan as Plan

@@ -11,7 +11,7 @@ import pytest
 
 from dpray.cli import run_command
 from dpray.commands.audit import show_audit
-from dpray.mechanisms.label_histogram import LabelHistogram
+from dpray.mechanisms.labels import LabelHistogram
 from dpray.terminal import Terminal
 from tests.auditing.cases import noiseless
 

@@ -63,20 +63,20 @@ def voted(run: Runs) -> int:
 KILLED_IN_A_VOTE = """
 import os, signal, sys
 from dpray.cli import main
-from dpray.methods.aug_pe import release
+from dpray.workers.voters import Vote
 
-count, votes = release.total_votes, []
+vote, votes = Vote.__call__, []
 
 def killed(*arguments):
-    votes.append(count(*arguments))
+    votes.append(vote(*arguments))
     if len(votes) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return votes[-1]
 
-release.total_votes = killed
+Vote.__call__ = killed
 main(["run", *sys.argv[1:], "--json"])
 """
-"""Dies when the exact votes are counted, before they have noise."""
+"""Dies in a vote, before it is published."""
 
 
 def test_driver_killed_in_a_vote_then_an_actor_then_the_driver_between_iterations(

@@ -8,8 +8,18 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dpray.mechanisms.discrete_noise import MAX_SCALE, discrete_gaussian, discrete_laplace
+from dpray.accounting.accountant import cost
+from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.events import Laplace
+from dpray.mechanisms.discrete_noise import (
+    MAX_SCALE,
+    discrete_gaussian,
+    discrete_laplace,
+    laplace_scale,
+)
 
 HIGH, LOW = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 both = pytest.mark.parametrize("noise", [discrete_laplace, discrete_gaussian])
@@ -89,3 +99,26 @@ print(*noise(zeros, 2.0**52))
     )
     drawn = done.stdout.split()
     assert len(drawn) == len(set(drawn)) == 6
+
+
+epsilons = st.floats(1e-6, 1e3) | st.integers(1, 1000).map(lambda steps: steps * 0.05)
+
+
+@given(epsilons, st.integers(1, 1000))
+def test_a_laplace_scale_costs_epsilon_and_never_more(epsilon: float, sensitivity: int) -> None:
+    scale = laplace_scale(sensitivity, epsilon)
+    assert sensitivity / scale <= epsilon
+    assert scale == pytest.approx(sensitivity / epsilon, rel=1e-12)
+
+
+@given(epsilons, st.integers(1, 40))
+def test_several_mechanisms_cost_epsilon_together(epsilon: float, count: int) -> None:
+    scale = laplace_scale(1, epsilon, count=count)
+    together = cost(SelfComposed(Laplace(scale), count), 0.0).epsilon
+    assert together <= epsilon and together == pytest.approx(epsilon, rel=1e-12)
+
+
+def test_only_a_quotient_that_rounds_down_is_taken_up() -> None:
+    """10 / (10 / 1.825) is 1.8250000000000002."""
+    assert laplace_scale(10, 0.5) == 20.0 and laplace_scale(1, 0.5, count=4) == 8.0
+    assert 10 / (10 / 1.825) > 1.825 >= 10 / laplace_scale(10, 1.825)

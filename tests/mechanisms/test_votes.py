@@ -192,7 +192,7 @@ def test_bad_parameters(sigma: float, k: int) -> None:
 
 def test_noise_is_on_every_count() -> None:
     """Sigma 10^9: a count without noise fewer than once in 10^8 runs."""
-    noisy = VoteHistogram(1e9).noisy(np.zeros(5, dtype=np.int64))
+    noisy = VoteHistogram(1e9)(np.zeros(5, dtype=np.int64))
     assert noisy.dtype == np.int64 and (noisy != 0).all()
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.pieces import count_rows, cut, numbered
-from dpray.mechanisms.partition import HashPartition
-from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.methods.private_prediction.prompts import load_template
 from dpray.methods.private_prediction.rows import joined, private_rows
 from dpray.types import InputError

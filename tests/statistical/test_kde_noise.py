@@ -79,7 +79,7 @@ def test_zero_padding_is_undone_by_its_factor(length: int) -> None:
 
 def noise(mechanism: FeatureSum, rounds: int) -> np.ndarray:
     zeros = np.zeros(mechanism.number, dtype=np.int64)
-    return np.concatenate([mechanism.noisy(zeros) for _ in range(rounds)])
+    return np.concatenate([mechanism(zeros) for _ in range(rounds)])
 
 
 @pytest.mark.parametrize("kind", ["laplace", "gaussian"])

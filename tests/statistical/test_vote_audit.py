@@ -45,7 +45,7 @@ def sums(mechanism: VoteHistogram, private: np.ndarray, votes: Votes) -> np.ndar
     """The first texts' weighted noisy counts summed over T iterations, for RUNS independent
     runs."""
     counts = votes(private, TEXTS, mechanism.weights)
-    released = mechanism.noisy(np.tile(counts, RUNS * T)).reshape(RUNS, T, len(counts))
+    released = mechanism(np.tile(counts, RUNS * T)).reshape(RUNS, T, len(counts))
     return weighted(mechanism, released).sum(axis=1)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.pieces import count_rows, cut, numbered
-from dpray.mechanisms.partition import HashPartition
+from dpray.mechanisms.batches import HashPartition
 from dpray.methods.private_prediction.decoder import group_rows
 from dpray.methods.private_prediction.prompts import load_template
 from dpray.methods.private_prediction.rows import placeholder, private_rows

@@ -1,12 +1,11 @@
-"""`AugPe` runs Aug-PE (Xie et al. 2024, Algorithm 1) and the original PE for texts.
+"""Aug-PE (Xie et al. 2024, Algorithm 1) and the original PE, for texts.
 
 The paper's symbols: n_syn `records`, T `iterations`, L `variations`, K `lookahead`, sigma the
-noise of `votes`, S the population, S' the texts that are kept of it, Phi the embedder, x a text, w
-the words asked for. Private data is touched in one place, `vote`; what goes into it and all that
-follows from its noisy answer is public, and so are the prompts: they hold synthetic texts only.
+noise of `votes`, S the population, S' (`kept`) the texts that are selected from it, Phi the
+embedder, x a text, w the words asked for.
 
-Nothing here knows where a model runs. `Ask` is the language model, `Embed` is Phi, `Vote` counts
-the private records' votes, adds the noise of `votes`, charges, and keeps the `Checkpoint` durably.
+Private records are touched in one place, `dp_nn_histogram`. What goes into it and all that follows
+from its noisy answer is public, and so are the prompts: they show synthetic texts only.
 
 Shapes: N texts of a label's population, D dimensions of an embedding.
 """
@@ -36,24 +35,25 @@ from dpray.types import DprayError, OnProgress, Progress
 
 Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]
 Population = dict[str, list[str]]
-"""Maps each label to its texts; the label is "" where there are no labels."""
+"""Maps each label to its texts; without labels, the one label is ""."""
 
 
-Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
-"""It returns L2-normalised embeddings, shape (number of texts, D)."""
+Embeddings = npt.NDArray[np.float32]
 
-Vote = Callable[[int, Population, Mapping[str, npt.NDArray[np.float32]]], Mapping[str, Counts]]
-"""`vote(t, S, embeddings_ND of each label)` returns the NOISY votes of each label, shape (N,).
+Embed = Callable[[Sequence[str]], Embeddings]
+"""Phi: returns L2-normalised embeddings, shape (number of texts, D)."""
 
-It has to charge the iteration before it touches a private record, to add the noise once, and to
-keep `Checkpoint(t, S, noisy votes)` durably before it returns; for an iteration that has a
-checkpoint it must never count a second time."""
+Histogram = Callable[[int, Population, Mapping[str, Embeddings]], Mapping[str, Counts]]
+"""DP_NN_HISTOGRAM: `(t, S, embeddings_ND of each label)` to each label's NOISY votes, shape (N,).
+
+It adds the noise of `AugPe.votes` once, and keeps `Checkpoint(t, S, noisy votes)` durably before it
+returns. It never counts an iteration that has a checkpoint a second time."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Holds all that a run needs to go on after the vote of an iteration: plain JSON values, each
-    of them public or differentially private (`votes` are the noisy ones)."""
+    """All that a run needs to go on after an iteration's vote, as plain JSON values. Each is public
+    or differentially private: `votes` are the noisy ones."""
 
     iteration: int
     population: Population = field(repr=False)
@@ -66,8 +66,8 @@ class Checkpoint:
 
 
 def words(settings: AugPeSettings, x: str, rng: np.random.Generator) -> int | None:
-    """Return w = max(words(x) + N(0, (p * word_var)^2), min_words), or None where no number of
-    words is asked for."""
+    """Return w = max(words(x) + N(0, (p * word_var)^2), min_words), or None if no number of words
+    is asked for."""
     if settings.word_var is None:
         return None
     std = settings.mask_probability * settings.word_var
@@ -93,8 +93,8 @@ _TOKEN = re.compile(r"[\w'’-]+|[^\w\s]+")
 
 @dataclass(frozen=True)
 class _Call:
-    """Describes a text to ask for: `name` identifies it for the whole run; without a `parent`, it
-    is a random one."""
+    """One text to ask for: a variation of its `parent`, or a random one without. `name` identifies
+    it for the whole run."""
 
     name: str
     label: str
@@ -104,7 +104,7 @@ class _Call:
 def _calls(
     kind: str, t: int, parents: Mapping[str, Sequence[str | None]], each: int
 ) -> list[_Call]:
-    """Return `each` calls for every one of the labels' parents."""
+    """Return `each` calls for each parent of each label."""
     return [
         _Call(f"{kind}-{t}-{label}/{i}", label, x)
         for label, texts in parents.items()
@@ -114,8 +114,8 @@ def _calls(
 
 @dataclass(frozen=True)
 class AugPe:
-    """Holds the frozen plan of a run, all of it public. `records` is n_syn of each label; `first`
-    are texts that the first population begins with, which the method before it in a chain released.
+    """The frozen plan of a run; it is public. `records` is n_syn of each label. `first` are texts
+    that the method before in a chain released: the first population begins with them.
 
     Guarantee: add or remove one unit. A record votes in its own label only, so an iteration is ONE
     application of `votes`, over the counts of all labels together, and a run costs `dp_event`: T of
@@ -159,12 +159,12 @@ class AugPe:
         return sum(self.calls_by_purpose.values())
 
     def given(self, label: str) -> list[str]:
-        """Return the label's `first` texts, as many as its population holds."""
+        """Return the label's `first` texts, at most L * n_syn."""
         return list(self.first.get(label, ()))[: self.records[label] * self.settings.variations]
 
     def first_parents(self) -> dict[str, list[str | None]]:
-        """Return what the other texts of each label's first population are variations of: the given
-        ones in turn, or None for random texts where there are none."""
+        """Return the parents of the other texts of each label's first population: the given texts
+        in turn, or None for random texts if there are none."""
         parents: dict[str, list[str | None]] = {}
         for label, n_syn in self.records.items():
             given = self.given(label)
@@ -192,10 +192,10 @@ class AugPe:
 
 
 def select_by_rank(noisy_N: Counts, n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return the indices of the n most voted texts, n <= N, each at most once, best first (Aug-PE).
+    """Return the indices of the n most voted texts, n <= N, each once, best first (Aug-PE).
 
-    Counts are cut at the paper's threshold H = 0. Ties, of which there are many there, are broken
-    at random: by index they would favour whatever the population lists first.
+    Counts are cut at the paper's threshold H = 0. That makes many ties, which are broken at random:
+    by index they would favour whatever the population lists first.
     """
     shuffled = rng.permutation(len(noisy_N))
     order = np.argsort(-np.maximum(noisy_N, 0)[shuffled], kind="stable")
@@ -206,7 +206,7 @@ def select_by_probability(
     noisy_N: Counts, n: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
     """Draw n indices with replacement in proportion to the counts cut at 0 (original PE), uniformly
-    where no count is over 0."""
+    if no count is above 0."""
     weights_N = np.maximum(noisy_N, 0).astype(np.float64)
     if not weights_N.any():
         weights_N[:] = 1.0
@@ -215,38 +215,38 @@ def select_by_probability(
 
 @dataclass(frozen=True)
 class AugPeRun:
-    """Runs a plan.
+    """A run of a plan: `ask` is the language model, `embed` is Phi.
 
-    `salt` (hexadecimal digits, `new_salt`) is public and fixed for a run: keywords, styles, masks,
-    lengths, draws and ties depend on it and on names, so that from a checkpoint the run goes on as
-    if it had not stopped.
+    `salt` (`new_salt`) is public and fixed for a run. Keywords, styles, masks, lengths, draws and
+    ties depend on it and on names alone, so that a run goes on from a checkpoint as if it had not
+    stopped.
     """
 
     plan: AugPe
     prompts: VariationPrompts
     ask: Ask
     embed: Embed
-    vote: Vote
+    dp_nn_histogram: Histogram
     salt: str
     on_progress: OnProgress = lambda progress: None
 
     def algorithm_1(self, checkpoint: Checkpoint | None = None) -> Population:
         """Return S' of the last iteration, at most n_syn texts of each label. Raises `DprayError`
-        where the model answered nothing at all for a label."""
+        if the model gave no text for a label."""
         done, kept = 0, Population()
         if checkpoint is not None:
             done, kept = checkpoint.iteration, self.plan.kept(checkpoint, self.salt)
         for t in range(done + 1, self.plan.settings.iterations + 1):
-            S = self.first_population() if t == 1 else self.variation_api(t, kept)
+            S = self.random_api() if t == 1 else self.variation_api(t, kept)
             phi = self.embeddings(t, S)
             self.progress(t, "votes", sum(map(len, S.values())))
-            noisy = self.vote(t, S, phi)
+            noisy = self.dp_nn_histogram(t, S, phi)
             kept = self.plan.select(t, S, noisy, self.salt)
         return kept
 
-    def first_population(self) -> Population:
-        """Return L * n_syn texts of each label: those that are given, then variations of them in
-        turn; random ones (RANDOM_API) of a label for which there are none."""
+    def random_api(self) -> Population:
+        """Return L * n_syn texts of each label: random ones, or, if texts are given for it, these
+        and variations of them in turn."""
         given = {label: self.plan.given(label) for label in self.plan.records}
         calls = _calls("random", 1, self.plan.first_parents(), 1)
         return self.population(1, "random texts", calls, given)
@@ -261,10 +261,10 @@ class AugPeRun:
         calls = _calls("variation", t, kept, max(L - 1, 1))
         return self.population(t, "variations", calls, kept if L > 1 else {})
 
-    def embeddings(self, t: int, S: Population) -> dict[str, npt.NDArray[np.float32]]:
+    def embeddings(self, t: int, S: Population) -> dict[str, Embeddings]:
         """Return each label's embeddings_ND: for K = 0 the texts' own; for K > 0 the mean over K
-        variations of each, or its own if none was answered. The mean is not renormalised, as
-        in PE."""
+        variations of each text, or its own if none was answered. As in PE, the mean is not
+        renormalised."""
         K = self.plan.settings.lookahead
         answers = self.answers(t, "lookahead", _calls("lookahead", t, S, K))
         texts = [x for of_label in S.values() for x in of_label]
@@ -298,9 +298,8 @@ class AugPeRun:
         return S
 
     def answers(self, t: int, doing: Doing, calls: Sequence[_Call]) -> list[str]:
-        """Return texts in the order of the calls; an empty or refused one is asked for up to
-        `max_retries` times more, under a new id and with new random choices, and is "" in the
-        end."""
+        """Return texts in the order of the calls. An empty or refused one is asked for up to
+        `max_retries` times more, under a new id and with new random choices; then it is ""."""
         return answered(
             self.ask,
             lambda number, attempt: self.request(calls[number], attempt),

@@ -14,15 +14,15 @@ ITERATIONS = (10, 8, 6, 5, 4, 3, 2, 1)
 VARIATIONS = (7, 4, 2)
 
 VOTES = 1.0
-"""A text that stands for election gets so many votes for each deviation of their noise, on the
-average; below it, most winners are winners of the noise."""
+"""Enough votes of an average text, in standard deviations of their noise: below it, the noise
+chooses most winners."""
 
 
 def choose(
     config: Config, settings: AugPeSettings, records: int, before: Before | None = None
 ) -> Choice:
     """Take the most new variations in all, iterations before variations of one, whose votes stand
-    above their noise; where none do, what comes nearest. Keys that are set stay as they are."""
+    above their noise; if none do, what comes nearest. Keys that are set stay as they are."""
     given = settings.model_fields_set
     iterations = [settings.iterations] if "iterations" in given else ITERATIONS
     variations = [settings.variations] if "variations" in given else VARIATIONS

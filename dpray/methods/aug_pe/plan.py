@@ -10,8 +10,9 @@ from typing import Any
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.auditing.target import Target
+from dpray.auditing.votes import votes_target
 from dpray.config.config import Config
-from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
@@ -22,8 +23,8 @@ from dpray.types import InputError
 
 @dataclass(frozen=True)
 class AugPePlan(Plan):
-    """Holds the plan of Aug-PE; a run without noise, which is not private, has no `votes`. The
-    first population begins with the texts in `first`."""
+    """The plan of Aug-PE. A run without noise, which is not private, has no `votes`. The first
+    population begins with the texts in `first`."""
 
     settings: AugPeSettings
     votes: VoteHistogram | None
@@ -45,9 +46,11 @@ class AugPePlan(Plan):
         return replace(self, prompts=prompts, first=handed.texts)
 
     def audit_targets(self) -> Iterator[Target]:
-        from dpray.methods.aug_pe.audit import targets
-
-        return targets(self.method)
+        """Yield one vote histogram, and those of all iterations together."""
+        assert self.votes is not None
+        for iterations in sorted({1, self.settings.iterations}):
+            name = "vote histogram" + (f", {iterations} iterations" if iterations > 1 else "")
+            yield votes_target(name, self.votes, iterations)
 
     def how_far(self, published: int) -> str:
         done = published - (self.label_histogram is not None)
@@ -89,7 +92,7 @@ class AugPePlan(Plan):
 
 
 def make_plan(config: Config, settings: AugPeSettings, before: Before | None = None) -> AugPePlan:
-    """Resolve everything that is null. Raises InputError where the keys together cost more than
+    """Resolve everything that is null. Raises InputError if the keys together cost more than
     `privacy.epsilon`."""
     handed = Handed() if before is None else before.handed
     first = None if before is None else before.dp_event

@@ -1,4 +1,4 @@
-"""A release by Aug-PE publishes one noisy vote an iteration, once; everything else is public.
+"""A release by Aug-PE publishes one noisy vote per iteration; everything else is public.
 
 The output of an iteration's vote is its checkpoint: the population and the NOISY votes. From the
 last one a run goes on, with the same noise multiplier and the same charge.
@@ -24,7 +24,7 @@ from dpray.runs.session import Release, Session
 from dpray.types import Progress
 from dpray.workers.engine_pool import on_pool
 from dpray.workers.shards import Shards
-from dpray.workers.voters import Embeddings, Voters, embedded, total_votes
+from dpray.workers.voters import Embeddings, Vote, Voters, embedded
 
 AugPeSession = Session[AugPePlan]
 
@@ -32,30 +32,16 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 
 def release(session: AugPeSession) -> Release:
-    """Let the population evolve by the private records' noisy votes; release what the last vote
+    """Let the population evolve by the private records' noisy votes. Release what the last vote
     kept, not the population it was held on."""
-    plan, T = session.plan, session.plan.settings.iterations
-    done = checkpoints(session)
-    if len(done) < T:
+    plan, done = session.plan, checkpoints(session)
+    if len(done) < plan.settings.iterations:
         with voters_and_model(session) as (voters, ask):
-
-            def vote(
-                t: int, S: Population, phi_ND: Mapping[str, Embeddings]
-            ) -> Mapping[str, Counts]:
-                def mechanism() -> dict[str, Any]:
-                    exact = total_votes(voters, phi_ND)
-                    noisy = exact if plan.votes is None else plan.votes.noisy_by_label(exact)
-                    votes = {label: noisy_N.tolist() for label, noisy_N in noisy.items()}
-                    return asdict(Checkpoint(t, S, votes))
-
-                checkpoint = Checkpoint(**session.publish_once(unit(t), mechanism))
-                return {label: np.array(v, np.int64) for label, v in checkpoint.votes.items()}
-
-            def show(progress: Progress) -> None:
-                session.show(progress.stage, progress.completed, T, progress.detail)
-
-            embed = partial(embedded, voters)
-            run = AugPeRun(plan.method, plan.prompts, ask, embed, vote, session.salt, show)
+            dp_nn_histogram = partial(published_vote, session, Vote(voters, plan.votes))
+            embed, show = partial(embedded, voters), partial(show_progress, session)
+            run = AugPeRun(
+                plan.method, plan.prompts, ask, embed, dp_nn_histogram, session.salt, show
+            )
             run.algorithm_1(done[-1] if done else None)
         done = checkpoints(session)
     kept = plan.method.kept(done[-1], session.salt)
@@ -65,6 +51,23 @@ def release(session: AugPeSession) -> Release:
         for text in texts
     ]
     return Release(records, report(session, done))
+
+
+def published_vote(
+    session: AugPeSession, vote: Vote, t: int, S: Population, phi_ND: Mapping[str, Embeddings]
+) -> dict[str, Counts]:
+    """Hold the vote of iteration t, publish its checkpoint once, and return the noisy votes."""
+
+    def mechanism() -> dict[str, Any]:
+        noisy = vote(phi_ND)
+        return asdict(Checkpoint(t, S, {label: votes.tolist() for label, votes in noisy.items()}))
+
+    checkpoint = Checkpoint(**session.publish_once(unit(t), mechanism))
+    return {label: np.array(votes, np.int64) for label, votes in checkpoint.votes.items()}
+
+
+def show_progress(session: AugPeSession, progress: Progress) -> None:
+    session.show(progress.stage, progress.completed, progress.total, progress.detail)
 
 
 def unit(t: int) -> str:
@@ -80,10 +83,11 @@ def checkpoints(session: AugPeSession) -> list[Checkpoint]:
 
 @contextmanager
 def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards, Ask]]:
-    """Yield the voters, then the model: engines would hold the machines that read the records."""
+    """Yield the voters and the model. Voters start first: an engine would hold the CPUs that read
+    the records."""
     session.show("private embeddings")
     config = side_by_side(session.config)
-    # Where there are engines, the GPUs are theirs: they have more to do.
+    # If there are engines, the GPUs are theirs: they have more to do.
     gpus = 0.0 if on_pool(config) else config.runtime.gpus_per_actor
     cast = weights(session.plan.settings.votes_per_record)
     with (
@@ -94,8 +98,8 @@ def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards, Ask]]:
 
 
 def side_by_side(config: Config) -> Config:
-    """Return the configuration with which engines and voters each get half of an actor's CPUs: on
-    Ray, both are there all the time and take turns."""
+    """Return the configuration in which engines and voters each get half of an actor's CPUs: on
+    Ray, both exist all the time and take turns."""
     if not on_pool(config):
         return config
     runtime = config.runtime
@@ -136,9 +140,9 @@ def iteration_history(checkpoint: Checkpoint, kept: Population) -> dict[str, Any
     """Return the concentration of the noisy votes and the lengths of the kept texts;
     post-processing.
 
-    `top_tenth_share` is the share of the votes, cut at 0, that the tenth of texts with the most
-    have: 0.1 where all have as many, more where the votes agree. `effective_texts` is the inverse
-    of the sum of the squared shares.
+    `top_tenth_share` is the share of the votes, cut at 0, that the most voted tenth of the texts
+    has: 0.1 if all have equally many, more if the votes agree. `effective_texts` is the inverse of
+    the sum of the squared shares.
     """
     votes_N = np.concatenate([np.array(v, dtype=np.float64) for v in checkpoint.votes.values()])
     shares_N = np.sort(np.maximum(votes_N, 0.0))[::-1]

@@ -1,9 +1,14 @@
 """DP-KPS draws private sequences of key phrases that seed an LLM's prompts (Nagesh et al. 2025).
 
+1. The private vocabulary: `vocabulary_counts` of a shard, and `noisy_vocabulary` of the sum.
+2. The kernel density of each class: `DensityPass.sums` of a shard, and `noisy_sums` of the sum.
+3. `Sequences` draws from both. It is post-processing, and so are the texts.
+
+Sums of shards are exact and private, and add up; only the two `noisy_...` results may be released.
+
 The paper's symbols: S phrases of a record, V the public vocabulary, N terms of the private one, L
 phrases of a sequence, I features, K_1, K_2, ... an ensemble's estimators, u the squared norm of one
-block of a concatenation. Passes over private records take a shard of them and return sums; shards'
-sums add up, and `noisy_...` makes the total releasable. The rest is free.
+block of a concatenation.
 """
 
 from __future__ import annotations
@@ -20,8 +25,7 @@ import numpy.typing as npt
 from dpray.accounting.calibration import noise_multiplier
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
-from dpray.mechanisms.discrete_noise import Counts
-from dpray.mechanisms.laplace_scale import laplace_scale
+from dpray.mechanisms.discrete_noise import Counts, laplace_scale
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.kde import (
     Array,
@@ -37,20 +41,21 @@ from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
 
 Ids = npt.NDArray[np.int64]
 Sums = npt.NDArray[Any]
-"""Holds counts, int64 of shape (1, N), or feature sums of shape (estimators, I): int64 in steps of
-the grid while they are private, float64 in the features' unit once they are noisy."""
+"""Counts, int64 of shape (1, N), or feature sums of shape (estimators, I): int64 in steps of the
+grid while they are private, float64 in the features' unit once they are noisy."""
 
-AT_ONCE = 1024
+SEQUENCES_AT_ONCE = 1024
+"""An iterative draw makes at most this many sequences at once: it has a row of N for each."""
 
 
 @dataclass(frozen=True)
 class DpKps:
-    """Holds the frozen plan of a run; all of it is public.
+    """The frozen plan of a run; it is public.
 
-    `epsilon_vocabulary` and `epsilon_kde` are the shares of the two mechanisms: with a
+    `epsilon_vocabulary` and `epsilon_kde` are the shares of the two mechanisms. With a
     `noise_factor` of 1, each has the noise at which it costs its share by itself (at `delta` for
-    Gaussian noise, else purely). Both together cost less at a delta above 0, so that their noises
-    may be multiplied by a common `noise_factor` below 1.
+    Gaussian noise, else purely). At a delta above 0 both together cost less, so a common
+    `noise_factor` below 1 multiplies their noises.
 
     Guarantee: add or remove one unit, at most `records_per_unit` records of any classes: the whole
     costs `dp_event`. A record's phrases go to the estimators of its own class only, so the classes
@@ -109,15 +114,15 @@ class DpKps:
         )
 
     def estimator_of(self, length: int) -> int:
-        """Return the number of the estimator that answers for prefixes of so many phrases, from 0:
-        K_l, or K_ceil(log2 l) but K_1 for a single one."""
+        """Return the number, from 0, of the estimator for prefixes of `length` phrases: K_l, or
+        K_ceil(log2 l) but K_1 for a single one."""
         if self.settings.ensemble == "linear":
             return length - 1
         return max(1, (length - 1).bit_length()) - 1
 
     def shortest(self, k: int) -> int:
-        """Return the fewest phrases that the k-th estimator, from 0, answers for: records with
-        fewer have no part in it."""
+        """Return the shortest prefix of the k-th estimator, from 0: records with fewer phrases have
+        no part in it."""
         lengths = range(1, self.settings.sequence_length + 1)
         return next(length for length in lengths if self.estimator_of(length) == k)
 
@@ -146,6 +151,7 @@ class DpKps:
 
     @property
     def dp_event(self) -> Event:
+        """Return the cost of both passes over the private records."""
         return Composed((self.vocabulary.dp_event, self.kde_event))
 
     def vocabulary_counts(self, matcher: TermMatcher, texts: Iterable[str]) -> Counts:
@@ -155,13 +161,13 @@ class DpKps:
 
     def noisy_vocabulary(self, counts_V: Counts, rng: np.random.Generator) -> list[int]:
         """Return release 1, the ids of the private vocabulary's N terms."""
-        noisy_V = self.vocabulary.noisy(counts_V)
+        noisy_V = self.vocabulary(counts_V)
         return self.vocabulary.top(noisy_V, self.settings.vocabulary_size, rng)
 
     def noisy_sums(self, sums: Sums) -> Sums:
         """Return release 2, one class's sums over all records; every class has one, even without
         records."""
-        return np.stack([self.kde.noisy(total) for total in sums])
+        return np.stack([self.kde(total) for total in sums])
 
     @property
     def density_noise(self) -> float:
@@ -173,8 +179,8 @@ class DpKps:
 
 
 class DensityPass:
-    """Computes private pass 2. Holds what every shard needs: the matcher of the N terms, and their
-    features (rff) or angles in every block (iterative: N * I * 8 bytes for each block of each
+    """Private pass 2, with what every shard needs: the matcher of the N terms, and their features
+    (rff) or their angles in every block (iterative: N * I * 8 bytes for each block of each
     estimator)."""
 
     def __init__(self, plan: DpKps, terms: Sequence[str], vectors_ND: npt.NDArray[Any]) -> None:
@@ -210,13 +216,17 @@ class DensityPass:
 
 
 class Sequences:
-    """Draws sequences of term ids from what was released; free, in any number.
+    """Draws sequences of term ids from what was released: post-processing, in any number.
 
-    `noisy` holds each label's noisy sums, `vectors_ND` the embeddings of the N terms. A class's
-    densities, less `threshold` standard deviations of their noise and cut at 0, become shares; the
-    shares of all classes together times `contrast` are taken off (what every class has says nothing
-    about this one); what is left above 0, of the `top_m` best, is drawn with weights ^ (1 /
-    temperature). Where nothing is left, every term is as likely as any other.
+    `noisy` are each label's noisy sums, `vectors_ND` the embeddings of the N terms. The weights of
+    a class's terms are made in four steps.
+
+    - `threshold` standard deviations of the noise are taken off the densities, which are cut at 0
+      and divided by their sum.
+    - `contrast` times the same shares of all classes together are taken off: terms that every class
+      has say nothing about this one.
+    - Weights below 0, and all but the `top_m` largest, become 0.
+    - The weights are raised to the power 1 / temperature. If none is above 0, all are equal.
     """
 
     def __init__(
@@ -235,20 +245,14 @@ class Sequences:
         if self.plan.settings.sampling == "independent":
             return self.independent(label, number, rng)
         parts = [
-            self.iterative(label, min(AT_ONCE, number - done), rng)
-            for done in range(0, number, AT_ONCE)
+            self.iterative(label, min(SEQUENCES_AT_ONCE, number - done), rng)
+            for done in range(0, number, SEQUENCES_AT_ONCE)
         ]
         return np.concatenate([np.zeros((0, self.plan.settings.sequence_length), int), *parts])
 
-    def weights(self, label: str) -> Array:
-        """Return the probabilities of a sequence's terms, where they are independent; shape
-        (N,)."""
-        weights_N: Array = self._weights(label, None)[0]
-        return weights_N
-
     def independent(self, label: str, number: int, rng: np.random.Generator) -> Ids:
         """Draw L times from the multinomial over the N terms."""
-        weights_N, L = self.weights(label), self.plan.settings.sequence_length
+        weights_N, L = self._weights(label, None)[0], self.plan.settings.sequence_length
         return rng.choice(len(weights_N), size=(number, L), p=weights_N)
 
     def iterative(self, label: str, number: int, rng: np.random.Generator) -> Ids:
@@ -286,8 +290,8 @@ class Sequences:
         return weights_RN
 
     def _shares(self, noisy: Sums, P: Ids | None, classes: int) -> Array:
-        """Return densities as shares of their sum, and zeros for a row without any above the
-        threshold; `noisy` is the sum of the noisy sums of `classes` classes."""
+        """Return densities as shares of their sum, or zeros for a row in which none is above the
+        threshold. `noisy` is the sum of the noisy sums of `classes` classes."""
         floor = self.plan.settings.threshold * self.plan.density_noise * math.sqrt(classes)
         if self._kernel_NN is not None:
             scores_RN = np.maximum(noisy - floor, 0.0) @ self._kernel_NN

@@ -6,29 +6,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 
-from dpray.accounting.composed_events import Composed, Parallel, SelfComposed
-from dpray.accounting.events import DiscreteLaplace
-from dpray.accounting.selection import PrivateSelection
+from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.auditing.labels import OTHERS, laplace_scores
 from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.target import Target
-from dpray.mechanisms.private_selection import best
-from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.kde import GRID, LARGEST, FeatureSum
-from dpray.methods.dp_kps.tuning import Tuning
 from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
 
 FAR_TOO_LONG = 1e3
 """The unit's records have such a feature; the largest that a record may contribute is sqrt(2)."""
 
 MOST_FEATURES = 4
-"""At most so many features of an estimator are drawn. The pure epsilon of Laplace noise is reached
-where all are extreme together, which many hardly ever are."""
+"""The audit draws at most this many features of an estimator. The pure epsilon of Laplace noise is
+reached if all are extreme together, which many features hardly ever are."""
 
 
 def targets(method: DpKps) -> Iterator[Target]:
@@ -71,7 +65,7 @@ def vocabulary_target(name: str, histogram: VocabularyHistogram) -> MonteCarlo:
         counts_V = histogram.count([terms] * (OTHERS + k * with_unit))
         # The scale does not depend on the size, so one long histogram holds all trials.
         long = replace(histogram, size=histogram.size * trials)
-        drawn_RV = long.noisy(np.tile(counts_V, trials)).reshape(trials, -1)
+        drawn_RV = long(np.tile(counts_V, trials)).reshape(trials, -1)
         return laplace_scores(drawn_RV - others_V, k * held_V, histogram.scale)
 
     return MonteCarlo(
@@ -103,7 +97,7 @@ def densities_target(name: str, kde: FeatureSum, estimators: int) -> MonteCarlo:
         # The ratio of Gaussian noise grows with the sum: all statistics are one there.
         scores = np.zeros((3, trials))
         for _ in range(estimators):
-            released_RI = long.noisy(np.tile(total_I, trials)).reshape(trials, -1)
+            released_RI = long(np.tile(total_I, trials)).reshape(trials, -1)
             scores += laplace_scores(released_RI, k * LARGEST / GRID, kde.scale)
         return scores
 
@@ -114,44 +108,3 @@ def densities_target(name: str, kde: FeatureSum, estimators: int) -> MonteCarlo:
         draw,
         at_once=5000,
     )
-
-
-def selection_target(tuning: Tuning) -> MonteCarlo:
-    """Audit the whole tuning; the unit's records have terms that no others have, and the releases
-    tell their labels right. Every run draws the noisy counts of these terms and a noisy score, and
-    the claim is that of both."""
-    k = tuning.records_per_unit
-
-    def draw(with_unit: bool, trials: int) -> Scores:
-        rng = generator(new_key())
-        runs = [tuning.drawn(rng) for _ in range(trials)]
-        numbers = np.concatenate(runs)
-        ratios = np.zeros(len(numbers))
-        for number, candidate in enumerate(tuning.candidates):
-            at = np.flatnonzero(numbers == number)
-            ratios[at] = term_ratios(candidate.vocabulary, with_unit, len(at))
-        scores = tuning.noisy_scores(np.full(len(numbers), OTHERS + k * with_unit)) - OTHERS
-        made = iter(zip(scores.tolist(), ratios.tolist(), strict=True))
-        # Exhausts `made` run by run: the best of each trial's.
-        kept = [best((one[0], one) for one in islice(made, len(drawn))) for drawn in runs]
-        score, ratio = np.array(kept).T
-        return np.stack([ratio, score / tuning.score_scale, ratio + score / tuning.score_scale])
-
-    claims = Parallel.of(candidate.vocabulary.dp_event for candidate in tuning.candidates)
-    score = DiscreteLaplace(tuning.score_scale, k)
-    return MonteCarlo(
-        "selection of a candidate",
-        f"{k} more record(s) with terms of their own, by which the releases tell their labels",
-        PrivateSelection(Composed((claims, score)), tuning.shape, tuning.gamma),
-        draw,
-        at_once=2000,
-    )
-
-
-def term_ratios(histogram: VocabularyHistogram, with_unit: bool, runs: int) -> np.ndarray:
-    """Draw the noisy counts of the S terms that the unit alone has, and return their log-likelihood
-    ratios."""
-    S, k = histogram.phrases_per_record, histogram.records_per_unit
-    long = replace(histogram, size=S * runs)
-    drawn_RV = long.noisy(np.full(S * runs, k * with_unit, dtype=np.int64)).reshape(runs, S)
-    return laplace_scores(drawn_RV, k, histogram.scale)[0]

@@ -6,19 +6,19 @@ import math
 
 from dpray.config.config import Config
 from dpray.methods.dp_kps.plan import DpKpsPlan, make_plan
-from dpray.methods.dp_kps.public_terms import read_counts
 from dpray.methods.dp_kps.settings import DpKpsSettings
+from dpray.methods.dp_kps.vocabulary import read_counts
 from dpray.runs.choice import Choice, Signal
 
 WORDS = 50.0
-"""So many words have to be found to tell topics apart: on AG News a classifier trained on the
-sequences has an accuracy of 0.43 where 6 are expected, at eps 1, and of 0.81 with 94, at eps 4."""
+"""Enough words to tell topics apart: on AG News a classifier trained on the sequences has an
+accuracy of 0.43 with 6 expected words, at eps 1, and of 0.81 with 94, at eps 4."""
 
 MEANING = "words expected above the noise of the vocabulary, S ln |V| / eps"
 
 
 def choose(config: Config, settings: DpKpsSettings, records: int) -> Choice:
-    """Take the settings as they are. Raises InputError where there is no public vocabulary."""
+    """Take the settings as they are. Raises InputError if there is no public vocabulary."""
     plan = make_plan(config.model_copy(update={"method": settings}), settings)
     found = words_found(plan)
     signal = None if found is None else Signal(found, WORDS, MEANING)
@@ -27,8 +27,8 @@ def choose(config: Config, settings: DpKpsSettings, records: int) -> Choice:
 
 def words_found(plan: DpKpsPlan) -> int | None:
     """Return the number of public terms whose expected count is above the largest of the |V|
-    noises, where the private texts use words as often as the public ones; None where the file of
-    terms has no counts."""
+    noises, if the private texts use words as often as the public ones; None if the file of terms
+    has no counts."""
     settings, n = plan.settings, plan.config.data.public_size
     counts = list(read_counts(settings.vocabulary, settings.stop_words).values())
     known = [count for count in counts if count is not None]

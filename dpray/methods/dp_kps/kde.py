@@ -1,5 +1,5 @@
-"""This module computes private kernel densities by random Fourier features (Nagesh et al. 2025,
-Theorem B.2, after Wagner et al. 2023), and the kernel itself where the points are known.
+"""Private kernel densities by random Fourier features (Nagesh et al. 2025, Theorem B.2, after
+Wagner et al. 2023), and the kernel itself between known points.
 
 The kernel is `k(x, y) = exp(-||x - y||^2 / bandwidth^2)`. Shape legend: R records, N terms, D
 dimensions, I features, Q queries.
@@ -21,8 +21,13 @@ from scipy.sparse import csr_array
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import DiscreteLaplace, Gaussian
-from dpray.mechanisms.discrete_noise import MAX_SCALE, Counts, discrete_gaussian, discrete_laplace
-from dpray.mechanisms.laplace_scale import laplace_scale
+from dpray.mechanisms.discrete_noise import (
+    MAX_SCALE,
+    Counts,
+    discrete_gaussian,
+    discrete_laplace,
+    laplace_scale,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -179,7 +184,7 @@ class FeatureSum:
             total_I += cut_RI.astype(np.int64).sum(axis=0)
         return total_I
 
-    def noisy(self, total_I: Counts) -> Array:
+    def __call__(self, total_I: Counts) -> Array:
         """Return the sums over all records as they may be released, in the unit of the features."""
         if total_I.shape != (self.number,):
             raise ValueError(f"sums have shape {total_I.shape}, not ({self.number},)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -11,34 +11,6 @@ from dpray.config.base import Count, Positive, Section
 from dpray.types import InputError
 
 VOCABULARY_SHARE = Decimal("0.5")
-
-
-TUNED = frozenset(
-    {"phrases_per_record", "vocabulary_size", "top_m", "temperature", "threshold", "contrast"}
-)
-"""Candidates may differ in these keys: they move the score, which looks at the releases alone."""
-
-
-class TuningSettings(Section):
-    candidates: list[dict[str, Any]] = Field(
-        min_length=2, description="for each candidate the keys of `method` that it sets"
-    )
-    eta: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="shape of the law of the secret number of runs"
-    )
-    gamma: float = Field(
-        0.05, gt=0, lt=1, description="of the same law: the smaller, the more runs"
-    )
-    score_share: float = Field(
-        0.2, gt=0, lt=1, description="the score's share of epsilon, before the rest is shared out"
-    )
-
-    @model_validator(mode="after")
-    def _known(self) -> TuningSettings:
-        for candidate in self.candidates:
-            if wrong := sorted(set(candidate) - TUNED):
-                raise ValueError(f"candidates: {wrong[0]} is not one of {', '.join(sorted(TUNED))}")
-        return self
 
 
 class DpKpsSettings(Section):
@@ -107,11 +79,6 @@ class DpKpsSettings(Section):
     max_retries: int = Field(
         2, ge=0, description="how often an empty or refused answer is asked for again"
     )
-    tuning: TuningSettings | None = Field(
-        None,
-        description="choose among candidates on the private records, for its part of epsilon; "
-        "needs labels",
-    )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
 
     @model_validator(mode="after")
@@ -122,8 +89,6 @@ class DpKpsSettings(Section):
             raise ValueError("sampling: iterative is for estimator rff")
         if self.estimator == "rff" and self.bandwidth == 0:
             raise ValueError("bandwidth: must be above 0 for estimator rff")
-        if self.tuning is not None and (self.estimator != "exact" or self.kernel_bandwidth > 0):
-            raise ValueError("tuning: is for estimator exact with bandwidth 0")
         return self
 
     @property
@@ -132,17 +97,15 @@ class DpKpsSettings(Section):
             return self.bandwidth
         return 1.0 if self.estimator == "rff" else 0.0
 
-    def epsilons(
-        self, total: float, labels: float = 0.0, score: float = 0.0
-    ) -> tuple[float, float, float]:
+    def epsilons(self, total: float, labels: float = 0.0) -> tuple[float, float, float]:
         """Return eps_voc, eps_kde and the sum of all shares, in a run that may cost `total`, of
-        which measured label proportions take `labels`, and a tuning `score`. They are added and
-        subtracted, as in the ledger, as the decimals that were written: 0.1 and 0.2 fit 0.3.
+        which measured label proportions take `labels`. They are added and subtracted, as in the
+        ledger, as the decimals that were written: 0.1 and 0.2 fit 0.3.
 
-        Raises InputError, naming the key, where what is given leaves nothing for the other, or both
+        Raises InputError, naming the key, if what is given leaves nothing for the other, or both
         together are more than what is left.
         """
-        left = _written(total) - _written(labels) - _written(score)
+        left = _written(total) - _written(labels)
         if self.epsilon_vocabulary is not None:
             vocabulary = _written(self.epsilon_vocabulary)
         elif self.epsilon_kde is not None:
@@ -152,16 +115,11 @@ class DpKpsSettings(Section):
         kde = left - vocabulary if self.epsilon_kde is None else _written(self.epsilon_kde)
         if vocabulary <= 0 or kde <= 0 or vocabulary + kde > left:
             less = f" less privacy.epsilon_labels {labels:g}" if labels else ""
-            less += f" less the score's {score:g}" if score else ""
             raise InputError(
                 "method.epsilon_vocabulary and method.epsilon_kde: together more than, or all of, "
                 f"privacy.epsilon {total:g}{less}"
             )
-        return (
-            float(vocabulary),
-            float(kde),
-            float(vocabulary + kde + _written(labels) + _written(score)),
-        )
+        return float(vocabulary), float(kde), float(vocabulary + kde + _written(labels))
 
 
 def _written(epsilon: float) -> Decimal:

@@ -1,20 +1,23 @@
-"""The private vocabulary is the terms of a public list that the records use (Nagesh et al. 2025,
-B.1).
+"""The public list of terms, and the private vocabulary: those that the records use (Nagesh et al.
+2025, B.1).
 
 Shape legend: V terms of the public list, N terms of the private vocabulary.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteLaplace
 from dpray.mechanisms.discrete_noise import Counts, checked_scale, discrete_laplace
+from dpray.types import InputError
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class VocabularyHistogram:
 
     @property
     def dp_event(self) -> SelfComposed:
-        """Return the cost of one call of `noisy`."""
+        """Return the cost of one call."""
         one_count = DiscreteLaplace(self.scale, self.records_per_unit)
         return SelfComposed(one_count, self.phrases_per_record)
 
@@ -56,7 +59,7 @@ class VocabularyHistogram:
             counts_V[list(islice(dict.fromkeys(term_ids), self.phrases_per_record))] += 1
         return counts_V
 
-    def noisy(self, counts_V: Counts) -> Counts:
+    def __call__(self, counts_V: Counts) -> Counts:
         """Return the counts of all records as they may be released."""
         if counts_V.shape != (self.size,):
             raise ValueError(f"counts have shape {counts_V.shape}, not ({self.size},)")
@@ -67,3 +70,44 @@ class VocabularyHistogram:
         random; all V if there are no more."""
         order = np.lexsort((rng.random(self.size), -noisy_V))
         return [int(term_id) for term_id in order[:number]]
+
+
+def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
+    """Return the terms of a UTF-8 file, one per line, in the file's order.
+
+    What follows a tab is left out (so is a column of counts), and so are blank lines, and terms
+    that equal an earlier one but for case. `stop_words` "english" leaves out scikit-learn's list of
+    318 English function words. Raises InputError that names the key and the line.
+    """
+    return list(read_counts(path, stop_words))
+
+
+def read_counts(path: str | Path, stop_words: str = "keep") -> dict[str, int | None]:
+    """Return the terms of `read_vocabulary`, each with its public count or None."""
+    terms: dict[str, tuple[str, int | None]] = {}
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    raise InputError(
+                        f"method.vocabulary: {path}, line {number}: the bytes are not valid UTF-8"
+                    ) from None
+                first, _, rest = text.partition("\t")
+                term, count = " ".join(first.split()), rest.strip()
+                if term:
+                    folded = unicodedata.normalize("NFC", term.casefold())
+                    terms.setdefault(folded, (term, int(count) if count.isdecimal() else None))
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise InputError(f"method.vocabulary: {path}: {reason}") from None
+    if stop_words == "english":
+        # Imported late: it takes a second.
+        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+        for word in ENGLISH_STOP_WORDS:
+            terms.pop(word, None)
+    if not terms:
+        raise InputError(f"method.vocabulary: {path}: there is no term in the file")
+    return dict(terms.values())

@@ -16,7 +16,7 @@ import numpy as np
 from dpray.config.config import DataConfig, EngineConfig
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
-from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_sgd.algorithm import TextEncoder
 from dpray.methods.dp_sgd.settings import DpSgdSettings

@@ -58,7 +58,7 @@ class PrivatePrediction:
 
     Guarantee: add or remove one unit. A batch draws at most r private tokens and costs `dp_event`.
     That is the cost of the whole run where batches are disjoint
-    (`dpray.mechanisms.partition.HashPartition`); `dpray.mechanisms.poisson_batches.PoissonBatches`
+    (`dpray.mechanisms.batches.HashPartition`); `dpray.mechanisms.batches.PoissonBatches`
     says what secret batches cost. Lengths and numbers of texts are bounded by `max_tokens` and
     `examples_per_batch`, public both.
     Proof: docs/privacy.md, sections 2.6 and 2.8.

@@ -27,7 +27,7 @@ from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.target import Target
 from dpray.config.config import DataConfig
 from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, select_token
-from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
 from dpray.methods.private_prediction.prompts import PromptTemplate

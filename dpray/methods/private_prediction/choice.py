@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from dpray.config.config import Config
-from dpray.mechanisms.shares import common_shares
+from dpray.mechanisms.labels import common_shares
 from dpray.methods.private_prediction.plan import affords, make_plan, template_of
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings

@@ -11,9 +11,8 @@ from typing import Any, Self
 from dpray.accounting.event import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
-from dpray.mechanisms.partition import HashPartition
-from dpray.mechanisms.poisson_batches import PoissonBatches
-from dpray.mechanisms.shares import common_shares, largest_remainder
+from dpray.mechanisms.batches import HashPartition, PoissonBatches
+from dpray.mechanisms.labels import common_shares, largest_remainder
 from dpray.methods.private_prediction.algorithm import PrivatePrediction
 from dpray.methods.private_prediction.batch_memory import BatchMemory
 from dpray.methods.private_prediction.prompts import PromptTemplate

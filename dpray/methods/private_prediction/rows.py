@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
-from dpray.mechanisms.partition import HashPartition, content_rank
-from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.mechanisms.batches import HashPartition, PoissonBatches, content_rank
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.workers.rows import Row, place, read_records
 

@@ -17,7 +17,7 @@ from dpray.config.config import Config
 from dpray.engines.base import EngineError
 from dpray.io.formats import Piece
 from dpray.io.public_files import public_files
-from dpray.mechanisms.shares import common_shares
+from dpray.mechanisms.labels import common_shares
 from dpray.methods.private_prediction.gains import Gains, measure, sampled
 from dpray.methods.private_prediction.plan import (
     choose_batches,

@@ -1,8 +1,7 @@
 """Public texts make topics, and a noisy histogram says how frequent each is among the private
 records of a label. Sequences of terms follow from it.
 
-Nothing here knows where the records are. Topics are public, and so is all that follows from the
-noisy counts.
+Topics are public, and so is all that follows from the noisy counts.
 
 Shapes: N public texts, T topics, D dimensions of an embedding.
 """
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from dpray.accounting.event import Event
 from dpray.mechanisms.discrete_noise import Counts
-from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.topics import Vectors, class_terms, clusters_of
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.topics.settings import TopicsSettings
@@ -25,8 +24,8 @@ from dpray.methods.topics.settings import TopicsSettings
 
 @dataclass(frozen=True)
 class PublicTopics:
-    """Holds the topics of public texts: their `means`, shape (T, D), their `words`, and in `counts`
-    each label's number of public texts of every topic, shape (T,)."""
+    """The topics of public texts: their `means`, shape (T, D), their `words`, and in `counts` each
+    label's number of public texts of every topic, shape (T,)."""
 
     means: Vectors = field(repr=False)
     words: Sequence[Sequence[str]]
@@ -41,7 +40,7 @@ class PublicTopics:
         settings: TopicsSettings,
     ) -> PublicTopics:
         """Cluster the texts, each of which has a label and a vector; equal arguments give equal
-        topics on one machine. There are fewer topics than asked for where fewer vectors differ."""
+        topics on one machine. There are fewer topics than asked for if fewer vectors differ."""
         topic_of, means = clusters_of(vectors_ND, settings.topics)
         T, of_label = len(means), np.array(labels)
         words = class_terms(texts, topic_of, T, settings.words, min_texts=1)
@@ -54,7 +53,7 @@ class PublicTopics:
 
 @dataclass(frozen=True)
 class TopicHistogram:
-    """Holds the frozen plan of a run, all of it public.
+    """The frozen plan of a run; it is public.
 
     Guarantee: add or remove one unit. A private record adds one to one count, that of its label and
     of the topic whose mean is nearest to its embedding. That is a vote for one of T public vectors,
@@ -77,8 +76,8 @@ class TopicHistogram:
 
     def shares(self, noisy_T: Counts, public_T: Counts) -> npt.NDArray[np.float64]:
         """Return the topics' shares of a label's sequences: in proportion to the noisy counts that
-        are not below H. Where no count is left, the label's public texts decide; where it has none,
-        the shares are equal."""
+        are not below H. If no count is left, the label's public texts decide; if it has none, the
+        shares are equal."""
         measured_T = np.where(noisy_T < self.least_count, 0, noisy_T)
         for counts_T in (measured_T, public_T):
             if counts_T.any():
@@ -88,7 +87,7 @@ class TopicHistogram:
     def sequences(
         self, number: int, noisy_T: Counts, public_T: Counts, words: Sequence[Sequence[str]]
     ) -> list[Sequence[str]]:
-        """Return so many sequences of a label, each of them the words of a topic."""
+        """Return `number` sequences of a label, each of them the words of a topic."""
         shares = dict(enumerate(self.shares(noisy_T, public_T)))
         copies = largest_remainder(number, shares)
         return [words[topic] for topic, times in copies.items() for _ in range(times)]

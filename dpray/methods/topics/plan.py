@@ -8,6 +8,7 @@ from typing import Any
 
 from dpray.accounting.event import Event
 from dpray.auditing.target import Target
+from dpray.auditing.votes import votes_target
 from dpray.config.config import Config
 from dpray.io.formats import Piece
 from dpray.io.public_files import public_files
@@ -22,7 +23,7 @@ from dpray.workers.rows import read_records
 
 @dataclass(frozen=True)
 class TopicsPlan(Plan):
-    """Holds the plan of topics. `public` are the records whose texts are clustered."""
+    """The plan of topics. `public` are the records whose texts are clustered."""
 
     settings: TopicsSettings
     method: TopicHistogram
@@ -33,9 +34,7 @@ class TopicsPlan(Plan):
         return self.method.dp_event
 
     def audit_targets(self) -> Iterator[Target]:
-        from dpray.methods.topics.audit import targets
-
-        return targets(self.method)
+        yield votes_target("topic histogram", self.method.votes)
 
     @property
     def noise_multiplier(self) -> float:

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
-from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.labels import largest_remainder
 from dpray.methods.topics.algorithm import PublicTopics
 from dpray.methods.topics.plan import TopicsPlan
 from dpray.runs.session import Release, Session
-from dpray.workers.voters import Voters, embedded, total_votes
+from dpray.workers.voters import Vote, Voters, embedded
 
 TopicsSession = Session[TopicsPlan]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Holds what is published: the topics' words, and for each label the number of its public texts
-    of every topic, and the NOISY count of its private records."""
+    """The published measurement: the topics' words, and for each label and topic the number of
+    public texts and the NOISY count of private records."""
 
     words: list[list[str]]
     public: dict[str, list[int]]
@@ -61,8 +61,8 @@ def measured(session: TopicsSession) -> Measured:
         topics = PublicTopics.of(texts, labels, embedded(voters, texts), plan.settings)
 
         def mechanism() -> dict[str, Any]:
-            exact = total_votes(voters, dict.fromkeys(plan.proportions, topics.means))
-            noisy = plan.method.votes.noisy_by_label(exact)
+            vote = Vote(voters, plan.method.votes)
+            noisy = vote(dict.fromkeys(plan.proportions, topics.means))
             none_T = np.zeros(len(topics.words), dtype=np.int64)
             return {
                 "words": topics.words,

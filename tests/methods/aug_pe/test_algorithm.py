@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteGaussian
 from dpray.engines.requests import Request
-from dpray.mechanisms.randomness import generator
-from dpray.mechanisms.shares import largest_remainder
+from dpray.mechanisms.randomness import generator, new_key
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.algorithm import (
     AugPe,
@@ -23,12 +25,16 @@ from dpray.methods.aug_pe.algorithm import (
     Population,
     masked,
     sampling,
+    select_by_probability,
+    select_by_rank,
     words,
 )
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.types import DprayError, Progress, Prompt
+from tests.statistical.two_sided import fits_probabilities
 
 SALT = "5a" * 16
+KEY = "1" * 64
 SETTINGS = AugPeSettings(
     name="aug_pe",
     iterations=4,
@@ -351,20 +357,6 @@ def test_an_answer_of_more_words_than_tokens_is_cut() -> None:
     assert run(PLAN, short, Voters())["World"][0] == " ".join(["word"] * 64)
 
 
-def test_largest_remainder() -> None:
-    thirds = dict.fromkeys("abc", 1 / 3)
-    assert largest_remainder(10, thirds) == {"a": 4, "b": 3, "c": 3}
-    assert largest_remainder(10, {"a": 0.05, "b": 0.92, "c": 0.03}) == {"a": 1, "b": 9, "c": 0}
-    assert largest_remainder(7, {"": 1.0}) == {"": 7}
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        shares = rng.dirichlet(np.ones(rng.integers(1, 30)) / 3)
-        records = int(rng.integers(1, 5000))
-        split = largest_remainder(records, {str(i): p for i, p in enumerate(shares)})
-        assert sum(split.values()) == records
-        assert max(abs(split[str(i)] - p * records) for i, p in enumerate(shares)) < 1
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"iterations": 0}, {"variations": 0}, {"lookahead": -1}, {"records": {"a": 0}}],
@@ -389,3 +381,45 @@ def test_progress_has_public_numbers_only() -> None:
         (2, "votes", "15 texts"),
     ]
     assert {p.total for p in seen} == {2}
+
+
+def counts(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def test_the_best_by_rank_come_first() -> None:
+    rng = generator(new_key())
+    assert select_by_rank(counts(1, 9, -5, 7, 3), 3, rng).tolist() == [1, 3, 4]
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=12), st.data())
+def test_rank_takes_no_text_twice_and_no_worse_one(votes: list[int], data: st.DataObject) -> None:
+    n = data.draw(st.integers(0, len(votes)))
+    kept = select_by_rank(counts(*votes), n, generator(KEY)).tolist()
+    assert len(set(kept)) == len(kept) == n
+    rest = [max(votes[i], 0) for i in range(len(votes)) if i not in kept]
+    assert all(max(votes[i], 0) >= value for i in kept for value in rest)
+
+
+def test_ties_are_broken_at_random() -> None:
+    rng = generator(new_key())
+    chosen = Counter(int(select_by_rank(counts(-1, 0, -9, 0), 1, rng)[0]) for _ in range(8000))
+    assert fits_probabilities([chosen[i] for i in range(4)], [0.25] * 4)
+
+
+def test_probability_is_proportional_to_the_cut_counts() -> None:
+    drawn = select_by_probability(counts(1, -4, 3, 0, 6), 20_000, generator(new_key()))
+    observed = np.bincount(drawn, minlength=5)
+    assert observed[1] == observed[3] == 0
+    assert fits_probabilities(observed[[0, 2, 4]].tolist(), [0.1, 0.3, 0.6])
+
+
+def test_no_votes_are_uniform() -> None:
+    drawn = select_by_probability(counts(-4, 0, -1), 9000, generator(new_key()))
+    assert fits_probabilities(np.bincount(drawn, minlength=3).tolist(), [1 / 3] * 3)
+
+
+def test_the_generator_decides() -> None:
+    votes = counts(0, 2, 2, 2, 5, 0, 0)
+    for select in (select_by_rank, select_by_probability):
+        assert (select(votes, 4, generator(KEY)) == select(votes, 4, generator(KEY))).all()

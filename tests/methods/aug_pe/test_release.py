@@ -17,10 +17,10 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
 from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
-from dpray.methods.aug_pe import release as aug_pe_run
 from dpray.runs import runner
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers import voters
+from dpray.workers.voters import Vote
 from tests.workers.outcomes import lines
 
 
@@ -137,16 +137,16 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(
 ) -> None:
     """Cut off inside the second vote, and in the calls after it."""
     run = config()
-    count = aug_pe_run.total_votes
+    vote = Vote.__call__
     counted: list[int] = []
 
     def cut_off(*arguments: Any) -> Any:
         counted.append(1)
         if len(counted) == 2:
             raise KeyboardInterrupt
-        return count(*arguments)
+        return vote(*arguments)
 
-    monkeypatch.setattr(aug_pe_run, "total_votes", cut_off)
+    monkeypatch.setattr(Vote, "__call__", cut_off)
     with pytest.raises(Resumable):
         asked.run(run)
     made = json.loads((Path(run.output.path) / "run.json").read_text())
@@ -230,7 +230,7 @@ def test_a_vote_whose_code_raised_is_never_repeated(
         raise LookupError("Marlowe has a cough")
 
     with monkeypatch.context() as patch:
-        patch.setattr(aug_pe_run, "total_votes", broken)
+        patch.setattr(Vote, "__call__", broken)
         with pytest.raises(DprayError, match="the run stopped: LookupError") as caught:
             asked.run(run)
         assert "Marlowe" not in str(caught.value)

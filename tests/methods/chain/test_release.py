@@ -15,10 +15,10 @@ from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
-from dpray.methods.topics import release as topics_run
 from dpray.registry import make_plan
 from dpray.report.write import write_report
 from dpray.types import BudgetRefused, InputError, Resumable
+from dpray.workers.voters import Vote
 from tests.methods.chain.conftest import OF_LABEL, PUBLIC, WORDS, Watched, write_public
 from tests.workers.outcomes import lines, open_budget
 
@@ -113,7 +113,7 @@ def test_topics_that_were_cut_off_in_the_count_are_counted_once_more_at_no_charg
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(topics_run, "total_votes", cut_off)
+        patch.setattr(Vote, "__call__", cut_off)
         with pytest.raises(Resumable):
             watched.run(run)
     # Other public texts do not change what is published.

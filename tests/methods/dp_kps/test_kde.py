@@ -213,7 +213,7 @@ def test_gaussian_noise_rounded_at_random_is_discrete_gaussian_noise(s: float, t
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 def test_noise_that_no_integer_holds_is_refused(noise: Any) -> None:
     largest = FeatureSum(1, noise, 1e8)
-    assert np.isfinite(largest.noisy(np.zeros(1, dtype=np.int64))).all()
+    assert np.isfinite(largest(np.zeros(1, dtype=np.int64))).all()
     with pytest.raises(ValueError, match="too large for integer noise"):
         FeatureSum(1, noise, 1e9)
     with pytest.raises(ValueError, match="must be positive"):
@@ -222,7 +222,7 @@ def test_noise_that_no_integer_holds_is_refused(noise: Any) -> None:
 
 def test_sums_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="shape"):
-        SUM.noisy(np.zeros(I + 1, dtype=np.int64))
+        SUM(np.zeros(I + 1, dtype=np.int64))
 
 
 def test_the_density_is_not_divided_by_the_number_of_records() -> None:

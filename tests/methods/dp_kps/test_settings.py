@@ -1,20 +1,29 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from pydantic import ValidationError
 
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.types import InputError
 
 
-def settings(vocabulary: float | None, kde: float | None) -> DpKpsSettings:
-    keys = {"epsilon_vocabulary": vocabulary, "epsilon_kde": kde}
+def settings(**keys: Any) -> DpKpsSettings:
     return DpKpsSettings.model_validate({"name": "dp_kps", "vocabulary": "terms.txt", **keys})
+
+
+def sharing(vocabulary: float | None, kde: float | None) -> DpKpsSettings:
+    return settings(epsilon_vocabulary=vocabulary, epsilon_kde=kde)
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "kde", "total", "labels", "expected"),
     [
         (None, None, 4.2, 0.1, (2.05, 2.05, 4.2)),
+        (None, None, 6.0, 0.0, (3.0, 3.0, 6.0)),
+        (1.0, None, 6.0, 0.0, (1.0, 5.0, 6.0)),
+        (None, 5.0, 6.0, 0.0, (1.0, 5.0, 6.0)),
         (0.1, None, 0.3, 0.0, (0.1, 0.2, 0.3)),
         (None, 0.1, 0.3, 0.0, (0.2, 0.1, 0.3)),
         (0.1, 0.2, 0.3, 0.0, (0.1, 0.2, 0.3)),
@@ -30,12 +39,14 @@ def test_epsilon_is_shared_out_in_decimals(
     labels: float,
     expected: tuple[float, float, float],
 ) -> None:
-    assert settings(vocabulary, kde).epsilons(total, labels) == expected
+    assert sharing(vocabulary, kde).epsilons(total, labels) == expected
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "kde", "total", "labels"),
     [
+        (6.0, None, 6.0, 0.0),
+        (None, 7.0, 6.0, 0.0),
         (0.1, 0.2000000000001, 0.3, 0.0),
         (0.1, 0.2, 0.3, 1e-9),
         (0.2, None, 0.3, 0.1),
@@ -45,5 +56,34 @@ def test_epsilon_is_shared_out_in_decimals(
 def test_what_is_over_by_any_digit_is_refused(
     vocabulary: float | None, kde: float | None, total: float, labels: float
 ) -> None:
-    with pytest.raises(InputError, match=r"^method\.epsilon_vocabulary and .* privacy\.epsilon 0"):
-        settings(vocabulary, kde).epsilons(total, labels)
+    with pytest.raises(
+        InputError, match=r"^method\.epsilon_vocabulary and .* privacy\.epsilon [06]"
+    ):
+        sharing(vocabulary, kde).epsilons(total, labels)
+
+
+def test_the_bandwidth_that_goes_with_the_estimator() -> None:
+    assert settings().kernel_bandwidth == 0.0
+    assert settings(estimator="rff").kernel_bandwidth == 1.0
+    assert settings(bandwidth=0.5).kernel_bandwidth == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"noise": "gaussian"}, "noise"),
+        ({"sampling": "iterative"}, "sampling"),
+        ({"estimator": "rff", "bandwidth": 0.0}, "bandwidth"),
+        ({"bandwidth": -1.0}, "bandwidth"),
+        ({"contrast": 1.5}, "contrast"),
+        ({"phrases_per_record": 0}, "phrases_per_record"),
+    ],
+)
+def test_settings_that_make_no_sense(change: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValidationError, match=key):
+        settings(**change)
+
+
+def test_every_setting_is_described() -> None:
+    fields = DpKpsSettings.model_fields
+    assert [name for name in fields if name != "name" and not fields[name].description] == []

@@ -1,9 +1,10 @@
-"""Terms in texts, and the histogram of them."""
+"""A public list of terms, the terms in texts, and the histogram of them."""
 
 from __future__ import annotations
 
 import pickle
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteLaplace
 from dpray.mechanisms.term_matcher import TermMatcher
-from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
+from dpray.methods.dp_kps.vocabulary import VocabularyHistogram, read_vocabulary
+from dpray.types import InputError
 
 
 def found(terms: list[str], text: str, number: int = 100) -> list[str]:
@@ -139,13 +141,13 @@ def test_its_event_is_that_of_its_noise() -> None:
 def test_every_term_gets_noise() -> None:
     """Noise of scale 1000 is 0 once in 2,000 draws: 200 zeros of 2,000 never happen."""
     histogram = VocabularyHistogram(2000, 10, 1000.0)
-    noisy = histogram.noisy(histogram.count([]))
+    noisy = histogram(histogram.count([]))
     assert noisy.dtype == np.int64 and (noisy == 0).sum() < 200
 
 
 def test_counts_of_another_vocabulary_are_refused() -> None:
     with pytest.raises(ValueError, match="shape"):
-        VocabularyHistogram(5, 1, 1.0).noisy(np.zeros(4, dtype=np.int64))
+        VocabularyHistogram(5, 1, 1.0)(np.zeros(4, dtype=np.int64))
 
 
 def test_the_highest_first_and_all_where_there_are_no_more() -> None:
@@ -159,3 +161,50 @@ def test_ties_are_broken_at_random() -> None:
     histogram, rng = VocabularyHistogram(10, 1, 1.0), np.random.default_rng(2)
     firsts = [histogram.top(np.zeros(10, dtype=np.int64), 1, rng)[0] for _ in range(500)]
     assert np.bincount(firsts, minlength=10).min() > 20
+
+
+@pytest.mark.parametrize(
+    ("data", "terms"),
+    [
+        ("heart failure\r\n\n  \nÉtoile\naspirin".encode(), ["heart failure", "Étoile", "aspirin"]),
+        (b"\xef\xbb\xbfthe\t121431\nnew  york\t12\textra\n", ["the", "new york"]),
+        (
+            "Straße\nSTRASSE\nb\ne\u0301t\u00e9\n\u00c9T\u00c9\nB".encode(),
+            ["Straße", "b", "e\u0301t\u00e9"],
+        ),
+        (b"The\nof mice\nof\nmouse\n", ["The", "of mice", "of", "mouse"]),
+    ],
+    ids=["one a line, in order", "the first column", "equal but for case", "stop words are kept"],
+)
+def test_a_file_of_terms(tmp_path: Path, data: bytes, terms: list[str]) -> None:
+    path = tmp_path / "terms.txt"
+    path.write_bytes(data)
+    assert read_vocabulary(path) == terms
+
+
+def test_stop_words_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "terms.txt"
+    path.write_bytes(b"The\nof mice\nof\nmouse\n")
+    assert read_vocabulary(path, "english") == ["of mice", "mouse"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"good\n\xff\xfesecret\n", "line 2: .*UTF-8"),
+        (b"", "no term"),
+        (b"\n \n", "no term"),
+        (b"\tx\n", "no term"),
+        (b"the\nof\n", "no term"),
+        (None, "No such file"),
+    ],
+)
+def test_a_bad_file_of_terms(tmp_path: Path, data: bytes | None, message: str) -> None:
+    path = tmp_path / "terms.txt"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(InputError, match=rf"method\.vocabulary: .*{message}") as raised:
+        read_vocabulary(path, "english")
+    assert "secret" not in str(raised.value)
+    with pytest.raises(InputError, match=r"method\.vocabulary"):
+        read_vocabulary(tmp_path)  # a folder

@@ -18,7 +18,7 @@ import torch
 from scipy import stats
 
 from dpray.accounting.event import Event
-from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.mechanisms.batches import PoissonBatches
 from dpray.methods.private_prediction.token import PrivateToken
 
 PUBLIC_SIZE, S, TEXTS, TOKENS = 400, 40, 2, 4

@@ -16,7 +16,7 @@ import pytest
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.base import Engine
 from dpray.engines.transformers import TransformersEngine
-from dpray.mechanisms.poisson_batches import PoissonBatches
+from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import SecretKey, new_key
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.release import joined

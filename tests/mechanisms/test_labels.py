@@ -1,4 +1,4 @@
-"""The claims of docs/privacy.md, section 1.5."""
+"""The claims of docs/privacy.md, section 1.5, and numbers that are shared out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.accounting.accountant import cost
-from dpray.mechanisms.label_histogram import LabelHistogram
+from dpray.mechanisms.labels import LabelHistogram, largest_remainder
 
 LABELS = ("a", "b", "c")
 HISTOGRAM = LabelHistogram(LABELS, epsilon=0.5)
@@ -70,14 +70,14 @@ def test_proportions_are_cut_at_zero_and_uniform_without_counts() -> None:
 
 def test_noise_is_on_every_label() -> None:
     """Scale 10^9: no noise on a label fewer than once in 10^9 runs."""
-    noisy = LabelHistogram(LABELS, 1e-9).noisy(HISTOGRAM.count([]))
+    noisy = LabelHistogram(LABELS, 1e-9)(HISTOGRAM.count([]))
     assert noisy.dtype == np.int64 and (noisy != 0).all()
 
 
 def test_enough_records_drown_the_noise() -> None:
     """Off by 0.01 needs noise of 100 scales: fewer than once in 10^40 runs."""
     records = ["a"] * 15_000 + ["b"] * 5_000
-    shares = HISTOGRAM.proportions(HISTOGRAM.noisy(HISTOGRAM.count(records)))
+    shares = HISTOGRAM.proportions(HISTOGRAM(HISTOGRAM.count(records)))
     assert shares == pytest.approx({"a": 0.75, "b": 0.25, "c": 0.0}, abs=0.05)
 
 
@@ -96,3 +96,17 @@ def test_enough_records_drown_the_noise() -> None:
 def test_bad_parameters(labels: tuple[str, ...], epsilon: float, k: int) -> None:
     with pytest.raises(ValueError):
         LabelHistogram(labels, epsilon, k)
+
+
+def test_largest_remainder() -> None:
+    thirds = dict.fromkeys("abc", 1 / 3)
+    assert largest_remainder(10, thirds) == {"a": 4, "b": 3, "c": 3}
+    assert largest_remainder(10, {"a": 0.05, "b": 0.92, "c": 0.03}) == {"a": 1, "b": 9, "c": 0}
+    assert largest_remainder(7, {"": 1.0}) == {"": 7}
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        shares = rng.dirichlet(np.ones(rng.integers(1, 30)) / 3)
+        records = int(rng.integers(1, 5000))
+        split = largest_remainder(records, {str(i): p for i, p in enumerate(shares)})
+        assert sum(split.values()) == records
+        assert max(abs(split[str(i)] - p * records) for i, p in enumerate(shares)) < 1

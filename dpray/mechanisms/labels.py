@@ -1,18 +1,28 @@
-"""`LabelHistogram` measures the proportions of the labels, with noise, where they are not
-public."""
+"""The labels' proportions: measured with noise if they are not public, and what is divided by
+them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dpray.accounting.events import DiscreteLaplace
-from dpray.mechanisms.discrete_noise import Counts, checked_scale, discrete_laplace
-from dpray.mechanisms.laplace_scale import laplace_scale
+from dpray.mechanisms.discrete_noise import (
+    Counts,
+    checked_scale,
+    discrete_laplace,
+    laplace_scale,
+)
+
+K = TypeVar("K", bound=Hashable)
+
+RARE = 0.25
+"""A label is rare if its share is below this part of an equal one."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +32,18 @@ class LabelHistogram:
     Claim: relation add-or-remove-one unit. A record adds one to one count, a unit with
     k = `records_per_unit` records at most k in all: L1 sensitivity k. Noise of scale k/epsilon on
     every label of the public set, the absent ones too: `epsilon`-DP, once. Everything computed
-    from `noisy` is free.
+    from the released counts is free.
     Proof: docs/privacy.md, section 1.5.
 
     Raises ValueError for an empty label set, a label named twice, or a bad epsilon or unit size.
+
+    >>> histogram = LabelHistogram(("news", "sport"), epsilon=0.5)
+    >>> exact = histogram.count(["news", "sport", "news"])  # private
+    >>> noisy = histogram(exact)  # may be released
+    >>> sum(histogram.proportions(noisy).values())
+    1.0
+    >>> histogram.dp_event.pure_epsilon()
+    0.5
     """
 
     labels: tuple[str, ...]
@@ -48,7 +66,7 @@ class LabelHistogram:
 
     @property
     def dp_event(self) -> DiscreteLaplace:
-        """Return the cost of one call of `noisy`."""
+        """Return the cost of one call."""
         return DiscreteLaplace(scale=self.scale, sensitivity=self.records_per_unit)
 
     def count(self, labels: Iterable[str]) -> Counts:
@@ -64,7 +82,7 @@ class LabelHistogram:
             counts_N[position[label]] += 1
         return counts_N
 
-    def noisy(self, counts_N: npt.NDArray[np.integer]) -> Counts:
+    def __call__(self, counts_N: npt.NDArray[np.integer]) -> Counts:
         """Return the released counts, in the order of `labels`; may be negative."""
         return discrete_laplace(counts_N, self.scale)
 
@@ -75,3 +93,26 @@ class LabelHistogram:
             weights_N[:] = 1.0
         shares = (weights_N / weights_N.sum()).tolist()
         return dict(zip(self.labels, shares, strict=True))
+
+
+def largest_remainder(records: int, proportions: Mapping[K, float]) -> dict[K, int]:
+    """Split `records` by public proportions that sum to 1: rounded down, and what is left over one
+    each to the largest remainders, ties in the order of `proportions`. The sum is exact.
+
+    >>> largest_remainder(10, {"a": 0.55, "b": 0.27, "c": 0.18})
+    {'a': 5, 'b': 3, 'c': 2}
+    """
+    shares = {label: records * proportion for label, proportion in proportions.items()}
+    split = {label: math.floor(share) for label, share in shares.items()}
+    left = records - sum(split.values())
+    by_remainder = sorted(shares, key=lambda label: split[label] - shares[label])
+    for label in by_remainder[:left]:
+        split[label] += 1
+    return split
+
+
+def common_shares(proportions: Mapping[K, float]) -> dict[K, float]:
+    """Return the shares of the labels that are not rare: those of at least `RARE` of an equal share
+    among the labels that have one. The most common label is always among them."""
+    shares = {label: share for label, share in proportions.items() if share > 0}
+    return {label: share for label, share in shares.items() if share >= RARE / len(shares)}
