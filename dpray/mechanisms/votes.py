@@ -1,19 +1,20 @@
 """Private records vote for their nearest synthetic texts (Xie et al. 2024, step 3), each for one
-or, with decaying weights, for several (after WASP, Zou et al. 2025). The candidates may be any
-public vectors, such as the centroids of topics.
+or, with decaying weights, for several (after WASP, Zou et al. 2025). In the place of texts there
+may be any public vectors, such as the centroids of topics.
 
-A record's vote must depend on that record and the synthetic texts alone. A float32 search does not
-ensure that: how a matrix product rounds depends on its number of rows, so one more record could
-flip a near-tie of ANOTHER record, and one unit would move more counts than is charged. So float32
-decides only where its rounding cannot matter, and near-ties are settled in exact arithmetic:
-embeddings lie on a grid of 2^-24, where every squared distance is an integer below 2^53 that
-float64 holds exactly, in whatever order it is summed.
+The vote of a record has to depend on that record and the synthetic texts alone. A float32 search
+does not ensure that by itself: how a matrix product rounds depends on how many rows it has, so that
+one more record could flip a near-tie of ANOTHER record, and one unit would move more counts than is
+charged. So float32 decides only where its rounding cannot matter, and near-ties are settled in
+exact arithmetic: embeddings lie on a grid of 2^-24, where every squared distance is an integer
+below 2^53 that float64 holds exactly, in whatever order it is summed.
 
 Shapes: M private records, N synthetic texts, D dimensions of an embedding.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,15 +29,11 @@ from dpray.accounting.events import DiscreteGaussian
 from dpray.mechanisms.discrete_noise import Counts, discrete_gaussian
 
 GRID = 2.0**24
-
+# Squared distances of vectors of at most this norm stay below 2^53 on the grid.
 MAX_NORM = 2.0
-"""On the grid, squared distances of vectors of at most this norm stay below 2^53."""
-
+# Cells of one distance matrix: 64 MiB in float32, and 32 MiB of exact ones in float64.
 CELLS, EXACT_CELLS = 2**24, 2**22
-"""Cells of one distance matrix: 64 MiB in float32, and 32 MiB of exact ones in float64."""
-
 FLOAT32_UNIT = 2.0**-24
-"""The relative error of one rounding in float32 is at most this."""
 
 NOISE_MULTIPLIERS = (1e-3, 1e7)
 """A noise multiplier that epsilon is to determine lies within these."""
@@ -119,7 +116,8 @@ def count_votes(
 
     Private, not for release. Embeddings are rounded to multiples of 2^-24; among equally near texts
     the lowest index comes first, and of duplicates it alone gets votes. Votes of shards of the
-    records add up to the votes of all. Memory grows with N, not with M.
+    records add up to the votes of all. Memory grows with N, and with M not at all. Runs on GPU 0
+    where FAISS is installed and sees one.
     Proof: docs/privacy.md, section 3.1.
 
     Raises ValueError for an empty synthetic set, shapes that do not match, and vectors that are not
@@ -157,6 +155,7 @@ class _NearestText:
         self.squares_U = np.einsum("ud,ud->u", self.exact_UD, self.exact_UD)
         self.rounded_squares_U = (self.squares_U / GRID**2).astype(np.float32)
         self.largest_norm = float(_norms(self.rows_UD).max())
+        self.gpu = _gpu_index(self.rows_UD)
 
     def nearest(self, private_BD: npt.NDArray[np.float32], number: int) -> npt.NDArray[np.int64]:
         """Return the indices in the synthetic set of each row's nearest texts, nearest first, as
@@ -164,7 +163,7 @@ class _NearestText:
         rows_BD, Q = _on_grid(private_BD, "private"), min(number, len(self.index_U))
         if len(self.index_U) == 1:
             return np.zeros((len(rows_BD), 1), dtype=np.int64)
-        nearest_BQ, gap_B = self._in_float32(rows_BD, Q)
+        nearest_BQ, gap_B = self._by_gpu(rows_BD, Q) if self.gpu else self._by_numpy(rows_BD, Q)
         unsure = np.flatnonzero(gap_B <= self._largest_rounding_gap(rows_BD))
         step = max(1, EXACT_CELLS // len(self.index_U))
         for start in range(0, len(unsure), step):
@@ -172,7 +171,7 @@ class _NearestText:
             nearest_BQ[part] = self._exactly(rows_BD[part], Q)
         return self.index_U[nearest_BQ]
 
-    def _in_float32(
+    def _by_numpy(
         self, rows_BD: npt.NDArray[np.float32], Q: int
     ) -> tuple[npt.NDArray[np.int64], Array]:
         """Return the Q nearest texts in float32, and the smallest step, squared, from one of them
@@ -183,6 +182,14 @@ class _NearestText:
         nearest_BQ, least_BQ = _least(order_BU, Q)
         steps_BQ = np.diff(least_BQ, axis=1, append=order_BU.min(axis=1, keepdims=True))
         return nearest_BQ, steps_BQ.min(axis=1)
+
+    def _by_gpu(
+        self, rows_BD: npt.NDArray[np.float32], Q: int
+    ) -> tuple[npt.NDArray[np.int64], Array]:
+        """Return the same by FAISS."""
+        assert self.gpu is not None
+        squared, found = self.gpu[0].search(rows_BD, min(Q + 1, len(self.index_U)))
+        return found[:, :Q].copy(), np.diff(squared.astype(np.float64), axis=1).min(axis=1)
 
     def _largest_rounding_gap(self, rows_BD: npt.NDArray[np.float32]) -> Array:
         """Return the largest gap between two float32 squared distances that rounding alone can
@@ -214,6 +221,22 @@ def _least(order_BU: npt.NDArray[Any], Q: int) -> tuple[npt.NDArray[np.int64], A
         values_BQ[:, q] = order_BU[rows_B, places_BQ[:, q]]
         order_BU[rows_B, places_BQ[:, q]] = np.inf
     return places_BQ, values_BQ
+
+
+def _gpu_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any] | None:
+    """Return an exact L2 index on GPU 0, and the memory that has to live as long as it; None
+    without a GPU, because on a CPU FAISS took three times numpy's time
+    (tests/benchmarks/bench_voting.py), or without FAISS, which the extra `gpu` brings."""
+    if importlib.util.find_spec("faiss") is None:
+        return None
+    import faiss
+
+    if faiss.get_num_gpus() == 0:
+        return None
+    resources: Any = faiss.StandardGpuResources()
+    index: Any = faiss.index_cpu_to_gpu(resources, 0, faiss.IndexFlatL2(rows_UD.shape[1]))
+    index.add(rows_UD)
+    return index, resources
 
 
 def _on_grid(rows_BD: npt.NDArray[np.float32], whose: str) -> npt.NDArray[np.float32]:
