@@ -13,6 +13,7 @@ import pytest
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteGaussian
 from dpray.engines.requests import Request
+from dpray.io.template_file import Template
 from dpray.mechanisms.randomness import generator
 from dpray.mechanisms.shares import largest_remainder
 from dpray.mechanisms.votes import VoteHistogram
@@ -59,7 +60,7 @@ def plan_with(records: Mapping[str, int] = PLAN.records, **changes: Any) -> AugP
 class Words:
     """Prompts that show all they were given."""
 
-    stop = ("###",)
+    template = Template({}, stop=("###",), refusals=("I cannot",))
 
     def random(self, label: str, rng: np.random.Generator) -> Prompt:
         return Prompt(f"random|{label}|{rng.integers(1000)}")
@@ -68,9 +69,6 @@ class Words:
         self, kind: str, label: str, text: str, words: int | None, rng: np.random.Generator
     ) -> Prompt:
         return Prompt(f"{kind}|{label}|{text}|{words}|{rng.integers(1000)}")
-
-    def refused(self, answer: str) -> bool:
-        return not answer or answer.startswith("I cannot")
 
 
 class Model:
