@@ -19,6 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from facts import (
     ENTITIES,
     FOLDER,
@@ -140,8 +141,22 @@ def by_fact_changes(about: Method, epsilon: float) -> list[str]:
     path = FOLDER / f"by_fact-{first.name}.jsonl"
     write(path, by_fact(read("private.jsonl"), entities))
     labels = [fact_label(entity, attribute) for entity in entities for attribute in SCHEMA]
-    contrast = ["method.contrast=1.0"] if about.file == "facts_kps" else []
-    return [f"data.path={path}", f"data.labels=[{', '.join(labels)}]", *contrast]
+    changes = [f"data.path={path}", f"data.labels=[{', '.join(labels)}]"]
+    if about.file == "facts_kps":
+        changes.append("method.contrast=1.0")
+    if about.file == "facts_secret":
+        changes.append(f"method.template={template_of(entities)}")
+    return changes
+
+
+def template_of(entities: Sequence[str]) -> Path:
+    """Write the prompts for records labelled by the fact: they name the company alone, with which
+    the answer begins. Return the file."""
+    template = yaml.safe_load((HERE / "facts.template.yaml").read_text())
+    names = {fact_label(entity, attribute): entity for entity in entities for attribute in SCHEMA}
+    path = FOLDER / "by_fact.template.yaml"
+    path.write_text(yaml.safe_dump(template | {"prefix": "{label}", "labels": names}))
+    return path
 
 
 def names_of(first: Path) -> list[str]:

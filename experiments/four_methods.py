@@ -149,10 +149,8 @@ def changes(cell: Cell) -> list[str]:
         found.append(f"engine.model={tuned_before}")
     if cell.file.endswith("dp_sgd") and shares:
         found.append(f"{cell.section}.control_columns.label={about.control}")
-    if cell.method.endswith("aug_pe"):
-        found.append(f"{cell.section}.template={prompts_with_examples(cell)}")
-    elif (prompt := prompts(cell)).exists():
-        found.append(f"{cell.section}.template={prompt}")
+    if prompts(cell).exists():
+        found.append(f"{cell.section}.template={prompts_of_labels(cell)}")
     if cell.file.endswith("private_prediction"):
         found.append(f"{cell.section}.clip_bound={largest_clip(cell, found)}")
     return found
@@ -173,19 +171,27 @@ def prompts(cell: Cell) -> Path:
     return HERE / "smollm2" / "prompts" / f"{cell.data}_{cell.file}.yaml"
 
 
-def prompts_with_examples(cell: Cell) -> Path:
-    """Write the prompts of Aug-PE with public texts of each label, one of which every request for a
-    random text shows; return the file."""
+def prompts_of_labels(cell: Cell) -> Path:
+    """Write the prompts with the labels' names in words; return the file. For Aug-PE they also have
+    public texts of each label, one of which every request for a random text shows."""
+    template = yaml.safe_load(prompts(cell).read_text())
+    template["labels"] = {label: label.replace("_", " ") for label in labels(cell.data)}
+    if cell.method.endswith("aug_pe"):
+        template["keywords"] = public_texts(cell)
+    path = RUNS / "smollm2" / "prompts" / prompts(cell).name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(template, allow_unicode=True))
+    return path
+
+
+def public_texts(cell: Cell) -> dict[str, list[str]]:
+    """Return short public texts of each label."""
     texts: dict[str, list[str]] = {label: [] for label in labels(cell.data) or ("",)}
     for row in rows(part(cell.data, "public")):
         of_label = texts[row["label"] or ""]
         if len(of_label) < EXAMPLES and is_short(row["text"]):
             of_label.append(" ".join(row["text"].split()))
-    template = yaml.safe_load(prompts(cell).read_text())
-    path = RUNS / "smollm2" / "prompts" / prompts(cell).name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(template | {"keywords": texts}, allow_unicode=True))
-    return path
+    return texts
 
 
 def run(cell: Cell, server: psutil.Process | None = None) -> None:

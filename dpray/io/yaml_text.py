@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml import events as parsed
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, SequenceNode
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver, implicit_resolvers
 
@@ -69,6 +70,24 @@ def parse_yaml(text: str) -> Any:
         if isinstance(error, YamlRefused):
             raise
         raise YamlRefused(str(error).splitlines()[0]) from None
+
+
+def text_lines(text: str) -> dict[tuple[str, ...], tuple[int, bool]]:
+    """Return the line on which each value of a YAML text begins, by the keys and places that lead
+    to it, and whether the lines of the value are those of the text. `parse_yaml` has read the text:
+    it is not too large."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    lines: dict[tuple[str, ...], tuple[int, bool]] = {}
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), yaml.compose(text))]
+    while waiting:
+        keys, node = waiting.pop()
+        style = getattr(node, "style", None)
+        lines[keys] = (node.start_mark.line + 1 + (style in ("|", ">")), style == "|")
+        if isinstance(node, MappingNode):
+            waiting += [((*keys, str(key.value)), value) for key, value in node.value]
+        elif isinstance(node, SequenceNode):
+            waiting += [((*keys, str(place)), each) for place, each in enumerate(node.value)]
+    return lines
 
 
 def dump_yaml(tree: dict[str, Any]) -> str:

@@ -42,9 +42,8 @@ MOST_TASKS = 1000
 MOST_HEADERS = 100
 """So many files of JSON are looked into before a charge."""
 
-TextOf = Callable[[dict[str, Any]], str]
-"""A `TextOf` makes the text from a row's columns; it raises KeyError where one is missing, and
-whatever else a template raises."""
+TextOf = Callable[[Mapping[str, Any]], str]
+"""A `TextOf` makes the text from a row's columns. It raises KeyError where one is missing."""
 
 
 def read_records(
@@ -246,12 +245,11 @@ def _text(where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextO
     value = text_of_columns(row, data.text, where)
     if text_of is not None and not is_empty(value):
         try:
-            value = text_of(dict(row))
+            value = text_of(row)
         except KeyError:
-            raise InputError(f"{where}: a column that the template needs is missing") from None
-        except Exception as error:
-            kind = type(error).__name__
-            raise InputError(f"{where}: method.template: `private` fails ({kind})") from None
+            raise InputError(f"{where}: a column that method.template needs is missing") from None
+        except (ValueError, RecursionError):
+            raise InputError(f"{where}: the columns do not fit into JSON") from None
     if len(value) > data.max_characters:
         raise InputError(
             f"{where}: the text is longer than data.max_characters, {data.max_characters}"

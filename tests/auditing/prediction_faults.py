@@ -17,6 +17,7 @@ from dpray.accounting.event import Event
 from dpray.accounting.events import ExponentialMechanism
 from dpray.auditing.target import Target
 from dpray.config.config import DataConfig
+from dpray.io.template_file import Template
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction import clipping
@@ -126,7 +127,9 @@ class Runs:
             data = DataConfig(
                 path="", public_size=100, max_records_per_unit=len(self.labels), **columns
             )
-        rows_of = partial(private_rows, data=data, template=PromptTemplate(""), by_place=by_place)
+        rows_of = partial(
+            private_rows, data=data, template=PromptTemplate(Template({})), by_place=by_place
+        )
         return made_up_rows(data, rows_of, self.labels, 1 + self.copies)
 
     def method(self, kind: type[PrivatePrediction] = PrivatePrediction) -> PrivatePrediction:

@@ -121,7 +121,7 @@ def test_whole_runs_with_poisson_batches_are_audited_at_what_they_cost(
 def test_a_small_run_has_few_batches_of_few_tokens(settings: Settings, tmp_path: Path) -> None:
     """Also where the texts are made from columns that made-up records do not have."""
     template = tmp_path / "rows.yaml"
-    template.write_text("user: '{{ text }}'\nprivate: '{{ note }}'\n")
+    template.write_text("user: '{text}'\nrecord: {note: note}\n")
     method = POISSON | {"max_tokens": 30, "max_records": 100, "template": str(template)}
     plan = make_plan(parse_config(settings(method=method, privacy__epsilon=1e3)))
     target = list(plan.audit_targets())[-1]
@@ -198,7 +198,7 @@ def test_canaries_of_a_run_that_does_not_finish_start_anew(settings: Settings) -
 
 def test_without_a_place_for_canaries_nothing_is_drawn(settings: Settings, tmp_path: Path) -> None:
     template = tmp_path / "rows.yaml"
-    template.write_text("user: '{{ text }}'\nprivate: '{{ note }}'\n")
+    template.write_text("user: '{text}'\nrecord: {note: note}\n")
     config = parse_config(settings(method__template=str(template)))
     with pytest.raises(InputError, match=r"method\.template: makes the texts from columns"):
         audit(config, run=no_run, canaries=True, on_progress=no_draw)

@@ -305,14 +305,14 @@ class AugPeRun:
             lambda number, attempt: self.request(calls[number], attempt),
             len(calls),
             self.plan.settings.max_retries,
-            self.prompts.refused,
+            self.prompts.template.refused,
             lambda texts: self.progress(t, doing, texts),
         )
 
     def request(self, call: _Call, attempt: int) -> Request:
         request_id = f"{call.name}/{attempt}"
         rng = generator(named_key(self.salt, request_id))
-        settings, stop = self.plan.settings, self.prompts.stop
+        settings, stop = self.plan.settings, self.prompts.template.stop
         if call.parent is None:
             prompt = self.prompts.random(call.label, rng)
             return Request(request_id, prompt, sampling(settings, None, stop))

@@ -1,79 +1,63 @@
-"""A prompt template of Aug-PE asks for a random text and for a variation of a text.
-
-A template is a YAML file with Jinja expressions; `templates/aug_pe/*.yaml` are packaged, a user's
-own is named by its path. Keys: `random`, `paraphrase`, `fill_in_the_blanks` (the requests; `random`
-and the configured one of the other two are needed), `prefix` (the beginning of the answer),
-`styles` and `keywords` (of which one is drawn for each prompt), `demonstrations` (each with
-`label`, `blanks` and `text`), `refusals` (beginnings of an answer that counts as a refusal) and
-`stop` (strings that end one).
-
-Lists may stand in a file of their own, as `template_file` says. `keywords` may also map labels to
-lists, or to null for none: a label takes the longest key that it begins with, so that "" stands for
-all others. Variables: `task` (the request's key), `label`, `keyword`, `style`, `text` (the parent,
-with "_" for its blanks), `words` (how many are asked for, or None), `demonstrations` (each with its
-number of `words`), `terms` (of `random` after DP-KPS or topics in a chain: a sequence of terms of
-the label); what a request does not have is empty.
-
-Everything in a template is public; a demonstration must not be a private text.
-"""
+"""A prompt template of Aug-PE asks for a random text and for a variation of a text. docs/methods.md
+describes its keys. All of it is public: a demonstration must not be a private text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from dpray.io.labels import label_name
-from dpray.io.sandbox import rendered
-from dpray.io.template_file import Fault, TemplateFile, faults_named, is_refusal, packaged
-from dpray.types import InputError, Prompt
+from dpray.io.template_file import Template, TemplateFile, TextKey
+from dpray.types import Prompt
 
 PACKAGE = "dpray.methods.aug_pe"
 
 T = TypeVar("T")
 Variation = Literal["paraphrase", "fill_in_the_blanks"]
-REQUESTS = ("random", "paraphrase", "fill_in_the_blanks")
 Sequences = Mapping[str, Sequence[Sequence[str]]]
-KEYS = {*REQUESTS, "prefix", "styles", "keywords", "demonstrations", "refusals", "stop"}
+
+VARIED = ("text", "label", "style", "words", "demonstrations")
+TEXTS = {
+    "random": TextKey(("label", "keyword", "terms")),
+    "paraphrase": TextKey((*VARIED, "opening"), needed=("text", "opening")),
+    "fill_in_the_blanks": TextKey(VARIED, needed=("text",)),
+    "prefix": TextKey(("label", "keyword", "terms", "style", "words")),
+    "demonstration": TextKey(
+        ("blanks", "text", "words", "label"),
+        needed=("text",),
+        default="{blanks}\n{text}\n\n",
+    ),
+}
 DEMONSTRATION_KEYS = {"label", "blanks", "text"}
 
 
 @dataclass(frozen=True)
 class VariationPrompts:
-    """Holds one template; the module describes it. `keywords` maps beginnings of labels to
-    keywords; there are as many `demonstrations` as the configuration asks for."""
+    """A template; `keywords` maps beginnings of labels to keywords, and `demonstrations` is the
+    text of as many as the configuration asks for."""
 
-    requests: Mapping[str, str]
-    prefix: str = ""
+    template: Template
     styles: tuple[str, ...] = ()
     keywords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    demonstrations: tuple[Mapping[str, Any], ...] = ()
-    refusals: tuple[str, ...] = ()
-    stop: tuple[str, ...] = ()
-    name: str = ""
+    demonstrations: str = ""
     sequences: Sequences = field(default_factory=dict)
 
     def showing(self, sequences: Sequences) -> VariationPrompts:
         """Return the template with sequences of terms for its random texts. Raises InputError where
-        a prompt is the same without them."""
-        shown = replace(self, sequences=sequences)
-        for label in sequences:
-            one, other = (p.random(label, np.random.default_rng(0)) for p in (self, shown))
-            if one == other:
-                raise InputError(
-                    f"method.template: {self.name}: `random` shows no `terms`, which the method "
-                    "before hands on"
-                )
-        return shown
+        it does not show them."""
+        if sequences:
+            self.template.check_terms("random")
+        return replace(self, sequences=sequences)
 
     def random(self, label: str, rng: np.random.Generator) -> Prompt:
         """Return the prompt for a text of the label, with a random one of its keywords, and of its
         sequences of terms."""
         keyword = _one_of(self.keywords_of(label), rng, "")
         terms = _one_of(self.sequences.get(label, ()), rng, ())
-        return self._prompt("random", label=label, keyword=keyword, terms=list(terms))
+        return self._prompt("random", label=label, keyword=keyword, terms=", ".join(terms))
 
     def variation(
         self, kind: Variation, label: str, text: str, words: int | None, rng: np.random.Generator
@@ -81,11 +65,8 @@ class VariationPrompts:
         """Return the prompt for a variation of `text` in a random style; of `words` words where it
         is a number. For "fill_in_the_blanks" the blanks are in `text` already."""
         style = _one_of(self.styles, rng, "")
-        return self._prompt(kind, label=label, text=text, words=words, style=style)
-
-    def refused(self, answer: str) -> bool:
-        """Return whether the answer is empty or begins like one of the template's refusals."""
-        return is_refusal(answer, self.refusals)
+        number = "" if words is None else str(words)
+        return self._prompt(kind, label=label, text=text, words=number, style=style)
 
     def keywords_of(self, label: str) -> tuple[str, ...]:
         """Return the label's keywords; none where the template has none at all. Raises KeyError
@@ -97,16 +78,13 @@ class VariationPrompts:
             raise KeyError(label)
         return self.keywords[max(keys, key=len)]
 
-    def _prompt(self, task: str, **variables: Any) -> Prompt:
-        nothing: dict[str, Any] = {
-            "keyword": "",
-            "terms": [],
-            "style": "",
-            "text": "",
-            "words": None,
-        }
-        known = nothing | {"task": task, "demonstrations": self.demonstrations} | variables
-        return Prompt(rendered(self.requests[task], known), rendered(self.prefix, known))
+    def _prompt(self, request: str, **given: str) -> Prompt:
+        values = dict.fromkeys(("keyword", "terms", "style", "text", "words"), "") | given
+        parent = values["text"].split()
+        values["opening"] = " ".join(parent[: len(parent) // 2 + 1])
+        values["demonstrations"] = self.demonstrations
+        render = self.template.render
+        return Prompt(render(request, **values), render("prefix", **values))
 
 
 def _one_of(choices: Sequence[T], rng: np.random.Generator, nothing: T) -> T:
@@ -124,59 +102,46 @@ def load_variation_prompts(
 
     Raises InputError saying what is wrong with the template, for the public `labels` too.
     """
-    with faults_named(name_or_path):
-        file = TemplateFile.read(name_or_path, packaged(PACKAGE), KEYS, "random", variation)
-        prompts = VariationPrompts(
-            requests=file.texts(*REQUESTS),
-            prefix=file.texts("prefix").get("prefix", ""),
-            styles=file.words("styles"),
-            keywords=_keywords(file),
-            demonstrations=_demonstrations(file, demonstrations),
-            refusals=file.words("refusals"),
-            stop=file.words("stop", stripped=False),
-            name=name_or_path,
-        )
-        _try_out(prompts, variation, labels)
+    keys = {*TEXTS, "styles", "keywords", "demonstrations"}
+    file = TemplateFile.read(name_or_path, PACKAGE, keys, "random", variation)
+    template = file.template(TEXTS)
+    shown = _demonstrations(file, template, demonstrations)
+    prompts = VariationPrompts(template, file.words("styles"), _keywords(file), shown)
+    for label in labels:
+        try:
+            prompts.keywords_of(label)
+        except KeyError:
+            raise file.fault(
+                f'has none for the label {label!r} ("": all others)', "keywords"
+            ) from None
     return prompts
 
 
 def _keywords(file: TemplateFile) -> dict[str, tuple[str, ...]]:
     value = file.values.get("keywords")
-    if isinstance(value, dict) and not (set(value) == {"file"} and isinstance(value["file"], str)):
-        return {
-            label_name(label): ()
-            if of_label is None
-            else file.as_words(f"keywords.{label}", of_label)
-            for label, of_label in value.items()
-        }
-    words = file.words("keywords")
-    return {"": words} if words else {}
+    if not isinstance(value, dict):
+        words = file.words("keywords")
+        return {"": words} if words else {}
+    return {
+        label_name(label): () if words is None else file.list_of(words, "keywords", str(label))
+        for label, words in value.items()
+    }
 
 
-def _demonstrations(file: TemplateFile, wanted: int) -> tuple[dict[str, Any], ...]:
-    """Return the first `wanted` demonstrations, each with its number of words."""
+def _demonstrations(file: TemplateFile, template: Template, wanted: int) -> str:
+    """Return the text of the first `wanted` demonstrations."""
     given = file.values.get("demonstrations", [])
     if not isinstance(given, list):
-        raise Fault("demonstrations: has to be a list")
-    for demonstration in given:
-        if not isinstance(demonstration, dict) or set(demonstration) != DEMONSTRATION_KEYS:
+        raise file.fault("has to be a list", "demonstrations")
+    for number, each in enumerate(given):
+        if not isinstance(each, dict) or set(each) != DEMONSTRATION_KEYS:
             keys = ", ".join(sorted(DEMONSTRATION_KEYS))
-            raise Fault(f"demonstrations: each has the keys {keys}")
+            raise file.fault(f"has to have the keys {keys}", "demonstrations", str(number))
     if wanted > len(given):
-        raise Fault(f"method.demonstrations asks for {wanted}, and there are {len(given)}")
-    return tuple(each | {"words": len(str(each["text"]).split())} for each in given[:wanted])
-
-
-def _try_out(prompts: VariationPrompts, variation: Variation, labels: Iterable[str]) -> None:
-    """Render what a run will render, so that a fault shows before anything is paid for."""
-    rng = np.random.default_rng(0)
-    for label in labels:
-        try:
-            prompts.keywords_of(label)
-        except KeyError:
-            raise Fault(f'keywords: none for the label {label!r} (key "": all others)') from None
-        prompts.random(label, rng)
-        for words in (None, 7):
-            text = "a text" if words is None else "a _"
-            if text not in prompts.variation(variation, label, text, words, rng).user:
-                raise Fault(f"{variation}: does not hold {{{{ text }}}}")
+        problem = f"are {len(given)}, and method.demonstrations asks for {wanted}"
+        raise file.fault(problem, "demonstrations")
+    shown = ({key: str(value) for key, value in each.items()} for each in given[:wanted])
+    return "".join(
+        template.render("demonstration", words=str(len(each["text"].split())), **each)
+        for each in shown
+    )

@@ -179,7 +179,7 @@ def write_texts(
     """Return a text for each sequence, "" if the model wrote none."""
     settings, prompts = session.plan.settings, session.plan.prompts
     sampling = Sampling(
-        settings.max_tokens, temperature=settings.generation_temperature, stop=prompts.stop
+        settings.max_tokens, temperature=settings.generation_temperature, stop=prompts.template.stop
     )
 
     def request(number: int, attempt: int) -> Request:
@@ -188,7 +188,7 @@ def write_texts(
         prompt = prompts.prompt(terms, label, rng, name_label=settings.label_in_prompt)
         return Request(f"text-{number}/{attempt}", prompt, sampling)
 
-    return answered(ask, request, len(sequences), settings.max_retries, prompts.refused)
+    return answered(ask, request, len(sequences), settings.max_retries, prompts.template.refused)
 
 
 def report(session: DpKpsSession) -> dict[str, Any]:

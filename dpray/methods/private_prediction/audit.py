@@ -27,6 +27,7 @@ from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.target import Target
 from dpray.config.config import DataConfig
 from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, select_token
+from dpray.io.template_file import Template
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
@@ -71,7 +72,7 @@ def runs_targets(
     coin; where `COPIES` others with the same records do; and, where units may have rows of two
     labels, one that has them."""
     # A template that makes its texts from columns asks for columns that made-up records lack.
-    rows_of = partial(private_rows, data=data, template=PromptTemplate(""), by_place=True)
+    rows_of = partial(private_rows, data=data, template=PromptTemplate(Template({})), by_place=True)
     rows_per_unit = data.max_records_per_unit
     first, *others = joined_most(batches)
     units_of = [([first] * rows_per_unit, 1), ([first] * rows_per_unit, 1 + COPIES)]

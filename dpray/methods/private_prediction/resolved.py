@@ -78,7 +78,7 @@ class PrivatePredictionPlan(Plan):
             mechanism,
             self.settings.max_tokens,
             texts,
-            self.template.stop,
+            self.template.template.stop,
             self.settings.longest_copy,
         )
 
@@ -91,7 +91,7 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def text_of(self) -> TextOf | None:
-        return None if self.template.private is None else self.template.text_of
+        return self.template.text_of if self.template.record else None
 
     @property
     def token_limits(self) -> Sequence[TokenLimit]:

@@ -31,7 +31,7 @@ def private_rows(
 ) -> Iterator[Row]:
     """Yield the rows of a file or a piece of one; errors as in `read_records`. With `by_place`, a
     record that is its own unit is named by its place in the whole file, and not by its content."""
-    text_of = None if template.private is None else template.text_of
+    text_of = template.text_of if template.record else None
     for number, record in read_records(piece, data, text_of):
         unit = record.unit_id
         if by_place and data.unit is None:

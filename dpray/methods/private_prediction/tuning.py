@@ -134,7 +134,7 @@ def public_texts(config: Config, template: PromptTemplate, file: str) -> dict[st
     """Return the different public texts of each label that has a share."""
     data = config.data.of_public_files()
     files = public_files(file, OPTION, data.path)
-    text_of = None if template.private is None else template.text_of
+    text_of = template.text_of if template.record else None
     found: dict[str, dict[str, None]] = {
         label: {} for label, share in data.proportions.items() if share > 0
     }

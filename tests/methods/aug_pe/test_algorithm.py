@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteGaussian
 from dpray.engines.requests import Request
+from dpray.io.template_file import Template
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.algorithm import (
@@ -65,7 +66,7 @@ def plan_with(records: Mapping[str, int] = PLAN.records, **changes: Any) -> AugP
 class Words:
     """Prompts that show all they were given."""
 
-    stop = ("###",)
+    template = Template({}, stop=("###",), refusals=("I cannot",))
 
     def random(self, label: str, rng: np.random.Generator) -> Prompt:
         return Prompt(f"random|{label}|{rng.integers(1000)}")
@@ -74,9 +75,6 @@ class Words:
         self, kind: str, label: str, text: str, words: int | None, rng: np.random.Generator
     ) -> Prompt:
         return Prompt(f"{kind}|{label}|{text}|{words}|{rng.integers(1000)}")
-
-    def refused(self, answer: str) -> bool:
-        return not answer or answer.startswith("I cannot")
 
 
 class Model:

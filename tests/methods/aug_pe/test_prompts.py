@@ -19,7 +19,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def write(tmp_path: Path, **keys: Any) -> str:
     path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump({"random": "R", "paraphrase": "P {{ text }}"} | keys))
+    path.write_text(yaml.safe_dump({"random": "R", "paraphrase": "P {text}"} | keys))
     return str(path)
 
 
@@ -43,8 +43,12 @@ def test_packaged_templates(name: str) -> None:
         assert rephrased.endswith(":\nx y") and "exactly 40 words" in rephrased
         assert "exactly" not in prompts.variation("paraphrase", label, "x y", None, rng()).user
         assert "  " not in said + rephrased, "a style or keyword is missing"
-    assert prompts.refused("I’m sorry, but") and prompts.refused("as an AI model I")
-    assert prompts.refused(" \n") and not prompts.refused("The food was good, I cannot complain.")
+    assert prompts.template.refused("I’m sorry, but") and prompts.template.refused(
+        "as an AI model I"
+    )
+    assert prompts.template.refused(" \n") and not prompts.template.refused(
+        "The food was good, I cannot complain."
+    )
 
 
 def test_the_papers_yelp_prompts() -> None:
@@ -72,7 +76,7 @@ def test_number_of_demonstrations() -> None:
         filled = prompts.variation("fill_in_the_blanks", "x", "a _", 9, rng()).user
         assert filled.count("Input: ") == 1 + wanted
         assert "Input: " not in prompts.variation("paraphrase", "x", "a _", 9, rng()).user
-    with pytest.raises(InputError, match=r"method\.demonstrations asks for 2, and there are 1"):
+    with pytest.raises(InputError, match=r"are 1, and method\.demonstrations asks for 2"):
         load_variation_prompts("pubmed", "fill_in_the_blanks", 2)
 
 
@@ -80,8 +84,8 @@ def test_styles_and_keywords_are_all_drawn(tmp_path: Path) -> None:
     keywords = {"A": ["a1", "a2"], "AB": ["b1"], "": ["c1", "c2"]}
     path = write(
         tmp_path,
-        random="{{ label }}: {{ keyword }}{{ style }}",
-        paraphrase="{{ style }}{{ keyword }} {{ text }}",
+        random="{label}: {keyword}",
+        paraphrase="{style} {text}",
         styles=["s1", "s2", "s3"],
         keywords=keywords,
     )
@@ -94,40 +98,15 @@ def test_styles_and_keywords_are_all_drawn(tmp_path: Path) -> None:
     assert said == {"s1 t", "s2 t", "s3 t"}
 
 
-def test_lists_from_files_beside_the_template(tmp_path: Path) -> None:
-    (tmp_path / "lists").mkdir()
-    (tmp_path / "lists" / "words.txt").write_text("one \n\n two words\n")
-    path = write(
-        tmp_path,
-        random="{{ keyword }}",
-        keywords={"file": "lists/words.txt"},
-        styles={"file": "lists/words.txt"},
-    )
+def test_prefix_stop_and_opening(tmp_path: Path) -> None:
+    parts = {"of": {"if": "words", "then": "New ({words}):", "else": "{label}:"}}
+    path = write(tmp_path, prefix="{of}", stop=["\n\n"], paraphrase="{opening}", parts=parts)
     prompts = load_variation_prompts(path)
-    assert prompts.keywords == {"": ("one", "two words")} and prompts.styles == ("one", "two words")
-    path = write(tmp_path, keywords={"file": ["a"], "x": {"file": "lists/words.txt"}, "": ["b"]})
-    assert load_variation_prompts(path).keywords == {
-        "file": ("a",),
-        "x": ("one", "two words"),
-        "": ("b",),
-    }
-    path = write(tmp_path, keywords={"x": ["a"], "": None})
-    assert load_variation_prompts(path).keywords == {"x": ("a",), "": ()}
-    with pytest.raises(InputError, match=r"keywords: no file lists/none\.txt"):
-        load_variation_prompts(write(tmp_path, keywords={"file": "lists/none.txt"}))
-
-
-def test_prefix_and_stop(tmp_path: Path) -> None:
-    path = write(
-        tmp_path,
-        prefix="{% if task == 'random' %}{{ label }}:{% else %}New ({{ words }}):{% endif %}",
-        stop=["\n\n"],
-    )
-    prompts = load_variation_prompts(path)
-    assert prompts.stop == ("\n\n",)
+    assert prompts.template.stop == ("\n\n",)
     assert prompts.random("News", rng()).prefix == "News:"
-    assert prompts.variation("paraphrase", "News", "t", 9, rng()).prefix == "New (9):"
-    assert not prompts.refused("I'm sorry"), "the template has no refusals"
+    asked = prompts.variation("paraphrase", "News", "one two three", 9, rng())
+    assert (asked.user, asked.prefix) == ("one two", "New (9):")
+    assert not prompts.template.refused("I'm sorry"), "the template has no refusals"
 
 
 def test_templates_travel_to_workers() -> None:
@@ -139,43 +118,25 @@ def test_templates_travel_to_workers() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"styls": ["a"]}, "there is no key styls"),
-        ({"random": 7}, "random: has to be a text"),
-        ({"random": "{{ labl }}"}, "'labl' is undefined"),
-        ({"random": "{{ label"}, "unexpected end"),
-        ({"paraphrase": "P"}, "paraphrase: does not hold {{ text }}"),
-        ({"styles": "a"}, "styles: has to be a list"),
-        ({"styles": []}, "styles: has to be a list"),
-        ({"styles": ["a", " "]}, "styles: an entry is empty"),
-        ({"styles": None}, "styles: has to be a list"),
-        ({"keywords": [True]}, "keywords: an entry is no text"),
-        ({"demonstrations": None}, "demonstrations: has to be a list"),
-        ({"keywords": {"x": ["a"]}}, "keywords: none for the label 'News'"),
-        ({"keywords": {"x": "a"}}, "keywords.x: has to be a list"),
-        ({"demonstrations": ["a"]}, "demonstrations: each has the keys blanks, label, text"),
-        ({"demonstrations": {"a": 1}}, "demonstrations: has to be a list"),
-        ({"prefix": ["a"]}, "prefix: has to be a text"),
+        ({"paraphrase": "P"}, "`paraphrase` has no {text} or {opening}"),
+        ({"random": "{text}"}, "`random` has no placeholder {text}; there are {label}, "),
+        ({"styles": "a"}, "`styles` has to be a list"),
+        ({"keywords": [True]}, "`keywords.0` has to be a text"),
+        ({"keywords": {"x": ["a"]}}, "`keywords` has none for the label 'News'"),
+        ({"keywords": {"x": "a"}}, "`keywords.x` has to be a list"),
+        ({"demonstrations": None}, "`demonstrations` has to be a list"),
+        ({"demonstrations": ["a"]}, "`demonstrations.0` has to have the keys blanks, label, text"),
+        ({"demonstration": "{blanks}"}, "`demonstration` has no {text}"),
     ],
 )
 def test_a_wrong_template_says_what_is_wrong(
     tmp_path: Path, keys: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=r"^method\.template: .*own\.yaml: ") as wrong:
+    with pytest.raises(InputError, match=r"^method\.template: .*own\.yaml: line \d+: ") as wrong:
         load_variation_prompts(write(tmp_path, **keys), labels=["News"])
     assert message in str(wrong.value) and "\n" not in str(wrong.value)
 
 
-def test_a_needed_key_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="the key `fill_in_the_blanks` is needed"):
+def test_the_configured_variation_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`fill_in_the_blanks` is missing"):
         load_variation_prompts(write(tmp_path), "fill_in_the_blanks")
-    path = tmp_path / "own.yaml"
-    for content, message in (
-        ("paraphrase: '{{ text }}'", "the key `random` is needed"),
-        ("random: [", "line 1: expected the node content"),
-        ("just a text", "not a YAML file"),
-    ):
-        path.write_text(content)
-        with pytest.raises(InputError, match=message):
-            load_variation_prompts(str(path))
-    with pytest.raises(InputError, match=r"no packaged template \(openreview, pubmed"):
-        load_variation_prompts("nowhere.yaml")

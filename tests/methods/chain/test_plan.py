@@ -194,8 +194,12 @@ def test_a_wrong_chain_is_refused(
 @pytest.mark.parametrize(
     ("names", "changes", "said"),
     [
-        (KPS_AUG, {"aug_pe__template": "yelp"}, "methods.1.template: yelp: `random` shows no"),
-        (KPS_PREDICT, {"private_prediction__template": "json"}, "methods.1.template: json: shows"),
+        (KPS_AUG, {"aug_pe__template": "yelp"}, "methods.1.template: yelp: `random` has no"),
+        (
+            KPS_PREDICT,
+            {"private_prediction__template": "json"},
+            "methods.1.template: json: `user` has no",
+        ),
         (KPS_AUG, {"aug_pe__noise_multiplier": 0.01}, "methods.1.noise_multiplier: 0.01 costs"),
         (KPS_AUG, {"dp_kps__epsilon_kde": 29.0}, "methods.0.epsilon_vocabulary and methods.0."),
         (KPS_PREDICT, {"private_prediction__texts": 10**6}, "methods.1.texts: 1000000 texts cost"),

@@ -35,7 +35,7 @@ def config(tmp_path: Path) -> Callable[..., Config]:
     """Ten terms a record, so that a unit's sensitivity is 10; no data is there to be opened."""
     words, template = tmp_path / "words.txt", tmp_path / "own.yaml"
     words.write_text("fever\ncough\n")
-    template.write_text("user: '{{ terms }}'\n")
+    template.write_text("user: '{terms}'\n")
 
     def make(
         epsilon: Decimal, shares: str | None, delta: float = DELTA, unit: int = 1, **method: Any

@@ -24,8 +24,10 @@ def test_the_packaged_request_names_the_terms_and_no_class() -> None:
         "Write a medical record that contains the following terms: aspirin, heart failure"
     )
     assert asked.prefix == ""
-    assert prompts.refused("I'm sorry, but") and not prompts.refused("Sorry sights of the war")
-    assert prompts.refused("I’m sorry, but") and prompts.refused("I CAN’T")
+    assert prompts.template.refused("I'm sorry, but") and not prompts.template.refused(
+        "Sorry sights of the war"
+    )
+    assert prompts.template.refused("I’m sorry, but") and prompts.template.refused("I CAN’T")
 
 
 def test_public_classes_and_examples_are_shown() -> None:
@@ -54,34 +56,10 @@ def test_examples_are_drawn_of_the_class_where_there_are_enough() -> None:
 
 def test_a_template_of_ones_own(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
-    own.write_text(
-        "user: \"Write one with {{ terms | join('; ') }}\"\nprefix: 'Review:'\nstop: [x]\n"
-    )
+    own.write_text("user: 'Write one with {terms}'\nprefix: 'Review:'\nstop: [x]\n")
     prompts = load_keyphrase_prompts(str(own), "review")
-    assert ask(prompts, ["a", "b"]).user == "Write one with a; b"
-    assert ask(prompts, ["a"]).prefix == "Review:" and prompts.stop == ("x",)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no file .* and no packaged template"),
-        ("prefix: a", "the key `user` is needed"),
-        ("{user: a, users: b}", "there is no key users"),
-        ("user: '{{ nobody }}'", "'nobody' is undefined"),
-        ("user: '{{ '", "own.yaml: "),
-        ("{user: a, refusals: I am sorry}", "own.yaml: refusals: has to be a list"),
-        ("{user: a, stop: '###'}", "own.yaml: stop: has to be a list"),
-        ("{user: a, stop: }", "own.yaml: stop: has to be a list"),
-        ("{user: a, stop: [5]}", "own.yaml: stop: an entry is no text"),
-        ("{user: 5}", "own.yaml: user: has to be a text"),
-        ("{user: a, prefix: [b]}", "own.yaml: prefix: has to be a text"),
-        ("just a text", "own.yaml: not a YAML file"),
-    ],
-)
-def test_a_bad_template_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    own = tmp_path / "own.yaml"
-    if content is not None:
-        own.write_text(content)
-    with pytest.raises(InputError, match=rf"^method\.template: .*{message}"):
+    assert ask(prompts, ["a", "{b}"]) == Prompt("Write one with a, {b}", "Review:")
+    assert prompts.template.stop == ("x",)
+    own.write_text("user: 'Write one'")
+    with pytest.raises(InputError, match=r"own\.yaml: line 1: `user` has no \{terms\}"):
         load_keyphrase_prompts(str(own), "review")

@@ -19,6 +19,7 @@ from dpray.config.config import parse_config
 from dpray.engines.base import EngineError, Lockstep, LockstepGroup, LockstepResult
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.few_shot import FewShot
+from dpray.io.template_file import Template
 from dpray.ledger.ledger import AlreadyPublished, Ledger
 from dpray.methods.private_prediction.decoder import BatchDecoder, encode_private, shown_examples
 from dpray.methods.private_prediction.prompts import PromptTemplate
@@ -230,7 +231,7 @@ class ByWord(SideBySide):
 def test_public_examples_leave_half_of_the_room_to_the_private_text(room: int, shown: int) -> None:
     few_shot = FewShot({None: ["one two three four five", "six seven eight nine ten"]}, 2)
     template = PromptTemplate(
-        "Like {% for each in examples %}{{ each }} {% endfor %}{{ text }}", few_shot=few_shot
+        Template({"user": "Like {examples}{text}", "example": "{example} "}), few_shot=few_shot
     )
     engine: Any = ByWord()
     examples = shown_examples(engine, template, "", "0/0", room)

@@ -33,7 +33,7 @@ from dpray.methods.private_prediction.decoder import bound_copies, group_rows
 from dpray.methods.private_prediction.rows import placeholder
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers.cluster import EndedForMemory, LostTooOften
-from tests.integration.fault_driver import Words, watched
+from tests.integration.fault_driver import watched
 
 
 class Faulty:
@@ -346,21 +346,3 @@ def test_batches_that_give_no_record_are_made_up_for_by_the_next_ones(
     expected = ["0/0", "1/0", "0/2", "1/2", "0/4"]
     assert [record["batch"] for record in records(made)] == expected
     assert report["records"] == 5 and 9 <= report["batches"]["published"] <= 12
-
-
-def test_a_template_whose_output_fails_on_a_text_is_mended_at_no_cost(
-    settings: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
-    template = tmp_path / "own.yaml"
-    template.write_text("user: x\noutput: \"{{ completion.split('Marlowe')[1] }}\"\n")
-    made = parse_config(settings(method__max_records=12, method__template=str(template)))
-
-    def release() -> dict[str, Any]:
-        return methods.run(made, build=lambda *_, **__: Words())
-
-    with pytest.raises(InputError, match=r"method\.template: .*`output` fails on a text"):
-        release()
-    template.write_text("user: x\n")
-    batches = release()["batches"]
-    assert batches["published"] == 12 and batches["repeated"] == 0
-    assert len(records(made)) == 12

@@ -151,11 +151,11 @@ def test_texts_that_do_not_fit_after_the_prompt_are_refused(
     plan: Callable[..., PrivatePredictionPlan], tmp_path: Path, model_folder: str, wide: str
 ) -> None:
     """Only the second label's prompt is the longest: every label counts."""
-    template = {"user": "{{ text }} {{ label }}", "placeholder": "x"}
+    template: dict[str, Any] = {"labels": {"b": "cough and fever"}}
     if wide == "private":
-        template["user"] += "{% if label == 'b' and text == '' %} cough and fever{% endif %}"
+        template |= {"user": "{text} {label}", "public": "x"}
     else:
-        template["placeholder"] = "{% if label == 'b' %}cough and fever{% endif %}"
+        template |= {"user": "{text}", "placeholder": "{label}"}
     path = tmp_path / "template.yaml"
     path.write_text(yaml.safe_dump(template))
     made = load_template(str(path))

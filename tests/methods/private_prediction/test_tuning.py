@@ -6,7 +6,6 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from dpray.cli import run_command
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.base import EngineError
 from dpray.engines.transformers import TransformersEngine
+from dpray.io.template_file import Template
 from dpray.methods.private_prediction.gains import (
     GainMeter,
     Gains,
@@ -25,7 +25,7 @@ from dpray.methods.private_prediction.gains import (
     measure,
     sampled,
 )
-from dpray.methods.private_prediction.prompts import load_template
+from dpray.methods.private_prediction.prompts import PromptTemplate, load_template
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
@@ -103,7 +103,7 @@ def test_tokens_after_the_end_of_a_text_do_not_count_and_a_text_without_any_is_l
     """A public text may hold the word that ends one; the model's would be cut there, too."""
     end = engine.tokenizer.convert_ids_to_tokens(engine.eos_ids[0])
     held_out = ["cough", f"cough {end} and fever and cough", "{"]
-    made = replace(load_template("texts"), prefix="{")
+    made = PromptTemplate(Template({"user": "{text}", "prefix": "{{"}))
     gains = measure(engine, mechanism(1), made, {"": (["fever"], held_out)}, (512, 9), [1.0], [1.0])
     one, two = (len(engine.ids(text)) for text in ("cough", f"cough {end}"))
     assert gains.lengths.tolist() == [one, two]

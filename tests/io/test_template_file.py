@@ -1,0 +1,220 @@
+"""Templates, also those that came from elsewhere: nothing runs, and no text makes one fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpray.cli import run_command
+from dpray.io.template_file import Part, Template, TemplateFile, TextKey
+from dpray.methods.aug_pe import prompts as aug_pe
+from dpray.methods.dp_kps import prompts as dp_kps
+from dpray.methods.private_prediction import prompts as private_prediction
+from dpray.types import InputError
+
+KEYS = {
+    "user": TextKey(("text", "label", "terms"), needed=("text",)),
+    "prefix": TextKey(("label", "terms")),
+}
+
+
+def read(path: Path, content: str) -> Template:
+    path.write_text(content)
+    return TemplateFile.read(str(path), "dpray.methods.dp_kps", KEYS, "user").template(KEYS)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{text.__class__}", "has no placeholder {text.__class__}; there are {text}, {label}"),
+        ("{text[0]}", "has no placeholder {text[0]}"),
+        ("{text!r}", "has no placeholder {text!r}"),
+        ("{text:>10000000000}", "has no placeholder {text:>10000000000}"),
+        ("{0}", "has no placeholder {0}"),
+        ("{}", "has no placeholder {}"),
+        ("{ text }", "has no placeholder {text}"),
+        ("{x" * 9 + "x" * 90 + "}", "has a lone {"),
+        ("{" + "x" * 900 + "}", "has no placeholder {" + "x" * 40 + "}"),
+        ("{% if label %}{text}{% endif %}", "has no placeholder {% if label %}"),
+        ("{{ text }}", "has no {text}"),
+        ("{{text}}", "has no {text}"),
+        ("{{{{text}}}}", "has no {text}"),
+        ("{text", "has a lone { (a brace of the text itself is written {{)"),
+        ("text}", "has a lone } (a brace of the text itself is written }})"),
+        ("{text} { {label}", "has a lone {"),
+        ("{{{text}", ""),
+        ("{text}}}", ""),
+    ],
+)
+def test_only_placeholders_stand_in_braces(tmp_path: Path, text: str, said: str) -> None:
+    content = yaml.safe_dump({"user": text}, width=10_000)
+    if not said:
+        assert read(tmp_path / "own.yaml", content).render("user", text="<>") in ("{<>", "<>}")
+        return
+    with pytest.raises(InputError) as refused:
+        read(tmp_path / "own.yaml", content)
+    assert str(refused.value).startswith(
+        f"method.template: {tmp_path / 'own.yaml'}: line 1: `user` {said}"
+    )
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("user: |-\n\n  {text}\n  {labl}\n", "line 4: `user` has no placeholder {labl}"),
+        ("# own\nuser: '{text}'\nprefix: '{text}'\n", "line 3: `prefix` has no placeholder"),
+        ("user: >-\n  {text}\n  {labl}\n", "line 2: `user` has no placeholder {labl}"),
+        ("prefix: x", "`user` is missing"),
+        ("user: x", "line 1: `user` has no {text}"),
+        ("user: '{text}'\nusers: x", "line 2: `users` is no key"),
+        ("user: 5", "line 1: `user` has to be a text"),
+        ("user: '{text}'\nprefix: [x]", "line 2: `prefix` has to be a text"),
+        ("user: '{text}'\nstop: '###'", "line 2: `stop` has to be a list"),
+        ("user: '{text}'\nstop:", "line 2: `stop` has to be a list"),
+        ("user: '{text}'\nstop:\n- a\n- 5", "line 4: `stop.1` has to be a text"),
+        ("user: '{text}'\nstop: ['']", "line 2: `stop.0` has to be a text"),
+        ("user: '{text}'\nlabels: [x]", "line 2: `labels` has to be `name: text`"),
+        ("user: '{text}'\nlabels: {1: 2}", "line 2: `labels.1` has to be a text"),
+        ("user: '{text}'\nparts: {a: {then: x}}", "line 2: `parts.a` has to have the keys"),
+        (
+            "user: '{text}'\nparts: {label: {if: text, then: x}}",
+            "line 2: `parts.label` is the name",
+        ),
+        ("user: '{text}{a}'\nparts: {a: {if: x, then: y}}", "`parts.a.if` has no placeholder {x}"),
+        (
+            "user: '{text}{a}'\nparts: {a: {if: '{label}', then: y}}",
+            "line 2: `parts.a.if` has no placeholder {{label}}",
+        ),
+        (
+            "user: '{text}{a}'\nparts:\n  a: {if: label, then: '{a}'}",
+            "line 3: `parts.a.then` has no placeholder {a}",
+        ),
+        (
+            "user: '{text}{a}'\nprefix: '{a}'\nparts:\n  a:\n    if: label\n    then: '{text}'",
+            "line 6: `parts.a.then` has no placeholder {text}; there are {label}, {terms}",
+        ),
+        ("user: [", "line 1: expected the node content"),
+        ("just a text", "not a YAML file"),
+        ("", "not a YAML file"),
+        ("user: &u [*u]", "the alias u stands within itself"),
+        (
+            "user: !!python/object/apply:os.system ['true']",
+            "line 1: write the value without the tag",
+        ),
+        ("[" * 20_000, "nested more than 100 levels deep"),
+    ],
+)
+def test_a_wrong_template_says_what_is_wrong_and_on_which_line(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    with pytest.raises(InputError, match=r"^method\.template: .*own\.yaml: ") as wrong:
+        read(tmp_path / "own.yaml", content)
+    assert said in str(wrong.value) and "\n" not in str(wrong.value)
+
+
+@pytest.mark.parametrize("name", ["nowhere.yaml", "", ".", "/", "a\0b"])
+def test_no_such_file(name: str) -> None:
+    with pytest.raises(InputError, match=r"no file .* and no packaged template \(texts\)"):
+        TemplateFile.read(name, "dpray.methods.dp_kps", KEYS)
+
+
+def test_a_file_without_an_end() -> None:
+    with pytest.raises(InputError, match=r"^method\.template: /dev/zero: more than 4000000 bytes"):
+        TemplateFile.read("/dev/zero", "dpray.methods.dp_kps", KEYS)
+
+
+TEMPLATE = Template(
+    {"user": "{{{text}}} {of}{end}"},
+    {
+        "of": Part("label", "of {label} {{text}}"),
+        "end": Part("terms", ": {terms}", "."),
+    },
+    {"a": "the first"},
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"text": "x", "label": "", "terms": ""}, "{x} ."),
+        ({"text": "x", "label": "a", "terms": "b, c"}, "{x} of the first {text}: b, c"),
+        ({"text": "{label}", "label": "{text}", "terms": "{{"}, "{{label}} of {text} {text}: {{"),
+    ],
+)
+def test_parts_depend_on_whether_a_placeholder_is_empty(values: dict[str, str], text: str) -> None:
+    assert TEMPLATE.render("user", **values) == text
+    assert TEMPLATE.render("prefix", **values) == ""
+
+
+@given(st.text(), st.text(), st.text())
+def test_values_come_through_as_they_are(text: str, label: str, terms: str) -> None:
+    template = Template({"user": "{text}|{label}|{terms}"})
+    assert template.render("user", text=text, label=label, terms=terms) == f"{text}|{label}|{terms}"
+
+
+@given(st.text("{}abtext ", max_size=30))
+def test_what_is_read_can_be_rendered(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    """Whatever a file says, it is refused at once or never fails."""
+    path = tmp_path_factory.mktemp("templates") / "own.yaml"
+    parts = {"a": {"if": "label", "then": text}, "b": {"if": "terms", "then": text, "else": text}}
+    try:
+        template = read(path, yaml.safe_dump({"user": "{text}" + text, "parts": parts}))
+    except InputError:
+        return
+    for label in ("", "l"):
+        assert template.render("user", text="{", label=label, terms="").startswith("{")
+
+
+@pytest.mark.parametrize("method", [private_prediction, aug_pe, dp_kps])
+def test_each_placeholder_of_a_method_has_a_value(tmp_path: Path, method: Any) -> None:
+    """Each text has all of its placeholders, straight and as the condition of a part."""
+    parts = {
+        f"if_{name}": {"if": name, "then": f"<{{{name}}}>"}
+        for key in method.TEXTS.values()
+        for name in key.placeholders
+    }
+    texts = {
+        key: "".join(f"{{{name}}}{{if_{name}}}" for name in of_key.placeholders)
+        for key, of_key in method.TEXTS.items()
+    }
+    own = tmp_path / "own.yaml"
+    own.write_text(yaml.safe_dump(texts | {"parts": parts}))
+    if method is private_prediction:
+        made = private_prediction.load_template(str(own))
+        for prompt in (made.private_prompt("t", "l", ["e"]), made.public_prompt("l", ["e"])):
+            assert "l<l>" in prompt.user and "e<e>" in prompt.user and "l<l>" in prompt.prefix
+        assert made.released("c") == "c<c>"
+        return
+    rng = np.random.default_rng(0)
+    if method is dp_kps:
+        asked = dp_kps.load_keyphrase_prompts(str(own), "d").prompt(
+            ["t"], "l", rng, name_label=True
+        )
+        assert asked.user == "t<t>d<d>l<l>"
+        return
+    for kind in ("paraphrase", "fill_in_the_blanks"):
+        varied = aug_pe.load_variation_prompts(str(own), kind)
+        assert varied.random("l", rng).user == "l<l>"
+        assert varied.variation(kind, "l", "t", 7, rng).user.startswith("t<t>l<l>7<7>")
+
+
+def test_plan_refuses_and_run_charges_nothing(
+    tmp_path: Path, settings: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    own, config = tmp_path / "own.yaml", tmp_path / "config.yaml"
+    own.write_text("user: |-\n  Like {text}:\n  {label.__class__}\n")
+    config.write_text(yaml.safe_dump(settings(method__template=str(own))))
+    for command in ("check", "plan", "run"):
+        assert run_command([command, str(config)]) == 2
+        err = capfd.readouterr().err
+        assert f"dpray: method.template: {own}: line 3: `user` has no placeholder" in err
+        assert err.count("\n") == 1
+    assert not (tmp_path / "ledger.db").exists()
