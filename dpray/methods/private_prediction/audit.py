@@ -29,9 +29,8 @@ from dpray.config.config import DataConfig
 from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, select_token
 from dpray.mechanisms.poisson_batches import PoissonBatches
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
-from dpray.methods.private_prediction.prompts import PromptTemplate
-from dpray.methods.private_prediction.rows import joined, private_rows
+from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
+from dpray.methods.private_prediction.decoder import joined, private_rows
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 from dpray.workers.rows import Row, RowsOf, local_rows
 
@@ -71,7 +70,7 @@ def runs_targets(
     coin; where `COPIES` others with the same records do; and, where units may have rows of two
     labels, one that has them."""
     # A template that makes its texts from columns asks for columns that made-up records lack.
-    rows_of = partial(private_rows, data=data, template=PromptTemplate(""), by_place=True)
+    rows_of = partial(private_rows, data=data, text_of=None, by_place=True)
     rows_per_unit = data.max_records_per_unit
     first, *others = joined_most(batches)
     units_of = [([first] * rows_per_unit, 1), ([first] * rows_per_unit, 1 + COPIES)]
@@ -230,19 +229,16 @@ def _hits(method: PrivatePrediction, logits: Logits, batches: int) -> npt.NDArra
     tokens. No token changes these, so the mechanism draws those of all batches at once.
     """
     # The prompts tell the number of the batch's rows, which the algorithm may not use.
-    steps = method.algorithm_1(Batch("0/0", ((TARGET,),) * len(logits[0]), (OTHER,)))
+    state = BatchState(Batch("0/0", ((TARGET,),) * len(logits[0]), (OTHER,)))
     hits = np.zeros(batches)
-    group: LockstepGroup | None = next(steps)
-    while group is not None:
+    while method.goes_on(state):
+        group = method.next_text(state)
         result = _in_lockstep(group, logits)
         mechanism = PrivateToken(**group.selector.arguments["mechanism"])
         drawn = (batches, len(result.token_ids))
         tokens = mechanism.draw_private(*logits, generator(new_key()), drawn)
         hits += (tokens == TARGET).sum(dim=1).numpy()
-        try:
-            group = steps.send(result)
-        except StopIteration:
-            group = None
+        state.add(result)
     return hits
 
 

@@ -14,9 +14,9 @@ import yaml
 
 from dpray.config.config import Config, load_config, parse_config
 from dpray.engines.text import TextCodec
-from dpray.methods.private_prediction import plan as plan_module
+from dpray.methods.private_prediction import affordable
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan, rare_labels
 from dpray.methods.private_prediction.prompts import load_template
-from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.registry import make_plan
 from dpray.types import InputError
 
@@ -174,7 +174,7 @@ def test_of_a_long_context_vllm_takes_a_part_where_none_is_given(
     plan: Callable[..., PrivatePredictionPlan],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plan_module, "DEFAULT_CONTEXT", 100)
+    monkeypatch.setattr(affordable, "DEFAULT_CONTEXT", 100)
     changes = {"method__max_tokens": 90, "privacy__epsilon": 1e4}
     assert plan(**changes).settings.max_tokens == 90
     assert plan(engine__kind="vllm", engine__max_model_len=CONTEXT, **changes)
@@ -264,11 +264,11 @@ def test_a_rare_label_does_not_price_the_whole_run(
     assert {none.batches.label_of(batch) for batch in none.batches.batch_ids()} == {"a"}
     rare = poisson(settings, **s, data__label_proportions={"a": 0.98, "b": 0.02})
     assert rare.cost.epsilon <= 1.02 * alone
-    assert rare.rare_labels == {"b": pytest.approx(127 * 0.02 / 0.98)}
+    assert rare_labels(rare) == {"b": pytest.approx(127 * 0.02 / 0.98)}
     [warning] = [w for w in rare.summary()["warnings"] if "rare labels" in w]
     assert "b (2.6) records expected, not 127" in warning
     both = poisson(settings, **s, data__label_proportions={"a": 0.6, "b": 0.4})
-    assert both.rare_labels == {} and both.batches.sampling_probabilities["b"] == 127 / 1600
+    assert rare_labels(both) == {} and both.batches.sampling_probabilities["b"] == 127 / 1600
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,11 @@ import torch
 
 from dpray.engines.base import select_token, select_tokens
 from dpray.mechanisms.randomness import generator, named_key
-from dpray.methods.private_prediction.exponential import sample_softmax
-from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+from dpray.methods.private_prediction.token import (
+    PrivateToken,
+    PrivateTokenSelector,
+    sample_softmax,
+)
 
 V, TEXTS, POSITIONS = 3001, 9, 12
 SIZES = [5, 0, 31, 1, 17, 64, 70, 2, 16]

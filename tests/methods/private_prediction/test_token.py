@@ -10,8 +10,11 @@ import torch
 from dpray.accounting.accountant import bounds
 from dpray.engines.base import select_token
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.private_prediction.exponential import sample_softmax
-from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+from dpray.methods.private_prediction.token import (
+    PrivateToken,
+    PrivateTokenSelector,
+    sample_softmax,
+)
 
 ROWS = torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 1.0]])
 PUBLIC = torch.tensor([1.0, 1.0, 1.0])
