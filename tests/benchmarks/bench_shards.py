@@ -33,9 +33,9 @@ from dpray.engines.base import LockstepGroup, LockstepResult
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.formats import Piece
 from dpray.mechanisms.partition import new_salt
-from dpray.methods.private_prediction.decoder import group_rows, private_rows
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
 from dpray.methods.private_prediction.release import batches_of
+from dpray.methods.private_prediction.rows import group_rows, private_rows
 from dpray.registry import make_plan, run
 from dpray.workers.cluster import start_ray
 

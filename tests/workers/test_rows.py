@@ -13,7 +13,7 @@ from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.pieces import count_rows, cut, numbered
 from dpray.mechanisms.partition import HashPartition
-from dpray.methods.private_prediction.decoder import group_rows, placeholder, private_rows
+from dpray.methods.private_prediction.rows import group_rows, placeholder, private_rows
 from dpray.types import InputError
 from dpray.workers.rows import bound_contributions, local_rows
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from dpray.accounting.calibration import calibrate
 from dpray.config.sections import EngineConfig
-from dpray.engines.base import Engine
 from dpray.engines.kv_cache import (
     GIB,
     bytes_per_token,
@@ -24,6 +23,7 @@ from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import DEFAULT_CONTEXT
 from dpray.methods.private_prediction.prompts import PromptTemplate
+from dpray.methods.private_prediction.rows import frame, shown_examples
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.plan import Plan
 from dpray.types import InputError
@@ -35,47 +35,6 @@ def context_of(engine: EngineConfig, codec: TextCodec) -> int:
     if engine.kind == "vllm" and engine.max_model_len is None:
         return min(codec.context_length, DEFAULT_CONTEXT)
     return codec.context_length
-
-
-def shown_examples(
-    engine: Engine | TextCodec, template: PromptTemplate, label: str, batch: str, room: int
-) -> Sequence[str]:
-    """Return the public texts that the prompts of a batch show: fewer than were drawn if the
-    prompt would take more than half of `room` without its private text."""
-    examples = template.examples(label, batch)
-    while examples and 2 * len(_frame(engine, template, label, examples)) > room:
-        examples.pop()
-    return examples
-
-
-def encode_private(
-    engine: Engine,
-    template: PromptTemplate,
-    text: str,
-    label: str,
-    examples: Sequence[str],
-    room: int,
-) -> tuple[int, ...]:
-    """Return a private prompt's tokens, its text cut so that they are at most `room`: a rule on
-    this text alone."""
-    most = max(room - len(_frame(engine, template, label, examples)), 0)
-    while True:
-        prompt = template.private_prompt(engine.truncate(text, most), label, examples)
-        tokens = engine.encode(prompt)
-        if len(tokens) <= room:
-            return tokens
-        if most == 0:
-            raise InputError(
-                "method.template: the prompt leaves no room in the model's context for a text "
-                "of method.max_tokens"
-            )
-        most -= min(most, max(len(tokens) - room, 8))
-
-
-def _frame(
-    engine: Engine | TextCodec, template: PromptTemplate, label: str, examples: Sequence[str]
-) -> tuple[int, ...]:
-    return engine.encode(template.private_prompt("", label, examples))
 
 
 def longest_frame(
@@ -92,7 +51,7 @@ def longest_frame(
     def longest(label: str, examples: Sequence[str]) -> int:
         shown = template.of_batch(label, "")
         public = codec.encode(shown.public_prompt(label, examples))
-        return max(len(_frame(codec, shown, label, examples)), len(public))
+        return max(len(frame(codec, shown, label, examples)), len(public))
 
     least = max(longest(label, ()) for label in labels)
     if least + max_tokens > context:
@@ -229,8 +188,8 @@ def affordable_batch_size(
         return sizes[0], None
     codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
     context = context_of(engine, codec)
-    frame = longest_frame(template, labels, codec, context, settings.max_tokens)
-    row_tokens = min(context, frame + settings.max_prompt_tokens + settings.max_tokens)
+    longest = longest_frame(template, labels, codec, context, settings.max_tokens)
+    row_tokens = min(context, longest + settings.max_prompt_tokens + settings.max_tokens)
     for s in sizes:
         memory = batch_memory(engine, codec.model_config, row_tokens, usual_rows(s))
         if memory.parts(usual_rows(s)) == 1:

@@ -1,8 +1,8 @@
-"""The free parameters of private prediction: the clip bound and the batch size."""
+"""`choose` sets the free parameters of private prediction: the clip bound and the batch size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -25,7 +25,7 @@ CLIP_BOUNDS = (10.0, 5.0, 3.0, 2.0, 1.0)
 BATCH_SIZES = (16, 32, 64, 128, 256)
 
 CLIP = {"clip", "clip_bound", "temperature"}
-"""These keys go together: where one is set, none is free."""
+"""These keys go together: if one is set, none is free."""
 
 
 def choose(
@@ -47,16 +47,22 @@ def choose(
         config, config.data.proportions, settings, 1, template, before=first
     )
     wanted = settings.texts or records
+    refused: list[InputError] = []
+
+    def plan_of(each: PrivatePredictionSettings) -> PrivatePredictionPlan | None:
+        try:
+            return make_plan(config.model_copy(update={"method": each}), each, before)
+        except InputError as error:
+            refused.append(error)
+            return None
+
     enough = (each for each in candidates if affords(replace(base, settings=each), wanted))
-    best, refused = _first_plan(config, enough, before)
+    best = next(filter(None, map(plan_of, enough)), None)
     if best is None:
         # A smaller clip costs less whatever the batches are.
         least = min(each.clip_bound for each in candidates)
-        cheapest = [each for each in candidates if each.clip_bound == least]
-        plans = [_first_plan(config, [each], before) for each in cheapest]
-        refused += [error for _, errors in plans for error in errors]
-        found = [plan for plan, _ in plans if plan is not None]
-        best = max(found, key=lambda plan: plan.whole_texts, default=None)
+        cheapest = (plan_of(each) for each in candidates if each.clip_bound == least)
+        best = max(filter(None, cheapest), key=lambda plan: plan.whole_texts, default=None)
     if best is None:
         raise refused[0]
     chosen = best.settings
@@ -91,19 +97,6 @@ def affords(base: PrivatePredictionPlan, texts: int) -> bool:
                 if plan.whole_texts >= texts and plan.cost.epsilon <= base.config.privacy.epsilon:
                     return True
     return False
-
-
-def _first_plan(
-    config: Config, candidates: Iterable[PrivatePredictionSettings], before: Before | None
-) -> tuple[PrivatePredictionPlan | None, list[InputError]]:
-    """Return the plan of the first settings that have one, and why those before it have none."""
-    refused: list[InputError] = []
-    for each in candidates:
-        try:
-            return make_plan(config.model_copy(update={"method": each}), each, before), refused
-        except InputError as error:
-            refused.append(error)
-    return None, refused
 
 
 def _candidates(

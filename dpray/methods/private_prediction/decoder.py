@@ -1,90 +1,25 @@
-"""From private rows to synthetic texts, without Ray: a row joins batches, a batch arrives whole,
-its texts become prompts, and an engine decodes them."""
+"""`BatchDecoder` does an engine actor's work, without Ray: whole batches become synthetic texts."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from uuid import uuid4
 
-import pyarrow as pa
-
-from dpray.config.config import DataConfig
 from dpray.engines.base import Engine, failure_name, may_be_repeated
 from dpray.engines.row_variation import row_variation
-from dpray.io.formats import Piece
 from dpray.ledger.ledger import Ledger
-from dpray.mechanisms.partition import HashPartition, content_rank
-from dpray.mechanisms.poisson_batches import PoissonBatches
-from dpray.methods.private_prediction.affordable import encode_private, shown_examples
 from dpray.methods.private_prediction.algorithm import Batch, BatchOutput
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
+from dpray.methods.private_prediction.rows import (
+    bound_copies,
+    encode_private,
+    group_rows,
+    shown_examples,
+)
 from dpray.types import DprayError
 from dpray.workers.group_actor import Outcome
-from dpray.workers.rows import Row, TextOf, place, read_records
-
-ROWS = pa.schema(
-    [("label", pa.string()), ("text", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
-)
-
-
-def placeholder() -> Row:
-    """Return the row that every batch has once, whatever the data holds, so that empty batches are
-    decoded too. It has None for its `text`."""
-    return {"label": "", "text": None, "unit": "", "rank": 0}
-
-
-def private_rows(
-    piece: Piece, data: DataConfig, text_of: TextOf | None, by_place: bool
-) -> Iterator[Row]:
-    """Yield the rows of a file or a piece of one; errors and `text_of` as in `read_records`. With
-    `by_place`, a record that is its own unit is named by its place in the whole file, and not by
-    its content."""
-    for number, record in read_records(piece, data, text_of):
-        unit = record.unit_id
-        if by_place and data.unit is None:
-            unit = place(piece, number)
-        rank = content_rank(record.text, record.label)
-        yield {"label": record.label or "", "text": record.text, "unit": unit, "rank": rank}
-
-
-def joined(batches: HashPartition | PoissonBatches, key: str, row: Row) -> Iterator[str]:
-    """Yield the batches that a row's unit joins."""
-    if isinstance(batches, HashPartition):
-        return batches.joined(row["label"], row["unit"])
-    return batches.joined(key, row["label"], row["unit"])
-
-
-def bound_copies(rows: Iterable[Row], most: int) -> Iterator[Row]:
-    """Yield at most `most` rows of each record, and all place-holders.
-
-    One more copy adds at most one row and takes none away, so a record still moves a batch by one
-    row. All copies of a text have one batch, which takes the longer the more they are.
-    """
-    seen: Counter[str] = Counter()
-    for row in rows:
-        if row["text"] is not None:
-            seen[row["unit"]] += 1
-            if seen[row["unit"]] > most:
-                continue
-        yield row
-
-
-def group_rows(rows: Iterable[Row]) -> dict[str, list[str]]:
-    """Return the texts of each batch. Every batch has to come with its one place-holder: without
-    it, the rows are a part of a batch, and a part must not be decoded as if it were whole."""
-    texts: dict[str, list[str]] = {}
-    places: list[str] = []
-    for row in rows:
-        members = texts.setdefault(row["batch"], [])
-        if row["text"] is None:
-            places.append(row["batch"])
-        else:
-            members.append(row["text"])
-    if sorted(places) != sorted(texts):
-        raise RuntimeError("a batch did not arrive whole")
-    return texts
+from dpray.workers.rows import Row
 
 
 class BegunBatches:

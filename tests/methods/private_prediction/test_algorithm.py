@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from dpray.engines.base import Lockstep, LockstepGroup, LockstepResult
 from dpray.methods.private_prediction.algorithm import (
     Batch,
@@ -69,19 +71,21 @@ def finish(texts: int, answers: list[tuple[str, str, int]]) -> BatchOutput:
     return output
 
 
-def test_the_unfinished_text_at_r_is_dropped() -> None:
-    output = finish(5, [("one", "stop", 6), ("half", "exhausted", 10)])
-    assert [e.text for e in output.examples] == ["one"]
-    assert output.private_tokens == 10 and output.tokens == 8
-
-
-def test_a_text_that_ends_exactly_at_r_is_kept() -> None:
-    assert [e.text for e in finish(5, [("one", "stop", 10)]).examples] == ["one"]
-
-
-def test_the_number_of_texts_is_bounded_when_all_tokens_are_public() -> None:
-    output = finish(3, [("", "stop", 0), ("b", "length", 0), ("c", "stop", 0)])
-    assert len(output.examples) == 3 and output.private_tokens == 0
+@pytest.mark.parametrize(
+    ("texts", "answers", "kept", "private_tokens"),
+    [
+        (5, [("one", "stop", 6), ("half", "exhausted", 10)], ["one"], 10),
+        (5, [("one", "stop", 10)], ["one"], 10),
+        (3, [("", "stop", 0), ("b", "length", 0), ("c", "stop", 0)], ["", "b", "c"], 0),
+    ],
+    ids=["the text cut off at r is dropped", "one that ends at r is kept", "texts are bounded"],
+)
+def test_a_batch_ends_at_r_private_tokens_or_its_number_of_texts(
+    texts: int, answers: list[tuple[str, str, int]], kept: list[str], private_tokens: int
+) -> None:
+    output = finish(texts, answers)
+    assert [example.text for example in output.examples] == kept
+    assert (output.private_tokens, output.tokens) == (private_tokens, 4 * len(answers))
 
 
 def test_private_prompts_are_in_no_repr() -> None:

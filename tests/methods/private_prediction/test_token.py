@@ -79,12 +79,9 @@ def test_public_tokens_are_free_and_a_private_one_draws_a_new_threshold() -> Non
         seen.add(selector.noisy_threshold)
         select_token(selector, ROWS, PUBLIC)
     assert selector.t == 10 and len(seen) == 10
-
-
-def test_a_threshold_in_force_is_kept_for_the_next_text() -> None:
-    m = mechanism(threshold=0.5, noise=0.1)
-    selector = PrivateTokenSelector(asdict(m), new_key(), t=4, noisy_threshold=0.42)
-    assert (selector.t, selector.noisy_threshold) == (4, 0.42)
+    # A threshold in force is kept for the next text.
+    following = PrivateTokenSelector(asdict(m), new_key(), t=4, noisy_threshold=0.42)
+    assert (following.t, following.noisy_threshold) == (4, 0.42)
 
 
 def test_arguments_are_plain_json() -> None:
