@@ -1,5 +1,5 @@
-"""What the model's context, the machine's memory and the epsilon allow, from public numbers alone:
-no model is loaded, no data opened."""
+"""The limits that the model's context, the machine's memory and the epsilon set, from public
+numbers alone: no model is loaded, no data opened."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ SPREAD = 5.0
 
 
 def usual_rows(mean: float) -> int:
-    """Return the number of rows that a batch of so many expected records rarely exceeds, the public
-    prompt's included."""
+    """Return the number of rows, the public prompt's included, that a batch of `mean` expected
+    records rarely exceeds."""
     return math.ceil(mean + SPREAD * math.sqrt(mean)) + 1
 
 

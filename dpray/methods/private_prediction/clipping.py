@@ -26,22 +26,22 @@ import numpy as np
 import torch
 
 GRID = 2.0**24
-"""One nat of a clipped logit has so many steps."""
+"""The steps of one nat of a clipped logit."""
 
 EXP_GRID = 2.0**34
-"""A row's highest weight has so many steps; 2^19 tokens sum to at most 2^53 of them."""
+"""The steps of a row's highest weight; 2^19 tokens sum to at most 2^53 of them."""
 
 PROBABILITY_GRID = 2.0**40
-"""A probability has so many steps; a batch of 8,000 rows sums to less than 2^53 of them."""
+"""The steps of a probability of 1; a batch of 8,000 rows sums to less than 2^53 of them."""
 
 ROUNDING_ROOM = 1 - 2.0**-22
 """More than two roundings to float32 can add, so that no row's probabilities sum to more than 1."""
 
 CPU_TILE = 2**17
-"""So many logits fit a core's cache."""
+"""The logits that fit a core's cache."""
 
 GPU_TILE = 2**24
-"""So many logits occupy a GPU, and are a small part of its memory."""
+"""The logits that occupy a GPU, and are a small part of its memory."""
 
 TILE_ROWS = 64
 

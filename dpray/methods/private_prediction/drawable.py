@@ -1,4 +1,4 @@
-"""Which tokens may be drawn, and which are drawn for free.
+"""Public logits decide which tokens may be drawn, and which are drawn for free.
 
 All of it follows from the public prompt's logits and the tokens drawn so far, so it costs nothing.
 That holds to the last bit only if no private row moves a bit of the public logits; engines see to
@@ -44,8 +44,8 @@ def is_sure(
     logits_public_V: torch.Tensor, probability: float | None, entropy: float | None
 ) -> torch.Tensor:
     """Return whether the public gate is open: the largest public probability is at least
-    `probability`, or, if `entropy` is given instead, the public distribution has at most so many
-    nats. The answer is a tensor without dimensions on the logits' device.
+    `probability`, or, if `entropy` is given instead, the public distribution has at most that
+    many nats. The answer is a tensor without dimensions on the logits' device.
 
     A token drawn from the public logits while the gate is open costs nothing.
     """

@@ -44,7 +44,7 @@ SUMMARISED = {
 
 @dataclass(frozen=True)
 class PrivatePredictionPlan(Plan):
-    """What is charged, what is expected, and what an audit looks at.
+    """A run's charge, its expected output, and the targets of its audit.
 
     `settings.batches` is never "auto", and `config.engine.dtype` is what the model computes in.
     `private_tokens` is a batch's, and `texts` the number of texts from Poisson batches, None with

@@ -17,10 +17,10 @@ class SparseVectorConfig(Section):
 
 class PublicGateConfig(Section):
     probability: float | None = Field(
-        None, gt=0, lt=1, description="free where the largest public probability is at least this"
+        None, gt=0, lt=1, description="free if the largest public probability is at least this"
     )
     entropy: Positive | None = Field(
-        None, description="free where the public distribution has at most so many nats"
+        None, description="free if the public distribution has at most this many nats"
     )
 
     @model_validator(mode="after")
@@ -93,12 +93,12 @@ class PrivatePredictionSettings(Section):
     few_shot: str | None = Field(
         None,
         description="a file of PUBLIC records, columns `text` and `label`, which all prompts of a "
-        "batch show where the template has `examples`; null: none",
+        "batch show if the template has `examples`; null: none",
     )
     few_shot_examples: Count = Field(
         2,
-        description="how many of them, drawn for each batch, of its label where the file has "
-        "enough of it; fewer where the prompt would take more than half of the model's context",
+        description="how many of them, drawn for each batch, of its label if the file has "
+        "enough of it; fewer if the prompt would take more than half of the model's context",
     )
     longest_copy: Count | None = Field(
         None,

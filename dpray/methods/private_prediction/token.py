@@ -78,7 +78,7 @@ def sample_softmax(
     logits, 2^19 at most, a probability is off by at most 2^-59, a relative V 2^-60, and the
     rounding of its exponential. -inf entries are never drawn.
     Returns the index, a tensor without dimensions (or of the shape `draws`) on the logits' device,
-    and does not wait for it; it is -1 where no entry is finite, or one is +inf or not a number.
+    and does not wait for it; it is -1 if no entry is finite, or one is +inf or not a number.
     """
     # Imported late: a plan holds a sampler and needs no torch.
     import torch
@@ -149,8 +149,8 @@ class PrivateToken:
     configured. The sums themselves are exact (`dpray.methods.private_prediction.clipping`).
 
     `batch_size` is the public expected size s; `threshold` and `noise` are theta and sigma of
-    the sparse vector, both None where it is off. `sure_probability` or `sure_entropy` is the mark
-    of the public gate, both None where it is off; where it opens, the sparse vector is not asked.
+    the sparse vector, both None if it is off. `sure_probability` or `sure_entropy` is the mark
+    of the public gate, both None if it is off; if it opens, the sparse vector is not asked.
     Proof: docs/privacy.md, sections 2.1, 2.6 and 2.9.
     """
 
@@ -172,7 +172,7 @@ class PrivateToken:
     def of(
         cls, settings: PrivatePredictionSettings, private_tokens: int, records_per_unit: int
     ) -> PrivateToken:
-        """Return the mechanism of a batch of so many private tokens."""
+        """Return the mechanism of a batch of `private_tokens` tokens."""
         sparse_vector, gate = settings.sparse_vector, settings.public_gate
         return cls(
             batch_size=settings.expected_batch_size,

@@ -169,7 +169,11 @@ def test_of_a_long_context_vllm_takes_a_part_unless_one_is_given() -> None:
     codec: Any = SimpleNamespace(context_length=10 * DEFAULT_CONTEXT)
     vllm, given, other = (
         EngineConfig(model="m", **changes)
-        for changes in ({"kind": "vllm"}, {"kind": "vllm", "max_model_len": 9}, {})
+        for changes in (
+            {"kind": "vllm"},
+            {"kind": "vllm", "max_model_len": 9},
+            {"kind": "transformers"},
+        )
     )
     assert context_of(vllm, codec) == DEFAULT_CONTEXT
     assert context_of(given, codec) == context_of(other, codec) == codec.context_length
