@@ -36,8 +36,7 @@ COMMANDS = {
     "dpray ledger show": "--html --json --ledger",
     "dpray ledger verify": "--contains --json --ledger",
     "dpray bench": "--json --public --rate --records --texts config overrides",
-    "dpray plan": "--compare --epsilon --html --json --rate --rehearsal --tune-clip --write config "
-    "overrides",
+    "dpray plan": "--compare --epsilon --html --json --rate --rehearsal --write config overrides",
     "dpray rehearse": "--epsilon --json --method --out --public --records --write config overrides",
     "dpray report": "--json --no-public --public run_dir",
     "dpray run": "--json config overrides",

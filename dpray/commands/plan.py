@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,14 +39,6 @@ Rate = Annotated[
 def plan(
     config: ConfigFile,
     overrides: Overrides = None,
-    tune_clip: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead, propose clip bound, temperature and batch size for private prediction "
-            "by what they gain on this file of PUBLIC texts of the same kind.",
-            metavar="PUBLIC",
-        ),
-    ] = None,
     compare: Annotated[
         bool,
         typer.Option(
@@ -89,9 +81,6 @@ def plan(
     """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data. Where
     `dpray bench` has measured this configuration's pace, show the time that a run takes, too."""
     loaded = load_config(config, overrides or [])
-    if tune_clip is not None:
-        _tune(loaded, tune_clip, as_json)
-        return
     if compare or loaded.method.name == "auto":
         if html is not None:
             if write is not None:
@@ -267,58 +256,3 @@ def _answer(name: str, answer: Answer) -> list[str]:
     summary, signal = answer.choice.plan.summary(), answer.choice.signal
     figures = ["?", "?"] if signal is None else [f"{signal.value:,.3g}", f"{signal.enough:,g}"]
     return [name, f"{summary['records']:,}", f"{summary['llm_calls']:,}", *figures, needs]
-
-
-def _tune(config: Config, file: str, as_json: bool) -> None:
-    from dpray.methods.private_prediction.tuning import tune_clip
-
-    with progress_bar() as on_progress:
-        tuned = tune_clip(config, file, on_progress)
-    if as_json:
-        typer.echo(json.dumps(tuned))
-        return
-    console = Terminal()
-    title = (
-        f"{tuned['texts']} public texts ({tuned['tokens']} tokens) after {tuned['rows']} others "
-        "(no private data was opened)"
-    )
-    columns = ("clip", "c", "tau", "nats gained a token", "below the best", "batches", "s", "texts")
-    console.print(titled_table(title, columns, _gains(tuned["gains"])))
-    console.print("+-: one standard error, over the public texts. texts: as many as are afforded.")
-    wanted = f"{tuned['wanted_texts']} texts"
-    if tuned["wanted_from_plan"]:
-        wanted += ", as many as the plan has now (neither method.texts nor max_records is set)"
-    if tuned["settings"] is None:
-        console.note("note", "yellow", "no setting gains anything: the private prompts do not help")
-        return
-    if not tuned["above_noise"]:
-        console.note(
-            "note", "yellow", "this gain is within two standard errors of 0; more public texts help"
-        )
-    if not tuned["affords"]:
-        console.note("note", "yellow", f"nothing that gains affords {wanted}; the nearest:")
-    else:
-        console.print(f"Take, for {wanted}:", soft_wrap=True)
-    console.print(" ".join(f"{k}={v}" for k, v in tuned["settings"].items()), soft_wrap=True)
-
-
-def _gains(found: list[dict[str, Any]]) -> Iterator[list[str]]:
-    """Yield the rows of the table of gains."""
-    best = found[0]["gain"]
-    for gain in found:
-        yield [
-            *(_cell(gain[name]) for name in ("clip", "clip_bound", "temperature")),
-            _with_error(gain["gain"], gain["standard_error"]),
-            _with_error(best - gain["gain"], gain["standard_error_below_best"]),
-            *(_cell(gain[name]) for name in ("batches", "batch_size", "texts")),
-        ]
-
-
-def _with_error(value: float, error: float | None) -> str:
-    return _cell(value) if error is None else f"{value:.3f} +- {error:.3f}"
-
-
-def _cell(value: float | str | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -74,6 +74,24 @@ def row_variation(engine: Engine, rows: int) -> float:
     return max(changes, default=0.0)
 
 
+def rounding_warnings(dtype: str, variation: float | None = None) -> list[str]:
+    """Warn that rounding may exceed the sensitivity c / s: by the `row_variation` that was measured
+    where the model ran, or, before a run, if the model computes in 16 bits."""
+    if variation is None and dtype != "float32":
+        return [
+            f"engine.dtype {dtype}: a model that computes in 16 bits lets a row's logits depend, "
+            "in their last bits, on the other rows of its forward pass; the sensitivity c / s "
+            "holds only up to that"
+        ]
+    if variation:
+        return [
+            f"a row's logits moved by up to {variation:.1e} with the other rows of its forward "
+            f"pass, in {dtype} (measured with public prompts where the model ran): the "
+            "sensitivity c / s is claimed up to that"
+        ]
+    return []
+
+
 def _aligned(other: np.ndarray, alone: np.ndarray, longer: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the logits of the same positions. A group that begins with one token more is a
     position ahead."""

@@ -17,17 +17,13 @@ from dpray.accounting.event import Event
 from dpray.accounting.events import ExponentialMechanism
 from dpray.auditing.target import Target
 from dpray.config.config import DataConfig
-from dpray.io.template_file import Template
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction import clipping
-from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
+from dpray.methods.private_prediction.algorithm import BatchState, PrivatePrediction
 from dpray.methods.private_prediction.audit import made_up_rows, runs_target
-from dpray.methods.private_prediction.exponential import SoftmaxSampler
-from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.rows import private_rows
-from dpray.methods.private_prediction.sparse_vector import SparseVector
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.token import PrivateToken, SoftmaxSampler, SparseVector
 from dpray.workers.rows import Row
 
 Fault = Callable[[], AbstractContextManager[Any]]
@@ -127,9 +123,7 @@ class Runs:
             data = DataConfig(
                 path="", public_size=100, max_records_per_unit=len(self.labels), **columns
             )
-        rows_of = partial(
-            private_rows, data=data, template=PromptTemplate(Template({})), by_place=by_place
-        )
+        rows_of = partial(private_rows, data=data, text_of=None, by_place=by_place)
         return made_up_rows(data, rows_of, self.labels, 1 + self.copies)
 
     def method(self, kind: type[PrivatePrediction] = PrivatePrediction) -> PrivatePrediction:
@@ -178,7 +172,7 @@ class InParallel(PoissonBatches):
 class DividesByRows(PrivatePrediction):
     """Divides sums by the number of rows that joined."""
 
-    def algorithm_1(self, S: Batch) -> Any:
-        rows = max(1, len(S.private_prompts))
+    def next_text(self, state: BatchState) -> Any:
+        rows = max(1, len(state.S.private_prompts))
         divided = replace(self, mechanism=replace(self.mechanism, batch_size=rows))
-        return PrivatePrediction.algorithm_1(divided, S)
+        return PrivatePrediction.next_text(divided, state)

@@ -31,11 +31,10 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.config.sections import EngineConfig
-from dpray.engines.base import LockstepGroup, Prompt, SelectorSpec
+from dpray.engines.base import LockstepGroup, Prompt
 from dpray.engines.vllm import VllmEngine
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.private_prediction.algorithm import SELECTOR
-from dpray.methods.private_prediction.token import PrivateToken, selector_arguments
+from dpray.methods.private_prediction.token import PrivateToken
 from tests.engines.tiny_model import make_model, sentence
 
 CLOCK = time.perf_counter if torch.cuda.is_available() else time.process_time
@@ -112,7 +111,7 @@ class Bench:
                 str(number),
                 tuple(private[number::groups]),
                 encode(Prompt("a text about anything", "Text:")),
-                SelectorSpec(SELECTOR, selector_arguments(token, new_key())),
+                token.selector(new_key()),
                 self.tokens,
             )
             for number in range(groups)

@@ -29,12 +29,11 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.config.sections import EngineConfig
-from dpray.engines.base import Engine, LockstepGroup, Prompt, SelectorSpec
+from dpray.engines.base import Engine, LockstepGroup, Prompt
 from dpray.engines.transformers import TransformersEngine
 from dpray.engines.vllm import VllmEngine
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.private_prediction.algorithm import SELECTOR
-from dpray.methods.private_prediction.token import PrivateToken, selector_arguments
+from dpray.methods.private_prediction.token import PrivateToken
 from tests.engines.tiny_model import make_model, sentence
 
 CLOCK = time.perf_counter if torch.cuda.is_available() else time.process_time
@@ -49,7 +48,7 @@ def group_of(engine: Engine, rows: int, tokens: int, key: str) -> LockstepGroup:
     token = PrivateToken(rows, 10**9, "dclip", 3.0, 1.0, 1.0, candidates="top_k_plus", k=200)
     private = (engine.encode(Prompt(sentence(rng, 60), "Text:")) for _ in range(rows))
     public = engine.encode(Prompt("a text about anything", "Text:"))
-    spec = SelectorSpec(SELECTOR, selector_arguments(token, key))
+    spec = token.selector(key)
     return LockstepGroup("batch", tuple(private), public, spec, tokens)
 
 

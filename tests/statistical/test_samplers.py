@@ -13,9 +13,7 @@ import torch
 from scipy import stats
 
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.private_prediction.exponential import SoftmaxSampler
-from dpray.methods.private_prediction.sparse_vector import SparseVector
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.token import PrivateToken, SoftmaxSampler, SparseVector
 from tests.statistical.two_sided import WRONG_SCALES, fits_distribution, fits_probabilities
 
 TOKENS = 7_000

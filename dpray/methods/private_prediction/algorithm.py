@@ -1,8 +1,8 @@
-"""`PrivatePrediction` runs private prediction (Amin et al. 2024, Algorithm 1).
+"""Private prediction (Amin et al. 2024, Algorithm 1).
 
 The paper's symbols: s batch_size, r private_tokens, c clip_bound, tau temperature, theta and sigma
 the sparse vector's threshold and noise, S a batch of private prompts, X the synthetic examples, x
-the text under way, t the private tokens drawn for the batch so far. Lines 9 to 20, one token, are
+a text, t the private tokens drawn for the batch so far. Lines 12 to 20, one token, are
 `dpray.methods.private_prediction.token`, which runs where the logits are.
 """
 
@@ -14,17 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpray.accounting.event import Event
-from dpray.engines.base import Engine, LockstepGroup, LockstepResult, SelectorSpec
+from dpray.engines.base import Engine, LockstepGroup, LockstepResult
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.private_prediction.token import PrivateToken, selector_arguments
-
-SELECTOR = "dpray.methods.private_prediction.token:PrivateTokenSelector"
+from dpray.methods.private_prediction.token import PrivateToken
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Holds the token ids of a batch's private prompts (none if the batch is empty) and of its
-    public prompt."""
+    """The token ids of a batch's private prompts (none if the batch is empty) and of its public
+    prompt."""
 
     batch_id: str
     private_prompts: tuple[tuple[int, ...], ...] = field(repr=False)
@@ -33,7 +31,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Example:
-    """Holds a finished synthetic text, which is released."""
+    """A finished synthetic text, which is released."""
 
     text: str
     finish_reason: str
@@ -42,9 +40,8 @@ class Example:
 
 @dataclass(frozen=True)
 class BatchOutput:
-    """Holds the released output of a batch. `private_tokens` of its `tokens` were drawn from the
-    private prompts; those of the text that t == r left unfinished are counted, the text is not
-    among `examples`."""
+    """The released output of a batch. `private_tokens` of its `tokens` were drawn from the private
+    prompts. The text that t == r left unfinished counts in both, and is not among `examples`."""
 
     batch_id: str
     examples: tuple[Example, ...]
@@ -52,15 +49,38 @@ class BatchOutput:
     tokens: int
 
 
+@dataclass
+class BatchState:
+    """A batch S between two of its texts."""
+
+    S: Batch
+    X: list[Example] = field(default_factory=list)  # line 1, for this batch alone
+    noisy_threshold: float | None = None  # line 4: the selector draws it before its first token
+    t: int = 0  # line 5
+    texts: int = 0
+    tokens: int = 0
+
+    def add(self, x: LockstepResult) -> None:
+        """Take a text up, by line 21. A text that t == r cut off is dropped."""
+        self.t, self.noisy_threshold = int(x.state["t"]), x.state["noisy_threshold"]
+        self.texts += 1
+        self.tokens += len(x.token_ids)
+        if x.finish_reason != "exhausted":
+            self.X.append(Example(x.text, x.finish_reason, len(x.token_ids)))
+
+    def output(self) -> BatchOutput:
+        return BatchOutput(self.S.batch_id, tuple(self.X), self.t, self.tokens)
+
+
 @dataclass(frozen=True)
 class PrivatePrediction:
-    """Holds what all batches of a run have in common, all of it public.
+    """The method, with the public numbers that all batches of a run have in common.
 
     Guarantee: add or remove one unit. A batch draws at most r private tokens and costs `dp_event`.
-    That is the cost of the whole run where batches are disjoint
+    That is the cost of the whole run if batches are disjoint
     (`dpray.mechanisms.batches.HashPartition`); `dpray.mechanisms.batches.PoissonBatches`
     says what secret batches cost. Lengths and numbers of texts are bounded by `max_tokens` and
-    `examples_per_batch`, public both.
+    `examples_per_batch`.
     Proof: docs/privacy.md, sections 2.6 and 2.8.
     """
 
@@ -75,56 +95,45 @@ class PrivatePrediction:
         return self.mechanism.dp_event
 
     def decode(self, engine: Engine, batches: Iterable[Batch]) -> Generator[BatchOutput]:
-        """Run Algorithm 1 on every batch, as many side by side as the engine takes, each of which
-        it takes when it has room; yield each one's output as soon as it is whole."""
-        running: dict[str, Generator[LockstepGroup, LockstepResult, BatchOutput]] = {}
+        """Run Algorithm 1. The engine takes a batch when it has room for it, decodes as many side
+        by side as fit, and goes on with the rows of a batch that is sent back. Yield each batch's
+        output as soon as it is whole."""
+        states: dict[str, BatchState] = {}
 
-        def first_groups() -> Iterator[LockstepGroup]:
-            for batch in batches:
-                running[batch.batch_id] = self.algorithm_1(batch)
-                yield next(running[batch.batch_id])
+        def first_texts() -> Iterator[LockstepGroup]:
+            for S in batches:  # line 3
+                states[S.batch_id] = BatchState(S)  # lines 4 and 5
+                yield self.next_text(states[S.batch_id])
 
-        with closing(engine.decode_lockstep(first_groups())) as texts:
+        with closing(engine.decode_lockstep(first_texts())) as texts:
             following: LockstepGroup | None = None
             while True:
                 try:
-                    text = texts.send(following)
+                    x = texts.send(following)
                 except StopIteration:
                     return
-                try:
-                    following = running[text.group_id].send(text)
-                except StopIteration as finished:
-                    following = None
-                    del running[text.group_id]
-                    yield finished.value
+                state, following = states[x.group_id], None
+                state.add(x)
+                if self.goes_on(state):
+                    following = self.next_text(state)
+                else:
+                    del states[x.group_id]
+                    yield state.output()
 
-    def algorithm_1(self, S: Batch) -> Generator[LockstepGroup, LockstepResult, BatchOutput]:
-        """Run lines 4 to 21 for one batch; yields each text to decode and is sent what it
-        became."""
-        X: list[Example] = []
-        noisy_threshold: float | None = None  # line 4: the selector draws it before its first token
-        t = tokens = texts = 0
-        while t < self.mechanism.private_tokens and texts < self.examples_per_batch:
-            selector = selector_arguments(
-                self.mechanism, new_key(), t=t, noisy_threshold=noisy_threshold, **self._bar(S)
-            )
-            x = yield LockstepGroup(
-                group_id=S.batch_id,
-                private_prompts=S.private_prompts,
-                public_prompt=S.public_prompt,
-                selector=SelectorSpec(SELECTOR, selector),
-                max_tokens=self.max_tokens,
-                stop=self.stop,
-            )
-            t, noisy_threshold = int(x.state["t"]), x.state["noisy_threshold"]
-            texts += 1
-            tokens += len(x.token_ids)
-            if x.finish_reason != "exhausted":
-                X.append(Example(x.text, x.finish_reason, len(x.token_ids)))
-        return BatchOutput(S.batch_id, tuple(X), t, tokens)
+    def goes_on(self, state: BatchState) -> bool:
+        """Return the condition of line 6, and whether the batch may have another text."""
+        return state.t < self.mechanism.private_tokens and state.texts < self.examples_per_batch
 
-    def _bar(self, S: Batch) -> dict[str, Any]:
-        """Return what keeps a text from copying the public prompt."""
-        if self.longest_copy is None:
-            return {}
-        return {"prompt": S.public_prompt, "longest_copy": self.longest_copy}
+    def next_text(self, state: BatchState) -> LockstepGroup:
+        """Return the text to decode next, which the engine does by lines 7 to 20."""
+        others: dict[str, Any] = {"t": state.t, "noisy_threshold": state.noisy_threshold}
+        if self.longest_copy is not None:
+            others |= {"prompt": state.S.public_prompt, "longest_copy": self.longest_copy}
+        return LockstepGroup(
+            group_id=state.S.batch_id,
+            private_prompts=state.S.private_prompts,
+            public_prompt=state.S.public_prompt,
+            selector=self.mechanism.selector(new_key(), **others),
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+        )

@@ -1,9 +1,9 @@
 """The audit of private prediction bounds the epsilon of private tokens, of the sparse vector's
 answers, and of whole runs with secret Poisson batches.
 
-The unit's rows are sure of one token, or of another where the sparse vector is asked. Batches are
+The unit's rows are sure of one token, or of another if the sparse vector is asked. Batches are
 stepped through by the method's algorithm and the selector that runs beside the language model;
-where many meet the same logits, the mechanism draws all their tokens at once.
+if many meet the same logits, the mechanism draws all their tokens at once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.target import Target
 from dpray.config.config import DataConfig
 from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, select_token
-from dpray.io.template_file import Template
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
-from dpray.methods.private_prediction.prompts import PromptTemplate
+from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
 from dpray.methods.private_prediction.rows import joined, private_rows
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 from dpray.workers.rows import Row, RowsOf, local_rows
@@ -42,23 +40,23 @@ NO_GATE: dict[str, Any] = {"sure_probability": None, "sure_entropy": None}
 """The worst case is a token for which the gate is closed."""
 
 MOST_TOKENS = 16
-"""A trial draws at most so many tokens one after the other; more of them take too long."""
+"""The most tokens that a trial draws one after the other; more of them take too long."""
 
 RUN_BATCHES, RUN_TOKENS = 4, 4
-"""A small run has at most so many batches, with at most so many tokens each."""
+"""The most batches of a small run, and the most tokens of each."""
 
 COPIES = 4
-"""So many further units have the same records as the withheld one, in one of the small runs."""
+"""The further units that have the same records as the withheld one, in one of the small runs."""
 
 SURE = 1e3
 """Clipping has to cut a logit of this size."""
 
 Logits = tuple[torch.Tensor, torch.Tensor]
-"""Holds private rows (S, V) and the public one (V,)."""
+"""The private rows (S, V) and the public one (V,)."""
 
 
 def targets(mechanism: PrivateToken) -> Iterator[Target]:
-    """Yield one token, several of a batch's, and the sparse vector where it is on."""
+    """Yield one token, several of a batch's, and the sparse vector if it is on."""
     for tokens in sorted({1, min(mechanism.private_tokens, MOST_TOKENS)}):
         yield tokens_target(mechanism, tokens)
     if mechanism.sparse_vector is not None:
@@ -68,11 +66,11 @@ def targets(mechanism: PrivateToken) -> Iterator[Target]:
 def runs_targets(
     data: DataConfig, batches: PoissonBatches, method: PrivatePrediction
 ) -> Iterator[Target]:
-    """Yield small runs with Poisson batches, with one unit withheld: where no other unit joins by a
-    coin; where `COPIES` others with the same records do; and, where units may have rows of two
-    labels, one that has them."""
+    """Yield small runs with Poisson batches, with one unit withheld: one in which no other unit
+    joins by a coin, one in which `COPIES` others with the same records do, and, if units may have
+    rows of two labels, one whose unit has them."""
     # A template that makes its texts from columns asks for columns that made-up records lack.
-    rows_of = partial(private_rows, data=data, template=PromptTemplate(Template({})), by_place=True)
+    rows_of = partial(private_rows, data=data, text_of=None, by_place=True)
     rows_per_unit = data.max_records_per_unit
     first, *others = joined_most(batches)
     units_of = [([first] * rows_per_unit, 1), ([first] * rows_per_unit, 1 + COPIES)]
@@ -109,7 +107,7 @@ def small_run(
 
 
 def made_up_rows(data: DataConfig, rows_of: RowsOf, labels: Sequence[str], units: int) -> list[Row]:
-    """Return the rows that the run's reader makes of so many units, each with a record of each of
+    """Return the rows that the run's reader makes of the units, each with a record of each of
     `labels`, one unit after the other. The file that it reads is made up."""
     records = [
         dict.fromkeys([data.text] if isinstance(data.text, str) else data.text, "made up")
@@ -224,26 +222,23 @@ def sparse_vector_target(mechanism: PrivateToken) -> MonteCarlo:
 
 @torch.inference_mode()
 def _hits(method: PrivatePrediction, logits: Logits, batches: int) -> npt.NDArray[np.float64]:
-    """Return how many tokens of each of so many batches are TARGET, also those of a text that is
-    not finished; every step's logits are the same.
+    """Return how many tokens of each batch are TARGET, also those of a text that is not finished;
+    every step's logits are the same.
 
     One batch is stepped through, which shows the mechanism of each text and the number of its
     tokens. No token changes these, so the mechanism draws those of all batches at once.
     """
     # The prompts tell the number of the batch's rows, which the algorithm may not use.
-    steps = method.algorithm_1(Batch("0/0", ((TARGET,),) * len(logits[0]), (OTHER,)))
+    state = BatchState(Batch("0/0", ((TARGET,),) * len(logits[0]), (OTHER,)))
     hits = np.zeros(batches)
-    group: LockstepGroup | None = next(steps)
-    while group is not None:
+    while method.goes_on(state):
+        group = method.next_text(state)
         result = _in_lockstep(group, logits)
         mechanism = PrivateToken(**group.selector.arguments["mechanism"])
         drawn = (batches, len(result.token_ids))
         tokens = mechanism.draw_private(*logits, generator(new_key()), drawn)
         hits += (tokens == TARGET).sum(dim=1).numpy()
-        try:
-            group = steps.send(result)
-        except StopIteration:
-            group = None
+        state.add(result)
     return hits
 
 
@@ -258,7 +253,7 @@ def _in_lockstep(group: LockstepGroup, logits: Logits) -> LockstepResult:
 
 @torch.inference_mode()
 def _nears(mechanism: Mapping[str, Any], queries: list[Logits]) -> int:
-    """Count the answers before the first "far", or all where there is none."""
+    """Count the answers before the first "far", or all if there is none."""
     selector = PrivateTokenSelector(mechanism, new_key())
     for logits in queries:
         select_token(selector, *logits)

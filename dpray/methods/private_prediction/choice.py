@@ -1,15 +1,21 @@
-"""The free parameters of private prediction: the clip bound and the batch size."""
+"""`choose` sets the free parameters of private prediction: the clip bound and the batch size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from dpray.config.config import Config
 from dpray.mechanisms.labels import common_shares
-from dpray.methods.private_prediction.plan import affords, make_plan, template_of
-from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
+from dpray.methods.private_prediction.plan import (
+    PrivatePredictionPlan,
+    make_plan,
+    template_of,
+    with_batches,
+)
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.choice import Choice, Signal
 from dpray.runs.plan import Before
@@ -19,7 +25,7 @@ CLIP_BOUNDS = (10.0, 5.0, 3.0, 2.0, 1.0)
 BATCH_SIZES = (16, 32, 64, 128, 256)
 
 CLIP = {"clip", "clip_bound", "temperature"}
-"""These keys go together: where one is set, none is free."""
+"""These keys go together: if one is set, none is free."""
 
 
 def choose(
@@ -32,22 +38,31 @@ def choose(
     the more a token gains (docs/methods.md). Then take the smallest batches that do, because a text
     costs a prompt for each record of its batch. Keys that are set stay as they are.
 
-    Where nothing affords the texts, take what affords most. Raises InputError where nothing affords
-    one.
+    If nothing affords the texts, take what affords most. Raises InputError if nothing affords one.
     """
-    tried = list(_tried(config, settings))
+    candidates = list(_candidates(config, settings))
     template = template_of(config, settings)  # no key of it is free
     first = None if before is None else before.dp_event
+    base = PrivatePredictionPlan(
+        config, config.data.proportions, settings, 1, template, before=first
+    )
     wanted = settings.texts or records
-    enough = (one for one in tried if affords(config, one, template, wanted, first))
-    best, refused = _first_plan(config, enough, before)
+    refused: list[InputError] = []
+
+    def plan_of(each: PrivatePredictionSettings) -> PrivatePredictionPlan | None:
+        try:
+            return make_plan(config.model_copy(update={"method": each}), each, before)
+        except InputError as error:
+            refused.append(error)
+            return None
+
+    enough = (each for each in candidates if affords(replace(base, settings=each), wanted))
+    best = next(filter(None, map(plan_of, enough)), None)
     if best is None:
         # A smaller clip costs less whatever the batches are.
-        least = min(one.clip_bound for one in tried)
-        plans = [_first_plan(config, [one], before) for one in tried if one.clip_bound == least]
-        made = [plan for plan, _ in plans if plan is not None]
-        refused += [error for _, errors in plans for error in errors]
-        best = max(made, key=lambda plan: plan.whole_texts, default=None)
+        least = min(each.clip_bound for each in candidates)
+        cheapest = (plan_of(each) for each in candidates if each.clip_bound == least)
+        best = max(filter(None, cheapest), key=lambda plan: plan.whole_texts, default=None)
     if best is None:
         raise refused[0]
     chosen = best.settings
@@ -66,20 +81,25 @@ def choose(
     return Choice(best, signal, (what + why,))
 
 
-def _first_plan(
-    config: Config, tried: Iterable[PrivatePredictionSettings], before: Before | None
-) -> tuple[PrivatePredictionPlan | None, list[InputError]]:
-    """Return the plan of the first settings that have one, and why those before it have none."""
-    refused: list[InputError] = []
-    for one in tried:
-        try:
-            return make_plan(config.model_copy(update={"method": one}), one, before), refused
-        except InputError as error:
-            refused.append(error)
-    return None, refused
+def affords(base: PrivatePredictionPlan, texts: int) -> bool:
+    """Return whether the epsilon, less what comes before, pays for so many texts in one of the
+    kinds of batches that may be chosen. For Poisson batches that is one evaluation of the cost; the
+    largest affordable number takes dozens.
+    """
+    for changes in (
+        {"batches": "disjoint", "texts": None, "max_records": texts},
+        {"batches": "poisson", "texts": texts, "max_records": None},
+    ):
+        if base.settings.batches in (changes["batches"], "auto"):
+            settings = base.settings.model_copy(update=changes)
+            with suppress(InputError):
+                plan = with_batches(replace(base, settings=settings))
+                if plan.whole_texts >= texts and plan.cost.epsilon <= base.config.privacy.epsilon:
+                    return True
+    return False
 
 
-def _tried(
+def _candidates(
     config: Config, settings: PrivatePredictionSettings
 ) -> Iterator[PrivatePredictionSettings]:
     """Yield settings, first those that are better if they afford the texts."""

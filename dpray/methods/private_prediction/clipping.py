@@ -1,4 +1,5 @@
-"""This module adds up clipped logits (Amin et al. 2024, Eq. 1; InvisibleInk 2025 for `dclip`).
+"""Exact sums over a batch's rows: clipped logits (Amin et al. 2024, Eq. 1; InvisibleInk 2025 for
+`dclip`), and the probabilities that the sparse vector compares (Eq. 2).
 
 `recentred_sum` and `dclip_sum` return `sum over rows of (something in [-c, c]^V)`. Adding or
 removing one row therefore moves no component by more than `c`, whatever the number of rows. A
@@ -25,16 +26,22 @@ import numpy as np
 import torch
 
 GRID = 2.0**24
-"""One nat of a clipped logit has so many steps."""
+"""The steps of one nat of a clipped logit."""
 
 EXP_GRID = 2.0**34
-"""A row's highest weight has so many steps; 2^19 tokens sum to at most 2^53 of them."""
+"""The steps of a row's highest weight; 2^19 tokens sum to at most 2^53 of them."""
+
+PROBABILITY_GRID = 2.0**40
+"""The steps of a probability of 1; a batch of 8,000 rows sums to less than 2^53 of them."""
+
+ROUNDING_ROOM = 1 - 2.0**-22
+"""More than two roundings to float32 can add, so that no row's probabilities sum to more than 1."""
 
 CPU_TILE = 2**17
-"""So many logits fit a core's cache."""
+"""The logits that fit a core's cache."""
 
 GPU_TILE = 2**24
-"""So many logits occupy a GPU, and are a small part of its memory."""
+"""The logits that occupy a GPU, and are a small part of its memory."""
 
 TILE_ROWS = 64
 
@@ -91,6 +98,35 @@ def _clipped_sum(
         # A row may overflow in 16 bits; not a number, it would take the others' sum with it.
         total_K[columns] += steps.nan_to_num_(nan=0.0).sum(dim=0, dtype=torch.float64)
     return total_K / GRID
+
+
+def probability_sum(logits_SV: torch.Tensor) -> torch.Tensor:
+    """Return `sum_i softmax(z_i)` in steps of `PROBABILITY_GRID`, float64, of shape (V,).
+
+    A row's probabilities are rounded down to multiples of 2^-40, whose sum is 1 at most, and added
+    up in float64: that is exact, whatever the order of the rows. A row whose logits are no
+    distribution adds nothing.
+    """
+    sum_V = logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64)
+    for steps_RV, total_R1 in row_blocks(logits_SV):
+        scale_R1 = (PROBABILITY_GRID * ROUNDING_ROOM / total_R1).float()
+        for _, columns in tiles(steps_RV):
+            probabilities = steps_RV[:, columns].mul_(scale_R1).trunc_().nan_to_num_(nan=0.0)
+            sum_V[columns] += probabilities.sum(dim=0, dtype=torch.float64)
+    return sum_V
+
+
+def distribution_distance(
+    probability_sum_V: torch.Tensor, logits_public_V: torch.Tensor, batch_size: int
+) -> torch.Tensor:
+    """Return `|| (1/s) * sum_i softmax(z_i) - softmax(z_pub) ||_1` (Eq. 2), a tensor without
+    dimensions on the logits' device.
+
+    The mean of the softmaxes, of sensitivity 1/s; the softmax of the mean logits has no such bound.
+    """
+    mean_V = probability_sum_V / (PROBABILITY_GRID * batch_size)
+    public_V = logits_public_V.double().softmax(dim=-1)
+    return (mean_V - public_V).abs().sum()
 
 
 def row_totals(logits_SV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +14,10 @@ from typing import Any
 
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.sections import RuntimeConfig
+from dpray.engines.row_variation import rounding_warnings
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
 from dpray.methods.private_prediction.decoder import BatchDecoder
-from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.rows import ROWS, joined, placeholder, private_rows
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY
@@ -50,29 +51,24 @@ SORTED = "sorted.db"
 
 
 def release(session: BatchSession) -> Release:
-    """Decode the missing batches, until there are none, and release their texts."""
-    done = Decoded.by_now(session)
-    waiting = missing(session)
-    seconds = 0.0 if session.in_process else SECONDS_PER_PART
+    """Decode the batches that are missing, publish each once, and release their texts."""
+    plan, decoded, waiting = session.plan, Decoded.from_published(session), missing(session)
     parts = (f"{session.attempt_id}-{number:08d}.jsonl" for number in count())
-    while batches := wave(session.plan, waiting, done):
-        before, tokens, began = done.batches, done.tokens, monotonic()
-        total = before + len(batches)
-        session.show("sorting records into batches", before, total, done.in_words())
-        # Closed at once where a batch was lost: the engine has to go before the next one comes.
-        with closing(decode(session, batches)) as tasks:
-            announce = partial(session.show, "batches", before, total, done.in_words())
-            lots = announced(tasks, announce)
-            for outcomes in together(lots, BATCHES_PER_PART, seconds):
+    while batches := next_batches(plan, waiting, decoded):
+        total, tokens, began = decoded.batches + len(batches), decoded.tokens, monotonic()
+        session.show("sorting records into batches", decoded.batches, total, decoded.describe())
+        # Closed at once if a batch was lost: the engine has to go before the next one comes.
+        with closing(decode(session, batches)) as lots:
+            for outcomes in lots:
                 for outcome in publish(session, next(parts), outcomes):
-                    done.add(session.plan, outcome)
+                    decoded.add(plan, outcome)
                     session.metrics.published(outcome["tokens"], outcome["private_tokens"])
-                speed = (done.tokens - tokens) / max(monotonic() - began, 1e-9)
-                session.show("batches", done.batches, total, done.in_words(speed))
-        if done.batches < total:
+                speed = (decoded.tokens - tokens) / max(monotonic() - began, 1e-9)
+                session.show("batches", decoded.batches, total, decoded.describe(speed))
+        if decoded.batches < total:
             raise DprayError("some batches were not decoded")
         waiting = waiting[len(batches) :]
-    return Release(records(session), report(session, done))
+    return Release(records(session), report(session, decoded))
 
 
 def missing(session: BatchSession) -> list[str]:
@@ -86,7 +82,7 @@ def missing(session: BatchSession) -> list[str]:
 
 
 def refuse_failed(session: BatchSession) -> None:
-    """Raise RunFailed where a batch has failed."""
+    """Raise RunFailed if a batch has failed."""
     failed = dict(session.ledger.failed(session.key()))
     if failed:
         batch, (_, reason) = next(iter(failed.items()))
@@ -97,9 +93,9 @@ def refuse_failed(session: BatchSession) -> None:
         )
 
 
-def wave(plan: PrivatePredictionPlan, waiting: list[str], done: Decoded) -> list[str]:
-    """Return the batches to decode now: all that wait, or, of disjoint ones for fewer records than
-    batches, as many as are expected to give the missing records.
+def next_batches(plan: PrivatePredictionPlan, waiting: list[str], decoded: Decoded) -> list[str]:
+    """Return the next batches to decode. With `max_records`, take only as many disjoint batches as
+    should yield the missing records; otherwise take all.
 
     A batch may give none, because its text was empty or not finished. What it gave is released, so
     what is decoded next is a public choice, and the batches still compose in parallel.
@@ -107,31 +103,24 @@ def wave(plan: PrivatePredictionPlan, waiting: list[str], done: Decoded) -> list
     most = plan.settings.max_records
     if most is None or plan.batches_decoded == plan.batches.num_batches:
         return waiting
-    # Counted with one more batch that gave one record: it is never 0, and 1 before the first wave.
-    records_a_batch = (done.records + 1) / (done.batches + 1)
-    return waiting[: max(0, math.ceil((most - done.records) / records_a_batch))]
-
-
-def announced(
-    lots: Iterable[list[Outcome]], announce: Callable[[], None]
-) -> Iterator[list[Outcome]]:
-    """Pass the lots on, and announce the decoding before the first one."""
-    for number, lot in enumerate(lots):
-        if number == 0:
-            announce()
-        yield lot
+    # Add-one smoothing: the rate is never zero and starts at one record per batch.
+    records_per_batch = (decoded.records + 1) / (decoded.batches + 1)
+    return waiting[: max(0, math.ceil((most - decoded.records) / records_per_batch))]
 
 
 def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]]:
-    """Yield an empty list once the rows are gathered, and then the outcomes of the batches, those
-    of a task at a time."""
+    """Gather the private rows by batch, and decode them: in this process, or in actors on Ray.
+    Yield an empty list once they are gathered, and then outcomes, a part's at a time."""
     load = session.take_engine if session.in_process else session.load_engine
     key = "" if session.plan.disjoint else batches_key(session)
     make = partial(
         BatchDecoder, session.plan, session.ledger, session.key(), session.attempt_id, load
     )
     size = task_size(session.config.runtime, session.plan.disjoint, len(batches))
-    return batches_of(session.plan, key).work(session.config, batches, make, size)
+    seconds = 0.0 if session.in_process else SECONDS_PER_PART
+    with closing(batches_of(session.plan, key).work(session.config, batches, make, size)) as lots:
+        yield next(lots)
+        yield from together(lots, BATCHES_PER_PART, seconds)
 
 
 def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
@@ -149,7 +138,7 @@ def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
 def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:
     """Return the plan's batches as groups of rows; `key` is the secret one of Poisson batches."""
     rows = partial(
-        private_rows, data=plan.config.data, template=plan.template, by_place=not plan.disjoint
+        private_rows, data=plan.config.data, text_of=plan.text_of, by_place=not plan.disjoint
     )
     s = plan.settings.expected_batch_size
     return Groups(rows, ROWS, "batch", partial(joined, plan.batches, key), placeholder(), s)
@@ -162,8 +151,8 @@ def batches_key(session: BatchSession) -> SecretKey:
 
 
 def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[Outcome]:
-    """Publish the whole batches, in one part, and return them. Raises DprayError for a failed one,
-    which ends the run."""
+    """Publish the batches that are whole, in one part, and return them. Raises RunFailed if one
+    failed."""
     whole = {outcome["batch"]: outcome for outcome in outcomes if "examples" in outcome}
     if whole:
         session.publish(part, whole)
@@ -205,22 +194,21 @@ def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[s
 
 @dataclass
 class Decoded:
-    """Holds sums over published batches; released, so public."""
+    """Sums over published batches: they are released, so public."""
 
     batches: int = 0
     examples: int = 0
     tokens: int = 0
     private_tokens: int = 0
-    row_variation: float | None = None
     records: int = 0
+    row_variation: float | None = None
 
     @classmethod
-    def by_now(cls, session: BatchSession) -> Decoded:
-        """Sum over the batches that are published by now."""
-        done = cls()
+    def from_published(cls, session: BatchSession) -> Decoded:
+        decoded = cls()
         for outcome in session.folder.published_records():
-            done.add(session.plan, outcome)
-        return done
+            decoded.add(session.plan, outcome)
+        return decoded
 
     def add(self, plan: PrivatePredictionPlan, outcome: Outcome) -> None:
         self.batches += 1
@@ -228,11 +216,9 @@ class Decoded:
         self.examples += len(outcome["examples"])
         self.tokens += outcome["tokens"]
         self.private_tokens += outcome["private_tokens"]
-        found = outcome.get("row_variation")  # older versions did not measure it
-        if found is not None:
-            self.row_variation = max(found, self.row_variation or 0.0)
+        self.row_variation = max(outcome["row_variation"], self.row_variation or 0.0)
 
-    def in_words(self, tokens_per_second: float = 0.0) -> str:
+    def describe(self, tokens_per_second: float = 0.0) -> str:
         words = [f"{self.examples} texts"]
         if tokens_per_second:
             words.append(f"{tokens_per_second:.0f} tokens/s")
@@ -241,32 +227,33 @@ class Decoded:
         return ", ".join(words)
 
 
-def report(session: BatchSession, done: Decoded) -> dict[str, Any]:
+def report(session: BatchSession, decoded: Decoded) -> dict[str, Any]:
     """Return private prediction's part of the privacy report."""
     plan, settings, data = session.plan, session.plan.settings, session.config.data
     copies = f"of each text with its label, {settings.max_copies} are used at most"
     if data.unit is not None or not plan.disjoint:
         copies = "a unit's records are bounded, copies of one text are not"
     counts = batch_counts(session)
+    warnings = rounding_warnings(session.config.engine.dtype, decoded.row_variation)
     return {
-        "batches": counts | {"missing": counts["published"] - done.batches},
-        "tokens": {"total": done.tokens, "private": done.private_tokens},
-        "llm_calls": done.examples * (settings.expected_batch_size + 1),
+        "batches": counts | {"missing": counts["published"] - decoded.batches},
+        "tokens": {"total": decoded.tokens, "private": decoded.private_tokens},
+        "llm_calls": decoded.examples * (settings.expected_batch_size + 1),
         "sampling": {
             "batches": f"{DISJOINT if plan.disjoint else POISSON}; expected size "
             f"{settings.expected_batch_size}",
             "copies": copies,
-            "tokens": tokens_in_words(settings),
+            "tokens": describe_draw(settings),
             "candidates": CANDIDATES if plan.settings.candidates != "all" else "all tokens",
         },
-        "numerics": {"dtype": session.config.engine.dtype, "row_variation": done.row_variation},
+        "numerics": {"dtype": session.config.engine.dtype, "row_variation": decoded.row_variation},
         "public_inputs": {"template": settings.template, "few_shot": settings.few_shot},
-        "not_covered": [*NOT_COVERED, *rounding(plan, done.row_variation)],
+        "not_covered": [*NOT_COVERED, *warnings],
         "noise_source": f"{NOISE_SOURCE}; a fresh key for every text",
     }
 
 
-def tokens_in_words(settings: PrivatePredictionSettings) -> str:
+def describe_draw(settings: PrivatePredictionSettings) -> str:
     """Return the sentence of the report on how a token is drawn."""
     words = "softmax of the clipped mean of logits (exponential mechanism)"
     if settings.public_gate is not None:
@@ -277,20 +264,6 @@ def tokens_in_words(settings: PrivatePredictionSettings) -> str:
             "the public ones, it is drawn from the public ones"
         )
     return words
-
-
-def rounding(plan: PrivatePredictionPlan, variation: float | None) -> list[str]:
-    """Return the report's warning that rounding may exceed the sensitivity c / s, by what was
-    measured where the model ran."""
-    if variation is None:
-        return plan.rounding
-    if variation == 0.0:
-        return []
-    return [
-        f"a row's logits moved by up to {variation:.1e} with the other rows of its forward "
-        f"pass, in {plan.config.engine.dtype} (measured with public prompts where the model "
-        "ran): the sensitivity c / s is claimed up to that"
-    ]
 
 
 def batch_counts(session: BatchSession) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""`PrivatePredictionSettings` are the keys of `method` for private prediction (Amin et al.
-2024)."""
+"""The keys of `method` for private prediction (Amin et al. 2024)."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -17,10 +17,10 @@ class SparseVectorConfig(Section):
 
 class PublicGateConfig(Section):
     probability: float | None = Field(
-        None, gt=0, lt=1, description="free where the largest public probability is at least this"
+        None, gt=0, lt=1, description="free if the largest public probability is at least this"
     )
     entropy: Positive | None = Field(
-        None, description="free where the public distribution has at most so many nats"
+        None, description="free if the public distribution has at most this many nats"
     )
 
     @model_validator(mode="after")
@@ -77,8 +77,8 @@ class PrivatePredictionSettings(Section):
     max_tokens: Count = Field(128, description="the longest text, in tokens")
     max_prompt_tokens: Count = Field(
         512,
-        description="a private text is cut to so many tokens before it is put into its prompt, so "
-        "that the memory of a batch is a public number",
+        description="a private text is cut to this many tokens before it is put into its prompt: "
+        "the memory of a batch is then a public number",
     )
     max_records: Count | None = Field(
         None,
@@ -87,18 +87,18 @@ class PrivatePredictionSettings(Section):
     )
     max_copies: Count = Field(
         4,
-        description="disjoint, where data.unit is null: further copies of a text and its label are "
-        "left out, as they all fall into one batch, which has to fit the engine",
+        description="disjoint, if data.unit is null: the most copies of a text with its label that "
+        "are used; all of them are in one batch, which takes the longer the more they are",
     )
     few_shot: str | None = Field(
         None,
         description="a file of PUBLIC records, columns `text` and `label`, which all prompts of a "
-        "batch show where the template has `examples`; null: none",
+        "batch show if the template has `examples`; null: none",
     )
     few_shot_examples: Count = Field(
         2,
-        description="how many of them, drawn for each batch, of its label where the file has "
-        "enough of it; fewer where the prompt would take more than half of the model's context",
+        description="how many of them, drawn for each batch, of its label if the file has "
+        "enough of it; fewer if the prompt would take more than half of the model's context",
     )
     longest_copy: Count | None = Field(
         None,
@@ -126,6 +126,15 @@ class PrivatePredictionSettings(Section):
         if self.batch_size == "auto":
             raise ValueError("method.batch_size is not resolved yet")
         return self.batch_size
+
+    def texts_of_a_batch(self, private_tokens: int, batches: int) -> int:
+        """Return the largest number of texts of one of so many disjoint batches."""
+        if self.max_records is not None:
+            return math.ceil(self.max_records / batches)
+        # Without public tokens a text has at least one private one; public ones have to end, too.
+        if self.sparse_vector is None and self.public_gate is None:
+            return private_tokens
+        return math.ceil(10 * private_tokens / self.max_tokens)
 
     @property
     def for_poisson_only(self) -> bool:

@@ -1,8 +1,8 @@
-"""This module draws one token of private prediction (Amin et al. 2024, Algorithm 1, lines 11 to
-19).
+"""One token of private prediction (Amin et al. 2024, Algorithm 1, lines 12 to 20).
 
-`PrivateToken` is the mechanism: its public parameters, its cost, its draw. `PrivateTokenSelector`
-carries it through a text, in the process that holds the logits.
+`PrivateToken` is the mechanism: its public parameters, its cost, its draws. It is made of softmax
+sampling, which is the exponential mechanism (Lemma 4), and of the sparse vector (Lemma 5).
+`PrivateTokenSelector` carries it through a text, in the process that holds the logits.
 """
 
 from __future__ import annotations
@@ -15,30 +15,125 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
-from dpray.engines.base import Waiting
+from dpray.accounting.events import AboveThreshold, ExponentialMechanism
+from dpray.engines.base import SelectorSpec, Waiting
 from dpray.mechanisms.randomness import generator
-from dpray.methods.private_prediction.copies import CopyBar
-from dpray.methods.private_prediction.exponential import SoftmaxSampler, sample_softmax
-from dpray.methods.private_prediction.public_gate import is_sure
-from dpray.methods.private_prediction.sparse_vector import (
-    SparseVector,
-    distribution_distance,
-    probability_sum,
+from dpray.methods.private_prediction.drawable import (
+    Candidates,
+    CopyFilter,
+    candidate_set,
+    is_sure,
 )
 
-# A plan holds a `PrivateToken` and needs no torch: what draws imports it.
+# A plan holds a `PrivateToken` and needs no torch: what draws imports it, and `clipping`.
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from dpray.methods.private_prediction.candidates import Candidates
+    from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+
+SELECTOR = "dpray.methods.private_prediction.token:PrivateTokenSelector"
+
+
+@dataclass(frozen=True)
+class SoftmaxSampler:
+    """Draws `x ~ softmax(u / temperature)`.
+
+    Sensitivity: adding or removing one privacy unit moves each component of `u` by at most
+    `sensitivity`, so the log-probability ratio of any two tokens moves by at most
+    `2 * sensitivity / temperature`: an exponential mechanism of that bounded range, hence
+    `1/2 * (sensitivity / temperature)^2` zCDP (Cesar and Rogers 2021).
+    Proof: docs/privacy.md, section 2.3.
+    """
+
+    sensitivity: float
+    temperature: float
+
+    @property
+    def dp_event(self) -> ExponentialMechanism:
+        """Return the cost of one draw."""
+        return ExponentialMechanism(range=2.0 * self.sensitivity / self.temperature)
+
+    def sample(
+        self,
+        utilities: torch.Tensor,
+        rng: np.random.Generator,
+        draws: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
+        """Return the index of one draw, or of several, as `sample_softmax` does."""
+        return sample_softmax(utilities, self.temperature, rng, draws)
+
+
+def sample_softmax(
+    logits: torch.Tensor,
+    temperature: float,
+    rng: np.random.Generator,
+    draws: tuple[int, ...] | None = None,
+) -> torch.Tensor:
+    """Draw once from `softmax(logits / temperature)`, or as often as the shape `draws` says;
+    carries no guarantee by itself.
+
+    The weights are cut to whole numbers that add up to less than 2^62, exactly and in any order, so
+    that all ranks and devices agree; one uniform of 62 bits inverts their cumulative sum. Of V
+    logits, 2^19 at most, a probability is off by at most 2^-59, a relative V 2^-60, and the
+    rounding of its exponential. -inf entries are never drawn.
+    Returns the index, a tensor without dimensions (or of the shape `draws`) on the logits' device,
+    and does not wait for it; it is -1 if no entry is finite, or one is +inf or not a number.
+    """
+    # Imported late: a plan holds a sampler and needs no torch.
+    import torch
+
+    scaled = logits.double() / temperature
+    weights = (scaled - scaled.max()).exp_()
+    # This sum is exact, and not below the weights' own: m 2^e with m < 1. So `scale`, the power of
+    # two 2^(62 + 33 - e), rounds no weight, and takes their sum to at most m 2^62.
+    total = (weights * 2.0**33).ceil_().sum()
+    scale = total.frexp().mantissa / total * 2.0**95
+    cumulative = (weights * scale).nan_to_num_(nan=0.0).long().cumsum(0)
+    last = cumulative[-1]
+    # last * uniform / 2^62, rounded down: by halves of both, because no integer has 124 bits.
+    drawn = rng.integers(2**62, size=draws)
+    uniform = int(drawn) if draws is None else torch.from_numpy(drawn).to(logits.device)
+    high, low = uniform >> 31, uniform & (2**31 - 1)
+    last_high, last_low = last >> 31, last & (2**31 - 1)
+    middle = last_high * low + last_low * high + (last_low * low >> 31)
+    mark = last_high * high + (middle >> 31)
+    return torch.searchsorted(cumulative, mark, right=True).where(last > 0, -1)
+
+
+@dataclass(frozen=True)
+class SparseVector:
+    """AboveThreshold on the distance of private and public predictions: answers at each position
+    whether the private rows are far from the public one.
+
+    Claim: a query has sensitivity `sensitivity` (1/s, times the records of a unit); the threshold
+    has noise Laplace(noise) and each query fresh noise Laplace(2 * noise), so every answer up
+    to and including one "far" is `2 * sensitivity / noise`-DP (Dwork et al. 2009) and
+    `2 * (sensitivity / noise)^2` zCDP; the "near"s before it are free. After a "far" a new
+    threshold has to be drawn.
+    Proof: docs/privacy.md, section 2.5.
+    """
+
+    threshold: float
+    noise: float
+    sensitivity: float
+
+    @property
+    def dp_event(self) -> AboveThreshold:
+        """Return the cost up to and including one "far"."""
+        return AboveThreshold(epsilon=2.0 * self.sensitivity / self.noise)
+
+    def draw_threshold(self, rng: np.random.Generator) -> float:
+        return self.threshold + float(rng.laplace(scale=self.noise))
+
+    def is_far(self, distance: float, noisy_threshold: float, rng: np.random.Generator) -> bool:
+        return distance + float(rng.laplace(scale=2.0 * self.noise)) >= noisy_threshold
 
 
 @dataclass(frozen=True)
 class PrivateToken:
-    """Draws the next token from the clipped average of a batch's logits, or for free from the
-    public ones: with the public gate where these are sure, with the sparse vector where the two are
-    near.
+    """Draws the next token from the clipped average of a batch's logits. It is drawn for free, from
+    the public logits, if the public gate finds them sure or the sparse vector finds the two near.
 
     Guarantee: relation add-or-remove-one unit; a unit has at most `records_per_unit` rows, so a
     batch's average moves by at most `records_per_unit * clip_bound / batch_size` in any component,
@@ -54,8 +149,8 @@ class PrivateToken:
     configured. The sums themselves are exact (`dpray.methods.private_prediction.clipping`).
 
     `batch_size` is the public expected size s; `threshold` and `noise` are theta and sigma of
-    the sparse vector, both None where it is off. `sure_probability` or `sure_entropy` is the mark
-    of the public gate, both None where it is off; where it opens, the sparse vector is not asked.
+    the sparse vector, both None if it is off. `sure_probability` or `sure_entropy` is the mark
+    of the public gate, both None if it is off; if it opens, the sparse vector is not asked.
     Proof: docs/privacy.md, sections 2.1, 2.6 and 2.9.
     """
 
@@ -73,10 +168,37 @@ class PrivateToken:
     sure_entropy: float | None = None
     records_per_unit: int = 1
 
+    @classmethod
+    def of(
+        cls, settings: PrivatePredictionSettings, private_tokens: int, records_per_unit: int
+    ) -> PrivateToken:
+        """Return the mechanism of a batch of `private_tokens` tokens."""
+        sparse_vector, gate = settings.sparse_vector, settings.public_gate
+        return cls(
+            batch_size=settings.expected_batch_size,
+            private_tokens=private_tokens,
+            clip=settings.clip,
+            clip_bound=settings.clip_bound,
+            temperature=settings.temperature,
+            public_temperature=settings.public_temperature,
+            candidates=settings.candidates,
+            k=settings.k,
+            threshold=None if sparse_vector is None else sparse_vector.threshold,
+            noise=None if sparse_vector is None else sparse_vector.noise,
+            sure_probability=None if gate is None else gate.probability,
+            sure_entropy=None if gate is None else gate.entropy,
+            records_per_unit=records_per_unit,
+        )
+
     @cached_property
     def values(self) -> Mapping[str, Any]:
         """Return the fields, which are plain values; made once, because every text sends them."""
         return asdict(self)
+
+    def selector(self, key: str, **others: Any) -> SelectorSpec:
+        """Return what the engine builds a text's `PrivateTokenSelector` from: `others` are its
+        further arguments."""
+        return SelectorSpec(SELECTOR, {"mechanism": self.values, "key": key, **others})
 
     @cached_property
     def sampler(self) -> SoftmaxSampler:
@@ -90,6 +212,10 @@ class PrivateToken:
         return SparseVector(self.threshold, self.noise, self.records_per_unit / self.batch_size)
 
     @property
+    def has_gate(self) -> bool:
+        return (self.sure_probability, self.sure_entropy) != (None, None)
+
+    @property
     def dp_event(self) -> Event:
         """Return the cost of one batch for a unit that is in it."""
         token: Event = self.sampler.dp_event
@@ -99,8 +225,6 @@ class PrivateToken:
 
     def candidate_set(self, logits_public_V: torch.Tensor) -> torch.Tensor | None:
         """Return the tokens that may be drawn, by their public logits; None means all."""
-        from dpray.methods.private_prediction.candidates import candidate_set
-
         margin = 2.0 * self.clip_bound / self.batch_size
         return candidate_set(logits_public_V, self.candidates, self.k, margin)
 
@@ -178,17 +302,19 @@ class PrivateTokenSelector:
         self.rng = generator(key)
         self.t = t
         self.public_tokens = 0
-        self.copies = None if longest_copy is None else CopyBar(prompt, longest_copy)
+        self.copies = None if longest_copy is None else CopyFilter(prompt, longest_copy)
         # The sums of the rows of this position that came in parts.
         self.clipped_sum_K: torch.Tensor | float = 0.0
         self.probability_sum_V: torch.Tensor | float = 0.0
         self.noisy_threshold = noisy_threshold
         if self.mechanism.sparse_vector is not None and noisy_threshold is None:
-            self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)
+            self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)  # line 4
 
     def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
         """Add up a part of the batch's rows. Sums are exact, so a batch that comes in parts gives
         the tokens that it gives whole."""
+        from dpray.methods.private_prediction.clipping import probability_sum
+
         drawable_V = self._without_copies(logits_public_V)
         candidates_K = self.mechanism.candidate_set(drawable_V)
         self.clipped_sum_K = self.clipped_sum_K + self.mechanism.clipped_sum(
@@ -200,21 +326,34 @@ class PrivateTokenSelector:
     def select(
         self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
     ) -> Waiting[int | None]:
-        """Return None once the batch's r private tokens are drawn: the bound holds inside a
-        text."""
-        if self.t >= self.mechanism.private_tokens:
+        """Select a token by lines 12 to 20. Return None once the batch's r private tokens are
+        drawn: the bound holds inside a text.
+
+        The gate looks at the tokens that may be drawn. The distance is over all tokens: private
+        logits have no excluded ones.
+        """
+        mechanism, sparse_vector = self.mechanism, self.mechanism.sparse_vector
+        if self.t >= mechanism.private_tokens:
             return None
         drawable_V = self._without_copies(logits_public_V)
-        if (yield from self._is_free(logits_private_SV, logits_public_V, drawable_V)):
+        is_free = False
+        if mechanism.has_gate:
+            is_open = is_sure(drawable_V, mechanism.sure_probability, mechanism.sure_entropy)
+            is_free = bool((yield is_open))
+        if sparse_vector is not None and not is_free:
+            assert self.noisy_threshold is not None
+            distance = float((yield self._distance(logits_private_SV, logits_public_V)))
+            is_free = not sparse_vector.is_far(distance, self.noisy_threshold, self.rng)  # 12, 13
+        if is_free:
+            token = mechanism.draw_public(drawable_V, self.rng)  # line 19
             self.public_tokens += 1
-            token = self.mechanism.draw_public(drawable_V, self.rng)
         else:
-            self.t += 1
-            token = self.mechanism.draw_private(
+            token = mechanism.draw_private(  # lines 14 and 15
                 logits_private_SV, drawable_V, self.rng, added_K=self.clipped_sum_K
             )
-            if self.mechanism.sparse_vector is not None:
-                self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)
+            self.t += 1  # line 16
+            if sparse_vector is not None:
+                self.noisy_threshold = sparse_vector.draw_threshold(self.rng)  # line 17
         self.clipped_sum_K = self.probability_sum_V = 0.0
         drawn = int((yield token))
         if drawn < 0:
@@ -225,30 +364,19 @@ class PrivateTokenSelector:
 
     def _without_copies(self, logits_public_V: torch.Tensor) -> torch.Tensor:
         """Return the public logits with -inf for the tokens that would be copies."""
-        if self.copies is None or not (barred := self.copies.barred):
+        if self.copies is None or not (excluded := self.copies.excluded):
             return logits_public_V
         drawable_V = logits_public_V.clone()  # the logits are the engine's own
-        drawable_V[list(barred)] = -math.inf
+        drawable_V[list(excluded)] = -math.inf
         return drawable_V
 
-    def _is_free(
-        self,
-        logits_private_SV: torch.Tensor,
-        logits_public_V: torch.Tensor,
-        drawable_V: torch.Tensor,
-    ) -> Waiting[bool]:
-        """Return whether the public gate is open, or else the sparse vector's answer is "near". The
-        gate looks at the tokens that may be drawn, and the distance at all of them: private logits
-        have no bars."""
-        marks = self.mechanism.sure_probability, self.mechanism.sure_entropy
-        if marks != (None, None) and bool((yield is_sure(drawable_V, *marks))):
-            return True
-        sparse_vector = self.mechanism.sparse_vector
-        if sparse_vector is None or self.noisy_threshold is None:
-            return False
+    def _distance(
+        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+    ) -> torch.Tensor:
+        from dpray.methods.private_prediction.clipping import distribution_distance, probability_sum
+
         sum_V = self.probability_sum_V + probability_sum(logits_private_SV)
-        distance = distribution_distance(sum_V, logits_public_V, self.mechanism.batch_size)
-        return not sparse_vector.is_far(float((yield distance)), self.noisy_threshold, self.rng)
+        return distribution_distance(sum_V, logits_public_V, self.mechanism.batch_size)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -256,9 +384,3 @@ class PrivateTokenSelector:
             "public_tokens": self.public_tokens,
             "noisy_threshold": self.noisy_threshold,
         }
-
-
-def selector_arguments(mechanism: PrivateToken, key: str, **others: Any) -> dict[str, Any]:
-    """Return the plain values that `PrivateTokenSelector` is built from; `others` are what the
-    batch's last text left, and what a text must not copy."""
-    return {"mechanism": mechanism.values, "key": key, **others}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from dpray.engines.base import LockstepGroup, LockstepResult
-from dpray.methods.private_prediction.algorithm import Batch, BatchOutput, PrivatePrediction
+from dpray.engines.base import Lockstep, LockstepGroup, LockstepResult
+from dpray.methods.private_prediction.algorithm import (
+    Batch,
+    BatchOutput,
+    BatchState,
+    PrivatePrediction,
+)
 from dpray.methods.private_prediction.token import PrivateToken
 
 MECHANISM = PrivateToken(
@@ -31,15 +37,16 @@ def method(texts: int = 5) -> PrivatePrediction:
 
 
 def test_groups_hold_the_whole_batch_and_the_bounds() -> None:
-    group = next(method().algorithm_1(BATCH))
+    group = method().next_text(BatchState(BATCH))
     assert group.private_prompts == BATCH.private_prompts and group.public_prompt == (4,)
     assert (group.max_tokens, group.stop, group.group_id) == (6, ("#",), "0/3")
 
 
 def test_t_and_threshold_go_on_from_text_to_text_with_fresh_keys() -> None:
-    steps = method().algorithm_1(BATCH)
-    first = next(steps)
-    second = steps.send(answer(first, "one", "stop", 4, 0.7))
+    state = BatchState(BATCH)
+    first = method().next_text(state)
+    state.add(answer(first, "one", "stop", 4, 0.7))
+    second = method().next_text(state)
     assert first.selector.arguments["t"] == 0
     assert first.selector.arguments["noisy_threshold"] is None
     assert second.selector.arguments["t"] == 4
@@ -48,33 +55,41 @@ def test_t_and_threshold_go_on_from_text_to_text_with_fresh_keys() -> None:
 
 
 def finish(texts: int, answers: list[tuple[str, str, int]]) -> BatchOutput:
-    steps = method(texts).algorithm_1(BATCH)
-    group = next(steps)
-    for text, reason, t in answers[:-1]:
-        group = steps.send(answer(group, text, reason, t))
-    with pytest.raises(StopIteration) as stopped:
-        steps.send(answer(group, *answers[-1]))
-    output: BatchOutput = stopped.value.value
+    """Decode the batch by an engine that gives these answers; no other one may be asked for."""
+    left = list(answers)
+
+    class Engine:
+        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+            for group in groups:
+                following: LockstepGroup | None = group
+                while following is not None:
+                    following = yield answer(following, *left.pop(0))
+
+    engine: Any = Engine()
+    [output] = method(texts).decode(engine, [BATCH])
+    assert left == []
     return output
 
 
-def test_the_unfinished_text_at_r_is_dropped() -> None:
-    output = finish(5, [("one", "stop", 6), ("half", "exhausted", 10)])
-    assert [e.text for e in output.examples] == ["one"]
-    assert output.private_tokens == 10 and output.tokens == 8
-
-
-def test_a_text_that_ends_exactly_at_r_is_kept() -> None:
-    assert [e.text for e in finish(5, [("one", "stop", 10)]).examples] == ["one"]
-
-
-def test_the_number_of_texts_is_bounded_when_all_tokens_are_public() -> None:
-    output = finish(3, [("", "stop", 0), ("b", "length", 0), ("c", "stop", 0)])
-    assert len(output.examples) == 3 and output.private_tokens == 0
+@pytest.mark.parametrize(
+    ("texts", "answers", "kept", "private_tokens"),
+    [
+        (5, [("one", "stop", 6), ("half", "exhausted", 10)], ["one"], 10),
+        (5, [("one", "stop", 10)], ["one"], 10),
+        (3, [("", "stop", 0), ("b", "length", 0), ("c", "stop", 0)], ["", "b", "c"], 0),
+    ],
+    ids=["the text cut off at r is dropped", "one that ends at r is kept", "texts are bounded"],
+)
+def test_a_batch_ends_at_r_private_tokens_or_its_number_of_texts(
+    texts: int, answers: list[tuple[str, str, int]], kept: list[str], private_tokens: int
+) -> None:
+    output = finish(texts, answers)
+    assert [example.text for example in output.examples] == kept
+    assert (output.private_tokens, output.tokens) == (private_tokens, 4 * len(answers))
 
 
 def test_private_prompts_are_in_no_repr() -> None:
     secret = Batch("0/0", ((90210, 90211),), (1,))
-    group = next(method().algorithm_1(secret))
+    group = method().next_text(BatchState(secret))
     for shown in (repr(secret), repr(group), str(group.selector)):
         assert "90210" not in shown and "key" not in shown

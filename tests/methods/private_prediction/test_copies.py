@@ -11,8 +11,8 @@ import torch
 from dpray.config.config import parse_config
 from dpray.engines.base import select_token
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
-from dpray.methods.private_prediction.copies import CopyBar
+from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
+from dpray.methods.private_prediction.drawable import CopyFilter
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 from dpray.types import InputError
 
@@ -39,13 +39,13 @@ def test_a_text_shares_no_more_tokens_in_a_row_than_it_may(longest: int) -> None
     rng = random.Random(longest)
     for _ in range(200):
         prompt = [rng.randrange(V) for _ in range(12)]
-        bar, text = CopyBar(prompt, longest), []
-        while len(text) < 20 and (free := [t for t in range(V) if t not in bar.barred]):
+        copies, text = CopyFilter(prompt, longest), []
+        while len(text) < 20 and (free := [t for t in range(V) if t not in copies.excluded]):
             text.append(rng.choice(free))
-            bar.add(text[-1])
+            copies.add(text[-1])
         assert longest_shared(text, prompt) <= longest
-        # No token is barred that could have come: with it, the text would share more.
-        for token in bar.barred:
+        # No token is excluded that could have come: with it, the text would share more.
+        for token in copies.excluded:
             assert longest_shared([*text, token], prompt) > longest
 
 
@@ -77,8 +77,8 @@ def test_the_best_token_is_not_drawn_where_it_is_a_copy(changes: dict[str, Any])
     prompt = (0, 1, 2, 3)
     best = torch.eye(V) * 9 + torch.arange(V) * 0.1
 
-    def text(**bar: Any) -> list[int | None]:
-        selector = PrivateTokenSelector(mechanism(**changes), new_key(), **bar)
+    def text(**copies: Any) -> list[int | None]:
+        selector = PrivateTokenSelector(mechanism(**changes), new_key(), **copies)
         # All rows want to go on as the prompt does; afterwards the token 5.
         return [select_token(selector, best[[n, n]], best[n].clone()) for n in (0, 1, 2, 3, 5)]
 
@@ -98,7 +98,7 @@ def test_the_engines_logits_stay_as_they_are() -> None:
 
 
 def test_the_sparse_vector_compares_all_tokens() -> None:
-    """A barred token does not make the private rows differ from the public one."""
+    """An excluded token does not make the private rows differ from the public one."""
     far = mechanism(threshold=0.5, noise=1e-6)
     selector = PrivateTokenSelector(far, new_key(), prompt=(0, 1), longest_copy=1)
     for n in (0, 0, 0):
@@ -109,7 +109,7 @@ def test_the_sparse_vector_compares_all_tokens() -> None:
 @pytest.mark.parametrize("longest", [None, 3])
 def test_a_runs_texts_are_kept_from_copying(longest: int | None) -> None:
     method = PrivatePrediction(PrivateToken(**mechanism()), 8, 1, longest_copy=longest)
-    group = next(method.algorithm_1(Batch("0/0", ((7, 8),), (1, 2, 3))))
+    group = method.next_text(BatchState(Batch("0/0", ((7, 8),), (1, 2, 3))))
     found = {name: group.selector.arguments.get(name) for name in ("prompt", "longest_copy")}
     expected = {"prompt": (1, 2, 3), "longest_copy": 3} if longest else dict.fromkeys(found)
     assert found == expected

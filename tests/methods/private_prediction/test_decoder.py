@@ -21,8 +21,9 @@ from dpray.engines.row_variation import POSITIONS
 from dpray.io.few_shot import FewShot
 from dpray.io.template_file import Template
 from dpray.ledger.ledger import AlreadyPublished, Ledger
-from dpray.methods.private_prediction.decoder import BatchDecoder, encode_private, shown_examples
+from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.prompts import PromptTemplate
+from dpray.methods.private_prediction.rows import encode_private, shown_examples
 from dpray.registry import make_plan
 from dpray.types import Budget, DprayError
 from dpray.workers.group_actor import Answer, GroupActor

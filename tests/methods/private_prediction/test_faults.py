@@ -29,8 +29,7 @@ from dpray.engines.row_variation import LONGER
 from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
 from dpray.methods.private_prediction import release as run_module
-from dpray.methods.private_prediction.decoder import bound_copies, group_rows
-from dpray.methods.private_prediction.rows import placeholder
+from dpray.methods.private_prediction.rows import bound_copies, group_rows, placeholder
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers.cluster import EndedForMemory, LostTooOften
 from tests.integration.fault_driver import watched

@@ -6,17 +6,19 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
 
-from dpray.config.config import Config, load_config, parse_config
+from dpray.config.config import Config, EngineConfig, load_config, parse_config
 from dpray.engines.text import TextCodec
-from dpray.methods.private_prediction import plan as plan_module
+from dpray.engines.vllm_model import DEFAULT_CONTEXT
+from dpray.methods.private_prediction.affordable import context_of
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan, rare_labels
 from dpray.methods.private_prediction.prompts import load_template
-from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.registry import make_plan
 from dpray.types import InputError
 
@@ -35,22 +37,15 @@ def plan(config: Callable[..., Config]) -> Callable[..., PrivatePredictionPlan]:
     return lambda **changes: make_plan(config(**changes))
 
 
-def test_the_model_computes_in_float32_unless_told_otherwise(
-    plan: Callable[..., PrivatePredictionPlan],
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
+def test_the_model_computes_in_float32_unless_told_otherwise_and_sixteen_bits_are_warned_of(
+    plan: Callable[..., PrivatePredictionPlan], dtype: str | None
 ) -> None:
-    made = plan(method__max_tokens=1)
-    assert made.config.engine.dtype == "float32"
-    summary = made.summary()
-    assert summary["method"]["model_dtype"] == "float32" and summary["warnings"] == []
-    assert "float32" in made.lines()["model"]
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bits_are_warned_of(plan: Callable[..., PrivatePredictionPlan], dtype: str) -> None:
-    made = plan(engine__dtype=dtype, method__max_tokens=1)
-    assert made.config.engine.dtype == dtype and dtype in made.lines()["model"]
-    (warning,) = made.summary()["warnings"]
-    assert warning.startswith(f"engine.dtype {dtype}: ")
+    made = plan(method__max_tokens=1, **({"engine__dtype": dtype} if dtype else {}))
+    summary, used = made.summary(), dtype or "float32"
+    assert made.config.engine.dtype == summary["method"]["model_dtype"] == used
+    assert used in made.lines()["model"]
+    assert [w.split(":")[0] for w in summary["warnings"]] == [f"engine.dtype {dtype}"] * bool(dtype)
 
 
 def test_a_clip_bound_that_exact_sums_have_no_room_for_is_refused(
@@ -170,16 +165,18 @@ def test_texts_that_do_not_fit_after_the_prompt_are_refused(
         plan(method__max_tokens=room, engine__max_model_len=CONTEXT - 1, **fits)
 
 
-def test_of_a_long_context_vllm_takes_a_part_where_none_is_given(
-    plan: Callable[..., PrivatePredictionPlan],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(plan_module, "DEFAULT_CONTEXT", 100)
-    changes = {"method__max_tokens": 90, "privacy__epsilon": 1e4}
-    assert plan(**changes).settings.max_tokens == 90
-    assert plan(engine__kind="vllm", engine__max_model_len=CONTEXT, **changes)
-    with pytest.raises(InputError, match=r"method\.max_tokens: 90 .* 100 tokens$"):
-        plan(engine__kind="vllm", **changes)
+def test_of_a_long_context_vllm_takes_a_part_unless_one_is_given() -> None:
+    codec: Any = SimpleNamespace(context_length=10 * DEFAULT_CONTEXT)
+    vllm, given, other = (
+        EngineConfig(model="m", **changes)
+        for changes in (
+            {"kind": "vllm"},
+            {"kind": "vllm", "max_model_len": 9},
+            {"kind": "transformers"},
+        )
+    )
+    assert context_of(vllm, codec) == DEFAULT_CONTEXT
+    assert context_of(given, codec) == context_of(other, codec) == codec.context_length
 
 
 def test_a_model_that_is_not_here_is_not_measured(
@@ -264,11 +261,11 @@ def test_a_rare_label_does_not_price_the_whole_run(
     assert {none.batches.label_of(batch) for batch in none.batches.batch_ids()} == {"a"}
     rare = poisson(settings, **s, data__label_proportions={"a": 0.98, "b": 0.02})
     assert rare.cost.epsilon <= 1.02 * alone
-    assert rare.rare_labels == {"b": pytest.approx(127 * 0.02 / 0.98)}
+    assert rare_labels(rare) == {"b": pytest.approx(127 * 0.02 / 0.98)}
     [warning] = [w for w in rare.summary()["warnings"] if "rare labels" in w]
     assert "b (2.6) records expected, not 127" in warning
     both = poisson(settings, **s, data__label_proportions={"a": 0.6, "b": 0.4})
-    assert both.rare_labels == {} and both.batches.sampling_probabilities["b"] == 127 / 1600
+    assert rare_labels(both) == {} and both.batches.sampling_probabilities["b"] == 127 / 1600
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import SecretKey, new_key
 from dpray.methods.private_prediction.decoder import BatchDecoder
-from dpray.methods.private_prediction.release import joined
+from dpray.methods.private_prediction.rows import joined
 from dpray.registry import make_plan, run
 from dpray.runs.folder import BATCHES_KEY
 from dpray.types import InputError, Progress, Resumable
@@ -90,6 +90,16 @@ def holding(folder: Path, secret: bytes) -> list[str]:
     )
 
 
+def sizes_by_key(plan: Any, key: str) -> dict[str, int]:
+    """Return the number of the 60 records that the key brings into each batch."""
+    joined = Counter(
+        batch
+        for number in range(60)
+        for batch in plan.batches.joined(key, "ab"[number % 2], f"file 0, row {number}")
+    )
+    return {batch: joined[batch] for batch in plan.batches.batch_ids()}
+
+
 def forms(key: str) -> list[bytes]:
     return [key.encode(), key.upper().encode(), bytes.fromhex(key)]
 
@@ -126,14 +136,8 @@ def test_a_resumed_run_has_the_same_batches(config: Config, engine: Engine) -> N
     second.run(config)
     assert first.keys == second.keys == {kept}
     assert not second.path.exists()
-    plan = make_plan(config)
-    joined = Counter(
-        batch
-        for number in range(60)
-        for batch in plan.batches.joined(kept, "ab"[number % 2], f"file 0, row {number}")
-    )
     sizes = first.sizes | second.sizes
-    assert sizes == {batch: joined[batch] for batch in plan.batches.batch_ids()}
+    assert sizes == sizes_by_key(make_plan(config), kept)
     assert len(set(sizes.values())) > 1
 
 
@@ -155,12 +159,7 @@ def test_no_batch_is_cut_however_many_records_there_are(
         watched = Watched(small, made)
         report = watched.run(made)
     (key,) = watched.keys
-    joined = Counter(
-        batch
-        for number in range(60)
-        for batch in plan.batches.joined(key, "ab"[number % 2], f"file 0, row {number}")
-    )
-    assert watched.sizes == {batch: joined[batch] for batch in plan.batches.batch_ids()}
+    assert watched.sizes == sizes_by_key(plan, key)
     assert max(watched.sizes.values()) > 10
     assert report["batches"]["published"] == 6
 

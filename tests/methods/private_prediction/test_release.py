@@ -17,11 +17,10 @@ from dpray.config.sections import RuntimeConfig
 from dpray.ledger.protocol import NullLedger
 from dpray.methods.private_prediction.release import (
     Decoded,
-    announced,
+    next_batches,
     records,
     starts,
     task_size,
-    wave,
 )
 from dpray.registry import make_plan
 from dpray.runs.folder import ReleaseFolder
@@ -34,7 +33,13 @@ Release = Callable[..., list[dict[str, Any]]]
 
 def outcome(batch: str, texts: int = 2) -> dict[str, Any]:
     examples = [[f"text {n} of {batch}", "stop", 3] for n in range(texts)]
-    return {"batch": batch, "examples": examples, "private_tokens": 1, "tokens": 3 * texts}
+    return {
+        "batch": batch,
+        "examples": examples,
+        "private_tokens": 1,
+        "tokens": 3 * texts,
+        "row_variation": 0.0,
+    }
 
 
 @pytest.fixture
@@ -105,32 +110,26 @@ def test_short_batches_come_in_large_tasks_and_every_actor_gets_some(
     assert task_size(RuntimeConfig(**runtime), disjoint, batches) == size  # type: ignore[arg-type]
 
 
-def test_a_wave_is_as_large_as_the_missing_records_ask_for(
+def test_as_many_batches_are_next_as_the_missing_records_ask_for(
     settings: Callable[..., dict[str, Any]],
 ) -> None:
     plan = make_plan(parse_config(settings(method__max_records=5)))
     waiting = in_turn()
-    assert wave(plan, waiting, Decoded()) == waiting[:5]
-    assert wave(plan, waiting[5:], Decoded(batches=5, records=2)) == waiting[5:11]  # 3 / (3 / 6)
-    assert wave(plan, waiting[5:], Decoded(batches=5, records=4)) == waiting[5:7]  # 1 / (5 / 6)
-    assert wave(plan, waiting[5:], Decoded(batches=5, records=5)) == []
+    assert next_batches(plan, waiting, Decoded()) == waiting[:5]
+    assert (
+        next_batches(plan, waiting[5:], Decoded(batches=5, records=2)) == waiting[5:11]
+    )  # 3 / (3 / 6)
+    assert (
+        next_batches(plan, waiting[5:], Decoded(batches=5, records=4)) == waiting[5:7]
+    )  # 1 / (5 / 6)
+    assert next_batches(plan, waiting[5:], Decoded(batches=5, records=5)) == []
     plan = make_plan(parse_config(settings(method__max_records=None)))
-    assert wave(plan, waiting, Decoded()) == waiting and wave(plan, [], Decoded()) == []
+    assert (
+        next_batches(plan, waiting, Decoded()) == waiting
+        and next_batches(plan, [], Decoded()) == []
+    )
 
 
 def test_attempts_are_counted_unit_by_unit() -> None:
     places = [("0/0", "x"), ("0/1", "x"), ("0/1", "y"), ("labels", "x")]
     assert list(starts(iter(places))) == [("0/0", 1), ("0/1", 2), ("labels", 1)]
-
-
-def test_decoding_is_announced_once_the_rows_are_sorted() -> None:
-    seen: list[Any] = []
-
-    def lots() -> Any:
-        seen.append("sorted")
-        yield []
-        seen.append("decoded")
-        yield [outcome("b")]
-
-    passed = list(announced(lots(), lambda: seen.append("announced")))
-    assert seen == ["sorted", "announced", "decoded"] and passed == [[], [outcome("b")]]

@@ -10,8 +10,11 @@ import torch
 from dpray.accounting.accountant import bounds
 from dpray.engines.base import select_token
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.private_prediction.exponential import sample_softmax
-from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+from dpray.methods.private_prediction.token import (
+    PrivateToken,
+    PrivateTokenSelector,
+    sample_softmax,
+)
 
 ROWS = torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 1.0]])
 PUBLIC = torch.tensor([1.0, 1.0, 1.0])
@@ -76,12 +79,9 @@ def test_public_tokens_are_free_and_a_private_one_draws_a_new_threshold() -> Non
         seen.add(selector.noisy_threshold)
         select_token(selector, ROWS, PUBLIC)
     assert selector.t == 10 and len(seen) == 10
-
-
-def test_a_threshold_in_force_is_kept_for_the_next_text() -> None:
-    m = mechanism(threshold=0.5, noise=0.1)
-    selector = PrivateTokenSelector(asdict(m), new_key(), t=4, noisy_threshold=0.42)
-    assert (selector.t, selector.noisy_threshold) == (4, 0.42)
+    # A threshold in force is kept for the next text.
+    following = PrivateTokenSelector(asdict(m), new_key(), t=4, noisy_threshold=0.42)
+    assert (following.t, following.noisy_threshold) == (4, 0.42)
 
 
 def test_arguments_are_plain_json() -> None:

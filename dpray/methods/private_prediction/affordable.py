@@ -1,0 +1,225 @@
+"""The limits that the model's context, the machine's memory and the epsilon set, from public
+numbers alone: no model is loaded, no data opened."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dpray.accounting.calibration import calibrate
+from dpray.config.sections import EngineConfig
+from dpray.engines.kv_cache import (
+    GIB,
+    bytes_per_token,
+    cpu_cache_bytes,
+    gpu_cache_bytes,
+    gpu_memory,
+    parameters,
+)
+from dpray.engines.model_path import is_at_hand, resolve_model
+from dpray.engines.text import TextCodec
+from dpray.engines.vllm_model import DEFAULT_CONTEXT
+from dpray.methods.private_prediction.prompts import PromptTemplate
+from dpray.methods.private_prediction.rows import frame, shown_examples
+from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+from dpray.runs.plan import Plan
+from dpray.types import InputError
+
+# The context: a prompt leaves room for a text.
+
+
+def context_of(engine: EngineConfig, codec: TextCodec) -> int:
+    if engine.kind == "vllm" and engine.max_model_len is None:
+        return min(codec.context_length, DEFAULT_CONTEXT)
+    return codec.context_length
+
+
+def longest_frame(
+    template: PromptTemplate,
+    labels: Collection[str],
+    codec: TextCodec,
+    context: int,
+    max_tokens: int,
+) -> int:
+    """Return the most tokens of a prompt without its private text, with the examples that it may
+    show. Raises InputError if a prompt, even without examples, leaves no room in the model's
+    context for a text of `max_tokens`."""
+
+    def longest(label: str, examples: Sequence[str]) -> int:
+        shown = template.of_batch(label, "")
+        public = codec.encode(shown.public_prompt(label, examples))
+        return max(len(frame(codec, shown, label, examples)), len(public))
+
+    least = max(longest(label, ()) for label in labels)
+    if least + max_tokens > context:
+        raise InputError(
+            f"method.max_tokens: {max_tokens} and the {least} tokens of "
+            f"method.template's prompt are more than the context of the model, {context} tokens"
+        )
+    room = context - max_tokens
+    return max(
+        longest(label, shown_examples(codec, template.of_batch(label, ""), label, "", room))
+        for label in labels
+    )
+
+
+# The memory: the rows that are decoded at once.
+
+CPU_FLOPS = 2e10
+"""Rough float32 operations per second of one core, measured with SmolLM2-135M in vLLM on two
+cores."""
+
+LONG_HOURS = 0.5
+"""A plan that may take longer on a CPU says so."""
+
+AUTO_SIZES = (127, 63, 31, 15, 7, 3, 1)
+"""`batch_size: auto` takes the first of these that fits: the paper's least, and smaller ones."""
+
+LARGEST_ON_CPU = 31
+"""`batch_size: auto` is at most this on a CPU, where a text takes as long as its batch is large."""
+
+SPREAD = 5.0
+"""A batch rarely has more records than this many standard deviations above its mean."""
+
+
+def usual_rows(mean: float) -> int:
+    """Return the number of rows, the public prompt's included, that a batch of `mean` expected
+    records rarely exceeds."""
+    return math.ceil(mean + SPREAD * math.sqrt(mean)) + 1
+
+
+@dataclass(frozen=True)
+class BatchMemory:
+    """The rows that the engine holds at once, and how long they take on a CPU.
+
+    A row has at most `row_tokens` tokens: its prompt, with a text of `method.max_prompt_tokens`,
+    and what is drawn. Each token takes `token_bytes` in the KV cache of `cache_bytes`. `most_rows`
+    is `engine.max_num_seqs`, or None. `token_seconds` is the time of a token on all cores of this
+    machine, or None on a GPU.
+    """
+
+    row_tokens: int
+    token_bytes: int
+    cache_bytes: int
+    most_rows: int | None
+    place: str
+    token_seconds: float | None
+
+    @property
+    def rows_at_once(self) -> int:
+        rows = self.cache_bytes // (self.row_tokens * self.token_bytes)
+        return max(1, rows if self.most_rows is None else min(rows, self.most_rows))
+
+    def parts(self, rows: int) -> int:
+        """Return the number of parts in which a batch of `rows` rows is decoded."""
+        return -(-rows // self.rows_at_once)
+
+    def summary(self, rows: int) -> dict[str, Any]:
+        return {
+            "row_tokens": self.row_tokens,
+            "kv_cache_bytes": self.cache_bytes,
+            "kv_cache_bytes_per_token": self.token_bytes,
+            "rows_at_once": self.rows_at_once,
+            "rows_of_a_batch": rows,
+            "parts": self.parts(rows),
+        }
+
+    def describe(self, rows: int) -> str:
+        how = "whole" if self.parts(rows) == 1 else f"in {self.parts(rows)} parts"
+        return (
+            f"{self.rows_at_once} rows of {self.row_tokens} tokens at once, in "
+            f"{self.cache_bytes / GIB:.1f} GiB of KV cache {self.place}; batches of up to about "
+            f"{rows} rows are decoded {how}"
+        )
+
+    def warnings(self, rows: int, all_rows: int) -> list[str]:
+        """Warn of batches of `rows` rows that do not fit, and of a run of `all_rows` rows that
+        takes long."""
+        found = []
+        if self.parts(rows) > 1:
+            found.append(
+                f"method.batch_size: batches of up to about {rows} rows do not fit the "
+                f"{self.rows_at_once} rows that the engine holds {self.place}: the others are "
+                "computed anew for every token, which is slow. A smaller method.batch_size (auto "
+                "takes what fits) or method.max_prompt_tokens helps, or a larger "
+                "engine.max_num_seqs, engine.kv_cache_gib (CPU) or GPU"
+            )
+        hours = all_rows * self.row_tokens * (self.token_seconds or 0.0) / 3600
+        if hours > LONG_HOURS:
+            found.append(
+                f"engine.model: on this machine's CPU the run takes up to about {hours:.1f} hours "
+                "(a rough estimate, for texts of full length). Fewer texts (method.max_records), "
+                "a smaller method.batch_size or model, or a GPU help"
+            )
+        return found
+
+
+def batch_memory(
+    engine: EngineConfig, model_config: Any, row_tokens: int, rows: int
+) -> BatchMemory:
+    """Return the memory of batches of `rows` rows, on the GPU that `engine.gpu_memory_gib` names or
+    this machine has, else on its CPU."""
+    token_bytes = bytes_per_token(model_config, engine.dtype)
+    most = engine.max_num_seqs if engine.kind == "vllm" else None
+    on_gpu = gpu_cache_bytes(engine, model_config)
+    if on_gpu is not None:
+        place = "on one GPU" if engine.gpus == 1 else f"on {engine.gpus} GPUs"
+        return BatchMemory(row_tokens, token_bytes, on_gpu, most, place, None)
+    cache_bytes = cpu_cache_bytes(engine, rows * row_tokens * token_bytes)
+    seconds = 2 * parameters(model_config) / (CPU_FLOPS * (os.cpu_count() or 1))
+    place = "on this machine's CPU"
+    return BatchMemory(row_tokens, token_bytes, cache_bytes, most, place, seconds)
+
+
+def affordable_batch_size(
+    settings: PrivatePredictionSettings,
+    engine: EngineConfig,
+    template: PromptTemplate,
+    labels: Collection[str],
+) -> tuple[int, BatchMemory | None]:
+    """Return `batch_size`, or for auto the largest one that this machine holds at once, and the
+    memory of its batches. If the model's files are not here, return the largest size, and None.
+    Raises InputError if a prompt leaves no room in the model's context for a text."""
+    sizes = [settings.batch_size] if settings.batch_size != "auto" else auto_sizes(engine)
+    if not is_at_hand(engine.model):
+        return sizes[0], None
+    codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
+    context = context_of(engine, codec)
+    longest = longest_frame(template, labels, codec, context, settings.max_tokens)
+    row_tokens = min(context, longest + settings.max_prompt_tokens + settings.max_tokens)
+    for s in sizes:
+        memory = batch_memory(engine, codec.model_config, row_tokens, usual_rows(s))
+        if memory.parts(usual_rows(s)) == 1:
+            break
+    return s, memory
+
+
+def auto_sizes(engine: EngineConfig) -> list[int]:
+    most = LARGEST_ON_CPU if gpu_memory(engine) is None else max(AUTO_SIZES)
+    return [s for s in AUTO_SIZES if s <= most]
+
+
+# The budget: tokens of a batch, or texts.
+
+P = TypeVar("P", bound=Plan)
+
+
+def largest_affordable(plan_of: Callable[[int], P], most: int) -> P | None:
+    """Return the plan of the largest number, up to `most`, that costs at most `privacy.epsilon`;
+    None if 1 costs more."""
+    privacy = plan_of(1).config.privacy
+    try:
+        number = calibrate(
+            lambda number: plan_of(int(number)).dp_event,
+            privacy.epsilon,
+            privacy.delta,
+            bracket=(1, max(most, 2)),
+            increasing=True,
+            integer=True,
+        )
+    except ValueError:
+        return None
+    return plan_of(int(number))
