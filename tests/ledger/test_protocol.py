@@ -14,7 +14,7 @@ from dpray.accounting.events import Gaussian
 from dpray.ledger.chain import Entry
 from dpray.ledger.errors import AlreadyPublished
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.protocol import StageLedger
+from dpray.ledger.protocol import NullLedger, StageLedger
 from dpray.types import Budget
 
 SHA = "0" * 64
@@ -52,7 +52,7 @@ def test_methods_with_units_of_the_same_names_do_not_meet(ledger: Ledger) -> Non
         one.begin("run", "z", ["u"])
 
 
-class Shuffled(Ledger):
+class Shuffled(NullLedger):
     """A ledger whose database sorts names as if they had no beginnings."""
 
     def __init__(self, units: list[str]) -> None:

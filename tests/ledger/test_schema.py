@@ -12,10 +12,13 @@ from threading import Barrier, Thread
 import pytest
 import sqlalchemy as sa
 
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
 from dpray.ledger.errors import LedgerError, MissingLedger
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.store import VERSION
 from dpray.ledger.url import parse_url
+from dpray.types import Budget
 
 Transaction = Callable[[], AbstractContextManager[sa.Connection]]
 
@@ -97,6 +100,29 @@ def test_two_ledgers_in_two_schemas_are_two_ledgers(postgresql_url: str) -> None
     with pytest.raises(LedgerError, match="dpray_secret is lost"):
         Ledger.open(both)
     engine.dispose()
+
+
+def test_a_role_charges_with_the_grants_that_the_page_names(postgresql_url: str) -> None:
+    Ledger.create_or_open(postgresql_url)
+    role, engine = f"role_{uuid.uuid4().hex}", sa.create_engine(parse_url(postgresql_url))
+    schema = postgresql_url.partition("%3D")[2]
+    with engine.begin() as opened:
+        for statement in (
+            f"CREATE ROLE {role} LOGIN",
+            f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+            f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}",
+            f"GRANT INSERT ON dpray_entries TO {role}",
+            f"GRANT INSERT, UPDATE ON dpray_datasets TO {role}",
+        ):
+            opened.exec_driver_sql(statement)
+    engine.dispose()
+    stated_for = ("record", NEIGHBORING_RELATION)
+    ledger = Ledger.open(postgresql_url.replace("postgres@", f"{role}@"))
+    ledger.create_dataset("notes", Budget(1.0, 1e-6), *stated_for)
+    charge = {"run": (Laplace(10.0), Budget(0.1, 1e-8))}
+    ledger.reserve("notes", charge, *stated_for, [b"file"])
+    assert ledger.publish("run", "attempt-1", [("a/0", "a" * 64)]) == 1
+    assert ledger.commit("run") and ledger.verify() == []
 
 
 def at_once(work: Sequence[Callable[[], object]]) -> list[Exception]:
