@@ -16,8 +16,6 @@ from functools import lru_cache
 from itertools import accumulate, islice
 from typing import Any
 
-import sqlalchemy as sa
-
 from dpray.accounting.composed_events import event_from_json
 from dpray.accounting.composition import (
     Charge,
@@ -27,10 +25,7 @@ from dpray.accounting.composition import (
     composition,
 )
 from dpray.accounting.event import Event
-from dpray.ledger.chain import Entry
-from dpray.ledger.queries import counted_entries, find, folded, lineage
-from dpray.ledger.schema import datasets
-from dpray.ledger.store import broken_chain
+from dpray.ledger.chain import Entry, folded
 from dpray.types import Budget, BudgetRefused, InputError
 
 RELATIVE_ROUNDING = 1e-9
@@ -39,9 +34,11 @@ RELATIVE_ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Account:
-    """Holds a data set's budget with the rule by which charges add up, what it is stated for, its
-    parent, the charges so far and their `total`, and for each tenant, by name, an account of its
-    cap and its own charges."""
+    """A data set's budget and the charges made against it.
+
+    `composition` is the budget with the rule by which charges add up; `total` is what the charges
+    add up to. `tenants` has, by name, an account of each tenant's cap and of its own charges.
+    """
 
     dataset: str
     composition: Composition
@@ -66,8 +63,10 @@ class Account:
         charges = tuple(charge_of(entry.payload) for entry in later if entry.kind == "reserve")
         stated_for = terms["privacy_unit"], terms["neighboring_relation"]
         whole = cls(create.dataset, rule, *stated_for, terms.get("parent"), {}, charges)
-        caps = (entry for entry in later if entry.kind == "create")
-        return replace(whole, tenants={cap.unit: whole._part(cap) for cap in caps})
+        for entry in later:
+            if entry.kind == "create":
+                whole = whole.with_tenant(entry)
+        return whole
 
     def terms(self) -> dict[str, Any]:
         """Return what the first entry of the data set holds."""
@@ -97,8 +96,8 @@ class Account:
         return map(self.composition.spent, islice(totals, 1, None))
 
     def below(self, parent: Account | None) -> Account:
-        """Return the account as the child of another. Raises `InputError` where what is charged to
-        it would not compose with the parent's charges."""
+        """Return the account as the child of another. Raises `InputError` if its charges would
+        not compose with the parent's."""
         if parent is None:
             return self
         for term in ("privacy_unit", "neighboring_relation"):
@@ -109,12 +108,13 @@ class Account:
                 )
         return replace(self, parent=parent.dataset)
 
-    def _part(self, cap: Entry) -> Account:
-        """Return the account of the tenant that this entry gives a cap."""
-        terms = cap.values()
+    def with_tenant(self, entry: Entry) -> Account:
+        """Return the account with the tenant that this entry gives a cap."""
+        terms = entry.values()
         rule = composition(self.composition.name, Budget(**terms["budget"]), terms["order"])
-        own = tuple(charge for charge in self.charges if charge.tenant == cap.unit)
-        return replace(self, composition=rule, tenants={}, charges=own, total=())
+        own = tuple(charge for charge in self.charges if charge.tenant == entry.unit)
+        share = replace(self, composition=rule, tenants={}, charges=own, total=())
+        return replace(self, tenants={**self.tenants, entry.unit: share})
 
     def cap(self, tenant: str, budget: Budget) -> dict[str, Any]:
         """Return what the entry of a new tenant holds. The order of a renyi cap is its own: at that
@@ -146,27 +146,6 @@ class Account:
             )
         return self.tenants[tenant]
 
-    def admit(
-        self, charge: Charge, privacy_unit: str, neighboring_relation: str, drawn_by: str = ""
-    ) -> Account:
-        """Return the account with this charge, which may be made on a child (`drawn_by`). Raises
-        `BudgetRefused` if it does not fit the data set's budget or its tenant's, and `InputError`
-        for another privacy unit or relation, or a tenant that has no part of the budget."""
-        ours = (self.privacy_unit, self.neighboring_relation)
-        if (privacy_unit, neighboring_relation) != ours:
-            raise InputError(
-                f"the budget of '{self.dataset}' is for the privacy unit '{ours[0]}' and the "
-                f"relation '{ours[1]}', the run is for '{privacy_unit}' and "
-                f"'{neighboring_relation}': these do not compose"
-            )
-        details = [f"'{drawn_by}' draws on it"] if drawn_by else []
-        tenants = self.tenants
-        if tenants:
-            of_tenant = f"this is what the tenant '{charge.tenant}' has of it"
-            share = self.share(charge.tenant)._with(charge, [*details, of_tenant])
-            tenants = {**tenants, charge.tenant or "": share}
-        return replace(self._with(charge, details), tenants=tenants)
-
     def _with(self, charge: Charge, details: list[str]) -> Account:
         rule = self.composition
         total = rule.add(self.total, charge)
@@ -188,72 +167,41 @@ def admit(
     accounts: Sequence[Account], charge: Charge, privacy_unit: str, neighboring_relation: str
 ) -> list[Account]:
     """Return the accounts of a data set and of its ancestors, itself first, with this charge.
-    Raises what `Account.admit` raises if one of them does not admit it."""
+
+    Raises `BudgetRefused` if it does not fit one of the budgets or its tenant's cap, and
+    `InputError` for another privacy unit or relation, or a tenant that has no part of the budget.
+    """
     own = accounts[0].dataset
     if charge.tenant is not None and not any(account.tenants for account in accounts):
         raise InputError(
             f"privacy.tenant: '{own}' has no tenants (`dpray ledger create --tenant` makes one)"
         )
-    return [
-        account.admit(
-            charge, privacy_unit, neighboring_relation, own if account is not accounts[0] else ""
-        )
-        for account in accounts
-    ]
+    admitted = []
+    for account in accounts:
+        ours = (account.privacy_unit, account.neighboring_relation)
+        if (privacy_unit, neighboring_relation) != ours:
+            raise InputError(
+                f"the budget of '{account.dataset}' is for the privacy unit '{ours[0]}' and the "
+                f"relation '{ours[1]}', the run is for '{privacy_unit}' and "
+                f"'{neighboring_relation}': these do not compose"
+            )
+        details = [] if account is accounts[0] else [f"'{own}' draws on it"]
+        tenants = account.tenants
+        if tenants:
+            of_tenant = f"this is what the tenant '{charge.tenant}' has of it"
+            share = account.share(charge.tenant)._with(charge, [*details, of_tenant])
+            tenants = {**tenants, charge.tenant or "": share}
+        admitted.append(replace(account._with(charge, details), tenants=tenants))
+    return admitted
 
 
 @lru_cache(maxsize=20_000)
 def charge_of(payload: str) -> Charge:
-    """Return the charge that a reservation's payload states. It is kept, because every admission
-    reads all charges of its data set."""
+    """Return the charge that a reservation's payload states. It is cached: every process that
+    opens a data set reads all of its charges."""
     values = json.loads(payload)
     reserved = Budget(values["epsilon"], values["delta"])
     return Charge(event_from_json(values["event"]), reserved, values.get("tenant"))
-
-
-def read_account(connection: sa.Connection, dataset: str) -> Account | None:
-    """Return the account of a data set, by its name in the ledger; None if it has no account.
-
-    Work grows with the number of its runs, not of batches, nor of other data sets. Raises
-    `LedgerError` if an entry that counts was altered or is missing.
-    """
-    rows = counted_entries(connection, dataset)
-    query = sa.select(datasets.c.reservations).where(datasets.c.name == dataset)
-    reservations = connection.execute(query).scalar()
-    if not rows and reservations is None:
-        return None
-    if (
-        reservations != len(rows) - 1
-        or rows[0].kind != "create"
-        or any(entry.hash != entry.digest() for entry in rows)
-    ):
-        raise broken_chain(dataset)
-    return Account.replay(rows)
-
-
-def read_lineage(connection: sa.Connection, dataset: str) -> list[Account]:
-    """Return the accounts of a data set and of its ancestors, itself first. Raises `InputError`
-    for a data set that the ledger does not have, and `LedgerError` as `read_account`."""
-    accounts = []
-    for name in lineage(connection, dataset):
-        if (account := read_account(connection, name)) is None:
-            raise broken_chain(name)
-        accounts.append(account)
-    return accounts
-
-
-def committed(connection: sa.Connection, dataset: str) -> Budget:
-    """Return what the charges of a data set's finished runs, and of its children's, add up to. A
-    run's later charges have its key before a slash."""
-    entries = counted_entries(connection, dataset)
-    rule = Account.replay(entries).composition
-    return rule.spent(
-        rule.total(
-            charge_of(entry.payload)
-            for entry in entries
-            if entry.kind == "reserve" and find(connection, "commit", entry.key.split("/")[0])
-        )
-    )
 
 
 _PRICING = threading.Lock()

@@ -1,4 +1,4 @@
-"""The ledger's entries form a hash chain, one for each data set.
+"""The ledger's entries, what they may hold, and the hash chain that they form in each data set.
 
 Every entry holds the hash of the one before it, so an entry that is altered, removed or put in
 later does not fit. The chain has no secret in it: it shows accidents and edits by hand, and does
@@ -10,13 +10,20 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dpray.accounting.event import canonical_json
+from dpray.types import InputError
 
 GENESIS = "0" * 64
+
+KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@=+-]{0,199}")
+CLASS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9._ -]{1,200}")
 
 
 def now() -> str:
@@ -26,7 +33,7 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """Holds one row of the ledger. `payload` is canonical JSON; `unit`, `attempt` and `at` may be
+    """One row of the ledger. `payload` is canonical JSON; `unit`, `attempt` and `at` may be
     empty."""
 
     dataset: str
@@ -59,8 +66,11 @@ def _digest(content: Sequence[Any]) -> str:
 
 @dataclass
 class Chain:
-    """Holds the end of a data set's chain: its length, its last hash, how many of its entries its
-    account is made of (without the first one), and the entries that are not written yet."""
+    """The end of a data set's chain.
+
+    `reservations` counts the entries of its account, without the first one. `added` are the entries
+    that are not written yet.
+    """
 
     dataset: str
     length: int = 0
@@ -106,3 +116,35 @@ class Chain:
     def _step(self, entry: Entry) -> None:
         self.length, self.head = entry.seq + 1, entry.hash
         self.reservations += entry.kind in ("create", "reserve") and entry.seq > 0
+
+
+def check_name(what: str, name: str) -> str:
+    """Return the name of a new data set or tenant, without needless blanks."""
+    if not (_NAME.fullmatch(name) and name.strip()):
+        raise InputError(
+            f"the name of a {what} has 1 to 200 letters (A to Z), digits, blanks, dots, hyphens "
+            "and underscores"
+        )
+    return " ".join(name.split())
+
+
+def folded(name: str) -> str:
+    """Return what all spellings of one name have in common: case and blanks make no other name."""
+    return " ".join(name.split()).casefold()
+
+
+def check(what: str, text: str, pattern: re.Pattern[str]) -> None:
+    # The text is not repeated: what breaks the rule may be what the rule keeps out.
+    if not pattern.fullmatch(text):
+        raise InputError(f"{what} has to match {pattern.pattern}")
+
+
+def check_public(what: str, texts: Iterable[str]) -> None:
+    if not all(0 < len(text) <= 200 and text.isprintable() for text in texts):
+        raise InputError(f"the name of a {what} has 1 to 200 printable characters")
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as reading the ledger gives them."""
+    read: dict[str, Any] = json.loads(canonical_json(values))
+    return read

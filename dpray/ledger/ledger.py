@@ -1,76 +1,66 @@
 """The ledger durably records what every data set has spent, and which batches were started and
-published.
-
-The guarantee holds because of this order: `reserve` (durable), `begin` a batch (durable), only then
-touch the private data, then publish the batch's one release. A reservation is spent from the moment
-it is written, whatever becomes of the run. Every operation may be repeated: the same key with the
-same content gives the same answer, with other content it raises `LedgerConflict`.
-
-One reservation pays for a run's whole partition; a batch is one row, and the work of a `reserve` or
-a `publish_many` does not grow with the other batches (beyond the index's logarithm).
-
-One set of records has one budget. Its name is the same however it is written, and a file that was
-charged to one data set is refused under the name of another. The ledger knows a file by a digest of
-all of its bytes under a key of its own: a copy that is edited, sorted, converted or cut in parts is
-another file to it.
-
-A budget may be shared out: each tenant (a team, a project) then has a cap of its own inside it. And
-a data set may be the child of another, a subset or a derived table of the same people: whatever is
-charged to it is drawn on its parent, and on the parent's parent, in the same transaction.
-"""
+published: one operation is one transaction (`protocol` has the order that the guarantee needs)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
-from dpray.accounting import composition as rules
-from dpray.accounting.event import Event
-from dpray.ledger import queries
-from dpray.ledger.account import Account, admit, check_price, read_lineage
-from dpray.ledger.chain import Chain, Entry, now
-from dpray.ledger.names import (
-    CLASS_NAME,
-    KEY,
-    SHA256,
-    check,
-    check_name,
-    check_public,
-    plain,
-)
-from dpray.ledger.schema import lock
-from dpray.ledger.store import LedgerConflict, Store
-from dpray.ledger.transaction import Transaction
-from dpray.ledger.view import LedgerView
-from dpray.ledger.writer import Writer
-from dpray.types import Budget, InputError
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+from dpray.accounting.composition import Charge
+from dpray.ledger import transaction
+from dpray.ledger.account import Account, admit, charge_of
+from dpray.ledger.chain import Entry
+from dpray.ledger.errors import LedgerConflict
+from dpray.ledger.operations import CreateDataset, CreateTenant, Operation
+from dpray.ledger.protocol import PAGE, Listing, Place, RunLedger
+from dpray.ledger.show import count, problems, summaries
+from dpray.ledger.store import Store, entries, is_transient
+from dpray.ledger.transaction import Seen, Tip, Transaction
+from dpray.types import Budget, DprayError
+
+ATTEMPTS = 8
+"""A write is made this often at most, over some ten seconds, if its connection is lost."""
+
+Heads = dict[str, tuple[int, str]]
+"""The length and the last hash of each data set's chain."""
 
 
-class AlreadyPublished(LedgerConflict):
-    """Another attempt has published this batch: a charge pays for one release of each."""
+class Ledger(RunLedger):
+    """The budgets at a URL, `sqlite:///path` or `postgresql://...`.
 
-
-class Ledger(LedgerView):
-    """Keeps the budgets at a URL, `sqlite:///path` or `postgresql://...`.
-
-    Every method raises `LedgerError` if the database fails (full disk, lost connection, locked for
-    too long): the operation may or may not have happened, and repeating it is safe. An operation
-    whose connection was lost is repeated by itself; then `publish_many`, `fail` and `commit` may
-    answer as they do the second time. Threads may share a ledger: those that write at the same time
-    share a transaction.
+    An operation whose connection was lost, in the middle of a commit too, is repeated: it is
+    idempotent by its key, so it finds its entries or writes them. Then `publish`, `fail` and
+    `commit` may answer as they do the second time. Threads may share a ledger.
     """
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self._writer = Writer(store)
+        self._store = store
+        self._seen = Seen()
+        self._one_writer = threading.Lock()
 
-    def ends(self) -> dict[str, tuple[int, str]]:
-        """Return the length and the last hash of each data set's chain that this ledger has seen
-        when it wrote. From then on it writes to no data set that does not hold what was seen."""
-        return self._writer.ends()
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Open a ledger that is there. Raises `MissingLedger` if it is not; none is made."""
+        return cls(Store(url, create=False))
 
-    def expect(self, ends: Mapping[str, tuple[int, str]]) -> None:
-        """Write to no data set that does not hold these ends, which another process saw."""
-        self._writer.expect(ends)
+    @classmethod
+    def create_or_open(cls, url: str) -> Self:
+        """Open the ledger at `url`, and make it if it is not there."""
+        return cls(Store(url, create=True))
+
+    def __str__(self) -> str:
+        """Return the URL, without its password."""
+        return str(self._store)
+
+    def close(self) -> None:
+        self._store.close()
+
+    # Writing
 
     def create_dataset(
         self,
@@ -84,40 +74,14 @@ class Ledger(LedgerView):
     ) -> None:
         """Give a data set its budget, once and for all.
 
-        A name that differs in case or blanks alone means the same data set. `composition` says how
+        A name that differs in case or blanks alone means the same data set. `composition` is how
         the runs' costs add up: "basic", or "renyi" at the Rényi `order`. `parent` is a data set
         that holds the same privacy units (this one is a subset of it, or made from it unit by
         unit), with the same unit and relation. Raises `InputError`, also for a data set that has
         another budget or parent.
         """
-        if composition != rules.RenyiComposition.name and order is not None:
-            raise InputError("an order belongs to a budget with the composition renyi")
-        try:
-            rule = rules.composition(composition, budget, order)
-        except ValueError as error:
-            raise InputError(f"data set '{name}': {error}") from error
-        check_public("privacy unit", [privacy_unit])
-        account = Account(name, rule, privacy_unit, neighboring_relation)
-
-        def needs(transaction: Transaction) -> list[str]:
-            lock(transaction.connection)
-            known = queries.stored_name(transaction.connection, name)
-            return [] if known is None else [known]
-
-        def work(transaction: Transaction) -> None:
-            transaction.write_ends()  # the queries below read what this writes
-            connection = transaction.connection
-            known = queries.stored_name(connection, name)
-            above = None if parent is None else read_lineage(connection, parent)[0]
-            terms = plain(account.below(above).terms())
-            if known is None:
-                chain = Chain(check_name("data set", name))
-                chain.append("create", chain.dataset, terms, at=now())
-                transaction.add_dataset(chain)
-            elif plain(transaction.account(known).terms()) != terms:
-                raise InputError(f"data set '{known}' has another budget in the ledger already")
-
-        self._writer.write(needs, work)
+        stated_for = privacy_unit, neighboring_relation
+        self.write(CreateDataset(name, budget, *stated_for, composition, order, parent))
 
     def create_tenant(self, dataset: str, tenant: str, budget: Budget) -> None:
         """Give a tenant its cap on a data set, once and for all: its runs' costs add up to no more,
@@ -127,221 +91,192 @@ class Ledger(LedgerView):
         Raises `InputError`, also for a cap beyond the data set's budget, and for a tenant that has
         another cap or another's name in other letters.
         """
-        name = check_name("tenant", tenant)
+        self.write(CreateTenant(dataset, tenant, budget))
 
-        def work(transaction: Transaction) -> None:
-            [own, *_] = transaction.lineage(dataset)
-            account = transaction.account(own)
-            if name not in account.tenants:
-                terms = plain(account.cap(name, budget))
-                chain = transaction.chain(own)
-                chain.append("create", own, terms, unit=name, at=now())
-                transaction.add(chain)
-            elif account.tenants[name].budget != budget:
-                raise InputError(f"the tenant '{name}' has another budget on '{own}' already")
+    def write(self, operation: Operation) -> Any:
+        """Carry out one operation in a transaction of its own, and return its answer."""
+        try:
+            [answer] = self.write_together([operation])
+        finally:
+            self.release_connection()
+        if isinstance(answer, DprayError):
+            raise answer
+        return answer
 
-        self._writer.write(lambda transaction: transaction.lineage(dataset), work)
+    def write_together(self, operations: Sequence[Operation]) -> list[Any]:
+        """Carry out operations in one transaction, durably before this returns. Each has its own
+        answer, or the `DprayError` that refused it alone.
 
-    def reserve(
-        self,
-        dataset: str,
-        charges: Mapping[str, tuple[Event, Budget]],
-        privacy_unit: str,
-        neighboring_relation: str,
-        files: Iterable[bytes] = (),
-        tenant: str | None = None,
-    ) -> list[Entry]:
-        """Make a run's charges, all or none, durably, before it touches the data, and return their
-        entries. They are never given back.
-
-        `charges` holds, by the charge's key, the event and what the run's report will claim for it,
-        which has to cover the event's own cost at that delta. `files` are the digests of the data's
-        files: the ledger binds each to the first data set that it is charged to. `tenant` is who
-        the run is made for. The charge is drawn on every ancestor of the data set too. Raises
-        `BudgetRefused` (nothing is charged anywhere), `LedgerConflict`, and `InputError` for an
-        unknown data set or tenant, a privacy unit or relation other than the budget's, or a file of
-        another data set.
+        If the database refuses the transaction for a reason that may pass, each operation is made
+        again in a transaction of its own. Call `release_connection` when no more are waiting.
         """
-        files = list(dict.fromkeys(files))
-        requests = {}
-        for key, (event, asked) in charges.items():
-            check("a reservation's key", key, KEY)
-            check_price(event, asked)
-            requests[key] = plain(
-                {
-                    "event": event.to_json(),
-                    "epsilon": asked.epsilon,
-                    "delta": asked.delta,
-                    "privacy_unit": privacy_unit,
-                    "neighboring_relation": neighboring_relation,
-                }
-                | ({} if tenant is None else {"tenant": tenant})
+        refused = [_refusal(operation) for operation in operations]
+        valid = [op for op, error in zip(operations, refused, strict=True) if error is None]
+        with self._one_writer:
+            answers = iter(self._transact_or_retry(valid) if valid else [])
+        return [next(answers) if error is None else error for error in refused]
+
+    def release_connection(self) -> None:
+        """Leave the file of an SQLite ledger whole; see `Store.release_connection`."""
+        with self._one_writer:
+            self._store.release_connection()
+
+    def chain_heads(self) -> Heads:
+        """Return the ends of the chains that this ledger has seen when it wrote. From then on it
+        writes to no data set that does not hold what was seen."""
+        return {name: (tip.length, tip.head) for name, tip in dict(self._seen.tips).items()}
+
+    def require_heads(self, heads: Heads) -> None:
+        """Write to no data set that does not hold these ends, which another process saw."""
+        with self._one_writer:
+            for name, (length, head) in heads.items():
+                tip = self._seen.tips.get(name)
+                if tip is None or tip.length < length:
+                    self._seen.tips[name] = Tip(length, head, None)
+
+    def _transact_or_retry(self, operations: Sequence[Operation]) -> list[Any]:
+        try:
+            return self._transact(operations)
+        except DprayError as error:  # no transaction begins
+            return [error] * len(operations)
+        except SQLAlchemyError as error:
+            self._seen.forget_uncommitted()
+            if not is_transient(error):
+                return [self._failure(error)] * len(operations)
+        return [self._transact_alone(operation) for operation in operations]
+
+    def _transact_alone(self, operation: Operation) -> Any:
+        try:
+            for attempt in Retrying(
+                retry=retry_if_exception(is_transient),
+                stop=stop_after_attempt(ATTEMPTS),
+                wait=wait_exponential(multiplier=0.1, max=5),
+                reraise=True,
+            ):
+                with attempt:
+                    [answer] = self._transact([operation])
+            return answer
+        except DprayError as error:
+            return error
+        except SQLAlchemyError as error:
+            return self._failure(error)
+
+    def _failure(self, error: SQLAlchemyError) -> DprayError:
+        failure = self._store.error(error)
+        failure.__cause__ = error
+        return failure
+
+    def _transact(self, operations: Sequence[Operation]) -> list[Any]:
+        answers: list[Any] = []
+        with self._store.begin() as connection:
+            written = Transaction(connection, self._seen)
+            for operation in operations:
+                try:
+                    answers.append(operation.apply(written))
+                except DprayError as error:
+                    answers.append(error)
+            written.write_ends()
+        written.remember()
+        return answers
+
+    # Reading
+
+    def account(self, dataset: str) -> Account | None:
+        with self._store.read() as connection:
+            name = transaction.stored_name(connection, dataset)
+            return None if name is None else transaction.read_account(connection, name)
+
+    def check(
+        self, dataset: str, charge: Charge, privacy_unit: str, neighboring_relation: str
+    ) -> None:
+        """Raise as `reserve` would for this charge now, and make none."""
+        with self._store.read() as connection:
+            names = transaction.lineage(connection, dataset)
+            accounts = [transaction.read_account(connection, name) for name in names]
+        admit(accounts, charge, privacy_unit, neighboring_relation)
+
+    def committed(self, dataset: str) -> Budget:
+        """Return what the finished runs of a data set, by its name in the ledger, and of its
+        children add up to. A run's later charges have its key before a slash."""
+        with self._store.read() as connection:
+            counted = transaction.counted_entries(connection, dataset)
+            runs = {entry.key: entry.key.split("/")[0] for entry in counted}
+            closed = transaction.find_all(connection, "commit", set(runs.values()))
+        rule = Account.replay(counted).composition
+        own = (entry for entry in counted if entry.kind == "reserve" and runs[entry.key] in closed)
+        return rule.spent(rule.total(charge_of(entry.payload) for entry in own))
+
+    def names(self) -> list[str]:
+        """Return the names of the data sets that the ledger has."""
+        with self._store.read() as connection:
+            return transaction.dataset_names(connection)
+
+    def is_reserved(self, key: str) -> bool:
+        """Return whether this ledger holds the charge with this key."""
+        with self._store.read() as connection:
+            return transaction.find(connection, "reserve", key) is not None
+
+    def last_commit(self, key: str) -> Entry:
+        with self._store.read() as connection:
+            entry = transaction.find(connection, "commit", key)
+        if entry is None:
+            raise LedgerConflict("the run is not committed")
+        return entry
+
+    def holds(self, dataset: str, sequence: int, head: str) -> bool:
+        """Return whether an entry with this hash has this place in the data set's chain. Another
+        ledger holds no such entry, nor does one that was restored to an earlier state."""
+        with self._store.read() as connection:
+            place = (entries.c.dataset == dataset, entries.c.seq == sequence)
+            entry = transaction.first(connection, sa.select(entries).where(*place))
+        return entry is not None and entry.hash == entry.digest() == head
+
+    def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
+        place = sa.tuple_(entries.c.unit, entries.c.attempt)
+        kind = "begin" if listing == "unfinished" else listing
+        query = (
+            sa.select(entries)
+            .where(entries.c.kind == kind, entries.c.key == key)
+            .where(place > sa.tuple_(*map(sa.literal, after)))
+            .order_by(entries.c.unit, entries.c.attempt)
+            .limit(limit)
+        )
+        if listing == "unfinished":
+            other = entries.alias()
+            has_outcome = sa.exists().where(
+                other.c.kind.in_(("publish", "fail")),
+                other.c.key == entries.c.key,
+                other.c.unit == entries.c.unit,
             )
+            query = query.where(~has_outcome)
+        with self._store.read() as connection:
+            return [Entry(**row._mapping) for row in connection.execute(query)]
 
-        def work(transaction: Transaction) -> list[Entry]:
-            names = transaction.lineage(dataset)
-            accounts = [transaction.account(name) for name in names]
-            own, *ancestors = chains = [transaction.chain(name) for name in names]
-            made = {}
-            for key, request in requests.items():
-                if (entry := transaction.reserved(key)) is None:
-                    charge = rules.Charge(*charges[key], tenant)
-                    accounts = admit(accounts, charge, privacy_unit, neighboring_relation)
-                elif entry.dataset != own.dataset or entry.values() != request:
-                    raise LedgerConflict(f"the key '{key}' was reserved for another charge")
-                else:
-                    made[key] = entry
-            digests = self._store.digests(transaction.connection, files) if files else []
-            unbound = _unbound(transaction, own.dataset, digests)
-            # From here on nothing refuses the run.
-            at = now()
-            for key, request in requests.items():
-                if key not in made:
-                    made[key] = own.append("reserve", key, request, at=at)
-                    for chain in ancestors:
-                        chain.append("reserve", key, request, unit=chain.dataset, at=at)
-            for digest in unbound:
-                own.append("data", digest, {}, at=at)
-            transaction.add(*chains, accounts=accounts)
-            return [made[key] for key in requests]
+    def counts(self, key: str) -> dict[str, int]:
+        with self._store.read() as connection:
+            return count(connection, key)
 
-        def needs(transaction: Transaction) -> list[str]:
-            transaction.ask(requests)
-            return transaction.lineage(dataset)
+    def verify(self) -> list[str]:
+        """Recompute every hash, every cost from its event, and every total. Returns what does not
+        fit, one line each."""
+        with self._store.read() as connection:
+            return list(problems(connection))
 
-        return self._writer.write(needs, work)
+    def show(self) -> dict[str, Any]:
+        """Return `ledger` (the URL, without its password) and `datasets`, a list: see
+        `summaries`."""
+        with self._store.read() as connection:
+            return {"ledger": str(self), "datasets": summaries(connection)}
 
-    def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None:
-        """Note, durably and before their data is touched, that an attempt starts these batches.
-
-        Raises `LedgerConflict`, and notes none of them, if one is published (`AlreadyPublished`) or
-        has failed, or if the run is committed.
-        """
-        units = list(dict.fromkeys(units))
-        check("an attempt's id", attempt_id, KEY)
-        check_public("batch", units)
-
-        def work(transaction: Transaction) -> None:
-            chain, outcomes = _open_run(transaction, key, units)
-            for kind, unit in outcomes:
-                if kind == "publish":
-                    raise AlreadyPublished(f"batch '{unit}' is published already")
-            _refuse_failed(outcomes)
-            known = transaction.begun(key, units, attempt_id)
-            for unit in units:
-                if unit not in known:
-                    chain.append("begin", key, {}, unit=unit, attempt=attempt_id)
-            transaction.add(chain)
-
-        self._writer.write(_of_run(key), work)
-
-    def publish_many(self, key: str, attempt_id: str, releases: Iterable[tuple[str, str]]) -> int:
-        """Note the one release of each batch, by (unit, SHA-256 of its file), all or none: the
-        files may be put in place once this returns.
-
-        Returns how many were not there before: this attempt may publish the very same file again.
-        Raises `AlreadyPublished` for another attempt, `LedgerConflict` for another file, a batch
-        that has failed, or a committed run.
-        """
-        distinct = set(releases)
-        files = dict(sorted(distinct))
-        if len(files) < len(distinct):
-            raise LedgerConflict("a batch has one release, not two")
-        check("an attempt's id", attempt_id, KEY)
-        check_public("batch", files)
-        for sha256 in files.values():
-            check("a file's SHA-256", sha256, SHA256)
-
-        def work(transaction: Transaction) -> int:
-            chain, outcomes = _open_run(transaction, key, list(files))
-            _refuse_failed(outcomes)
-            new: dict[str, dict[str, str]] = {}
-            for unit, sha256 in files.items():
-                release = {"attempt": attempt_id, "sha256": sha256}
-                if (known := outcomes.get(("publish", unit))) is None:
-                    new[unit] = release
-                elif known["attempt"] != attempt_id:
-                    raise AlreadyPublished(f"batch '{unit}' was published by another attempt")
-                elif known != release:
-                    raise LedgerConflict(f"batch '{unit}' was published with another content")
-            for unit, release in new.items():
-                chain.append("publish", key, release, unit=unit)
-            transaction.add(chain)
-            return len(new)
-
-        return self._writer.write(_of_run(key), work)
-
-    def fail(self, key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool:
-        """Note that a batch failed: it is never repeated. Of the error, only its class's name is
-        kept.
-
-        Returns True the first time; the first failure of a batch stands, and later ones answer
-        False. Raises `AlreadyPublished`, and `LedgerConflict` for a committed run.
-        """
-        check("an attempt's id", attempt_id, KEY)
-        check("the name of an error's class", reason_class_name, CLASS_NAME)
-        check_public("batch", [unit])
-
-        def work(transaction: Transaction) -> bool:
-            chain, outcomes = _open_run(transaction, key, [unit])
-            if ("fail", unit) in outcomes:
-                return False
-            if ("publish", unit) in outcomes:
-                raise AlreadyPublished(f"batch '{unit}' is published already")
-            failure = {"attempt": attempt_id, "reason": reason_class_name}
-            chain.append("fail", key, failure, unit=unit)
-            transaction.add(chain)
-            return True
-
-        return self._writer.write(_of_run(key), work)
-
-    def commit(self, key: str) -> bool:
-        """Close a run, under which nothing begins or is published from now on. Returns True the
-        first time."""
-
-        def work(transaction: Transaction) -> bool:
-            chain = transaction.chain(transaction.run(key))
-            if transaction.find("commit", key):
-                return False
-            chain.append("commit", key, {}, at=now())
-            transaction.add(chain)
-            return True
-
-        return self._writer.write(_of_run(key), work)
+    def export(self) -> Iterator[dict[str, Any]]:
+        """Yield every entry, data set by data set, in the order of its chain."""
+        with self._store.read() as connection:
+            yield from (entry.to_json() for entry in transaction.all_entries(connection))
 
 
-def _of_run(key: str) -> Callable[[Transaction], list[str]]:
-    return lambda transaction: [transaction.run(key)]
-
-
-Outcomes = dict[tuple[str, str], dict[str, str]]
-"""`Outcomes` map the kind and the unit of the entries that end something, a batch (`publish`,
-`fail`) or the run (`commit`), to their payloads."""
-
-
-def _open_run(transaction: Transaction, key: str, units: Sequence[str]) -> tuple[Chain, Outcomes]:
-    """Return the chain of a run that is not committed, and what has become of these units."""
-    chain = transaction.chain(transaction.run(key))
-    outcomes = transaction.outcomes(key, units)
-    if ("commit", "") in outcomes:
-        raise LedgerConflict(f"the run '{key}' is committed: nothing more happens under it")
-    return chain, outcomes
-
-
-def _refuse_failed(outcomes: Outcomes) -> None:
-    for kind, unit in outcomes:
-        if kind == "fail":
-            raise LedgerConflict(f"batch '{unit}' has failed: it is never repeated")
-
-
-def _unbound(transaction: Transaction, dataset: str, digests: list[str]) -> list[str]:
-    """Return those of the digests that belong to no data set yet. Raises `InputError` for a file of
-    another data set: no second budget pays for its records."""
-    owners = transaction.owners(digests)
-    for owner in owners.values():
-        if owner != dataset:
-            raise InputError(
-                f"privacy.dataset: the ledger knows this data, or a file of it, as '{owner}': it "
-                "has one budget, whatever name a run gives it"
-            )
-    return [digest for digest in digests if digest not in owners]
+def _refusal(operation: Operation) -> DprayError | None:
+    try:
+        operation.check()
+    except DprayError as error:
+        return error
+    return None

@@ -1,16 +1,16 @@
-"""`Store` keeps the ledger's tables in SQLite (one machine) or PostgreSQL (a cluster).
+"""The ledger's database: its tables, and its transactions in SQLite or PostgreSQL.
 
-A write is in a transaction that is on disk before it returns, and no two transactions that write
-to one data set run side by side: in SQLite `BEGIN IMMEDIATE` lets one writer in, in PostgreSQL the
-data set's row is locked (`Transaction.lock`). So transactions are serialisable without the repeats
-that PostgreSQL's own level of that name asks for: what they read beside locked data sets never
-changes (a data set's first entry, the place of a reservation), and unique indices guard the rest.
+SQLite is for one machine, PostgreSQL for a cluster. A write is in a transaction that is on disk
+before it returns. One transaction writes at a time: SQLite's `BEGIN IMMEDIATE` lets one writer in,
+in PostgreSQL a lock of the ledger's own does. So writes are serialisable, and none is repeated
+because of another.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,16 +19,16 @@ from typing import Any
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from dpray.io.files import disk_is_full, touch_private
-from dpray.ledger.schema import NEWEST, UnknownTables, revision, secret, upgrade
+from dpray.ledger.errors import LedgerError, LedgerFull, LedgerUnavailable, MissingLedger
 from dpray.ledger.url import check_one_name, parse_url
-from dpray.types import DprayError, InputError, Resumable, first_line
+from dpray.types import DprayError, InputError, first_line
 
 SECONDS_TO_WAIT = 60
-"""A writer waits so long for the others before it gives up."""
+"""A writer waits this long for the others before it gives up."""
 
 TCP = {
     "connect_timeout": SECONDS_TO_WAIT,
@@ -37,63 +37,89 @@ TCP = {
     "keepalives_count": 3,
     "tcp_user_timeout": 1000 * SECONDS_TO_WAIT,
 }
-"""libpq's keys, in seconds but for the last, in milliseconds: a server that is gone without a word
-is noticed within a minute. What the URL says instead is kept."""
+"""libpq's keys, in seconds but for the last, in milliseconds: a server that disappears is noticed
+within a minute. What the URL says instead is kept."""
 
-PASSING = frozenset({"40001", "40P01", "57P01", "57P02", "57P03"})
-"""PostgreSQL's states of: a serialization failure, a deadlock, a server that shuts down, crashed,
-or starts up."""
+TRANSIENT = frozenset({"57P01", "57P02", "57P03"})
+"""PostgreSQL's states of a server that shuts down, crashed, or starts up."""
 
+VERSION = 1
+"""The version of the tables below. A ledger of another version is refused."""
 
-class LedgerError(DprayError):
-    """The ledger cannot be read or written now; whatever may have been charged stays charged."""
+metadata = sa.MetaData()
 
+version = sa.Table("dpray_version", metadata, sa.Column("version", sa.Integer, primary_key=True))
 
-class LedgerUnavailable(LedgerError):
-    """The database fails now; later the same operation may succeed."""
+datasets = sa.Table(
+    "dpray_datasets",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    # Length and last hash of the chain: entries cut off its end leave no other trace.
+    sa.Column("length", sa.BigInteger, nullable=False),
+    sa.Column("head", sa.Text, nullable=False),
+    # An admission reads the entries of the account alone: without the number of those that follow
+    # the first one (reservations and tenants) it would not miss one.
+    sa.Column("reservations", sa.BigInteger, nullable=False),
+)
 
+ACCOUNT = sa.text("kind IN ('create', 'reserve')")
+"""An admission reads these entries. The condition is written out, because a database matches the
+words of a query with those of its partial index."""
 
-class LedgerFull(LedgerUnavailable, Resumable):
-    """No space is left on the disk of the ledger."""
+entries = sa.Table(
+    "dpray_entries",
+    metadata,
+    sa.Column("dataset", sa.Text, primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    *(
+        sa.Column(name, sa.Text, nullable=False)
+        for name in ("kind", "key", "unit", "attempt", "at", "payload", "prev_hash", "hash")
+    ),
+    sa.Index("dpray_entries_identity", "kind", "key", "unit", "attempt", unique=True),
+    sqlite_with_rowid=False,
+)
 
+account_index = sa.Index(
+    "dpray_entries_account",
+    entries.c.dataset,
+    entries.c.seq,
+    sqlite_where=ACCOUNT,
+    postgresql_where=ACCOUNT,
+)
 
-class LedgerConflict(LedgerError):
-    """The ledger has the key already, for something else."""
+secret = sa.Table(
+    "dpray_secret",
+    metadata,
+    # One row: the key of the digests by which files of data are known again.
+    sa.Column("data_key", sa.Text, primary_key=True),
+)
 
-
-class MissingLedger(InputError):
-    """There is no ledger at the URL."""
+_LOCK = 0x6470726179
 
 
 class Store:
-    """Opens the ledger's database. `create` makes a ledger that is missing; without it that is a
-    `MissingLedger`. An older version's tables are brought up to date; tables that are not known are
-    a `LedgerError`."""
+    """The opened database of a ledger. `create` makes a ledger that is missing; without it that is
+    a `MissingLedger`. A database with other tables, or of another version, is a `LedgerError`."""
 
     def __init__(self, url: str, *, create: bool) -> None:
         self._url = parse_url(url)
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         if create:
-            if self._is_sqlite:
-                touch_private(str(self._url.database))
-            maker = self._engine(create=True)
-            try:
-                self._bring_up_to_date(maker, create=True)
-            finally:
-                maker.dispose()
-        engine = self._engine(create=False)
+            self._create()
+        engine = self._engine("rw")
         self._writer = engine.execution_options(dpray_write=True)
         snapshot = {} if self._is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = engine.execution_options(**snapshot)
         self._held: sa.Connection | None = None
-        if not create:
-            self._bring_up_to_date(engine, create=False)
+        with self._errors(), engine.begin() as connection:
+            if not self._has_tables(connection):
+                raise self._missing()
 
     def __str__(self) -> str:
         return self._url.render_as_string(hide_password=True)
 
     def close(self) -> None:
-        self.rest()
+        self.release_connection()
         self._writer.dispose()
 
     @contextmanager
@@ -109,16 +135,11 @@ class Store:
         if self._is_sqlite and self._held is None:
             self._held = self._writer.connect()
         with self._writer.begin() as connection:
-            if not self._is_sqlite:
-                # A process that was stopped while it held its locks does not hold them for good.
-                wait = f"{2 * SECONDS_TO_WAIT}s"
-                connection.exec_driver_sql(
-                    f"SET LOCAL idle_in_transaction_session_timeout = '{wait}'"
-                )
+            self._lock(connection)
             yield connection
 
-    def rest(self) -> None:
-        """Give up the connection that `begin` holds between writes; call it once no write waits.
+    def release_connection(self) -> None:
+        """Release the connection that `begin` holds between writes. Call it once no write waits.
 
         When SQLite's last connection is closed, the write-ahead log is copied into the database,
         which takes longer than a commit. An idle connection puts that off while writes follow each
@@ -127,31 +148,54 @@ class Store:
             held, self._held = self._held, None
             held.close()
 
-    def digests(self, connection: sa.Connection, contents: Iterable[bytes]) -> list[str]:
-        """Return HMAC-SHA256 of each content under the ledger's own key, in hexadecimal. The key
-        leaves the database for this alone: an export confirms no guess of a file."""
-        key = connection.execute(sa.select(secret.c.data_key)).scalar()
-        if key is None:
-            raise LedgerError(f"the ledger {self} has lost its key: nothing more is charged to it")
-        own = bytes.fromhex(key)
-        return [hmac.new(own, content, hashlib.sha256).hexdigest() for content in contents]
+    def _lock(self, connection: sa.Connection) -> None:
+        """Let one transaction at a time write to PostgreSQL; SQLite has let this one in alone."""
+        if not self._is_sqlite:
+            # A process that was stopped while it held the lock does not hold it for good.
+            wait = f"{2 * SECONDS_TO_WAIT}s"
+            connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{wait}'")
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
 
-    def _bring_up_to_date(self, engine: sa.Engine, *, create: bool) -> None:
-        with self._errors(making=create), engine.begin() as connection:
-            present = revision(connection)
-        if present is None and not create:
-            raise self._missing()
-        if present != NEWEST:
-            writer = engine.execution_options(dpray_write=True)
-            with self._errors(making=create), writer.begin() as connection:
-                upgrade(connection)
+    def _create(self) -> None:
+        """Make the tables if they are missing. Of several processes, one makes them."""
+        if self._is_sqlite:
+            touch_private(str(self._url.database))
+        maker = self._engine("rwc").execution_options(dpray_write=True)
+        try:
+            with self._errors(making=True), maker.begin() as connection:
+                self._lock(connection)
+                if not self._has_tables(connection):
+                    metadata.create_all(connection, checkfirst=False)
+                    connection.execute(sa.insert(version), {"version": VERSION})
+                    connection.execute(sa.insert(secret), {"data_key": secrets.token_hex(32)})
+        finally:
+            maker.dispose()
+
+    def _has_tables(self, connection: sa.Connection) -> bool:
+        """Return whether the database holds a ledger. Raises `LedgerError` for one that this
+        version of dpray did not make, or that has lost a table."""
+        schema = _schema(connection)
+        present = set(sa.inspect(connection).get_table_names(schema))
+        if not (found := {name for name in present if name.startswith("dpray_")}):
+            return False
+        if wrong := found ^ metadata.tables.keys():
+            raise LedgerError(
+                f"the ledger {self} does not have the tables that this version of dpray makes: "
+                f"{', '.join(sorted(wrong))} is lost or unknown"
+            )
+        own = sa.table(version.name, sa.column("version"), schema=schema)
+        known = list(connection.execute(sa.select(own.c.version)).scalars())
+        if known != [VERSION]:
+            raise LedgerError(
+                f"the ledger {self} has tables of version {', '.join(map(str, known)) or 'none'}, "
+                f"and this dpray knows version {VERSION} alone"
+            )
+        return True
 
     @contextmanager
     def _errors(self, *, making: bool = False) -> Iterator[None]:
         try:
             yield
-        except UnknownTables as error:
-            raise LedgerError(f"the ledger {self} {error}") from None
         except SQLAlchemyError as error:
             raise self.error(error, making) from error
 
@@ -178,9 +222,9 @@ class Store:
             "what was spent would be forgotten (`dpray ledger create` makes one)"
         )
 
-    def _engine(self, *, create: bool) -> sa.Engine:
+    def _engine(self, sqlite_mode: str) -> sa.Engine:
         if self._is_sqlite:
-            return _sqlite_engine(str(self._url.database), "rwc" if create else "rw")
+            return _sqlite_engine(str(self._url.database), sqlite_mode)
         engine = sa.create_engine(
             self._url,
             poolclass=QueuePool,
@@ -192,23 +236,37 @@ class Store:
         return engine
 
 
-def is_passing(error: BaseException) -> bool:
-    """Return whether a transaction that ended so may succeed when it is made again: another one
-    took a unique row first or waited for this one, or the connection or the server was lost."""
-    if isinstance(error, IntegrityError):
-        return True
+def is_transient(error: BaseException) -> bool:
+    """Return whether a transaction that ended so may succeed when it is made again: the connection
+    or the server was lost."""
     # SQLite's errors have no such attribute. Without a state, libpq had no answer from the server.
     if not isinstance(error, OperationalError) or not hasattr(error.orig, "sqlstate"):
         return False
     state: str | None = getattr(error.orig, "sqlstate", None)
-    return state is None or state.startswith("08") or state in PASSING
+    return state is None or state.startswith("08") or state in TRANSIENT
 
 
-def broken_chain(dataset: str) -> LedgerError:
-    return LedgerError(
-        f"the ledger's entries of '{dataset}' are not as they were written: nothing more is "
-        "charged to it (see `dpray ledger verify`)"
-    )
+def file_digests(connection: sa.Connection, contents: Iterable[bytes]) -> list[str]:
+    """Return HMAC-SHA256 of each content under the ledger's own key, in hexadecimal. The key
+    leaves the database for this alone: an export confirms no guess of a file."""
+    key = connection.execute(sa.select(secret.c.data_key)).scalar()
+    if key is None:
+        raise LedgerError("the ledger has lost its key: nothing more is charged to it")
+    own = bytes.fromhex(key)
+    return [hmac.new(own, content, hashlib.sha256).hexdigest() for content in contents]
+
+
+def _schema(connection: sa.Connection) -> str:
+    """Return the schema of the ledger's tables: PostgreSQL would take each of them from another one
+    of its search path. For a ledger that is not there yet it is the one where tables are made."""
+    if connection.dialect.name == "postgresql":
+        found = connection.exec_driver_sql(
+            "SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+            f"WHERE pg_class.oid = to_regclass('{datasets.name}')"
+        ).scalar()
+        if found is not None:
+            return str(found)
+    return str(sa.inspect(connection).default_schema_name)
 
 
 def _sqlite_engine(path: str, mode: str) -> sa.Engine:

@@ -23,9 +23,9 @@ from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.engines.base import Engine
 from dpray.io.digests import file_digests, fingerprint
 from dpray.io.files import disk_is_full, write_durably
+from dpray.ledger.errors import MissingLedger
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.protocol import NullLedger
-from dpray.ledger.store import MissingLedger
+from dpray.ledger.protocol import NullLedger, RunLedger
 from dpray.mechanisms.randomness import new_salt
 from dpray.runs.call_cache import CALLS, forget_calls
 from dpray.runs.folder import CONFIG, ReleaseFolder
@@ -269,14 +269,14 @@ class Run:
 
     # Reserved: attempts at the release
 
-    def _open_ledger(self) -> Ledger:
+    def _open_ledger(self) -> RunLedger:
         if self.plan.not_private:
             return NullLedger()
         url = self.plan.config.privacy.ledger
         return AccountantClient(url) if cluster.uses_ray(self.plan.config) else Ledger.open(url)
 
     def _release_with_repeats(
-        self, ledger: Ledger, engine: Engine | None
+        self, ledger: RunLedger, engine: Engine | None
     ) -> tuple[Session[Any], Release]:
         """Repeat what was lost with a machine or an engine, up to `runtime.max_attempts`; stop
         where other code raised."""
@@ -322,7 +322,7 @@ class Run:
                 session.close()
         raise AssertionError("runtime.max_attempts is at least 1")
 
-    def _committed(self, ledger: Ledger) -> Callable[[str], bool]:
+    def _committed(self, ledger: RunLedger) -> Callable[[str], bool]:
         if self.plan.not_private:
             return lambda sha: True
         shas = {sha for _, (_, sha) in ledger.published(self.run_id)}
@@ -346,7 +346,7 @@ class Run:
             f"repeated, so this run cannot be finished"
         )
 
-    def _stopped(self, ledger: Ledger, error: Exception) -> DprayError:
+    def _stopped(self, ledger: RunLedger, error: Exception) -> DprayError:
         """Return the error of a run that code of dpray's own or of a library's stopped."""
         why = f"the run stopped: {type(error).__name__}; nothing that was not finished was released"
         with suppress(DprayError):

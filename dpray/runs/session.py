@@ -29,8 +29,7 @@ from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
 from dpray.io.files import write_durably
-from dpray.ledger.ledger import Ledger
-from dpray.ledger.protocol import StageLedger
+from dpray.ledger.protocol import RunLedger, StageLedger
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
@@ -70,7 +69,7 @@ class Session(Generic[P]):
 
     plan: P
     folder: ReleaseFolder
-    ledger: Ledger
+    ledger: RunLedger
     run_id: str
     salt: str
     on_progress: OnProgress
@@ -239,7 +238,7 @@ class Session(Generic[P]):
         commit them in the ledger, and publish the file."""
         sha = self.folder.stage(file, outputs.values())
         units = [(unit, sha) for unit in outputs]
-        self.ledger.publish_many(self.key(), self.attempt_id, units)
+        self.ledger.publish(self.key(), self.attempt_id, units)
         self.folder.publish(file)
 
     def _refuse_failed(self, key: str, unit: str) -> None:

@@ -56,8 +56,8 @@ class Standing:
             raise ended from None
 
     def _charged(self, error: BaseException) -> Charged:
+        from dpray.ledger.errors import LedgerUnavailable, MissingLedger
         from dpray.ledger.ledger import Ledger
-        from dpray.ledger.store import LedgerUnavailable, MissingLedger
 
         if not self.may_be_charged or self._config is None:
             return Charged.NO
@@ -106,7 +106,7 @@ class Standing:
 
 def _resumable(error: BaseException, charged: Charged) -> BaseException:
     """Return the error as a `Resumable` if it is one for this run."""
-    from dpray.ledger.store import LedgerUnavailable
+    from dpray.ledger.errors import LedgerUnavailable
 
     if isinstance(error, Resumable):
         return error

@@ -20,8 +20,7 @@ from safetensors import safe_open
 from torch.optim import Optimizer
 
 from dpray.io.files import sha256_of
-from dpray.ledger.ledger import Ledger
-from dpray.ledger.protocol import NullLedger
+from dpray.ledger.protocol import NullLedger, RunLedger
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.partitions import put
 from dpray.training.tensor_file import write_tensors
@@ -76,7 +75,7 @@ def block_steps(unit: str) -> range:
     return range(first - 1, last)
 
 
-def lost_blocks(ledger: Ledger, key: str) -> list[int]:
+def lost_blocks(ledger: RunLedger, key: str) -> list[int]:
     """Return the number of steps of every block that was begun and left no checkpoint, in the
     blocks' order."""
     published = {unit: attempt for unit, (attempt, _) in ledger.published(key)}
@@ -94,7 +93,7 @@ class Journal:
     attempt's.
     """
 
-    ledger: Ledger
+    ledger: RunLedger
     key: str
     attempt: str
     folder: str
@@ -139,7 +138,7 @@ class Journal:
         path = self._path(unit, self.attempt)
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, shapes, tensors, {"steps": str(t + 1)})
-        self.ledger.publish_many(self.key, self.attempt, [(unit, sha256_of(path))])
+        self.ledger.publish(self.key, self.attempt, [(unit, sha256_of(path))])
         # NFS keeps a removed file that is mapped, under a name of its own that nobody may remove.
         for other in path.parent.glob("steps-*"):
             if other != path:

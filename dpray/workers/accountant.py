@@ -1,4 +1,4 @@
-"""A detached Ray actor holds the ledger, and a whole cluster charges through it.
+"""A detached Ray actor keeps the ledger open, and a whole cluster charges through it.
 
 The actor keeps nothing that the ledger does not hold, so a killed one is simply started again over
 the same ledger: every operation is idempotent by its key.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import wraps
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
@@ -21,7 +21,11 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from dpray.ledger.ledger import Ledger
+from dpray.ledger.account import Account
+from dpray.ledger.chain import Entry
+from dpray.ledger.ledger import Heads, Ledger
+from dpray.ledger.operations import Operation, Reserve
+from dpray.ledger.protocol import PAGE, Listing, Place, RunLedger
 from dpray.ledger.url import parse_url
 from dpray.types import BudgetRefused, DprayError
 from dpray.version import __version__
@@ -29,57 +33,92 @@ from dpray.workers.metrics import Record, on_ray, show_budget
 
 NAMESPACE = "dpray"
 
-Ends = dict[str, tuple[int, str]]
-"""It is what `Ledger.ends` returns."""
-
 CONCURRENT_CALLS = 128
-"""The actor has so many threads. Those that write at the same time share a transaction."""
+"""The number of the actor's threads: as many calls wait at the same time."""
 
 SHOW_SECONDS = 1.0
-"""A data set's budget is shown this often at most while charges are made."""
+"""A data set's budget is shown at most this often while charges are made."""
 
 SHOW_SHARE = 0.05
-"""Showing budgets takes this share of the time at most."""
+"""Showing budgets takes at most this share of the time."""
 
 
 class Accountant:
-    """An `Accountant` is the actor: it delegates to its one ledger, and shows the budgets on the
-    metrics page of its node."""
+    """The actor: it carries out what waits in its queue in one transaction, answers questions to
+    the ledger, and shows the budgets on the metrics page of its node.
+
+    A `DprayError` is returned as a value, because Ray would wrap and log a raised one.
+    """
 
     def __init__(self, url: str, record: Record = on_ray) -> None:
         self._url, self._record = url, record
         self._ledger: Ledger | None = None
         self._opening = threading.Lock()
         self._next_show: dict[str, float] = {}
+        self._waiting: SimpleQueue[tuple[Operation, Future[Any]]] = SimpleQueue()
+        threading.Thread(target=self._write_queue, daemon=True).start()
 
-    def call(self, operation: str, *arguments: Any, **named: Any) -> tuple[Any, Ends]:
-        """Return what `Ledger.operation(*arguments)` answers, or the DprayError that it raises (as
-        a value, because Ray would wrap and log a raised one), and the ends of the chains that were
-        seen, for the accountant after this one."""
+    def write(self, operation: Operation) -> tuple[Any, Heads]:
+        """Return the operation's answer and the heads of the chains that were seen, for the
+        accountant after this one."""
         try:
-            # Not in the constructor: an actor that fails there leaves its name to a dead one.
-            with self._opening:
-                ledger = self._ledger or self._open()
-            answer = getattr(ledger, operation)(*arguments, **named)
+            operation.check()  # here, because a price may take a while to compute
+            ledger = self._open()
         except DprayError as error:
-            if isinstance(error, BudgetRefused):
-                self.refused(error.dataset)
             return error, {}
-        if operation in ("reserve", "account"):  # a run asks for the account when it is finished
-            self._show_soon(ledger, arguments[0], at_once=operation == "account")
-        return answer, ledger.ends()
+        answer: Future[Any] = Future()
+        self._waiting.put((operation, answer))
+        written = answer.result()
+        if isinstance(written, BudgetRefused):
+            self.refused(written.dataset)
+        elif isinstance(operation, Reserve):
+            self._show_soon(ledger, operation.dataset)
+        return written, ledger.chain_heads()
+
+    def read(self, question: str, *arguments: Any) -> Any:
+        """Return what `Ledger.question(*arguments)` answers."""
+        try:
+            ledger = self._open()
+            answer = getattr(ledger, question)(*arguments)
+        except DprayError as error:
+            return error
+        if question == "account":  # a run asks for it when it is finished
+            self._show_soon(ledger, arguments[0], at_once=True)
+        return answer
 
     def refused(self, dataset: str) -> None:
         """Count a charge that the budget refused."""
         self._record("dpray_refusals", 1, {"dataset": dataset})
 
-    def _open(self) -> Ledger:
-        self._ledger = Ledger.open(self._url)
-        for dataset in self._ledger.names():
-            self._show(self._ledger, dataset)
-        return self._ledger
+    def _write_queue(self) -> None:
+        """Write all that waits, again and again."""
+        while True:
+            batch = [self._waiting.get()]
+            while not self._waiting.empty():
+                batch.append(self._waiting.get())
+            try:
+                ledger = self._open()
+                answers = ledger.write_together([operation for operation, _ in batch])
+                if self._waiting.empty():
+                    ledger.release_connection()
+            except Exception as error:
+                for _, answer in batch:
+                    answer.set_exception(error)
+            else:
+                for (_, waiting), answer in zip(batch, answers, strict=True):
+                    waiting.set_result(answer)
 
-    def _show_soon(self, ledger: Ledger, dataset: str, at_once: bool) -> None:
+    def _open(self) -> Ledger:
+        # Not in the constructor: an actor that fails there leaves its name to a dead one.
+        with self._opening:
+            if self._ledger is None:
+                ledger = Ledger.open(self._url)
+                for dataset in ledger.names():
+                    self._show(ledger, dataset)
+                self._ledger = ledger
+            return self._ledger
+
+    def _show_soon(self, ledger: Ledger, dataset: str, at_once: bool = False) -> None:
         """Show a data set's budget, unless it was shown a moment ago: that reads all its charges,
         and hundreds may be made in a second."""
         now = monotonic()
@@ -101,45 +140,40 @@ class Accountant:
                 name = account.parent
 
 
-def _by_actor(method: Callable[..., Any]) -> Any:
-    """Return the ledger's method as one that the actor carries out; its types are the ledger's."""
-
-    @wraps(method)
-    def call(client: AccountantClient, *arguments: Any, **named: Any) -> Any:
-        plain = {name: _sendable(value) for name, value in named.items()}
-        return client.call(method.__name__, *map(_sendable, arguments), **plain)
-
-    return call
-
-
-def _sendable(value: Any) -> Any:
-    """Return a list for an iterable, which may be a generator; anything else as it is."""
-    unsent = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
-    return list(value) if unsent else value
-
-
-class AccountantClient(Ledger):
-    """An `AccountantClient` is the ledger at `url` for a run, and can be sent to other actors: the
-    accountant, one actor per ledger in the cluster, carries out its operations. It is started if it
-    is not running. The ledger has to exist: the first call raises `MissingLedger` if it does not.
-    """
+class AccountantClient(RunLedger):
+    """The ledger at `url` for a run. It can be sent to other actors: the accountant, one actor per
+    ledger in the cluster, carries out its operations, and is started if it is not running. The
+    ledger has to exist: the first call raises `MissingLedger` if it does not."""
 
     def __init__(self, url: str) -> None:
         # Absolute, because the actor has another working directory.
         self._url = parse_url(url).render_as_string(hide_password=False)
         self._node_id = ray.get_runtime_context().get_node_id()
         self._actor = _start_actor(self._url, self._node_id)
-        self._ends: Ends = {}
+        self._heads: Heads = {}
 
-    account = _by_actor(Ledger.account)
-    reserve = _by_actor(Ledger.reserve)
-    begin = _by_actor(Ledger.begin)
-    publish_many = _by_actor(Ledger.publish_many)
-    fail = _by_actor(Ledger.fail)
-    commit = _by_actor(Ledger.commit)
-    last_commit = _by_actor(Ledger.last_commit)
-    page = _by_actor(Ledger.page)
-    counts = _by_actor(Ledger.counts)
+    def write(self, operation: Operation) -> Any:
+        answer, heads = self._call("write", operation)
+        if isinstance(answer, DprayError):
+            raise answer
+        self._heads |= heads
+        return answer
+
+    def account(self, dataset: str) -> Account | None:
+        account: Account | None = self._read("account", dataset)
+        return account
+
+    def counts(self, key: str) -> dict[str, int]:
+        counts: dict[str, int] = self._read("counts", key)
+        return counts
+
+    def last_commit(self, key: str) -> Entry:
+        entry: Entry = self._read("last_commit", key)
+        return entry
+
+    def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
+        entries: list[Entry] = self._read("page", listing, key, after, limit)
+        return entries
 
     def close(self) -> None:
         """Leave the actor running: it serves every run on the ledger."""
@@ -147,21 +181,21 @@ class AccountantClient(Ledger):
     def count_refusal(self, dataset: str) -> None:
         ray.get(self._actor.refused.remote(dataset))
 
-    def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
-        answer: Any
-        ends: Ends
+    def _read(self, question: str, *arguments: Any) -> Any:
+        answer = self._call("read", question, *arguments)
+        if isinstance(answer, DprayError):
+            raise answer
+        return answer
+
+    def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            answer, ends = ray.get(self._actor.call.remote(operation, *arguments, **named))
+            return ray.get(getattr(self._actor, method).remote(*arguments))
         except (RayActorError, OutOfMemoryError):
             # It may have written before it died. A second call is safe: the ledger knows the key.
             self._actor = _start_actor(self._url, self._node_id)
             # The ledger may have been put back meanwhile; a new accountant would not know.
-            ray.get(self._actor.call.remote("expect", self._ends))
-            answer, ends = ray.get(self._actor.call.remote(operation, *arguments, **named))
-        if isinstance(answer, DprayError):
-            raise answer
-        self._ends |= ends
-        return answer
+            ray.get(self._actor.read.remote("require_heads", self._heads))
+            return ray.get(getattr(self._actor, method).remote(*arguments))
 
 
 def count_refusal(url: str, dataset: str) -> None:

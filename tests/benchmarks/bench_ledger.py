@@ -70,7 +70,7 @@ class Clients:
             else:
                 turn = uuid.uuid4().hex
                 releases = [(f"{turn}/{row}", "a" * 64) for row in range(rows)]
-                self.ledger.publish_many(run, "attempt-1", releases)
+                self.ledger.publish(run, "attempt-1", releases)
             ended = time.time()
             taken.append(ended - due)
             due = due + pause if pause else ended

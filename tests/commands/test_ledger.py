@@ -19,8 +19,8 @@ from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
 from dpray.commands.ledger import app
 from dpray.config.config import parse_config
+from dpray.ledger.errors import MissingLedger
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.store import MissingLedger
 from dpray.registry import make_plan
 from dpray.types import Budget, DprayError, InputError
 
@@ -44,7 +44,7 @@ def spend(url: str) -> None:
     stated_for = ("record", NEIGHBORING_RELATION)
     ledger.reserve("clinic-notes", {"run-1": (Laplace(1.0), Budget(1.0, 1e-7))}, *stated_for)
     ledger.begin("run-1", "attempt-1", ["a/0", "a/1"])
-    ledger.publish_many("run-1", "attempt-1", [("a/0", "a" * 64)])
+    ledger.publish("run-1", "attempt-1", [("a/0", "a" * 64)])
 
 
 def test_a_run_that_has_started_no_batch_says_so(url: str, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from dpray.accounting.event import NEIGHBORING_RELATION, canonical_json
 from dpray.accounting.events import Gaussian, Laplace
 from dpray.ledger.account import Account
 from dpray.ledger.chain import Entry
+from dpray.ledger.errors import LedgerError
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.store import LedgerError
 from dpray.ledger.url import parse_url
 from dpray.types import Budget, BudgetRefused, InputError
 
@@ -40,7 +40,7 @@ def ledger(url: str) -> Ledger:
     reserve(ledger, "run-1")
     reserve(ledger, "run-2")
     ledger.begin("run-1", "attempt-1", ["a/0", "a/1"])
-    ledger.publish_many("run-1", "attempt-1", [("a/0", SHA)])
+    ledger.publish("run-1", "attempt-1", [("a/0", SHA)])
     ledger.fail("run-1", "a/1", "attempt-1", "ValueError")
     ledger.commit("run-1")
     return ledger

@@ -16,7 +16,8 @@ from dpray.accounting.composition import RenyiComposition
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Gaussian, Laplace
 from dpray.ledger.account import check_price
-from dpray.ledger.ledger import AlreadyPublished, Ledger, LedgerConflict
+from dpray.ledger.errors import AlreadyPublished, LedgerConflict
+from dpray.ledger.ledger import Ledger
 from dpray.types import Budget, BudgetRefused, InputError
 
 TENTH = Laplace(10.0)
@@ -31,7 +32,7 @@ def reserve(ledger: Ledger, key: str, asked: Budget = ASKED, dataset: str = "not
 
 
 def publish(ledger: Ledger, unit: str, attempt: str = "attempt-1", sha: str = SHA) -> int:
-    return ledger.publish_many("run", attempt, [(unit, sha)])
+    return ledger.publish("run", attempt, [(unit, sha)])
 
 
 @pytest.fixture
@@ -275,13 +276,13 @@ def test_nothing_happens_without_a_reservation(ledger: Ledger):
 def test_many_releases_are_one_transaction(ledger: Ledger):
     reserve(ledger, "run")
     units = [f"label/{n}" for n in range(1000)]
-    assert ledger.publish_many("run", "attempt-1", ((unit, SHA) for unit in units)) == 1000
-    assert ledger.publish_many("run", "attempt-1", ((unit, SHA) for unit in units)) == 0
+    assert ledger.publish("run", "attempt-1", ((unit, SHA) for unit in units)) == 1000
+    assert ledger.publish("run", "attempt-1", ((unit, SHA) for unit in units)) == 0
     more = [("label/new", SHA), ("label/7", "b" * 64)]
     with pytest.raises(LedgerConflict):
-        ledger.publish_many("run", "attempt-1", more)
+        ledger.publish("run", "attempt-1", more)
     with pytest.raises(LedgerConflict, match="one release"):
-        ledger.publish_many("run", "attempt-1", [("label/x", SHA), ("label/x", "b" * 64)])
+        ledger.publish("run", "attempt-1", [("label/x", SHA), ("label/x", "b" * 64)])
     assert {unit for unit, _ in ledger.published("run")} == set(units)
     assert ledger.verify() == []
 
@@ -350,7 +351,7 @@ def test_reserve_and_publish_do_not_grow_with_the_batches(tmp_path: Path):
         few = work(ledger, "few")
         units = [f"label/{n}" for n in range(5000)]
         ledger.begin("run", "attempt-1", units)
-        ledger.publish_many("run", "attempt-1", ((unit, SHA) for unit in units))
+        ledger.publish("run", "attempt-1", ((unit, SHA) for unit in units))
         many = work(ledger, "many")
     finally:
         sa.event.remove(sa.pool.Pool, "connect", watch)

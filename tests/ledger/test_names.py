@@ -11,9 +11,8 @@ import sqlalchemy as sa
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.ledger.chain import Chain
+from dpray.ledger.errors import LedgerError
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.store import LedgerError
 from dpray.ledger.url import parse_url
 from dpray.types import Budget, BudgetRefused, InputError
 
@@ -60,37 +59,6 @@ def test_a_new_name_is_plain(ledger: Ledger, name: str):
 def test_a_new_name_is_kept_without_needless_blanks(ledger: Ledger):
     ledger.create_dataset("  A-1_b.c  D ", BUDGET, *STATED_FOR)
     assert ledger.names() == ["A-1_b.c D", "Clinic notes"]
-
-
-def test_the_names_of_older_ledgers_stay_readable(ledger: Ledger, url: str):
-    """They may hold any printable character, and several spellings of one name."""
-    with_name(url, ledger, "Ärzte ", "notes", "Notes")
-    assert ledger.account("ärzte").dataset == "Ärzte "
-    reserve(ledger, "ÄRZTE", "run-1")
-    reserve(ledger, "Notes", "run-2")
-    with pytest.raises(InputError, match="'Notes', 'notes'"):
-        ledger.account("NOTES")
-    assert ledger.verify() == []
-
-
-def with_name(url: str, ledger: Ledger, *names: str) -> None:
-    """Data sets as an older version made them, behind the ledger's back."""
-    terms = next(iter(ledger.export()))["payload"]
-    engine = sa.create_engine(parse_url(url), poolclass=sa.NullPool)
-    with engine.begin() as connection:
-        for name in names:
-            chain = Chain(name)
-            entry = chain.append("create", name, terms)
-            columns = ", ".join(vars(entry))
-            values = ", ".join(f":{column}" for column in vars(entry))
-            connection.execute(
-                sa.text(f"INSERT INTO dpray_entries ({columns}) VALUES ({values})"), vars(entry)
-            )
-            connection.execute(
-                sa.text("INSERT INTO dpray_datasets VALUES (:name, 1, :head, 0)"),
-                {"name": name, "head": entry.hash},
-            )
-    engine.dispose()
 
 
 def test_a_file_is_charged_to_one_data_set_only(ledger: Ledger):

@@ -28,7 +28,8 @@ import sqlite3
 import sys
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.ledger.ledger import AlreadyPublished, Ledger
+from dpray.ledger.errors import AlreadyPublished
+from dpray.ledger.ledger import Ledger
 from dpray.types import Budget, BudgetRefused, InputError
 
 ledger = Ledger.create_or_open(sys.argv[1])
@@ -42,7 +43,7 @@ for line in sys.stdin:
         if command == "reserve":
             ledger.reserve(dataset, {key: (Laplace(2.0), Budget(0.5, 1e-7))}, *stated_for)
         if command == "publish":
-            ledger.publish_many(key, rest[1], [(rest[0], "a" * 64)])
+            ledger.publish(key, rest[1], [(rest[0], "a" * 64)])
         if command == "hold":  # SQLite copies its log into the file when nobody has it open
             held = sqlite3.connect(sys.argv[1].removeprefix("sqlite:///"))
             held.execute("SELECT name FROM sqlite_master").fetchall()
@@ -145,7 +146,7 @@ def test_a_reservation_outlives_its_killed_process(url: str):
     [reservation] = ledger.reserve("notes", charge, *STATED_FOR)
     assert reservation.seq == 1
     ledger.begin("run", "attempt-2", ["a/0"])
-    assert ledger.publish_many("run", "attempt-2", [("a/0", "a" * 64)]) == 1
+    assert ledger.publish("run", "attempt-2", [("a/0", "a" * 64)]) == 1
     assert ledger.commit("run")
     assert ledger.verify() == []
 

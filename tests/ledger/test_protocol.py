@@ -12,8 +12,9 @@ import pytest
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Gaussian
 from dpray.ledger.chain import Entry
-from dpray.ledger.ledger import AlreadyPublished, Ledger
-from dpray.ledger.protocol import StageLedger
+from dpray.ledger.errors import AlreadyPublished
+from dpray.ledger.ledger import Ledger
+from dpray.ledger.protocol import NullLedger, StageLedger
 from dpray.types import Budget
 
 SHA = "0" * 64
@@ -31,10 +32,10 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 def test_methods_with_units_of_the_same_names_do_not_meet(ledger: Ledger) -> None:
     one, two = StageLedger(ledger, "1-a."), StageLedger(ledger, "2-b.")
     ledger.begin("run", "x", ["labels"])
-    ledger.publish_many("run", "x", [("labels", SHA)])
+    ledger.publish("run", "x", [("labels", SHA)])
     for method in (one, two):
         method.begin("run", "x", ["u", "v"])
-    assert one.publish_many("run", "x", [("u", SHA)]) == 1
+    assert one.publish("run", "x", [("u", SHA)]) == 1
     assert list(one.published("run")) == [("u", ("x", SHA))] and not list(two.published("run"))
     assert two.fail("run", "u", "x", "ValueError")
     assert not list(one.failed("run"))
@@ -51,7 +52,7 @@ def test_methods_with_units_of_the_same_names_do_not_meet(ledger: Ledger) -> Non
         one.begin("run", "z", ["u"])
 
 
-class Shuffled(Ledger):
+class Shuffled(NullLedger):
     """A ledger whose database sorts names as if they had no beginnings."""
 
     def __init__(self, units: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The ledger's tables: those that the revisions make are those that the code uses."""
+"""The ledger's tables: made once, and refused if this version of dpray did not make them."""
 
 from __future__ import annotations
 
@@ -11,58 +11,19 @@ from threading import Barrier, Thread
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import Laplace
+from dpray.ledger.errors import LedgerError, MissingLedger
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.schema import (
-    MIGRATIONS,
-    NEWEST,
-    REVISIONS,
-    VERSION,
-    metadata,
-    revision,
-)
-from dpray.ledger.store import LedgerError
+from dpray.ledger.store import VERSION
 from dpray.ledger.url import parse_url
+from dpray.types import Budget
 
 Transaction = Callable[[], AbstractContextManager[sa.Connection]]
 
 
-def test_the_revisions_are_those_of_the_folder() -> None:
-    scripts = ScriptDirectory(str(MIGRATIONS)).walk_revisions()
-    assert [script.revision for script in scripts][::-1] == list(REVISIONS)
-    assert list(REVISIONS)[-1] == NEWEST
-
-
-def test_the_revisions_make_the_tables_that_the_code_uses(
-    url: str, connection: Transaction
-) -> None:
-    Ledger.create_or_open(url)
-    with connection() as opened:
-        assert revision(opened) == NEWEST
-        options = {"compare_type": True, "compare_server_default": True}
-        context = MigrationContext.configure(opened, opts=options)
-        found = compare_metadata(context, metadata)
-    # The table of the revision is Alembic's own.
-    assert [difference[1].name for difference in found] == [VERSION]
-
-
-def test_a_ledger_without_a_written_revision_is_known_by_its_tables(
-    url: str, connection: Transaction
-) -> None:
-    Ledger.create_or_open(url)
-    for gone, expected in ((VERSION, "0002"), ("dpray_secret", "0001")):
-        with connection() as opened:
-            opened.exec_driver_sql(f"DROP TABLE {gone}")
-            assert revision(opened) == expected
-    with connection() as opened:
-        opened.exec_driver_sql("DROP TABLE dpray_entries")
-        assert revision(opened) is None
-
-
-def test_a_revision_that_fails_changes_nothing(
+def test_a_ledger_that_cannot_be_made_whole_is_not_made(
     url: str, connection: Transaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_key(size: int) -> str:
@@ -74,19 +35,21 @@ def test_a_revision_that_fails_changes_nothing(
             Ledger.create_or_open(url)
     with connection() as opened:
         assert sa.inspect(opened).get_table_names() == []
-    Ledger.create_or_open(url)
-    with connection() as opened:
-        assert revision(opened) == NEWEST
+    with pytest.raises(MissingLedger):
+        Ledger.open(url)
+    assert Ledger.create_or_open(url).verify() == []
 
 
 @pytest.mark.parametrize("open_ledger", [Ledger.open, Ledger.create_or_open])
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        (f"UPDATE {VERSION} SET version_num = '0999'", "has the revision '0999', which this dpray"),
-        (f"INSERT INTO {VERSION} VALUES ('0999')", "has the revision '0002', '0999', which this"),
-        (f"DELETE FROM {VERSION}", "has the revision none, which this dpray does not know"),
-        ("DROP TABLE dpray_secret", "has lost its tables dpray_secret$"),
+        ("UPDATE dpray_version SET version = 999", "version 999, and this dpray knows version 1"),
+        ("INSERT INTO dpray_version VALUES (999)", "version 1, 999, and this dpray"),
+        ("DELETE FROM dpray_version", "version none, and this dpray"),
+        ("DROP TABLE dpray_version", "dpray_version is lost or unknown$"),
+        ("DROP TABLE dpray_secret", "dpray_secret is lost or unknown$"),
+        ("CREATE TABLE dpray_newer (a INTEGER)", "dpray_newer is lost or unknown$"),
     ],
 )
 def test_a_ledger_that_is_not_known_is_refused(
@@ -99,37 +62,67 @@ def test_a_ledger_that_is_not_known_is_refused(
     Ledger.create_or_open(url)
     with connection() as opened:
         opened.exec_driver_sql(statement)
-    with pytest.raises(LedgerError, match=said):
+    with pytest.raises(LedgerError, match=said) as refused:
         open_ledger(url)
+    assert "\n" not in str(refused.value)
+
+
+def test_tables_of_others_are_left_alone(url: str, connection: Transaction) -> None:
+    if url.startswith("sqlite"):
+        Path(url.removeprefix("sqlite:///")).touch()
+    with connection() as opened:
+        opened.exec_driver_sql("CREATE TABLE of_others (a INTEGER)")
+    with pytest.raises(MissingLedger):
+        Ledger.open(url)
+    Ledger.create_or_open(url)
+    assert Ledger.open(url).verify() == []
 
 
 def test_two_ledgers_in_two_schemas_are_two_ledgers(postgresql_url: str) -> None:
-    """A newer one that the search path also finds is no part of the first one."""
+    """Another one that the search path also finds is no part of the first one."""
     engine = sa.create_engine(parse_url(postgresql_url), poolclass=sa.NullPool)
-    a, b = (f"{name}_{uuid.uuid4().hex}" for name in "ab")
+    a, b, empty = (f"{name}_{uuid.uuid4().hex}" for name in ("a", "b", "empty"))
     with engine.begin() as opened:
-        for name in (a, b):
+        for name in (a, b, empty):
             opened.exec_driver_sql(f"CREATE SCHEMA {name}")
     own = postgresql_url.partition("%3D")[2]  # its search path
-    first, second, both = (postgresql_url.replace(own, path) for path in (a, b, f"{a},{b}"))
+    first, second, both, later = (
+        postgresql_url.replace(own, path) for path in (a, b, f"{a},{b}", f"{empty},{a}")
+    )
     for one in (first, second):
         Ledger.create_or_open(one)
     with engine.begin() as opened:
-        opened.exec_driver_sql(f"UPDATE {b}.{VERSION} SET version_num = '0999'")
-        opened.exec_driver_sql(f"DROP TABLE {a}.{VERSION}")
+        opened.exec_driver_sql(f"UPDATE {b}.dpray_version SET version = 999")
+    for path in (both, later):
+        assert Ledger.open(path).verify() == []
+    with engine.begin() as opened:
         opened.exec_driver_sql(f"DROP TABLE {a}.dpray_secret")
-        opened.exec_driver_sql(f"DROP INDEX {a}.dpray_entries_account")
-        opened.exec_driver_sql(f"ALTER TABLE {a}.dpray_datasets DROP COLUMN reservations")
-    assert Ledger.open(both).verify() == []
-    empty = f"{a}_empty"
-    with engine.begin() as opened:
-        opened.exec_driver_sql(f"CREATE SCHEMA {empty}")
-    assert Ledger.open(postgresql_url.replace(own, f"{empty},{a}")).verify() == []
-    with engine.begin() as opened:
-        for schema, expected in ((a, NEWEST), (b, "0999")):
-            found = opened.exec_driver_sql(f"SELECT version_num FROM {schema}.{VERSION}").scalars()
-            assert found.all() == [expected]
+    with pytest.raises(LedgerError, match="dpray_secret is lost"):
+        Ledger.open(both)
     engine.dispose()
+
+
+def test_a_role_charges_with_the_grants_that_the_page_names(postgresql_url: str) -> None:
+    Ledger.create_or_open(postgresql_url)
+    role, engine = f"role_{uuid.uuid4().hex}", sa.create_engine(parse_url(postgresql_url))
+    schema = postgresql_url.partition("%3D")[2]
+    with engine.begin() as opened:
+        for statement in (
+            f"CREATE ROLE {role} LOGIN",
+            f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+            f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}",
+            f"GRANT INSERT ON dpray_entries TO {role}",
+            f"GRANT INSERT, UPDATE ON dpray_datasets TO {role}",
+        ):
+            opened.exec_driver_sql(statement)
+    engine.dispose()
+    stated_for = ("record", NEIGHBORING_RELATION)
+    ledger = Ledger.open(postgresql_url.replace("postgres@", f"{role}@"))
+    ledger.create_dataset("notes", Budget(1.0, 1e-6), *stated_for)
+    charge = {"run": (Laplace(10.0), Budget(0.1, 1e-8))}
+    ledger.reserve("notes", charge, *stated_for, [b"file"])
+    assert ledger.publish("run", "attempt-1", [("a/0", "a" * 64)]) == 1
+    assert ledger.commit("run") and ledger.verify() == []
 
 
 def at_once(work: Sequence[Callable[[], object]]) -> list[Exception]:
@@ -155,8 +148,8 @@ def test_one_of_many_makes_the_tables(url: str, connection: Transaction) -> None
     assert at_once([partial(Ledger.create_or_open, url)] * 8) == []
     with connection() as opened:
         assert opened.execute(sa.text("SELECT count(*) FROM dpray_secret")).scalar() == 1
-        assert opened.execute(sa.text(f"SELECT version_num FROM {VERSION}")).scalars().all() == [
-            NEWEST
+        assert opened.execute(sa.text("SELECT version FROM dpray_version")).scalars().all() == [
+            VERSION
         ]
 
 

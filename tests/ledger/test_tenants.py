@@ -13,8 +13,8 @@ from dpray.accounting.composition import Charge, RenyiComposition, default_order
 from dpray.accounting.event import NEIGHBORING_RELATION, canonical_json
 from dpray.accounting.events import Gaussian, Laplace
 from dpray.ledger.chain import Entry
-from dpray.ledger.ledger import Ledger, LedgerConflict
-from dpray.ledger.store import LedgerError
+from dpray.ledger.errors import LedgerConflict, LedgerError
+from dpray.ledger.ledger import Ledger
 from dpray.ledger.url import parse_url
 from dpray.types import Budget, BudgetRefused, InputError
 
@@ -194,7 +194,7 @@ def test_a_charge_is_drawn_on_every_ancestor(ledger: Ledger):
         reserve(ledger, "run-4", "ward", 0.5)
     assert [spent(ledger, name) for name in ("ward", "clinic", "hospital")] == [0.25, 0.5, 0.75]
     ledger.begin("run-1", "attempt-1", ["a/0"])
-    assert ledger.publish_many("run-1", "attempt-1", [("a/0", "a" * 64)]) == 1
+    assert ledger.publish("run-1", "attempt-1", [("a/0", "a" * 64)]) == 1
     assert ledger.commit("run-1")
     kinds = {row["dataset"]: [] for row in ledger.export()}
     for row in ledger.export():

@@ -32,7 +32,7 @@ def a_ledger(folder: Path) -> dict:
         charge = {run: (Laplace(1 / epsilon), Budget(epsilon, 1e-8))}
         ledger.reserve("clinic", charge, *stated_for, tenant="red")
     ledger.begin("run-1", "attempt-1", ["a/0", "a/1"])
-    ledger.publish_many("run-1", "attempt-1", [("a/0", "a" * 64)])
+    ledger.publish("run-1", "attempt-1", [("a/0", "a" * 64)])
     ledger.commit("run-1")
     return ledger.show()
 

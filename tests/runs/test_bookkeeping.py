@@ -15,8 +15,8 @@ from ray.exceptions import RayTaskError
 
 from dpray import registry as methods
 from dpray.config.config import Config, parse_config
+from dpray.ledger.errors import MissingLedger
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.store import MissingLedger
 from dpray.registry import make_plan
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.session import Session
@@ -114,7 +114,7 @@ def test_a_run_that_is_told_to_end_can_be_resumed(
 def test_output_whose_commit_was_answered_by_nobody_is_kept(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish, calls = Ledger.publish_many, []
+    publish, calls = Ledger.publish, []
 
     def answer_lost(ledger: Ledger, *arguments: Any) -> int:
         published = publish(ledger, *arguments)
@@ -123,7 +123,7 @@ def test_output_whose_commit_was_answered_by_nobody_is_kept(
             raise ConnectionError
         return published
 
-    monkeypatch.setattr(Ledger, "publish_many", answer_lost)
+    monkeypatch.setattr(Ledger, "publish", answer_lost)
     monkeypatch.setattr(cluster, "was_lost", lambda error: isinstance(error, ConnectionError))
     assert methods.run(config())["records"] == 8
     assert calls == [1, 1]  # the vocabulary was not drawn again, the densities were drawn once

@@ -16,8 +16,8 @@ from dpray import registry as methods
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.transformers import TransformersEngine
+from dpray.ledger.errors import LedgerError
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.store import LedgerError
 from dpray.methods.private_prediction import decoder
 from dpray.methods.private_prediction import release as run_module
 from dpray.runs import runner, session
@@ -256,7 +256,7 @@ def test_staged_output_that_was_not_committed_is_destroyed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "publish_many", crash)
+        patch.setattr(Ledger, "publish", crash)
         with pytest.raises(Resumable):
             release(run)
     staged = list((Path(run.output.path) / "private/staging").iterdir())

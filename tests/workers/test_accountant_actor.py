@@ -16,11 +16,14 @@ from typing import Any
 
 import pytest
 import ray
+import sqlalchemy as sa
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.ledger.ledger import AlreadyPublished, Ledger, LedgerConflict
-from dpray.ledger.store import LedgerError, MissingLedger
+from dpray.ledger.errors import AlreadyPublished, LedgerConflict, LedgerError, MissingLedger
+from dpray.ledger.ledger import Ledger
+from dpray.ledger.operations import Begin, Reserve
+from dpray.ledger.transaction import Transaction
 from dpray.types import Budget, BudgetRefused, DprayError, InputError
 from dpray.workers.accountant import (
     NAMESPACE,
@@ -28,6 +31,7 @@ from dpray.workers.accountant import (
     AccountantClient,
     actor_name,
 )
+from dpray.workers.metrics import nowhere
 
 STATED_FOR = ("record", NEIGHBORING_RELATION)
 CHARGE = (Laplace(2.0), Budget(0.5, 1e-7))
@@ -53,13 +57,57 @@ def test_an_error_travels_whole(error: DprayError):
 def test_the_actors_class_only_delegates(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/ledger.db"
     accountant = Accountant(url)
-    missing, _ = accountant.call("account", "notes")
-    assert isinstance(missing, MissingLedger)
+    operation = Reserve("notes", *RUN)
+    for missing in (accountant.read("account", "notes"), accountant.write(operation)[0]):
+        assert isinstance(missing, MissingLedger)
     Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
-    [entry], ends = accountant.call("reserve", "notes", *RUN)
-    assert (entry.seq, ends) == (1, {"notes": (2, entry.hash)})
-    with pytest.raises(TypeError):
-        accountant.call("reserve")
+    [entry], heads = accountant.write(operation)
+    assert (entry.seq, heads) == (1, {"notes": (2, entry.hash)})
+    assert isinstance(accountant.write(Begin("run", "a b", ("a/0",)))[0], InputError)
+
+
+def test_what_waits_in_the_queue_is_one_transaction(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
+    accountant = Accountant(url, nowhere)
+    accountant.write(Reserve("notes", *RUN))
+    commits, may_commit = [], threading.Event()
+
+    def hold(_connection: sa.Connection) -> None:
+        commits.append(1)
+        assert may_commit.wait(60)
+
+    sa.event.listen(sa.Engine, "commit", hold)
+    try:
+        with ThreadPoolExecutor(9) as pool:
+            first = pool.submit(accountant.write, Begin("run", "attempt-1", ("first",)))
+            while not commits:
+                threading.Event().wait(0.01)
+            later = [
+                pool.submit(accountant.write, Begin("run", "attempt-1", (f"a/{n}",)))
+                for n in range(8)
+            ]
+            while accountant._waiting.qsize() < 8:
+                threading.Event().wait(0.01)
+            may_commit.set()
+            assert {call.result(60)[0] for call in [first, *later]} == {None}
+    finally:
+        sa.event.remove(sa.Engine, "commit", hold)
+    assert len(commits) == 2, "the one that was waited for, and all the others"
+    assert accountant.read("counts", "run")["started"] == 9
+
+
+def test_an_error_of_the_code_is_the_callers_and_the_queue_goes_on(tmp_path: Path):
+    class Broken(Begin):
+        def apply(self, transaction: Transaction) -> None:
+            raise TypeError("broken")
+
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
+    accountant = Accountant(url, nowhere)
+    with pytest.raises(TypeError, match="broken"):
+        accountant.write(Broken("run", "attempt-1", ("a/0",)))
+    assert accountant.write(Reserve("notes", *RUN))[0][0].seq == 1
 
 
 def test_an_actors_name_hides_the_password():
@@ -97,9 +145,9 @@ def test_a_run_through_the_actor(accountant: AccountantClient, url: str):
     ledger = Ledger.open(url)
     assert ledger.is_reserved("run") and not ledger.is_reserved("another")
     accountant.begin("run", "attempt-1", (f"a/{n}" for n in range(3)))
-    assert accountant.publish_many("run", "attempt-1", [("a/0", SHA)]) == 1
+    assert accountant.publish("run", "attempt-1", [("a/0", SHA)]) == 1
     both = {"a/0": SHA, "a/1": SHA}
-    assert accountant.publish_many("run", "attempt-1", both.items()) == 1
+    assert accountant.publish("run", "attempt-1", both.items()) == 1
     assert accountant.fail("run", "a/2", "attempt-1", "ValueError")
     assert [unit for unit, _ in accountant.published("run")] == ["a/0", "a/1"]
     assert [unit for unit, _ in accountant.failed("run")] == ["a/2"]
@@ -135,7 +183,7 @@ def test_everybody_gets_the_same_actor(accountant: AccountantClient, url: str):
     @ray.remote(num_cpus=0)
     def publish(client: AccountantClient, attempt: str) -> bool:
         try:
-            return client.publish_many("run", attempt, [("a/0", SHA)]) == 1
+            return client.publish("run", attempt, [("a/0", SHA)]) == 1
         except AlreadyPublished:
             return False
 
@@ -167,7 +215,7 @@ def test_an_accountant_killed_between_reserve_and_commit(
     assert other.reserve("notes", *RUN)[0].seq == 1
     # The old client finds the new actor by itself.
     accountant.begin("run", "attempt-1", ["a/0"])
-    assert accountant.publish_many("run", "attempt-1", [("a/0", SHA)]) == 1
+    assert accountant.publish("run", "attempt-1", [("a/0", SHA)]) == 1
     assert accountant.commit("run")
     assert Ledger.open(url).verify() == []
 

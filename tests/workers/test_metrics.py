@@ -16,6 +16,7 @@ from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
 from dpray.config.config import parse_config
 from dpray.ledger.ledger import Ledger
+from dpray.ledger.operations import Commit, Reserve
 from dpray.ledger.protocol import NullLedger
 from dpray.methods.private_prediction.release import release
 from dpray.registry import make_plan
@@ -61,7 +62,7 @@ def test_the_accountant_shows_what_is_reserved_committed_and_refused(tmp_path: P
             ledger.create_dataset(name, Budget(2.0, 1e-6), *STATED_FOR, composition, order)
     accountant = Accountant(url, recorded)
     charge = (Laplace(2.0), Budget(0.5, 1e-7))
-    accountant.call("reserve", "notes", {"run": charge}, *STATED_FOR)
+    accountant.write(Reserve("notes", {"run": charge}, *STATED_FOR))
     assert recorded.of("mail")["dpray_budget_epsilon"] == 2.0
     assert recorded.of("mail")["dpray_reserved_epsilon"] == 0.0
     shown = {
@@ -71,18 +72,18 @@ def test_the_accountant_shows_what_is_reserved_committed_and_refused(tmp_path: P
     }  # fmt: skip
     assert recorded.of("notes") == shown
 
-    accountant.call("reserve", "NOTES", {"run/repeats": charge, "other": charge}, *STATED_FOR)
-    accountant.call("commit", "run")
-    accountant.call("account", " notes")
+    accountant.write(Reserve("NOTES", {"run/repeats": charge, "other": charge}, *STATED_FOR))
+    accountant.write(Commit("run"))
+    accountant.read("account", " notes")
     shown |= {"dpray_reserved_epsilon": 1.5, "dpray_reserved_delta": 3e-7}
     shown |= {"dpray_committed_epsilon": 1.0, "dpray_committed_delta": 2e-7}
     assert recorded.of("notes") == pytest.approx(shown)
 
     large = {"large": (Laplace(1.0), Budget(1.0, 1e-7))}
-    refused, _ = accountant.call("reserve", "notes", large, *STATED_FOR)
+    refused, _ = accountant.write(Reserve("notes", large, *STATED_FOR))
     assert isinstance(refused, BudgetRefused)
     assert recorded.of("notes")["dpray_refusals"] == 1
-    accountant.call("account", "nobody's")
+    accountant.read("account", "nobody's")
     assert recorded.of("nobody's") == {}
 
 

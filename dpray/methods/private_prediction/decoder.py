@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from dpray.engines.base import Engine, failure_name, may_be_repeated
 from dpray.engines.row_variation import row_variation
-from dpray.ledger.ledger import Ledger
+from dpray.ledger.protocol import RunLedger
 from dpray.methods.private_prediction.algorithm import Batch, BatchOutput
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.rows import (
@@ -59,7 +59,7 @@ class BatchDecoder:
     def __init__(
         self,
         plan: PrivatePredictionPlan,
-        ledger: Ledger,
+        ledger: RunLedger,
         key: str,
         attempt_id: str,
         load: Callable[[], Engine],

@@ -20,7 +20,8 @@ from dpray.engines.base import EngineError, Lockstep, LockstepGroup, LockstepRes
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.few_shot import FewShot
 from dpray.io.template_file import Template
-from dpray.ledger.ledger import AlreadyPublished, Ledger
+from dpray.ledger.errors import AlreadyPublished
+from dpray.ledger.ledger import Ledger
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.rows import encode_private, shown_examples
@@ -183,7 +184,7 @@ def test_two_decoders_of_an_attempt_are_two_starts_in_the_ledger(
         assert decoded(["0/0", "0/1"]) == ["0/0", "0/1"]
         assert decoded(["0/1"]) == ["0/1"]
         assert [unit for unit, _ in ledger.started("run")] == ["0/0", "0/1", "0/1"]
-        ledger.publish_many("run", "attempt", [("0/1", "0" * 64)])
+        ledger.publish("run", "attempt", [("0/1", "0" * 64)])
         with pytest.raises(AlreadyPublished):
             decoded(["0/1"])
         assert ledger.counts("run")["starts"] == 3

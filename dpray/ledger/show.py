@@ -9,16 +9,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpray.ledger.account import Account, charge_of, check_price, read_account
+from dpray.ledger.account import Account, charge_of, check_price
 from dpray.ledger.chain import Chain, Entry
-from dpray.ledger.queries import (
+from dpray.ledger.store import datasets, entries
+from dpray.ledger.transaction import (
     all_entries,
-    count,
     counted_entries,
     dataset_names,
     find,
+    read_account,
 )
-from dpray.ledger.schema import datasets
 from dpray.types import DprayError, InputError
 
 
@@ -45,9 +45,9 @@ def problems(connection: sa.Connection) -> Iterator[str]:
 
 @dataclass
 class _Family:
-    """Holds what ties the chains together: the data sets' accounts, and the payloads of the
-    reservations that were made on a data set (by key) and of those that were drawn on it for a
-    child (by data set and key)."""
+    """The ties between the chains: the data sets' accounts, the reservations that were made on a
+    data set (by key), and the payloads of those that were drawn on it for a child (by data set and
+    key)."""
 
     accounts: dict[str, Account] = field(default_factory=dict)
     made: dict[str, Entry] = field(default_factory=dict)
@@ -145,6 +145,22 @@ def _reservation_problems(account: Account, entry: Entry) -> Iterator[str]:
         yield f"{where}: {error}"
 
 
+def count(connection: sa.Connection, key: str) -> dict[str, int]:
+    """Return what `RunLedger.counts` returns."""
+
+    def number(kind: str, what: sa.ColumnElement[int]) -> int:
+        query = sa.select(what).where(entries.c.kind == kind, entries.c.key == key)
+        return int(connection.execute(query).scalar_one())
+
+    return {
+        "started": number("begin", sa.func.count(entries.c.unit.distinct())),
+        "starts": number("begin", sa.func.count()),
+        "published": number("publish", sa.func.count()),
+        "failed": number("fail", sa.func.count()),
+        "committed": number("commit", sa.func.count()),
+    }
+
+
 def summaries(connection: sa.Connection) -> list[dict[str, Any]]:
     """Return for each data set `dataset`, `budget`, `privacy_unit`, `neighboring_relation`,
     `composition`, `order`, `parent`, `spent`, `left`, `tenants`, a list of `tenant`, `budget`,
@@ -156,7 +172,6 @@ def summaries(connection: sa.Connection) -> list[dict[str, Any]]:
 
 def _summary(connection: sa.Connection, name: str) -> dict[str, Any]:
     account = read_account(connection, name)
-    assert account is not None
     shares = {tenant: account.share(tenant) for tenant in account.tenants}
     runs = [entry for entry in counted_entries(connection, name) if entry.kind == "reserve"]
     return {
