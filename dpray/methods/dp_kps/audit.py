@@ -13,8 +13,8 @@ import numpy as np
 from dpray.accounting.composed_events import Composed, Parallel, SelfComposed
 from dpray.accounting.events import DiscreteLaplace
 from dpray.accounting.selection import PrivateSelection
-from dpray.auditing.labels import OTHERS, laplace_scores
-from dpray.auditing.monte_carlo import MonteCarlo, Scores
+from dpray.auditing.monte_carlo import MonteCarlo, Scores, laplace_scores
+from dpray.auditing.shared_targets import OTHERS
 from dpray.auditing.target import Target
 from dpray.mechanisms.private_selection import best
 from dpray.mechanisms.randomness import generator, new_key

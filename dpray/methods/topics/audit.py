@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dpray.auditing.shared_targets import votes_target
 from dpray.auditing.target import Target
-from dpray.auditing.votes import votes_target
 from dpray.methods.topics.algorithm import TopicHistogram
 
 
