@@ -177,8 +177,8 @@ def test_the_api_key_is_not_shown(settings: Settings) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("delimiter", ";;", "one sign, or "),
-        ("delimiter", "\n", "one sign, or "),
+        ("delimiter", ";;", "one character, or "),
+        ("delimiter", "\n", "one character, or "),
         ("delimiter", '"', "is the sign of data.quote or data.escape too"),
         ("quote", "''", "String should have at most 1 character"),
         ("encoding", "cp12525", "not an encoding of texts that Python knows"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.auditing.canaries import RunMethod, check_canaries, make_canaries, try_canaries
-from dpray.auditing.labels import labels_target
+from dpray.auditing.shared_targets import labels_target
 from dpray.auditing.target import Finding, audit_target
 from dpray.config.config import Config
 from dpray.engines.base import Embedder, EngineError
@@ -23,7 +23,8 @@ from dpray.runs.plan import Plan
 from dpray.types import InputError, OnProgress
 
 NOTHING_CHARGED = (
-    "run with a ledger of its own that is gone: nothing was charged, so nothing of it is released"
+    "run with a ledger of its own, which is deleted: nothing was charged, so nothing of it may be "
+    "released"
 )
 
 
@@ -45,15 +46,15 @@ def audit(
     `trials` is the number of draws of each mechanism in each of two worlds, and of canaries of the
     one run. All bounds together are below the true epsilons with probability `confidence`.
 
-    `members` are records that the finished run at `output.path` was made of, `non_members` others
-    like them: with both, a membership attack on the release is added. With `canaries` the method
-    runs, by `run`, on a copy of the data with made-up secrets in it, which are looked for in its
-    release, and ranked among `candidates` look-alikes by the model where that is released. Both
-    results are private, and neither charges a budget.
+    `members` are records that the finished run at `output.path` was made from, `non_members` others
+    like them. With both, a membership attack on the release is added. With `canaries`, `run` runs
+    the method on a copy of the data with made-up secrets. They are looked for in the release and,
+    if the model is released, ranked by it among `candidates` look-alikes. Both results are private,
+    and neither charges a budget.
 
     Returns `mechanisms` (a `Finding` each, and whether it `holds`), `holds` (whether all do), and
-    `membership` and `canaries` where they are asked for. Raises InputError, before anything is
-    drawn, for bad arguments, and for a plan without a claim where nothing else is asked for.
+    `membership` and `canaries` if they are asked for. Raises InputError, before anything is drawn,
+    for bad arguments, and for a plan without a claim if nothing else is asked for.
 
         found = audit(load_config("notes.yaml"), run=run, trials=2000)
         for mechanism in found["mechanisms"]:
@@ -71,12 +72,24 @@ def audit(
         attack = _membership(config, members, non_members, confidence, load_embedder)
     if plan.not_private and not (canaries or attack):
         raise InputError(
-            "privacy.epsilon: is infinite, so nothing is claimed that could be audited"
+            "privacy.epsilon: infinite epsilon claims nothing, so there is nothing to audit"
         )
+    result = _audit_plan(plan, trials, confidence, on_progress)
+    if attack is not None:
+        result["membership"] = attack()
+    if canaries:
+        result["canaries"] = _audit_by_canaries(plan, candidates, run, on_progress)
+    return result
+
+
+def _audit_plan(
+    plan: Plan, trials: int, confidence: float, on_progress: OnProgress
+) -> dict[str, Any]:
+    """Audit all mechanisms that the plan charges for; opens no data and no ledger."""
     claimed = not plan.not_private
-    findings = _audit_plan(plan, trials, confidence, on_progress) if claimed else []
-    result: dict[str, Any] = {
-        "method": config.method.name,
+    findings = _findings(plan, trials, confidence, on_progress) if claimed else []
+    return {
+        "method": plan.config.method.name,
         "confidence": confidence,
         "epsilon": plan.cost.epsilon if claimed else None,
         "delta": plan.cost.delta if claimed else None,
@@ -84,29 +97,26 @@ def audit(
         "holds": all(found.holds for found in findings),
         "not_private": plan.not_private,
     }
-    if attack is not None:
-        result["membership"] = attack()
-    if canaries:
-        from dpray.evaluation import NOT_FOR_RELEASE
-
-        made = make_canaries(generator(new_key()))
-        secrets = try_canaries(plan, made, candidates, run, on_progress)
-        marks = {"private": NOT_FOR_RELEASE, "ledger": NOTHING_CHARGED}
-        result["canaries"] = marks | {"secrets": secrets}
-    return result
 
 
-def _audit_plan(
-    plan: Plan, trials: int, confidence: float, on_progress: OnProgress
-) -> list[Finding]:
-    """Audit all mechanisms that the plan charges for; opens no data and no ledger. With probability
-    `confidence` none of the bounds is above its true epsilon, all of them together."""
+def _findings(plan: Plan, trials: int, confidence: float, on_progress: OnProgress) -> list[Finding]:
+    """Audit every target. With probability `confidence` no bound is above its true epsilon."""
     targets = list(plan.audit_targets())
     if plan.label_histogram is not None:
         targets.insert(0, labels_target(plan.label_histogram))
     alpha = (1 - confidence) / len(targets)
     delta = plan.config.privacy.delta
     return [audit_target(target, trials, delta, alpha, on_progress) for target in targets]
+
+
+def _audit_by_canaries(
+    plan: Plan, candidates: int, run: RunMethod, on_progress: OnProgress
+) -> dict[str, Any]:
+    from dpray.evaluation import NOT_FOR_RELEASE
+
+    canaries = make_canaries(generator(new_key()))
+    secrets = try_canaries(plan, canaries, candidates, run, on_progress)
+    return {"private": NOT_FOR_RELEASE, "ledger": NOTHING_CHARGED, "secrets": secrets}
 
 
 def _membership(
@@ -116,8 +126,8 @@ def _membership(
     confidence: float,
     load_embedder: Callable[[str], Embedder],
 ) -> Callable[[], dict[str, Any]]:
-    """Read the attack's texts and load its model; returns the attack, to be called."""
-    # Imported late: bounds have no need of scikit-learn.
+    """Read the attack's texts and load its model. Returns the attack, to be called."""
+    # Imported late: bounds do not need scikit-learn.
     from dpray.evaluation.membership import check_numbers, membership
 
     released = Path(config.output.path) / "synthetic.jsonl"

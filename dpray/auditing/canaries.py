@@ -1,5 +1,5 @@
-"""Canaries are made-up records with a secret; this module measures how well a release kept it (Yue
-et al. 2023, 4.5 and Table 8; exposure by Carlini et al. 2019, "The Secret Sharer").
+"""Canaries are made-up records with a secret, which is looked for in the release (Yue et al. 2023,
+4.5 and Table 8; exposure by Carlini et al. 2019, "The Secret Sharer").
 
 Sentences and secrets are made up anew for every audit and put into a copy of the records. The
 method runs on it with a folder and a ledger of its own, both gone afterwards: it charges the data
@@ -55,7 +55,7 @@ def _plate(rng: np.random.Generator) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """Holds a sentence with a place for a secret, which is drawn among many millions."""
+    """A sentence with a place for a secret, drawn from many millions."""
 
     name: str
     sentence: str
@@ -107,7 +107,7 @@ def rank(loss: float, losses: npt.NDArray[np.floating]) -> float:
 
 
 def exposure(rank: float, candidates: int) -> float:
-    """Return the bits of the secret that the model gives away, about 1.4 where it knows nothing."""
+    """Return the bits of the secret that the model gives away, about 1.4 if it knows nothing."""
     return math.log2(candidates / rank)
 
 
@@ -117,14 +117,16 @@ def leaks(secret: str, texts: Sequence[str]) -> int:
 
 
 def check_canaries(plan: Plan, candidates: int) -> None:
-    """Raise InputError where there are no records, or no place for canaries among them."""
+    """Raise InputError if there are no records, or no place for canaries among them."""
     if candidates < 1:
-        raise InputError(f"candidates: {candidates} is no number of look-alikes")
+        raise InputError(f"candidates: {candidates} look-alikes are too few; at least 1")
     list_files(plan.config.data.path)
     if plan.texts_from_columns:
-        raise InputError("method.template: makes the texts from columns: no place for canaries")
+        raise InputError(
+            "method.template: the texts are made from columns, which leaves no place for canaries"
+        )
     if not isinstance(plan.config.data.text, str):
-        raise InputError("data.text: several columns are no place for canaries; name one")
+        raise InputError("data.text: canaries need one column of text, not several")
 
 
 def try_canaries(
@@ -136,19 +138,17 @@ def try_canaries(
 ) -> list[dict[str, Any]]:
     """Run the plan's configuration by `run` on its records and the canaries, and look for these.
 
-    Returns an entry for each: its kind and repetitions, the number of released texts that hold its
-    secret (`leaks`), and, where the model is released, the secret's rank among `candidates`
+    Returns an entry for each canary: its kind and repetitions, the number of released texts that
+    hold its secret (`leaks`), and, if the model is released, the secret's rank among `candidates`
     look-alikes and itself and its exposure. Private: computed from a run that charges nothing.
 
-    A repeated canary is as many records and units. Raises DprayError where the run does not finish.
+    Each repetition of a canary is a record and a unit of its own. Raises DprayError if the run
+    does not finish.
     """
     rng = generator(new_key())
-    # A label and control values, each as likely as any other.
+    # Labels and control values are drawn uniformly.
     planted = [
-        (
-            canary,
-            {name: str(rng.choice(list(values))) for name, values in plan.column_values.items()},
-        )
+        (canary, {key: str(rng.choice(list(values))) for key, values in plan.column_values.items()})
         for canary in canaries
     ]
     with TemporaryDirectory(prefix="dpray-audit-") as name:
@@ -174,11 +174,14 @@ def try_canaries(
             for number, (canary, values) in enumerate(planted):
                 on_progress(Progress("look-alikes", number, len(planted)))
                 others = look_alikes(canary, candidates, rng)
-                own, *of_others = losses([canary.text, *others], values)
-                place, ranked = rank(own, np.array(of_others)), 1 + candidates
-                bits = exposure(place, ranked)
-                found[number] |= {"rank": place, "candidates": ranked, "exposure": bits}
+                found[number] |= _ranked(losses([canary.text, *others], values))
     return found
+
+
+def _ranked(losses: Sequence[float]) -> dict[str, float]:
+    """Rank the first loss, the canary's, among all."""
+    place, candidates = rank(losses[0], np.array(losses[1:])), len(losses)
+    return {"rank": place, "candidates": candidates, "exposure": exposure(place, candidates)}
 
 
 def _throwaway(config: Config, folder: Path) -> Config:
@@ -194,7 +197,8 @@ def _throwaway(config: Config, folder: Path) -> Config:
 def _rows(
     config: Config, planted: Sequence[tuple[Canary, dict[str, str]]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records in their order, then the canaries, whose other columns are a record's."""
+    """Yield the records in their order, then the canaries, which have the last
+    record's other columns."""
     data = config.data
     row: dict[str, Any] = {}
     for source in list_files(data.path):

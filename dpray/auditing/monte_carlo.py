@@ -14,26 +14,57 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 from dpray.accounting.event import Event
-from dpray.auditing.bounds import epsilon_lower_bound
 from dpray.types import OnProgress, Progress
 
 Scores = npt.NDArray[np.float64]
-"""Holds the statistics of each draw, shape (statistics, trials), larger where the unit is there."""
+"""The statistics of each draw, shape (statistics, trials); larger if the unit is there."""
 
 MOST_THRESHOLDS = 400
 
 CAUTION = 0.01
-"""An event is chosen by its bound at this share of alpha: the best of hundreds of bounds belongs to
+"""An event is chosen by its bound at this share of alpha. The best of hundreds of bounds belongs to
 a rare event that was lucky, and luck does not last into the second half."""
+
+
+def clopper_pearson_lower(hits: Any, trials: int, alpha: float) -> Any:
+    """Return an exact lower confidence bound on a binomial probability (Clopper and Pearson 1934).
+
+    The true probability is below it with probability at most `alpha`. Elementwise.
+    """
+    hits = np.asarray(hits)
+    return np.where(hits > 0, stats.beta.ppf(alpha, np.maximum(hits, 1), trials - hits + 1), 0.0)
+
+
+def clopper_pearson_upper(hits: Any, trials: int, alpha: float) -> Any:
+    """Return the upper bound: the true probability is above it with probability at most `alpha`."""
+    return 1.0 - clopper_pearson_lower(trials - np.asarray(hits), trials, alpha)
+
+
+def epsilon_lower_bound(likely: Any, rare: Any, trials: int, delta: float, alpha: float) -> Any:
+    """Bound epsilon from below by the counts of one event in two neighbouring worlds.
+
+    It was seen `likely` times in `trials` runs of one world and `rare` times in `trials` of the
+    other.
+
+    (epsilon, delta)-DP says P <= e^epsilon Q + delta, so epsilon >= log((P - delta) / Q). P is
+    bounded from below and Q from above, each at alpha / 2, so the true epsilon is below the result
+    with probability at most `alpha`. 0 if nothing is proven. Elementwise.
+    """
+    p = clopper_pearson_lower(likely, trials, alpha / 2) - delta
+    q = clopper_pearson_upper(rare, trials, alpha / 2)
+    return np.log(np.maximum(p / q, 1.0))
 
 
 @dataclass(frozen=True)
 class SeenEvent:
-    """Names the event that statistic number `statistic` is at least (or, with `below`, at most)
-    `threshold`, taken to be likelier with the unit (or, with `without`, without it). Several
-    thresholds are as many events."""
+    """The event that one statistic is at least `threshold` (with `below`: at most).
+
+    It is taken to be likelier with the unit (with `without`: without it). An array of thresholds
+    stands for one event each.
+    """
 
     statistic: int
     threshold: Any
@@ -55,8 +86,10 @@ class SeenEvent:
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """Is a `Target` whose `draw(with_unit, trials)` runs the mechanism independently for each of at
-    most `at_once` trials, in the world with the unit or in the one without it."""
+    """A `Target` that runs the mechanism many times with the unit, and many times without it.
+
+    `draw(with_unit, trials)` runs it independently for each of at most `at_once` trials.
+    """
 
     name: str
     inputs: str
@@ -105,3 +138,17 @@ def best_event(scores: tuple[Scores, Scores], delta: float, alpha: float) -> See
             best = int(bounds.argmax())
             found.append((float(bounds[best]), replace(events, threshold=thresholds[best])))
     return max(found, key=lambda pair: pair[0])[1]
+
+
+def laplace_scores(x_RN: npt.NDArray[Any], shift: float | npt.NDArray[Any], scale: float) -> Scores:
+    """Return three statistics of R draws of Laplace noise, shape (3, R).
+
+    The other records' part is already subtracted from `x_RN`. The first statistic is the
+    log-likelihood ratio of noise around `shift` (one, or one for each of N values) to noise around
+    0: for a correct mechanism no test of the same draws is more powerful (Neyman and Pearson 1933).
+    The second is the ratio for twice the shift, and the third the plain sum in units of the scale:
+    they show a unit that contributes more than it may.
+    """
+    x_RN = np.asarray(x_RN, dtype=np.float64)
+    ratios = (np.abs(x_RN) - np.abs(x_RN - times * shift) for times in (1, 2))
+    return np.stack([values_RN.sum(axis=1) / scale for values_RN in (*ratios, x_RN)])

@@ -25,7 +25,7 @@ from dpray.types import OnProgress, Progress
 
 LARGEST_EPSILON = 60.0
 SHARES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4)
-"""Such shares of the canaries are guessed to be in, or out: fewer than a half may have been in."""
+"""Shares of the canaries that are guessed to be in, or out."""
 
 
 def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
@@ -47,7 +47,7 @@ def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: floa
 def one_run_bound(
     right: int, guesses: int, canaries: int, delta: float, alpha: float, tolerance: float = 1e-3
 ) -> float:
-    """Return the largest epsilon refuted at `alpha`, or up to `tolerance` less; 0 for none."""
+    """Return the largest epsilon refuted at `alpha`, less at most `tolerance`; 0 for none."""
     low, high = 0.0, LARGEST_EPSILON
     if p_value(right, guesses, canaries, low, delta) > alpha:
         return 0.0
@@ -62,8 +62,10 @@ def one_run_bound(
 
 @dataclass(frozen=True)
 class OneRun:
-    """Is a `Target` whose `draw(included)` runs the mechanism once with the canaries where
-    `included` is true, and returns a score for every canary, larger where it seems to be in.
+    """A `Target` that runs the mechanism once, with about half of the canaries.
+
+    `draw(included)` includes the canaries whose `included` is true, and returns a score for each
+    canary, larger if it seems to be in.
 
     The first half of the canaries chooses how many guesses to make, the second half makes them:
     the claim holds for the second half's coins even if the first half's are known.

@@ -1,4 +1,4 @@
-"""An audit bounds the epsilon of each `Target` and returns a `Finding` for it."""
+"""A plan names its audit's targets; the audit returns a `Finding` for each `Target`."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ class Target(Protocol):
 
     @property
     def how(self) -> str:
-        """Describe the audit's method in words."""
+        """The audit's method, in words."""
 
     @property
     def inputs(self) -> str:
-        """Describe the neighbouring inputs in words."""
+        """The neighbouring inputs, in words."""
 
     @property
     def event(self) -> Event:
-        """Return the claim for what is drawn."""
+        """The privacy event that is claimed for one draw."""
 
     def lower_bound(
         self, trials: int, delta: float, alpha: float, on_progress: OnProgress
     ) -> float:
-        """Draw, and return what the draws prove: the true epsilon is below the bound with
-        probability `alpha` at most."""
+        """Draw, and return a lower bound: the true epsilon is below it with probability at most
+        `alpha`."""
 
     def most(self, trials: int, delta: float, alpha: float) -> float:
-        """Return the largest bound of so many trials, where the mechanism hides nothing."""
+        """Return the largest bound that `trials` can prove, for a mechanism that hides nothing."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Holds a target's bounds and its claim, which are epsilons at the same delta."""
+    """A target's claim and its bounds, all of them epsilons at the same delta."""
 
     name: str
     how: str
@@ -64,10 +64,10 @@ def audit_target(
     alpha: float,
     on_progress: OnProgress = lambda progress: None,
 ) -> Finding:
-    """Bound one target's epsilon. A mechanism that keeps its claim is reported as breaking it with
-    probability `alpha` at most. Raises InputError for too few trials."""
+    """Bound one target's epsilon. A correct mechanism is reported as breaking its claim with
+    probability at most `alpha`. Raises InputError for too few trials."""
     if trials < FEWEST_TRIALS:
-        raise InputError(f"trials: {trials} prove nothing, it takes {FEWEST_TRIALS} or more")
+        raise InputError(f"trials: {trials} prove nothing; at least {FEWEST_TRIALS} are needed")
     return Finding(
         name=target.name,
         how=target.how,

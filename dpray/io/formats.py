@@ -50,7 +50,7 @@ def one_sign(delimiter: str | None) -> str | None:
     if delimiter == "\\t":
         return "\t"
     if delimiter is not None and (len(delimiter) != 1 or delimiter in "\r\n"):
-        raise ValueError("one sign, or \\t for a tab")
+        raise ValueError("one character, or \\t for a tab")
     return delimiter
 
 

@@ -56,7 +56,7 @@ class Standing:
             raise ended from None
 
     def _charged(self, error: BaseException) -> Charged:
-        from dpray.ledger.errors import LedgerUnavailable, MissingLedger
+        from dpray.ledger.errors import LedgerUnavailable
         from dpray.ledger.ledger import Ledger
 
         if not self.may_be_charged or self._config is None:
@@ -64,7 +64,8 @@ class Standing:
         try:
             run: dict[str, Any] = read_json(self._file(self._config))
         except InputError:
-            return Charged.NO
+            # A run began here: without its run.json nobody knows how far it came.
+            return Charged.UNKNOWN if self._file(self._config).exists() else Charged.NO
         if run.get("not_private"):
             return Charged.NO
         if run.get("state") != "planned":
@@ -75,9 +76,7 @@ class Standing:
         try:
             with closing(Ledger.open(self._config.privacy.ledger)) as ledger:
                 held = ledger.is_reserved(str(run.get("run_id")))
-        except MissingLedger:
-            return Charged.NO
-        except DprayError:
+        except DprayError:  # a ledger that is missing may have been moved
             return Charged.UNKNOWN
         return Charged.YES if held else Charged.NO
 

@@ -17,10 +17,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from dpray.auditing import votes as votes_audit
-from dpray.auditing.labels import labels_target
+from dpray.auditing import shared_targets
+from dpray.auditing.shared_targets import labels_target, votes_target
 from dpray.auditing.target import Finding, Target, audit_target
-from dpray.auditing.votes import votes_target
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.dp_kps.audit import (
@@ -121,8 +120,10 @@ NORMAL = FeatureSum(100, "gaussian", 1.5)
 
 def votes_of(number: int) -> Fault:
     """Cast so many votes of a record for its nearest text."""
-    right = votes_audit.count_votes
-    return lambda: patch.object(votes_audit, "count_votes", lambda p, s, w: number * right(p, s, w))
+    right = shared_targets.count_votes
+    return lambda: patch.object(
+        shared_targets, "count_votes", lambda p, s, w: number * right(p, s, w)
+    )
 
 
 def noise_of_one_record() -> AbstractContextManager[Any]:
@@ -137,8 +138,8 @@ def noise_of_one_record() -> AbstractContextManager[Any]:
 
 def votes_for_the_nearest_text() -> AbstractContextManager[Any]:
     """Cast all votes of a record for one text."""
-    right = votes_audit.count_votes
-    return patch.object(votes_audit, "count_votes", lambda p, s, w: right(p, s, (2 * sum(w),)))
+    right = shared_targets.count_votes
+    return patch.object(shared_targets, "count_votes", lambda p, s, w: right(p, s, (2 * sum(w),)))
 
 
 def all_terms() -> AbstractContextManager[Any]:

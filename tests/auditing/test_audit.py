@@ -200,7 +200,7 @@ def test_without_a_place_for_canaries_nothing_is_drawn(settings: Settings, tmp_p
     template = tmp_path / "rows.yaml"
     template.write_text("user: '{text}'\nrecord: {note: note}\n")
     config = parse_config(settings(method__template=str(template)))
-    with pytest.raises(InputError, match=r"method\.template: makes the texts from columns"):
+    with pytest.raises(InputError, match=r"method\.template: the texts are made from columns"):
         audit(config, run=no_run, canaries=True, on_progress=no_draw)
     config = parse_config(settings())
     with pytest.raises(InputError, match="candidates: 0"):

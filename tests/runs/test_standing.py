@@ -190,6 +190,24 @@ def test_a_ledger_that_does_not_say_whether_it_charged(ends: Ends, config: Confi
         assert code == 1 and "; the ledger did not say whether the run is charged: " in line
 
 
+@pytest.mark.parametrize("broken", ["run.json", "ledger"])
+def test_a_broken_run_file_or_a_missing_ledger_is_not_called_uncharged(
+    ends: Ends, config: Config, broken: str
+):
+    ends.before(UNEXPECTED)
+    if broken == "run.json":
+        (Path(config.output.path) / "run.json").write_text('{"run_id": "1", "sta')
+    else:
+        Path(config.privacy.ledger.removeprefix("sqlite:///")).unlink()
+
+    def raises() -> None:
+        with Standing(config).said():
+            raise UNEXPECTED
+
+    _, line = ends.shown(raises)
+    assert "; the ledger did not say whether the run is charged: " in line
+
+
 def test_a_failed_mechanism(ends: Ends):
     def release(session: Any) -> Any:
         def fails() -> Any:

@@ -19,7 +19,7 @@ import pytest
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
-from dpray.auditing.bounds import epsilon_lower_bound
+from dpray.auditing.monte_carlo import epsilon_lower_bound
 from dpray.mechanisms.votes import VoteHistogram, count_votes
 
 RUNS = 8000

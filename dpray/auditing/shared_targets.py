@@ -1,13 +1,28 @@
-"""`votes_target` audits the noisy votes of private records for their nearest public candidates."""
+"""Audit targets of the mechanisms that several methods use: the label histogram and the votes."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from dpray.accounting.composed_events import SelfComposed
-from dpray.auditing.labels import OTHERS
-from dpray.auditing.monte_carlo import MonteCarlo, Scores
+from dpray.auditing.monte_carlo import MonteCarlo, Scores, laplace_scores
+from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.votes import VoteHistogram, count_votes
+
+OTHERS = 20
+"""Number of records in the world without the unit."""
+
+
+def labels_target(histogram: LabelHistogram) -> MonteCarlo:
+    """Audit the label histogram; all of the unit's records have one label."""
+    label, k = histogram.labels[0], histogram.records_per_unit
+
+    def draw(with_unit: bool, trials: int) -> Scores:
+        counts = histogram.count([label] * (OTHERS + k * with_unit))
+        released = histogram(np.tile(counts[:1], trials))
+        return laplace_scores((released - OTHERS)[:, None], k, histogram.scale)
+
+    return MonteCarlo("label histogram", f"{k} more of one label", histogram.dp_event, draw)
 
 
 def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> MonteCarlo:
