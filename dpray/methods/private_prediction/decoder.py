@@ -16,7 +16,7 @@ from dpray.methods.private_prediction.algorithm import Batch, BatchOutput
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
 from dpray.types import DprayError, InputError
-from dpray.workers.group_actor import Outcome
+from dpray.workers.groups import Outcome
 from dpray.workers.rows import Row
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.sections import RuntimeConfig
+from dpray.io.external_sort import external_sort
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.resolved import PrivatePredictionPlan
@@ -22,10 +23,7 @@ from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY
 from dpray.runs.session import Release, Session
 from dpray.types import DprayError, RunFailed
-from dpray.workers.group_actor import Outcome
-from dpray.workers.groups import Groups
-from dpray.workers.in_order import in_order
-from dpray.workers.together import together
+from dpray.workers.groups import Groups, Outcome, batched_within
 
 DISJOINT = "disjoint, by a keyed hash of the unit's id; parallel composition over batches"
 POISSON = (
@@ -63,7 +61,7 @@ def release(session: BatchSession) -> Release:
         with closing(decode(session, batches)) as tasks:
             announce = partial(session.show, "batches", before, total, done.in_words())
             lots = announced(tasks, announce)
-            for outcomes in together(lots, BATCHES_PER_PART, seconds):
+            for outcomes in batched_within(lots, BATCHES_PER_PART, seconds):
                 for outcome in publish(session, next(parts), outcomes):
                     done.add(session.plan, outcome)
                     session.metrics.published(outcome["tokens"], outcome["private_tokens"])
@@ -186,7 +184,7 @@ def records(session: BatchSession) -> Iterator[dict[str, Any]]:
         for outcome in session.folder.published_records()
         for turn, record in enumerate(records_of(plan, outcome))
     )
-    return islice(in_order(session.folder.staging / SORTED, placed), plan.settings.max_records)
+    return islice(external_sort(session.folder.staging / SORTED, placed), plan.settings.max_records)
 
 
 def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[str, Any]]:
