@@ -35,8 +35,9 @@ from dpray.runs.folder import ReleaseFolder
 from dpray.types import Budget, Progress
 from dpray.workers.accountant import AccountantClient
 from dpray.workers.cluster import never_repeated, start_ray
-from dpray.workers.group_actor import Answer, GroupActor, tasks
-from dpray.workers.group_pool import GroupPool
+from dpray.workers.groups import GroupActor, Slices, SliceWorker, group_pool, tasks
+from dpray.workers.pool import ActorPool, RayActors, RepeatPrivate
+from dpray.workers.pool_actor import Answer
 from tests.benchmarks.bench_shards import PRIVATE_TOKENS, build, config_of, plan_of, write_rows
 
 CPUS = 2
@@ -221,7 +222,7 @@ def pool() -> dict[str, float]:
         plan = plan_of(data, 1_000, 10)
         make = partial(BatchDecoder, plan, NullLedger(), "run", "attempt", build)
         started = [_start(config, make, number) for number in (1, 2 * CPUS)]
-        answers = [_answer(config, make, number) for number in (8, 1_024)]
+        answers = [_answer(number) for number in (8, 1_024)]
         # So many processes share the cores, each of which has two.
         cpu = max(0.0, started[1] - started[0])
         answer, answer_place = line((8, 1_024), answers)
@@ -238,9 +239,9 @@ def pool() -> dict[str, float]:
 def _start(config: Any, make: Callable[[], Any], number: int) -> float:
     """Return the seconds until so many actors that are started together have their workers."""
     began = time.perf_counter()
-    shared = ray.put(make)
+    shared = ray.put(partial(SliceWorker, make, "batch", TASK))
     actor = never_repeated(GroupActor, config, 0.0)
-    actors = [actor.remote(shared, "batch", TASK) for _ in range(number)]
+    actors = [actor.remote(shared, TASK) for _ in range(number)]
     for each in actors:
         ray.get(each.load.remote())
     seconds = time.perf_counter() - began
@@ -267,18 +268,25 @@ class Answering:
         return self._names
 
     async def more(self) -> Answer:
-        return Answer("", outcomes(self._names), is_ready=True, is_idle=False)
+        found = [(each["batch"], each) for each in outcomes(self._names)]
+        return Answer("", found, is_ready=True, is_idle=False)
 
 
-def _answer(config: Any, make: Callable[[], Any], places: int, answers: int = 400) -> float:
+class Shared(RayActors):
+    """One actor in all places."""
+
+    def start(self) -> Any:
+        (actor,) = self._arguments
+        return actor
+
+
+def _answer(places: int, answers: int = 400) -> float:
     """Return the driver's own seconds for an answer, and for the slice that it hands out then,
     while it waits for so many actors."""
     options = {"num_cpus": 0, "max_concurrency": 2 * places}
     actor: Any = ray.remote(Answering).options(**options).remote()
-    waiting = GroupPool(config, make, "batch", TASK)
-    waiting._make = lambda: actor
-    waiting._actors = places
-    steps = waiting.work([ray.put(None)], slices=places + 2 * answers)
+    pool = ActorPool(Shared(None, actor), RepeatPrivate(1, True), places)
+    steps = pool.run(Slices([ray.put(None)], places + 2 * answers))
     came = 0
     while came < answers:  # the other places have asked
         came += bool(next(steps))
@@ -295,7 +303,7 @@ def _block(config: Any, make: Callable[[], Any], blocks: list[Any]) -> float:
     """Return the seconds that one actor takes for a block of one slice, nearly all of which is its
     way."""
     number, began = len(blocks), 0.0
-    for answers in GroupPool(config, make, "batch", TASK).work(blocks):
+    for answers in group_pool(config, make, "batch", TASK).run(Slices(blocks)):
         if answers and not began:
             began = time.perf_counter()
     return (time.perf_counter() - began) / (number - 1)

@@ -30,8 +30,8 @@ from dpray.methods.private_prediction.release import (
     task_size,
 )
 from dpray.workers.accountant import CONCURRENT_CALLS
-from dpray.workers.group_pool import TICK
 from dpray.workers.groups import block_count
+from dpray.workers.pool import TICK
 
 Events = Generator[simpy.Event, Any, None]
 
@@ -47,7 +47,7 @@ def gathering(costs: Costs, machines: Machines, load: Load, blocks: int) -> floa
 
 
 class Place:
-    """A `Place` has one actor at a time, as in `dpray.workers.group_pool`: `handed` is the event
+    """A `Place` has one actor at a time, as in `dpray.workers.pool`: `handed` is the event
     with which the actor is given a slice, at the time `handed_at`, and `left` are the batches that
     it was given and has not answered yet."""
 

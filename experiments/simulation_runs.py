@@ -23,7 +23,7 @@ from dpray.config.config import Config
 from dpray.engines.base import Lockstep, LockstepGroup, LockstepResult
 from dpray.registry import run
 from dpray.types import Progress
-from dpray.workers.group_actor import GroupActor
+from dpray.workers.groups import GroupActor
 from tests.benchmarks.bench_shards import Stub, config_of, write_rows
 from tests.integration.processes import ray_cluster, ray_node, short, workers_of
 

@@ -3,7 +3,7 @@ charge, make it durable, begin a mechanism, run it, stage its output, commit tha
 publish it.
 
 `Session.publish_once` and the methods' `release` decide what runs again after a crash, and
-`dpray.workers.group_pool` what another actor takes over: what is published is kept; what was lost
+`dpray.workers.pool` what another actor takes over: what is published is kept; what was lost
 with its machine, by an interruption or because a model failed is repeated or dropped as
 `privacy.lost_batches` says (a training pays for what it repeats); a mechanism that raised itself,
 or for which the memory did not suffice, is never run again.

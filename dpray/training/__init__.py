@@ -1,1 +1,1 @@
-import dpray.runs  # noqa: F401  # before Ray: it says what Ray may print
+import dpray.workers  # noqa: F401  # before Ray: it says what Ray may print

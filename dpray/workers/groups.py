@@ -1,26 +1,31 @@
 """Private rows are gathered by group, each group whole in one worker: in this process or on Ray.
 
 Ray may repeat the reading as often as it likes: it draws nothing at random. It repeats nothing of
-what the workers do; `dpray.workers.group_pool` says what goes to another one.
+what the workers do. On Ray a pool's actors take slices of the gathered blocks; what is lost with an
+actor goes to another one, as `RepeatPrivate` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import islice, pairwise
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import ray
 
 from dpray.config.config import Config
-from dpray.workers.cluster import own_errors, uses_ray
-from dpray.workers.group_actor import OUTCOME_SECONDS, GroupWorker, Outcome
-from dpray.workers.group_pool import GroupPool
+from dpray.workers.cluster import never_repeated, own_errors, uses_ray
+from dpray.workers.pool import ActorPool, RayActors, RepeatPrivate, Work
+from dpray.workers.pool_actor import OUTCOME_SECONDS, Emit, Pieces, PoolActor
 from dpray.workers.rows import CHUNK, Row, RowsOf, local_rows, ray_rows
-from dpray.workers.together import together
 
 if TYPE_CHECKING:
     import ray.data
@@ -28,6 +33,25 @@ if TYPE_CHECKING:
 MOST_BLOCKS = 2048
 BLOCKS_PER_ACTOR = 8
 ROWS_PER_BLOCK = 32_768
+
+T = TypeVar("T")
+
+Outcome = dict[str, Any]
+"""An `Outcome` holds plain JSON values; its reader knows which. One of them is its group's name,
+under the name of the rows' column of groups."""
+
+
+class GroupWorker(Protocol):
+    attempt_id: str
+    """The ledger records under this id which groups the worker has begun."""
+
+    def work(self, tasks: Iterable[list[Row]]) -> Generator[Outcome]:
+        """Yield an outcome for each group. If a task holds any row of a group, it holds all of
+        them. The next task is taken when there is room for it. Raises EngineError if the engine
+        failed, after which the worker is not asked again."""
+        ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -54,20 +78,23 @@ class Groups:
         """Yield the outcomes of the wanted groups, about `task_size` at a time; also an empty list
         once the rows are gathered, and on Ray one a second where nothing comes. A worker is handed
         about `task_size` groups at a time, and takes the next ones before the last of these are
-        done. On Ray what is lost with a worker goes to another one (`dpray.workers.group_pool`).
+        done.
 
         On Ray the driver holds one task's outcomes and the groups' names; in one process, all rows.
         Raises the error that ended the execution: a DprayError of a task as itself, InputError or
-        EngineError for a worker that an actor cannot make, anything else as Ray's error; where
-        groups were lost that no other actor may take, when all others are done.
+        EngineError for a worker that an actor cannot make, anything else as Ray's error; if groups
+        were lost that no other actor may take, when all others are done.
         """
         if uses_ray(config):
             with own_errors():
                 # Before the actors start, which may take every CPU there is.
                 blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
                 yield []
-                slices = max(1, round(len(wanted) / (len(blocks) * task_size)))
-                yield from GroupPool(config, make_worker, self.key, task_size).work(blocks, slices)
+                slices = Slices(blocks, max(1, round(len(wanted) / (len(blocks) * task_size))))
+                pool = group_pool(config, make_worker, self.key, task_size)
+                with closing(pool.run(slices)) as steps:
+                    for results in steps:
+                        yield [outcome for _, outcome in results]
             return
         members = self._members_here(config, wanted)
 
@@ -81,7 +108,7 @@ class Groups:
         try:
             with closing(worker.work(tasks())) as outcomes:
                 lots = ([outcome] for outcome in outcomes)
-                yield from together(lots, task_size, OUTCOME_SECONDS)
+                yield from batched_within(lots, task_size, OUTCOME_SECONDS)
         finally:
             worker.close()
 
@@ -146,3 +173,147 @@ def block_count(tasks: int, actors: int, rows: int) -> int:
     own, and that a block is no burden to its machine; and never more than tasks.
     """
     return max(1, min(tasks, MOST_BLOCKS, max(BLOCKS_PER_ACTOR * actors, rows // ROWS_PER_BLOCK)))
+
+
+# On Ray
+
+
+def group_pool(
+    config: Config, make_worker: Callable[[], GroupWorker], key: str, task_size: int
+) -> ActorPool:
+    """Return a pool of `runtime.actors` actors, each with a worker that gets the groups of its
+    slices about `task_size` at a time. A slice goes to another actor until `runtime.max_attempts`
+    were lost with it, or to none if `privacy.lost_batches` is "drop"."""
+    runtime = config.runtime
+    actor = never_repeated(GroupActor, config, runtime.gpus_per_actor or 0.0)
+    # Sent once, however many actors there are: it may hold a whole plan.
+    shared = ray.put(partial(SliceWorker, make_worker, key, task_size))
+    policy = RepeatPrivate(runtime.max_attempts, config.privacy.lost_batches == "repeat")
+    size = max(runtime.actors, runtime.min_actors)
+    return ActorPool(RayActors(actor, shared, task_size), policy, size)
+
+
+class Slices:
+    """The slices that no actor has, `count` of each block. Takes the references out of `blocks`, so
+    that Ray frees the blocks that are done."""
+
+    def __init__(self, blocks: list[Any], count: int = 1) -> None:
+        self._whole, self._count = blocks, count
+        self._whole.reverse()
+        self._begun: dict[Any, int] = {}
+        self._lost: list[Work] = []
+
+    def __len__(self) -> int:
+        return len(self._lost) + len(self._whole) * self._count + sum(self._begun.values())
+
+    def take(self, held: Sequence[Work]) -> Work:
+        """Return what a lost actor left, or else a slice of the first of these that there is: the
+        block of the last slice `held`, which the actor's machine has, one that nobody has begun,
+        the one with most slices left."""
+        if self._lost:
+            return self._lost.pop()
+        block = held[-1].arguments[0] if held else None
+        if block not in self._begun:
+            if self._whole:
+                block = self._whole.pop()
+                self._begun[block] = self._count
+            else:
+                block = max(self._begun, key=lambda each: self._begun[each])
+        self._begun[block] -= 1
+        number = self._begun[block]
+        work = Work((block, number, self._count))
+        if number == 0:
+            self.leave_out(work)
+        return work
+
+    def put_back(self, lost: Work) -> None:
+        self._lost.append(lost)
+
+    def leave_out(self, undelivered: Work) -> None:
+        """Forget the slices of this block that nobody has."""
+        self._begun.pop(undelivered.arguments[0], None)
+
+
+class GroupActor(PoolActor):
+    """The actor of a pool of groups."""
+
+
+class SliceWorker:
+    """Has a `GroupWorker` work through slices. Its engine does not run empty between two slices:
+    the next one is asked for when the last task of a slice is taken."""
+
+    def __init__(self, make_worker: Callable[[], GroupWorker], key: str, task_size: int) -> None:
+        self._worker = make_worker()
+        self.attempt_id = self._worker.attempt_id
+        self._key, self._task_size = key, task_size
+
+    def accept(
+        self, block: pa.Table, number: int, count: int, left: Collection[str] | None
+    ) -> tuple[Collection[str], list[pa.Table]]:
+        """Keep the rows of slice `number`, or of its groups that are `left`, and not the block."""
+        rows = slice_of(block, self._key, number, count, left)
+        names: list[str] = rows.column(self._key).unique().to_pylist()
+        return names, tasks(rows, self._key, self._task_size)
+
+    def work(self, pieces: Pieces, emit: Emit) -> None:
+        for outcome in self._worker.work(self._tasks(pieces)):
+            emit(outcome[self._key], outcome)
+
+    def _tasks(self, pieces: Pieces) -> Iterator[list[Row]]:
+        """Yield the rows of one task after the other: no others are made Python objects."""
+        for waiting in pieces:
+            for task in waiting[:-1]:
+                yield task.to_pylist()
+            pieces.ask()
+            for task in waiting[-1:]:
+                yield task.to_pylist()
+
+
+def slice_of(
+    block: pa.Table, key: str, number: int, count: int, only: Collection[str] | None = None
+) -> pa.Table:
+    """Return the rows of slice `number` of a block that is cut in `count`, or those of its groups
+    that are in `only`. The names alone decide where a slice begins: a block that is gathered anew
+    has the same ones."""
+    names = sorted(block.column(key).unique().to_pylist())
+    start, end = len(names) * number // count, len(names) * (number + 1) // count
+    chosen = [name for name in names[start:end] if only is None or name in only]
+    return block.filter(pc.is_in(block.column(key), pa.array(chosen, block.schema.field(key).type)))
+
+
+def tasks(rows: pa.Table, key: str, task_size: int) -> list[pa.Table]:
+    """Cut rows into tasks of about `task_size` groups."""
+    rows = rows.sort_by(key)
+    groups = pc.run_end_encode(rows.column(key).combine_chunks())
+    ends = np.array([0, *groups.run_ends.to_pylist()])
+    number = round((len(ends) - 1) / task_size) or min(1, len(ends) - 1)
+    places = ends[np.linspace(0, len(ends) - 1, number + 1).astype(int)]
+    return [rows.slice(start, end - start) for start, end in pairwise(places)]
+
+
+def batched_within(
+    items: Iterable[list[T]],
+    size: int,
+    seconds: float = math.inf,
+    clock: Callable[[], float] = monotonic,
+) -> Generator[list[T]]:
+    """Join lists: yield their members as soon as there are `size`, or any that came `seconds` after
+    the last ones. An empty list lets the time be looked at.
+
+    If `items` ends with an error, or a person interrupts it, what came before is yielded, and then
+    the error raised.
+    """
+    waiting: list[T] = []
+    last = clock()
+    try:
+        for members in items:
+            waiting += members
+            if waiting and (len(waiting) >= size or clock() - last >= seconds):
+                batch, waiting, last = waiting, [], clock()
+                yield batch
+    except (Exception, KeyboardInterrupt):
+        if waiting:
+            yield waiting
+        raise
+    if waiting:
+        yield waiting

@@ -62,8 +62,8 @@ def test_figures_are_the_same_on_ray_though_an_actor_is_killed(
         SMALL_CHUNKS, *options, "--out", tmp_path / "ray",
         "--ray-address", cluster.address, "--actors", 2,
     )  # fmt: skip
-    wait_for(lambda: cluster.workers("EvaluationActor.call"), on_ray)
-    cluster.workers("EvaluationActor.call")[0].kill()
+    wait_for(lambda: cluster.workers("EvaluationActor.more"), on_ray)
+    cluster.workers("EvaluationActor.more")[0].kill()
     # A process of its own: libraries choose their number of threads when they are loaded.
     here = start(SMALL_CHUNKS, *options, "--out", tmp_path / "here")
     finish(here, cluster)

@@ -19,9 +19,8 @@ from dpray.config.config import Config, parse_config
 from dpray.engines.base import EngineError
 from dpray.io.formats import Piece
 from dpray.workers.cluster import EndedForMemory, LostTooOften, ended_for_memory, was_lost
-from dpray.workers.group_actor import slice_of, tasks
-from dpray.workers.group_pool import GroupPool, _Slices
-from dpray.workers.groups import MOST_BLOCKS, block_count
+from dpray.workers.groups import MOST_BLOCKS, Slices, block_count, group_pool, slice_of, tasks
+from dpray.workers.pool import Work
 from dpray.workers.rows import pieces_on_ray
 from tests.integration.processes import wait_for
 
@@ -64,12 +63,17 @@ def test_a_block_is_cut_in_slices_and_these_in_tasks_of_whole_groups(
 
 
 def test_an_actor_takes_a_slice_of_the_block_that_it_has_before_it_begins_or_shares_one() -> None:
-    slices = _Slices(["a", "b"], 3)
-    one, other = slices.take(None), slices.take(None)
-    assert (one.block, other.block) == ("a", "b")
-    assert [slices.take("a").block for _ in range(3)] == ["a", "a", "b"], "what is left is shared"
+    def block(work: Work) -> str:
+        return str(work.arguments[0])
+
+    slices = Slices(["a", "b"], 3)
+    one, other = slices.take([]), slices.take([])
+    assert (block(one), block(other)) == ("a", "b") and len(slices) == 4
+    shared = [block(slices.take([one])) for _ in range(3)]
+    assert shared == ["a", "a", "b"], "what is left is shared"
     slices.put_back(one)
-    assert slices.take("b") is one and slices.take("b").block == "b" and not slices
+    assert slices.take([other]) is one
+    assert block(slices.take([other])) == "b" and len(slices) == 0
 
 
 @pytest.mark.parametrize(
@@ -180,12 +184,12 @@ def work(
             ray.put(pa.table({"batch": [str(number), str(number + GROUPS)]}))
             for number in range(GROUPS)
         ]
-    pool = GroupPool(config, workers(folder, fault, moment), "batch", task_size=1)
+    pool = group_pool(config, workers(folder, fault, moment), "batch", task_size=1)
     found: list[str] = []
     try:
-        with closing(pool.work(blocks, slices)) as outcomes:
-            for came in outcomes:
-                for outcome in came:
+        with closing(pool.run(Slices(blocks, slices))) as results:
+            for came in results:
+                for _, outcome in came:
                     found.append(outcome["batch"])
                     (folder / f"came-{outcome['batch']}").touch()
                     # The engine runs on from slice to slice, until there are none.

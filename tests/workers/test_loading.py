@@ -16,7 +16,8 @@ from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.registry import make_plan
 from dpray.types import InputError
 from dpray.workers.engine import WorkerError
-from dpray.workers.group_actor import GroupActor
+from dpray.workers.groups import SliceWorker
+from dpray.workers.pool_actor import PoolActor
 from dpray.workers.shards import ShardActor
 
 CASES = [
@@ -60,10 +61,8 @@ def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_n
     plan = make_plan(config).with_salt("0" * 32)
     ledger: Any = None  # whose absence would show
     decoder = partial(BatchDecoder, plan, ledger, "run", "attempt", raising(error))
-    actor = GroupActor(decoder, key="batch", task_size=8)
-    answer = actor.load()
-    assert isinstance(answer, WorkerError)
-    assert type(answer.error()) is kind and answer.reason == reason
+    error_of_load = PoolActor(partial(SliceWorker, decoder, "batch", 8), most=8).load().error
+    assert type(error_of_load) is kind and str(error_of_load) == reason
 
 
 @pytest.mark.parametrize(("error", "reason", "kind"), CASES)

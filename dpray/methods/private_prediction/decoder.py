@@ -18,7 +18,7 @@ from dpray.methods.private_prediction.rows import (
     shown_examples,
 )
 from dpray.types import DprayError
-from dpray.workers.group_actor import Outcome
+from dpray.workers.groups import Outcome
 from dpray.workers.rows import Row
 
 

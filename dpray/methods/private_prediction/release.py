@@ -15,6 +15,7 @@ from typing import Any
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.row_variation import rounding_warnings
+from dpray.io.external_sort import external_sort
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
@@ -23,10 +24,7 @@ from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY
 from dpray.runs.session import Release, Session
 from dpray.types import DprayError, RunFailed
-from dpray.workers.group_actor import Outcome
-from dpray.workers.groups import Groups
-from dpray.workers.in_order import in_order
-from dpray.workers.together import together
+from dpray.workers.groups import Groups, Outcome, batched_within
 
 DISJOINT = "disjoint, by a keyed hash of the unit's id; parallel composition over batches"
 POISSON = (
@@ -120,7 +118,7 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
     seconds = 0.0 if session.in_process else SECONDS_PER_PART
     with closing(batches_of(session.plan, key).work(session.config, batches, make, size)) as lots:
         yield next(lots)
-        yield from together(lots, BATCHES_PER_PART, seconds)
+        yield from batched_within(lots, BATCHES_PER_PART, seconds)
 
 
 def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
@@ -175,7 +173,7 @@ def records(session: BatchSession) -> Iterator[dict[str, Any]]:
         for outcome in session.folder.published_records()
         for turn, record in enumerate(records_of(plan, outcome))
     )
-    return islice(in_order(session.folder.staging / SORTED, placed), plan.settings.max_records)
+    return islice(external_sort(session.folder.staging / SORTED, placed), plan.settings.max_records)
 
 
 def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[str, Any]]:

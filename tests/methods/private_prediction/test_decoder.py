@@ -27,7 +27,8 @@ from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.rows import encode_private, shown_examples
 from dpray.registry import make_plan
 from dpray.types import Budget, DprayError
-from dpray.workers.group_actor import Answer, GroupActor
+from dpray.workers.groups import SliceWorker
+from dpray.workers.pool_actor import PoolActor
 
 TASKS = [[f"0/{number}" for number in range(start, start + 2)] for start in (0, 2, 4)]
 
@@ -113,7 +114,7 @@ def test_a_task_begins_when_there_is_room_for_its_first_batch(decoder: Decoder) 
 def test_an_engine_is_full_from_slice_to_slice(decoder: Decoder, ahead: bool) -> None:
     """The other way, to let it finish each slice, shows that this test can fail."""
     engine, names = SideBySide(), [f"0/{number}" for number in range(9)]
-    actor = GroupActor(lambda: decoder(Book(), engine), "batch", task_size=2)
+    actor = PoolActor(lambda: SliceWorker(lambda: decoder(Book(), engine), "batch", 2), most=2)
     block = pa.Table.from_pylist(rows(names))
     found: list[str] = []
 
@@ -121,8 +122,7 @@ def test_an_engine_is_full_from_slice_to_slice(decoder: Decoder, ahead: bool) ->
         ready = False
         while not ready:
             answer = actor.more()
-            assert isinstance(answer, Answer)
-            found.extend(outcome["batch"] for outcome in answer.outcomes)
+            found.extend(str(name) for name, _ in answer.results)
             ready = answer.is_ready
 
     for number in range(4):
@@ -153,17 +153,16 @@ def test_an_outcome_is_handed_over_though_the_others_of_its_task_are_not_there()
 
         def close(self) -> None: ...
 
-    actor = GroupActor(Slow, "batch", task_size=64, patience=0.1)  # type: ignore[arg-type]
+    actor = PoolActor(lambda: SliceWorker(Slow, "batch", 64), most=64, patience=0.1)  # type: ignore[arg-type]
     actor.take(pa.Table.from_pylist(rows(["0/0", "0/1", "0/2"])), 0, 1, None)
     try:
         first = actor.more()
-        while isinstance(first, Answer) and not first.outcomes:  # the task was taken
+        while not first.results:  # the task was taken
             actor.finish()
             first = actor.more()
     finally:
         others.set()
-    assert isinstance(first, Answer)
-    assert first.outcomes == [{"batch": "0/0"}] and not first.is_idle
+    assert first.results == [("0/0", {"batch": "0/0"})] and not first.is_idle
 
 
 def test_two_decoders_of_an_attempt_are_two_starts_in_the_ledger(

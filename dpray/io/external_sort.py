@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 
-def in_order(path: Path, placed: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """Yield the records by their places, which are distinct. `path` is a file that is made for
-    this, and removed."""
+def external_sort(
+    path: Path, placed: Iterable[tuple[int, dict[str, Any]]]
+) -> Iterator[dict[str, Any]]:
+    """Yield records in the order of their places, which are distinct. `path` is a file that is made
+    for this, and removed."""
     path.unlink(missing_ok=True)
     try:
         # Nothing of it has to outlast a crash.

@@ -1,0 +1,376 @@
+"""A pool of Ray actors does pieces of work; the controller is plain Python.
+
+The actors have `max_restarts=0` and `max_task_retries=0`: Ray repeats nothing. A piece of work is
+in the hands of one actor at a time. If that actor is lost, the policy decides about the parts whose
+outcomes have not come, and nobody reads what the actor sends from then on, should it be alive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from dpray.engines.base import may_be_repeated
+from dpray.workers.cluster import (
+    EndedForMemory,
+    LostTooOften,
+    ended_for_memory,
+    find_error,
+    was_lost,
+)
+from dpray.workers.pool_actor import Answer, Result
+
+TICK = 1.0
+"""Seconds after which the pool says that nothing has come."""
+
+
+@dataclass(eq=False)
+class Work:
+    """A piece of work: the `arguments` of a worker's `accept`, and the names of the parts that are
+    `left` without an outcome. None: unknown until an actor has looked at the arguments."""
+
+    arguments: tuple[Any, ...]
+    left: set[Hashable] | None = None
+    losses: int = 0
+
+
+class WorkQueue(Protocol):
+    """The work that no actor has."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, held: Sequence[Work]) -> Work:
+        """Remove and return the next piece, for an actor that has `held` pieces under way."""
+        ...
+
+    def put_back(self, lost: Work) -> None:
+        """Take back what a lost actor left."""
+        ...
+
+    def leave_out(self, undelivered: Work) -> None:
+        """Forget the work whose arguments were lost together with those of `undelivered`."""
+        ...
+
+
+class InTurn:
+    """A queue of pieces that share no arguments. What a lost actor left comes last: if it ends the
+    next actor too, all other work is done."""
+
+    def __init__(self, pieces: Iterable[Work]) -> None:
+        self._pieces = deque(pieces)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def take(self, held: Sequence[Work]) -> Work:
+        return self._pieces.popleft()
+
+    def put_back(self, lost: Work) -> None:
+        self._pieces.append(lost)
+
+    def leave_out(self, undelivered: Work) -> None: ...
+
+
+# Policies
+
+
+class Decision(Enum):
+    """What becomes of a run, or of work, whose actor has failed."""
+
+    REPEAT = auto()
+    """Another actor does what is left of the work."""
+    DROP = auto()
+    """The work is left out. The error is raised when all other work is done."""
+    GIVE_UP = auto()
+    """The same, with `LostTooOften`."""
+    STOP = auto()
+    """Nothing more is handed out. The error is raised when what is under way is done."""
+    END = auto()
+    """The error is raised at once."""
+    OUT_OF_MEMORY = auto()
+    """`EndedForMemory` is raised at once."""
+
+
+class LossPolicy(Protocol):
+    @property
+    def max_losses(self) -> int:
+        """The actors in a row that a slot loses without an answer before it is given up."""
+        ...
+
+    def decide(self, error: Exception, has_run: bool, losses: int) -> Decision:
+        """Decide about an actor that failed with this error, with work that was lost with `losses`
+        actors, this one included. `has_run`: an actor of the same slot had made its worker."""
+        ...
+
+
+@dataclass(frozen=True)
+class RepeatPublic:
+    """The policy for public inputs: lost work is repeated for as long as there are actors, and
+    what a worker raises stops the run."""
+
+    max_losses: int
+
+    def decide(self, error: Exception, has_run: bool, losses: int) -> Decision:
+        return Decision.REPEAT if isinstance(error, RayError) else Decision.STOP
+
+
+@dataclass(frozen=True)
+class RepeatPrivate:
+    """The policy for a mechanism on private rows. Nobody has seen any output of a lost machine or
+    a failed engine, so the work may be repeated, unless `repeats` is False. How much memory it
+    needs depends on the private rows: running out of it ends the run, like whatever the mechanism
+    raises."""
+
+    max_losses: int
+    repeats: bool
+
+    def decide(self, error: Exception, has_run: bool, losses: int) -> Decision:
+        if ended_for_memory(error):
+            return Decision.OUT_OF_MEMORY
+        # An engine that cannot be loaded in the first place would fail everywhere.
+        if not (was_lost(error) or (has_run and may_be_repeated(error))):
+            return Decision.END
+        if not self.repeats:
+            return Decision.DROP
+        return Decision.REPEAT if losses < self.max_losses else Decision.GIVE_UP
+
+
+# The controller
+
+
+class RayActors:
+    """The pool's only way to Ray: starts, calls, awaits and ends its actors."""
+
+    def __init__(self, actor_class: Any, *arguments: Any) -> None:
+        self._class, self._arguments = actor_class, arguments
+
+    def start(self) -> Any:
+        return self._class.remote(*self._arguments)
+
+    def call(self, actor: Any, method: str, *arguments: Any) -> Any:
+        return getattr(actor, method).remote(*arguments)
+
+    def first_done(self, calls: list[Any], seconds: float) -> Any:
+        """Return the first of the calls that is done or lost; None if there is none in time."""
+        done, _ = ray.wait(calls, num_returns=1, timeout=seconds, fetch_local=False)
+        return done[0] if done else None
+
+    def result(self, call: Any) -> Any:
+        return ray.get(call)
+
+    def end(self, actor: Any) -> None:
+        ray.kill(actor)
+
+
+class SlotState(Enum):
+    STARTING = auto()
+    """The actor waits for a machine, or makes its worker. No work waits with it."""
+    READY = auto()
+    """The actor waits for work. Earlier work may still be under way."""
+    WORKING = auto()
+    DRAINING = auto()
+    """The actor knows that there is no more work, and finishes what is under way."""
+
+
+class _ActorSlot:
+    """Has one actor at a time, and the work that this actor has and is not done with."""
+
+    def __init__(self, actors: RayActors) -> None:
+        self._actors = actors
+        self._actor: Any = None
+        self.has_run = False
+        self.losses = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start an actor in place of the last one."""
+        self.end()
+        self._actor = self._actors.start()
+        self.work: list[Work] = []
+        self.undelivered: tuple[Work, Exception] | None = None
+        self.attempt_id = ""
+        self._names: Any = None
+        self._ask("load", SlotState.STARTING)
+
+    def hand(self, work: Work) -> None:
+        self.work.append(work)
+        self._names = self._actors.call(self._actor, "take", *work.arguments, work.left)
+        self._ask("more", SlotState.WORKING)
+
+    def drain(self) -> None:
+        self._actors.call(self._actor, "finish")
+        self._ask("more", SlotState.DRAINING)
+
+    def _ask(self, method: str, state: SlotState) -> None:
+        self.call = self._actors.call(self._actor, method)
+        self.state = state
+
+    def next_outcomes(self) -> list[Result]:
+        """Return the results of the call that is done. Raises what ended the call or the actor, and
+        the worker's error."""
+        answer: Answer = self._actors.result(self.call)
+        if answer.error is not None:
+            raise answer.error
+        self.has_run, self.attempt_id = True, answer.attempt_id
+        self._note_names()
+        if answer.results:
+            self.losses = 0
+        for name, _ in answer.results:
+            for each in self.work:
+                if each.left is not None:
+                    each.left.discard(name)
+        # A worker that ends early, because its mechanism failed, has said so in an outcome.
+        self.work = [] if answer.is_idle else [each for each in self.work if each.left != set()]
+        if answer.is_ready:
+            self.call, self.state = None, SlotState.READY
+        else:
+            self._ask("more", self.state)
+        return answer.results
+
+    def _note_names(self) -> None:
+        """Note which parts the last piece of work has, or forget it if its arguments were lost."""
+        if self._names is None:
+            return
+        names, self._names = self._names, None
+        try:
+            self.work[-1].left = set(self._actors.result(names))
+        except RayError as error:
+            if not was_lost(error) or find_error(error, RayActorError) is not None:
+                raise
+            self.undelivered = self.work.pop(), error
+
+    def end(self) -> None:
+        if self._actor is not None:
+            self._actors.end(self._actor)
+
+
+class ActorPool:
+    """The controller of at most `size` actors. It does not wait for an actor that the cluster has
+    no room for. An actor that has no more work is ended, because the cluster may need its machine;
+    with `keeps_actors` it stays for the next run, until `close`."""
+
+    def __init__(
+        self, actors: RayActors, policy: LossPolicy, size: int, keeps_actors: bool = False
+    ) -> None:
+        self._actors, self._policy, self._size = actors, policy, size
+        self._keeps_actors = keeps_actors
+        self._slots: list[_ActorSlot] = []
+        self._error: Exception | None = None
+        self._has_stopped = False
+
+    def run(self, queue: WorkQueue) -> Generator[list[Result]]:
+        """Do the work of the queue. Yield results, in whichever order they come, and an empty list
+        at least every `TICK`: one step of the controller each time.
+
+        Raises the error that ended the run; and at the end the one with which work was left out.
+        """
+        self._queue, self._error, self._has_stopped = queue, None, False
+        while len(self._slots) < min(self._size, len(queue)):
+            self._slots.append(_ActorSlot(self._actors))
+        results: list[Result] = []
+        try:
+            # Handed out first: no actor waits for what is done with the results.
+            while self._hand_out():
+                yield results
+                results = self._next_results()
+            yield results
+            if self._error is not None:
+                raise self._error
+        except BaseException:
+            self.close()
+            raise
+        if not self._keeps_actors:
+            self.close()
+
+    def close(self) -> None:
+        """End all actors."""
+        while self._slots:
+            self._slots.pop().end()
+
+    def _has_work(self) -> bool:
+        return not self._has_stopped and len(self._queue) > 0
+
+    def _hand_out(self) -> bool:
+        """Give work to every actor that waits for it. If there is none, drain or end the actor.
+        Return whether there is anything to wait for."""
+        for slot in list(self._slots):
+            if slot.state is SlotState.READY and self._has_work():
+                slot.hand(self._queue.take(slot.work))
+            elif slot.state is SlotState.READY and slot.work:
+                slot.drain()
+            elif not (self._has_work() or slot.work or self._keeps_actors):
+                self._end(slot)
+        return self._has_work() or any(slot.work for slot in self._slots)
+
+    def _next_results(self) -> list[Result]:
+        """Wait for one slot, and return its results."""
+        results: list[Result] = []
+        if (slot := self._next_slot()) is not None:
+            try:
+                results = slot.next_outcomes()
+            except Exception as error:
+                self._lose(slot, error)
+            self._leave_out(slot)
+        return results
+
+    def _next_slot(self) -> _ActorSlot | None:
+        """Return a slot whose actor has answered or is lost, the one that waited longest first;
+        None if there is none for `TICK`."""
+        waiting = {slot.call: slot for slot in self._slots if slot.call is not None}
+        done = self._actors.first_done(list(waiting), TICK)
+        if done is None:
+            return None
+        slot = waiting[done]
+        self._slots.remove(slot)
+        self._slots.append(slot)
+        return slot
+
+    def _lose(self, slot: _ActorSlot, error: Exception) -> None:
+        """Do what the policy decides about a slot whose actor has failed. Raises the error if the
+        run ends by it, or if no slot is left."""
+        decision = self._policy.decide(error, slot.has_run, losses=1)
+        if decision is Decision.OUT_OF_MEMORY:
+            raise EndedForMemory(frozenset(each.attempt_id for each in self._slots)) from error
+        if decision is Decision.END:
+            raise error
+        if decision is Decision.STOP:
+            self._error, self._has_stopped = self._error or error, True
+            self._end(slot)
+            return
+        for work in slot.work:
+            self._lose_work(slot, work, error)
+        slot.losses += 1
+        if self._has_work() and slot.losses < self._policy.max_losses:
+            slot.start()
+            return
+        self._end(slot)
+        if self._has_work() and not self._slots:
+            raise self._error or error
+
+    def _lose_work(self, slot: _ActorSlot, work: Work, error: Exception) -> None:
+        work.losses += 1
+        decision = self._policy.decide(error, slot.has_run, work.losses)
+        if decision is Decision.REPEAT:
+            self._queue.put_back(work)
+        elif decision is Decision.DROP:
+            self._error = self._error or error
+        else:
+            self._error = LostTooOften(error)
+
+    def _leave_out(self, slot: _ActorSlot) -> None:
+        """Leave out work whose arguments were lost on their way to the actor."""
+        if slot.undelivered is not None:
+            work, error = slot.undelivered
+            slot.undelivered = None
+            self._queue.leave_out(work)
+            self._error = self._error or error
+
+    def _end(self, slot: _ActorSlot) -> None:
+        slot.end()
+        self._slots.remove(slot)

@@ -1,0 +1,178 @@
+"""An actor of a pool delegates to its worker, which works in a thread of its own.
+
+So a call can bring the next piece of work while the worker is still busy with the last one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any, Protocol
+
+from dpray.engines.base import EngineError
+from dpray.types import DprayError
+from dpray.workers.engine import WorkerError, try_to_load
+from dpray.workers.placement import hide_other_gpus
+
+OUTCOME_SECONDS = 10.0
+"""An outcome waits at most this long for others: what is not handed over is lost with the actor,
+and no progress shows it."""
+
+Result = tuple[Any, Any]
+"""The name of a part of the work, and its outcome."""
+
+Emit = Callable[[Hashable, Any], None]
+"""Hands over the outcome of the part with this name."""
+
+
+class Pieces:
+    """The pieces of work that an actor is given, until it is told that there are no more. The
+    worker iterates over them, and calls `ask` when it has room for the next one."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        self.ask = ask
+        self._given: SimpleQueue[Any] = SimpleQueue()
+
+    def give(self, piece: Any) -> None:
+        self._given.put(piece)
+
+    def end(self) -> None:
+        self._given.put(None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._given.get, None)
+
+
+class PoolWorker(Protocol):
+    attempt_id: str
+    """The name under which the ledger knows what this worker began."""
+
+    def accept(self, *piece: Any) -> tuple[Collection[Hashable], Any]:
+        """Return the names of the parts of a piece of work, and the piece as `work` takes it. The
+        last argument is the set of the parts to do, or None for all of them."""
+        ...
+
+    def work(self, pieces: Pieces, emit: Emit) -> None:
+        """Do the pieces, and hand each part's outcome over. An EngineError means that the engine
+        failed. After an error the worker is not asked again."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The results that have come, of the worker with this `attempt_id`. `is_ready`: the actor waits
+    for another piece of work, or for the end. `is_idle`: nothing is under way. `error`: the
+    worker's own error, or the reason why there is no worker. It is a value, because Ray would log a
+    raised one with a traceback, whose causes may quote a text."""
+
+    attempt_id: str
+    results: list[Result]
+    is_ready: bool
+    is_idle: bool
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class _Event:
+    """The worker asks for the next piece of work, or has ended, with or without an error."""
+
+    has_ended: bool
+    error: BaseException | None = None
+
+
+class PoolActor:
+    """One caller's actor. It is not used again after an answer with an error."""
+
+    def __init__(
+        self, make_worker: Callable[[], PoolWorker], most: int, patience: float = OUTCOME_SECONDS
+    ) -> None:
+        hide_other_gpus()
+        self._most, self._patience = most, patience
+        # An engine is built and used in one thread: what libraries keep for each thread (the
+        # device, the pool of OpenMP) stays the same.
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._worker = self._thread.submit(try_to_load, make_worker).result()
+        self._results: SimpleQueue[Result | _Event] = SimpleQueue()
+        self._pieces = Pieces(self._ask)
+        self._is_ready = self._is_idle = True
+
+    def load(self) -> Answer:
+        """Return once the worker is made."""
+        if isinstance(self._worker, WorkerError):
+            return Answer("", [], False, True, self._worker.error())
+        return self._answer([])
+
+    def take(self, *piece: Any) -> list[Hashable]:
+        """Take a piece of work, and return the names of its parts."""
+        assert not isinstance(self._worker, WorkerError)
+        names, accepted = self._worker.accept(*piece)
+        if self._is_idle:
+            self._pieces = Pieces(self._ask)
+            self._thread.submit(self._work, self._worker, self._pieces)
+        self._pieces.give(accepted)
+        self._is_ready = self._is_idle = False
+        return list(names)
+
+    def finish(self) -> None:
+        """Let the worker run empty."""
+        self._pieces.end()
+        self._is_ready = self._is_idle
+
+    def more(self) -> Answer:
+        """Wait for `most` results, for fewer that came within `patience` seconds, until the worker
+        asks for the next piece of work, or until nothing is under way. An error comes after all
+        results. Raises an error of the worker that is neither dpray's nor an engine's."""
+        results: list[Result] = []
+        deadline = math.inf
+        while not self._is_ready and len(results) < self._most:
+            left = max(0.0, deadline - monotonic())
+            try:
+                found = self._results.get(timeout=None if math.isinf(left) else left)
+            except Empty:
+                break
+            deadline = min(deadline, monotonic() + self._patience)
+            if not isinstance(found, _Event):
+                results.append(found)
+            elif found.error is None:
+                self._is_ready, self._is_idle = True, found.has_ended
+            elif results:
+                self._results.put(found)  # the last one there is
+                break
+            elif isinstance(found.error, DprayError | EngineError):
+                return Answer("", [], False, True, found.error)
+            else:
+                raise found.error
+        return self._answer(results)
+
+    def _answer(self, results: list[Result]) -> Answer:
+        assert not isinstance(self._worker, WorkerError)
+        return Answer(self._worker.attempt_id, results, self._is_ready, self._is_idle)
+
+    def _ask(self) -> None:
+        self._results.put(_Event(has_ended=False))
+
+    def _work(self, worker: PoolWorker, pieces: Pieces) -> None:
+        """Have the worker do all pieces; in the worker's thread."""
+        error: BaseException | None = None
+        try:
+            worker.work(pieces, lambda name, outcome: self._results.put((name, outcome)))
+        except BaseException as raised:  # nobody else would hear of it
+            error = raised
+        self._results.put(_Event(has_ended=True, error=error))
+
+
+@contextmanager
+def named_errors(who: str) -> Iterator[None]:
+    """Raise a foreign error as a DprayError with the name of its class: its message may quote a
+    text."""
+    try:
+        yield
+    except (DprayError, EngineError):
+        raise
+    except Exception as error:
+        raise DprayError(f"{who} failed: {type(error).__name__}") from None

@@ -1,0 +1,291 @@
+"""The controller of a pool, stepped against actors that are no processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from ray.exceptions import (
+    ActorDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    WorkerCrashedError,
+)
+
+from dpray.engines.base import EngineError, OutOfMemory, SelectorFailed
+from dpray.types import DprayError, InputError
+from dpray.workers.cluster import EndedForMemory, LostTooOften
+from dpray.workers.pool import (
+    ActorPool,
+    Decision,
+    InTurn,
+    LossPolicy,
+    RayActors,
+    RepeatPrivate,
+    RepeatPublic,
+    Work,
+)
+from dpray.workers.pool_actor import Answer
+
+LOST = ActorDiedError()
+MEMORY = OutOfMemoryError("the node was running low on memory")
+UNDELIVERED = ObjectLostError("0" * 56, None, "")  # type: ignore[arg-type]
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+class Dummy:
+    """An actor that does one part of its work a call."""
+
+    def __init__(self, number: int, faults: dict[str, list[Exception]]) -> None:
+        self.attempt_id, self.faults = f"attempt {number}", faults
+        self.parts: list[str] = []
+        self.has_ended = self.is_draining = False
+
+    def load(self) -> Answer:
+        if self.faults.get("load"):
+            raise self.faults["load"].pop(0)
+        return Answer(self.attempt_id, [], is_ready=True, is_idle=True)
+
+    def take(self, names: str, left: set[str] | None) -> list[str] | None:
+        if names == "undelivered":
+            return None
+        self.parts += [name for name in names.split() if left is None or name in left]
+        return list(self.parts)
+
+    def finish(self) -> None:
+        self.is_draining = True
+
+    def more(self) -> Answer:
+        results = []
+        if self.parts:
+            name = self.parts.pop(0)
+            if self.faults.get(name):
+                raise self.faults[name].pop(0)
+            results = [(name, f"{name} by {self.attempt_id}")]
+        is_ready = not self.parts
+        return Answer(self.attempt_id, results, is_ready, is_ready and self.is_draining)  # type: ignore[arg-type]
+
+
+class Dummies(RayActors):
+    """`faults` are raised by the actors that come to these parts, one after the other. Actors that
+    are `held` answer nothing."""
+
+    def __init__(self, faults: dict[str, list[Exception]] | None = None) -> None:
+        self.faults = faults or {}
+        self.made: list[Dummy] = []
+        self.held: set[int] = set()
+        self.taken: Counter[str] = Counter()
+
+    def start(self) -> Dummy:
+        self.made.append(Dummy(len(self.made), self.faults))
+        return self.made[-1]
+
+    def call(self, actor: Dummy, method: str, *arguments: Any) -> tuple[Dummy, Callable[[], Any]]:
+        assert not actor.has_ended
+        if method == "take":
+            self.taken.update(arguments[-1] or arguments[0].split())
+            names = actor.take(*arguments)
+            return actor, lambda: names if names is not None else _raise(UNDELIVERED)
+        if method == "finish":
+            actor.finish()
+        return actor, getattr(actor, method)
+
+    def first_done(self, calls: Sequence[Any], seconds: float) -> Any:
+        waiting = (call for call in calls if self.made.index(call[0]) not in self.held)
+        return next(waiting, None)
+
+    def result(self, call: Any) -> Any:
+        assert not call[0].has_ended, "nobody reads what a lost actor sends later"
+        return call[1]()
+
+    def end(self, actor: Dummy) -> None:
+        actor.has_ended = True
+
+    def living(self) -> int:
+        return sum(not actor.has_ended for actor in self.made)
+
+
+def work(*names: str) -> InTurn:
+    return InTurn(Work((each,)) for each in names)
+
+
+def done(
+    actors: Dummies, policy: LossPolicy, queue: InTurn, size: int = 1
+) -> tuple[list[Any], Exception | None]:
+    """Return the parts whose outcomes came, and the error at the end."""
+    found: list[Any] = []
+    try:
+        for results in ActorPool(actors, policy, size).run(queue):
+            found += [name for name, _ in results]
+    except Exception as error:
+        return found, error
+    finally:
+        assert actors.living() == 0
+    return found, None
+
+
+PRIVATE, DROPPING, PUBLIC = RepeatPrivate(3, True), RepeatPrivate(3, False), RepeatPublic(3)
+POLICIES = [PRIVATE, DROPPING, PUBLIC]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_every_part_comes_once(policy: LossPolicy, size: int) -> None:
+    actors = Dummies()
+    found, error = done(actors, policy, work("a b", "c", "d e f"), size)
+    assert error is None and sorted(found) == list("abcdef")
+    assert len(actors.made) == min(size, 3), "no more actors than pieces"
+
+
+def test_no_work_waits_for_a_machine_and_the_pool_for_no_actor_without_one() -> None:
+    actors = Dummies()
+    actors.held = {0, 2}
+    steps = ActorPool(actors, PRIVATE, 3).run(work("a", "b", "c", "d"))
+    assert next(steps) == [] and not actors.taken
+    found = [name for results in steps for name, _ in results]
+    assert found == ["a", "b", "c", "d"] and actors.living() == 0
+    assert actors.made[0].parts == actors.made[2].parts == []
+
+
+def test_a_step_says_when_nothing_has_come() -> None:
+    actors = Dummies()
+    actors.held = {0}
+    steps = ActorPool(actors, PRIVATE, 1).run(work("a"))
+    assert [next(steps) for _ in range(3)] == [[], [], []]
+    actors.held = set()
+    assert [name for results in steps for name, _ in results] == ["a"]
+
+
+def test_an_actor_ends_when_there_is_no_work_for_it() -> None:
+    actors = Dummies()
+    actors.held = {1}
+    steps = ActorPool(actors, PRIVATE, 2).run(work("a", "b c"))
+    while not actors.taken["b"]:
+        next(steps)
+    assert actors.living() == 2
+    next(steps)
+    assert actors.living() == 1, "the one that never came"
+    steps.close()
+    assert actors.living() == 0
+
+
+def test_an_actor_that_is_kept_does_the_next_run() -> None:
+    actors = Dummies()
+    pool = ActorPool(actors, PUBLIC, 2, keeps_actors=True)
+    for run in ("a", "b"):
+        results = [each for lot in pool.run(work(run, f"{run}2")) for each in lot]
+        assert [name for name, _ in results] == [run, f"{run}2"]
+    assert len(actors.made) == actors.living() == 2
+    pool.close()
+    assert actors.living() == 0
+
+
+@pytest.mark.parametrize("policy", [PRIVATE, PUBLIC])
+def test_what_a_lost_actor_leaves_is_done_by_another_one_and_nothing_else_twice(
+    policy: LossPolicy,
+) -> None:
+    actors = Dummies({"b": [LOST], "e": [LOST, LOST]})
+    found, error = done(actors, policy, work("a b c", "d", "e"))
+    assert error is None and sorted(found) == list("abcde")
+    assert actors.taken == Counter(a=1, b=2, c=2, d=1, e=3)
+    assert len(actors.made) == 4
+
+
+def test_public_work_that_is_repeated_comes_last() -> None:
+    actors = Dummies({"a": [LOST]})
+    assert done(actors, PUBLIC, work("a", "b", "c"))[0] == ["b", "c", "a"]
+
+
+def test_dropped_work_is_begun_once_and_the_rest_is_done() -> None:
+    actors = Dummies({"b": [LOST]})
+    found, error = done(actors, DROPPING, work("a b c", "d"))
+    assert found == ["a", "d"] and error is LOST
+    assert max(actors.taken.values()) == 1
+
+
+@pytest.mark.parametrize("error", [LOST, EngineError("the GPU is gone")])
+def test_private_work_that_is_lost_too_often_is_left_out(error: Exception) -> None:
+    actors = Dummies({"b": [error] * 9})
+    found, ended = done(actors, PRIVATE, work("a b", "c", "d"), size=2)
+    assert sorted(found) == ["a", "c", "d"]
+    assert isinstance(ended, LostTooOften) and ended.last is error
+    assert actors.taken["b"] == 3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_actors_that_only_die_are_given_up(policy: LossPolicy) -> None:
+    actors = Dummies({"load": [LOST] * 99})
+    found, error = done(actors, policy, work("a", "b"), size=2)
+    assert found == [] and error is LOST and not actors.taken
+    assert len(actors.made) == 2 * 3
+
+
+def test_an_answer_sets_the_losses_of_a_slot_back() -> None:
+    actors = Dummies({name: [LOST] for name in "abc"})
+    found, error = done(actors, RepeatPublic(2), work("x a", "y b", "z c"))
+    assert error is None and sorted(found) == list("abcxyz")
+
+
+def test_memory_ends_the_run_at_once_and_names_all_who_were_at_work() -> None:
+    actors = Dummies({"b": [MEMORY]})
+    found, error = done(actors, PRIVATE, work("a b", "c d e", "f"), size=2)
+    assert isinstance(error, EndedForMemory) and error.__cause__ is MEMORY
+    assert error.attempt_ids == {"attempt 0", "attempt 1"}
+    assert "b" not in found and "f" not in found and actors.taken["b"] == 1
+
+
+@pytest.mark.parametrize("error", [DprayError("ours"), KeyError(5), SelectorFailed("it")])
+def test_what_a_mechanism_raises_ends_the_run_at_once(error: Exception) -> None:
+    actors = Dummies({"a": [error]})
+    assert done(actors, PRIVATE, work("a", "b")) == ([], error)
+    assert actors.taken == Counter(a=1)
+
+
+def test_what_a_worker_raises_on_public_work_stops_the_run_when_the_others_are_done() -> None:
+    error = DprayError("too long a prompt")
+    actors = Dummies({"a": [error]})
+    found, ended = done(actors, PUBLIC, work("a", "b c", "d"), size=2)
+    assert found == ["b", "c"] and ended is error
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_engine_that_cannot_be_made_ends_the_run(policy: LossPolicy) -> None:
+    error = InputError("no such folder")
+    actors = Dummies({"load": [error]})
+    assert done(actors, policy, work("a")) == ([], error) and len(actors.made) == 1
+
+
+def test_work_whose_arguments_are_lost_on_their_way_costs_no_actor() -> None:
+    actors = Dummies()
+    found, error = done(actors, PRIVATE, work("a", "undelivered", "b"))
+    assert found == ["a", "b"] and error is UNDELIVERED
+    assert len(actors.made) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "has_run", "decision"),
+    [
+        (LOST, False, Decision.REPEAT),
+        (WorkerCrashedError(), True, Decision.REPEAT),
+        (EngineError("the GPU is gone"), True, Decision.REPEAT),
+        (EngineError("there is no GPU"), False, Decision.END),
+        (OutOfMemory("in a step"), True, Decision.END),
+        (SelectorFailed("it"), True, Decision.END),
+        (KeyError(5), True, Decision.END),
+        (MEMORY, True, Decision.OUT_OF_MEMORY),
+    ],
+)
+def test_a_private_loss_is_repeated_only_if_nobody_saw_it_and_no_text_caused_it(
+    error: Exception, has_run: bool, decision: Decision
+) -> None:
+    assert PRIVATE.decide(error, has_run, losses=2) is decision
+    repeats = decision is Decision.REPEAT
+    last = Decision.GIVE_UP if repeats else decision
+    assert PRIVATE.decide(error, has_run, losses=3) is last
+    dropped = Decision.DROP if repeats else decision
+    assert DROPPING.decide(error, has_run, losses=1) is dropped
