@@ -7,33 +7,37 @@
     synthetic = dpray.run(config)
     synthetic.to_pandas()
 
-Nothing heavy is imported before a function needs it.
+This is the Python API, and all that the command line calls. Nothing here prints or exits. Every
+function raises `InputError` for bad input and names the key or the row, `BudgetRefused` if the
+ledger refuses a charge, and `Resumable` for a run that the same call resumes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpray.types import Budget, BudgetRefused, DprayError, InputError, Progress, Resumable
+from dpray.synthetic_data import SyntheticData
+from dpray.types import (
+    Budget,
+    BudgetRefused,
+    DprayError,
+    InputError,
+    OnProgress,
+    Progress,
+    Resumable,
+)
 from dpray.version import __version__
 
 if TYPE_CHECKING:
-    from dpray.api import (
-        SyntheticData,
-        audit,
-        bench,
-        check,
-        compare,
-        evaluate,
-        explore,
-        load,
-        plan,
-        rehearse,
-        run,
-    )
     from dpray.config.config import Config
+    from dpray.engines.base import Engine
     from dpray.ledger.ledger import Ledger
+    from dpray.planning.compare import Comparison
+    from dpray.planning.rehearse import Rehearsal
     from dpray.progress import progress_bar
+    from dpray.runs.plan import Plan
 
 __all__ = [
     "Budget",
@@ -47,7 +51,6 @@ __all__ = [
     "SyntheticData",
     "__version__",
     "audit",
-    "bench",
     "check",
     "compare",
     "evaluate",
@@ -59,7 +62,188 @@ __all__ = [
     "run",
 ]
 
-_ELSEWHERE = {
+# Every function imports what it needs: nobody waits for torch or Ray before it is used.
+
+
+def load(path: str | Path, *overrides: str) -> Config:
+    """Read a configuration from a YAML file, with `key.sub=value` overrides.
+
+    config = dpray.load("notes.yaml", "privacy.epsilon=2", "output.path=out/eps2")
+    """
+    from dpray.config.config import load_config
+
+    return load_config(path, list(overrides))
+
+
+def plan(config: Config) -> Plan:
+    """Return the plan of a run of `config`: its cost and its expected release. Opens no data.
+
+    planned = dpray.plan(config)
+    planned.cost.epsilon, planned.summary()["records"]
+    """
+    from dpray.registry import make_plan
+
+    return make_plan(config)
+
+
+def check(
+    config: Config,
+    on_progress: OnProgress = lambda progress: None,
+    *,
+    write: bool = False,
+) -> dict[str, Any]:
+    """Read all rows as a run of `config` will, for their owner alone: errors by row, types,
+    lengths, labels, texts that will be cut, and keys to set. Charges nothing.
+
+    The counts are exact and NOT private. `write` also writes them to `private/check.json` in the
+    output folder.
+
+    found = dpray.check(config)
+    found["refused"], found["errors"], found["proposals"]
+    """
+    from dpray.row_check import check_rows, write_check
+
+    found = check_rows(config, on_progress)
+    if write:
+        write_check(config, found)
+    return found
+
+
+def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> Comparison:
+    """Ask every method, and the configured chains, for the same number of texts at the same
+    epsilon, and recommend one. Opens no data.
+
+    compared = dpray.compare(config)
+    compared.recommended, compared.summary()["methods"]["aug_pe"]["signal"]
+    """
+    from dpray.planning.compare import compare as compare_methods
+
+    return compare_methods(config, on_progress)
+
+
+def explore(
+    config: Config,
+    page: str | Path,
+    on_progress: OnProgress = lambda progress: None,
+    *,
+    epsilons: Sequence[float] = (),
+    rehearsal: str | Path | None = None,
+) -> dict[str, Any]:
+    """Compare the methods at several epsilons, and write one HTML page with the curves. Opens no
+    data. `rehearsal` is the folder of a rehearsal, whose scores are drawn. The default epsilons are
+    a quarter to four times `privacy.epsilon`, and those of the rehearsal.
+
+    explored = dpray.explore(config, "methods.html", rehearsal="out/rehearsal")
+    explored["epsilons"][0]["epsilon"], explored["epsilons"][0]["recommended"]
+    """
+    from dpray.io.files import check_writable, write_durably
+    from dpray.planning.compare import default_epsilons
+    from dpray.planning.compare import explore as compare_at
+    from dpray.report.comparison_page import read_rehearsal, render_comparison, scored_epsilons
+
+    check_writable(Path(page), "--html")
+    rehearsed = None if rehearsal is None else read_rehearsal(Path(rehearsal))
+    if not epsilons:
+        scored = scored_epsilons(rehearsed) if rehearsed else []
+        epsilons = [*default_epsilons(config), *scored]
+    explored = compare_at(config, epsilons, on_progress)
+    Path(page).parent.mkdir(parents=True, exist_ok=True)
+    write_durably(Path(page), render_comparison(explored, rehearsed))
+    return explored
+
+
+def rehearse(
+    config: Config,
+    public: str | Path,
+    out: str | Path,
+    on_progress: OnProgress = lambda progress: None,
+    **options: Any,
+) -> Rehearsal:
+    """Try the methods on public records of the same shape, with true noise, and score them. Opens
+    no private data and charges no budget. The folder `out` gets the runs, `rehearsal.json` and
+    `rehearsal.html`. `options` are those of `dpray.planning.rehearse.rehearse`.
+
+    rehearsed = dpray.rehearse(config, "public.jsonl", "out/rehearsal", epsilons=[1.0, 4.0])
+    rehearsed.best(1.0), rehearsed.summary()["epsilons"][0]["methods"]["aug_pe"]["scores"]
+    """
+    from dpray.evaluation.files import load_embedder
+    from dpray.planning.rehearse import rehearse as rehearse_methods
+    from dpray.report.rehearsal_page import write_rehearsal
+
+    parts: dict[str, Any] = {"run": run, "load_embedder": load_embedder} | options
+    rehearsed = rehearse_methods(
+        config, str(public), out=Path(out), on_progress=on_progress, **parts
+    )
+    write_rehearsal(Path(out), rehearsed.summary())
+    return rehearsed
+
+
+def run(
+    config: Config,
+    on_progress: OnProgress = lambda progress: None,
+    build: Callable[..., Engine] | None = None,
+) -> SyntheticData:
+    """Charge the ledger and make synthetic records, or resume an unfinished run.
+
+    `build` replaces `build_engine`: it makes an engine from a section of the configuration.
+
+    with dpray.progress_bar() as show:
+        synthetic = dpray.run(config, on_progress=show)
+    synthetic.to_pandas()
+    """
+    from dpray import registry
+    from dpray.report.write import write_report
+    from dpray.runs.standing import Standing
+    from dpray.workers.engine import build_engine
+
+    registry.run(config, on_progress, build or build_engine)
+    folder = Path(config.output.path)
+    with Standing(config).said():
+        write_report(folder, public=True)
+    return SyntheticData(folder)
+
+
+def evaluate(
+    real: str | Path,
+    synthetic: str | Path,
+    out: str | Path | None = None,
+    on_progress: OnProgress = lambda progress: None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Measure synthetic records against real ones, and write `evaluation.json` into the folder
+    `out`. The result is NOT private. `settings` are the keys of `EvaluationSettings`, the options
+    of `dpray evaluate`.
+
+    measured = dpray.evaluate("test.jsonl", "out/run", out="out/run/private", seeds=3)
+    measured["fidelity"]["measures"]["mauve"]
+    """
+    from dpray.config.loading import parse
+    from dpray.evaluation.settings import EvaluationSettings
+
+    settings |= {"real": real, "synthetic": synthetic}
+    plain = {key: str(v) if isinstance(v, Path) else v for key, v in settings.items()}
+    parsed = parse(EvaluationSettings, plain | {"out": out})
+    # Imported after a wrong key was found.
+    from dpray.evaluation.files import evaluate_files
+
+    return evaluate_files(parsed, on_progress)
+
+
+def audit(
+    config: Config, on_progress: OnProgress = lambda progress: None, **options: Any
+) -> dict[str, Any]:
+    """Bound the epsilon of a configuration's mechanisms from below by their real code. Opens no
+    data unless asked to. `options` are those of `dpray.auditing.audit.audit`.
+
+    found = dpray.audit(config, trials=2000)
+    found["holds"]
+    """
+    from dpray.auditing.audit import audit as audit_config
+
+    return audit_config(config, run=run, on_progress=on_progress, **options)
+
+
+_IMPORTED_LATE = {
     "Config": "dpray.config.config",
     "Ledger": "dpray.ledger.ledger",
     "progress_bar": "dpray.progress",
@@ -67,11 +251,11 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _IMPORTED_LATE:
         raise AttributeError(f"module 'dpray' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_ELSEWHERE.get(name, "dpray.api")), name)
+    return getattr(import_module(_IMPORTED_LATE[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,6 @@ COMMANDS = {
     "init": "Write a commented configuration from a file's header and a few answers.",
     "check": "The owner's check of all rows before a run; charges and releases nothing.",
     "plan": "Epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data.",
-    "bench": "How long a plan takes on this machine, by short runs on public records.",
     "rehearse": "Try the methods out on public records, with true noise, at no cost.",
     "run": "Make synthetic records; the same command resumes an unfinished run.",
     "evaluate": "Measure synthetic records against real ones. Not private.",

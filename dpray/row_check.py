@@ -7,17 +7,20 @@ No count enters a plan or a run. Memory does not grow with the files, and no tex
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dpray.config.config import Config
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
 from dpray.io.columns import column_of
+from dpray.io.files import make_private, write_durably
 from dpray.io.formats import Piece, Where, base_name
 from dpray.io.labels import label_name
 from dpray.io.records import scan_piece
@@ -265,3 +268,14 @@ def proposals(tally: Tally) -> list[dict[str, Any]]:
 
 def _proposal(key: str, value: str | int, why: str) -> dict[str, Any]:
     return {"key": key, "value": value, "why": why}
+
+
+def write_check(config: Config, found: Mapping[str, Any]) -> None:
+    """Write the counts to `private/check.json` in the output folder, for the owner alone."""
+    folder = Path(config.output.path) / "private"
+    try:
+        make_private(folder)
+        text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+        write_durably(folder / "check.json", text, private=True)
+    except OSError as error:
+        raise InputError(f"output.path: {folder}: {error.strerror}") from None

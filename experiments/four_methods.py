@@ -28,7 +28,7 @@ from figures import Figures, Yardstick, rounded
 from runs import HERE, RUNS, finished, make, released, rows
 from sets import SETS, VARIANTS, is_short, labels, part, short_public_texts, size
 
-from dpray.api import plan
+from dpray import plan
 from dpray.config.config import load_config
 from dpray.types import InputError
 

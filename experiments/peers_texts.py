@@ -7,7 +7,7 @@ from peers_table import DELTA, NAME, TOKENS, invisibleink_clip
 from runs import DATA, HERE
 from sets import size
 
-from dpray.api import plan
+from dpray import plan
 from dpray.config.config import load_config
 
 BATCH = 16

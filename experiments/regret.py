@@ -24,8 +24,8 @@ import dpray
 from dpray.config.config import Config, load_config, parse_config
 from dpray.evaluation.judge import Judge
 from dpray.planning.compare import METHODS
+from dpray.planning.public_twin import on_twin
 from dpray.planning.rehearse import FEWEST, Rehearsal, weighed, within_chance
-from dpray.planning.stage import staged
 from dpray.types import InputError
 
 SETS = {"agnews": "News Type", "trec": "Answer", "yelp": "Category", "banking77": "Question about",
@@ -158,7 +158,7 @@ def figures(
     found = about | {"rehearsed": accuracy(one.scores), "private": None}
     if one.answer.choice is not None:
         folder = Path(config.data.path).parent / "private" / f"{name}-eps{epsilon:g}"
-        asked = staged(config, one.answer.chosen_method(), Path(config.data.path), folder)
+        asked = on_twin(config, one.answer.chosen_method(), Path(config.data.path), folder)
         try:
             if not finished(folder):
                 dpray.run(parse_config(asked))

@@ -16,7 +16,7 @@ from pathlib import Path
 from reproduction import Sets, bootstraps, distance, draw, spread
 from runs import DATA, HERE, RUNS, accuracy, finished, make
 
-from dpray.api import plan
+from dpray import plan
 from dpray.config.config import load_config
 from dpray.evaluation.downstream import Embedded
 

@@ -35,8 +35,7 @@ COMMANDS = {
     "dpray ledger export": "--json --ledger --out",
     "dpray ledger show": "--html --json --ledger",
     "dpray ledger verify": "--contains --json --ledger",
-    "dpray bench": "--json --public --rate --records --texts config overrides",
-    "dpray plan": "--compare --epsilon --html --json --rate --rehearsal --write config overrides",
+    "dpray plan": "--compare --epsilon --html --json --rehearsal --write config overrides",
     "dpray rehearse": "--epsilon --json --method --out --public --records --write config overrides",
     "dpray report": "--json --no-public --public run_dir",
     "dpray run": "--json config overrides",
@@ -235,4 +234,4 @@ def test_an_unexpected_error_names_its_class_and_place_only(
 
     monkeypatch.setattr("dpray.registry.run", broken)
     message = refuse(1, "run", config_file())
-    assert "LookupError at dpray.api" in message
+    assert "LookupError at dpray:" in message

@@ -12,9 +12,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from dpray import api
+import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
-from dpray.config.config import load_config
 from dpray.io.files import check_writable, write_durably
 from dpray.progress import progress_bar
 from dpray.terminal import Terminal, titled_table
@@ -56,12 +55,12 @@ def audit(
 
     Ends with code 1 where a bound is above its claim.
     """
-    loaded = load_config(config, overrides or [])
+    loaded = dpray.load(config, *overrides or [])
     if out is not None:
         check_writable(out, "--out")
     asked = {"members": members, "non_members": non_members, "canaries": canaries}
     with progress_bar() as on_progress:
-        result = api.audit(
+        result = dpray.audit(
             loaded,
             on_progress,
             trials=trials,

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dpray import api
+import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
-from dpray.config.config import load_config
 from dpray.progress import progress_bar
 from dpray.terminal import Terminal, titled_table
 from dpray.types import InputError
@@ -28,9 +27,9 @@ def check(
     """Read all rows as a run will: errors by row, types, lengths, labels, texts that will be cut.
     The counts are exact, so for the owner alone; nothing is charged. Exit code 2 if a row would end
     a run."""
-    loaded = load_config(config, overrides or [])
+    loaded = dpray.load(config, *overrides or [])
     with progress_bar("planning") as on_progress:
-        found = api.check(loaded, on_progress, write=write)
+        found = dpray.check(loaded, on_progress, write=write)
     if as_json:
         typer.echo(json.dumps(found))
     else:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from dpray import api
+import dpray
 from dpray.evaluation.settings import EvaluationSettings
 from dpray.progress import progress_bar
 from dpray.terminal import Terminal, titled_table
@@ -20,7 +20,7 @@ from dpray.terminal import Terminal, titled_table
 def evaluate(out: Path, as_json: bool, **keys: Any) -> None:
     """Measure synthetic records against real ones. NOT private: keep the result to yourself."""
     with progress_bar() as on_progress:
-        result = api.evaluate(out=out, on_progress=on_progress, **keys)
+        result = dpray.evaluate(out=out, on_progress=on_progress, **keys)
     if as_json:
         typer.echo(json.dumps(result))
     else:

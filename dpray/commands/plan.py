@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from dpray import api
+import dpray
 from dpray.commands.config_file import check_new, write_config
-from dpray.config.config import Config, load_config
 from dpray.engines.model_path import is_at_hand, preparation
 from dpray.progress import progress_bar
-from dpray.report.figures import duration
 from dpray.terminal import Terminal, add_or_remove, titled_table
 from dpray.types import InputError, Progress
 
 if TYPE_CHECKING:
+    from dpray.config.config import Config
     from dpray.planning.compare import Answer, Comparison
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file.", metavar="CONFIG")]
@@ -29,10 +28,6 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
 PublicFile = Annotated[
     str, typer.Option(help="PUBLIC records of the same kind, with the same columns and labels.")
-]
-Rate = Annotated[
-    float | None,
-    typer.Option(help="Price of an hour of all machines of the run, in any currency.", min=0.0),
 ]
 
 
@@ -75,24 +70,22 @@ def plan(
             metavar="FILE",
         ),
     ] = None,
-    rate: Rate = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data. Where
-    `dpray bench` has measured this configuration's pace, show the time that a run takes, too."""
-    loaded = load_config(config, overrides or [])
+    """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
+    loaded = dpray.load(config, *overrides or [])
     if compare or loaded.method.name == "auto":
         if html is not None:
             if write is not None:
                 raise InputError("--write: it is for one epsilon, without --html")
-            _explore(loaded, html, epsilon or [], rehearsal, rate, as_json)
+            _explore(loaded, html, epsilon or [], rehearsal, as_json)
             return
         _only_with("--html", epsilon=epsilon, rehearsal=rehearsal)
-        _compare(loaded, write, rate, as_json)
+        _compare(loaded, write, as_json)
         return
     _only_with("--compare, or method.name auto", write=write, html=html)
     _only_with("--html", epsilon=epsilon, rehearsal=rehearsal)
-    _plan_one(loaded, rate, as_json)
+    _plan_one(loaded, as_json)
 
 
 EMPTY = {
@@ -101,26 +94,18 @@ EMPTY = {
 }
 
 
-def _plan_one(loaded: Config, rate: float | None, as_json: bool) -> None:
+def _plan_one(loaded: Config, as_json: bool) -> None:
     with progress_bar("planning") as on_progress:
         if loaded.engine.is_local and is_at_hand(loaded.engine.model):
             on_progress(Progress(preparation(loaded.engine.model)))
-        made = api.plan(loaded)
-    # Imported late: a mistyped key should not have to wait for torch.
-    from dpray.planning.pace import known_pace
-    from dpray.workers.placement import in_words
-
-    pace = known_pace(loaded)
-    if pace is None and rate is not None:
-        raise InputError(
-            "--rate: it is not known how long this takes on this machine; "
-            "`dpray bench CONFIG --public FILE` measures it"
-        )
-    time = {} if pace is None else {"time": pace.summary(made, rate)}
-    summary = made.summary() | time
+        made = dpray.plan(loaded)
+    summary = made.summary()
     if as_json:
         typer.echo(json.dumps(summary))
         return
+    # Imported late: a mistyped key should not have to wait for torch.
+    from dpray.workers.placement import in_words
+
     console = Terminal()
     table = Table(title="Plan (no data was opened)", show_header=False, title_justify="left")
     table.add_row("guarantee", _guarantee(summary))
@@ -129,8 +114,6 @@ def _plan_one(loaded: Config, rate: float | None, as_json: bool) -> None:
         table.add_row(name, value)
     table.add_row("empty texts", EMPTY[made.config.data.empty])
     table.add_row("model runs", in_words(made.config))
-    if pace is not None:
-        table.add_row("time", time_in_words(summary["time"]))
     console.print(table)
     for mechanism in summary["mechanisms"]:
         words = _mechanism_in_words({"type": mechanism["name"]} | mechanism["parameters"])
@@ -163,15 +146,6 @@ def _mechanism_in_words(event: Mapping[str, Any]) -> str:
             return re.sub("gaussian|laplace|poisson", lambda found: found[0].title(), words)
 
 
-def time_in_words(time: Mapping[str, Any]) -> str:
-    """Return a plan's time, from its JSON form."""
-    price = "" if time["price"] is None else f", at a price of {time['price']:,.2f}"
-    return (
-        f"about {duration(time['seconds'])}{price}; the largest process takes "
-        f"{time['memory_gib']:.1f} GiB (`dpray bench`, {time['measured']})"
-    )
-
-
 def _guarantee(summary: dict[str, Any]) -> str:
     if summary["not_private"]:
         return "none: privacy.epsilon is infinite, no noise is added"
@@ -182,17 +156,10 @@ def _guarantee(summary: dict[str, Any]) -> str:
 
 
 def _explore(
-    config: Config,
-    html: str,
-    epsilons: list[float],
-    rehearsal: str | None,
-    rate: float | None,
-    as_json: bool,
+    config: Config, html: str, epsilons: list[float], rehearsal: str | None, as_json: bool
 ) -> None:
     with progress_bar() as on_progress:
-        explored = api.explore(
-            config, html, on_progress, epsilons=epsilons, rehearsal=rehearsal, rate=rate
-        )
+        explored = dpray.explore(config, html, on_progress, epsilons=epsilons, rehearsal=rehearsal)
     if as_json:
         typer.echo(json.dumps(explored))
         return
@@ -204,26 +171,25 @@ def _explore(
     console.print(f"  {html}", highlight=False, soft_wrap=True)
 
 
-def _compare(config: Config, write: str | None, rate: float | None, as_json: bool) -> None:
+def _compare(config: Config, write: str | None, as_json: bool) -> None:
     check_new(write)
     with progress_bar() as on_progress:
-        comparison = api.compare(config, on_progress)
-    show_comparison(comparison, write, rate, as_json)
-
-
-def show_comparison(
-    comparison: Comparison, write: str | None, rate: float | None, as_json: bool
-) -> None:
-    """Print the methods' answers, in JSON with `as_json`; with `write`, write the configuration of
-    the recommended one to that file."""
-    summary = comparison.summary(rate)
+        comparison = dpray.compare(config, on_progress)
+    summary = comparison.summary()
     best = comparison.recommended
     if write is not None and best is not None:
         write_config(write, comparison.tree(best))
     if as_json:
         typer.echo(json.dumps(summary))
         return
-    console = Terminal()
+    _show_comparison(comparison, Terminal())
+    written = "" if write is None else f", in {write}"
+    none = "none: no method's signal stands above its noise"
+    style = "yellow" if best is None else "green"
+    Terminal().note("recommended", style, none if best is None else best + written)
+
+
+def _show_comparison(comparison: Comparison, console: Terminal) -> None:
     privacy, size = comparison.config.privacy, comparison.config.data.public_size
     title = (
         f"{comparison.records:,} texts of {size:,} records at eps {privacy.epsilon:g}, delta "
@@ -240,12 +206,6 @@ def show_comparison(
             console.print(f"{name}: signal: {answer.choice.signal.meaning}", soft_wrap=True)
         for reason in answer.choice.reasons:
             console.print(f"{name}: {reason}", soft_wrap=True)
-        if (time := answer.time(rate)) is not None:
-            console.print(f"{name}: {time_in_words(time)}", soft_wrap=True)
-    if best is None:
-        console.note("recommended", "yellow", "none: no method's signal stands above its noise")
-        return
-    console.note("recommended", "green", best + (f", in {write}" if write is not None else ""))
 
 
 def _answer(name: str, answer: Answer) -> list[str]:

@@ -1,4 +1,4 @@
-"""`dpray rehearse` tries the methods out on public records and recommends the one that did best."""
+"""`dpray rehearse` tries the methods on public records and recommends the best one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpray import api
+import dpray
 from dpray.commands.config_file import check_new, write_config
 from dpray.commands.plan import AsJson, ConfigFile, Overrides, PublicFile
-from dpray.config.config import load_config
 from dpray.progress import progress_bar
 from dpray.terminal import Terminal, titled_table
 from dpray.types import InputError
@@ -39,7 +38,7 @@ def rehearse(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the runs, where the same command goes on; by default "
+        typer.Option(help="Folder of the runs, where the same command resumes; by default "
                           "`rehearsal` beside output.path."),
     ] = None,
     write: Annotated[
@@ -52,13 +51,13 @@ def rehearse(
 ) -> None:  # fmt: skip
     """Run the methods on public records of the same shape, with true noise, and score what they
     make; opens no private data, costs no budget. Writes rehearsal.json and rehearsal.html."""
-    loaded = load_config(config, overrides or [])
+    loaded = dpray.load(config, *overrides or [])
     check_new(write)
     if write is not None and len(epsilon or []) > 1:
         raise InputError("--write: takes one --epsilon")
     folder = out or Path(loaded.output.path).parent / "rehearsal"
     with progress_bar() as on_progress:
-        rehearsed = api.rehearse(
+        rehearsed = dpray.rehearse(
             loaded,
             public,
             folder,
@@ -79,10 +78,10 @@ def rehearse(
 
 def show_rehearsal(rehearsed: Rehearsal, console: Terminal) -> None:
     """Print the scores and the best method at each epsilon."""
-    stage = rehearsed.stage
+    public = rehearsed.public
     title = (
-        f"{stage['drawn']:,} records drawn from {stage['records']:,} public ones, scored by "
-        f"{stage['test_records']:,} others (no private data was opened, nothing was charged)"
+        f"{public['drawn']:,} records drawn from {public['records']:,} public ones, scored by "
+        f"{public['test_records']:,} others (no private data was opened, nothing was charged)"
     )
     measures = rehearsed.measures
     columns = ("epsilon", "method", "records", *(name.replace("_", " ") for name in measures))

@@ -9,9 +9,9 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from dpray import api
+import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
-from dpray.config.config import Config, load_config
+from dpray.config.config import Config
 from dpray.progress import progress_bar
 from dpray.terminal import Terminal, add_or_remove
 
@@ -22,7 +22,7 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
     from dpray.runs.standing import Standing
 
     with Standing(None).said():
-        loaded = load_config(config, overrides or [])
+        loaded = dpray.load(config, *overrides or [])
     report = run_with_progress(loaded)
     if as_json:
         typer.echo(json.dumps(report | {"output": loaded.output.path}))
@@ -33,7 +33,7 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 def run_with_progress(config: Config) -> dict[str, Any]:
     """Run the configuration with a progress bar of public quantities."""
     with progress_bar("starting", transient=False) as on_progress:
-        return api.run(config, on_progress).report
+        return dpray.run(config, on_progress).report
 
 
 def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:

@@ -1,5 +1,5 @@
-"""`rehearse` tries methods and chains out on public records of the same shape, with the noise that
-the private ones would get. It opens no private data and charges no budget."""
+"""A rehearsal tries methods and chains on public records of the same shape, with the noise that the
+private records would get. It opens no private data and charges no budget."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from dpray.config.config import Config, parse_config
 from dpray.io.records import read_rows
-from dpray.planning.compare import Answer, check_epsilons, compare, records_keys, sections
-from dpray.planning.stage import (
-    as_released,
-    draw,
-    public_records,
-    staged,
+from dpray.planning.compare import (
+    Answer,
+    check_epsilons,
+    compare,
+    records_keys,
+    sections,
     with_epsilon,
     with_method,
-    write_stage,
 )
+from dpray.planning.public_twin import as_released, draw, on_twin, public_records, write_twin
 from dpray.types import InputError, OnProgress, Progress
 
 if TYPE_CHECKING:
@@ -29,16 +29,15 @@ if TYPE_CHECKING:
 RunMethod = Callable[[Config, OnProgress], object]
 
 RECORDS = 100
-"""A run makes so many texts, where a method can make fewer without changing its noise."""
+"""The texts of a run, if the method can make fewer without changing its noise."""
 
 FEWEST = 20
-"""A half of the public records has at least so many, and so has a release."""
+"""The least size of each half of the public records, and of a release that is scored."""
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """Holds what came of a method at one epsilon: the `scores` of what its run made, or None where
-    it was not run, and `why_not`."""
+    """A method at one epsilon: the `scores` of its release, or the reason why it was not run."""
 
     answer: Answer
     scores: Mapping[str, Any] | None = None
@@ -50,19 +49,24 @@ class Rehearsed:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Holds the methods' scores at every epsilon, and those of `real` records, as many as a run is
-    asked for or as there are. `score` names the measure that decides, as the `Judge`'s does."""
+    """The methods' scores at every epsilon.
+
+    public: the file, and the sizes of its halves and of the twin.
+    score: the measure that decides.
+    real: the scores of real records, as many as a run is asked for if there are enough.
+    found: the methods by name, by epsilon.
+    """
 
     config: Config
-    stage: Mapping[str, Any]
+    public: Mapping[str, Any]
     score: str
     real: Mapping[str, Any]
     found: Mapping[float, Mapping[str, Rehearsed]]
 
     def best(self, epsilon: float) -> str | None:
-        """Return the name of the method with the best mean score at an epsilon. One whose signal is
-        below its noise has to be better by more than the deviation of its score. None where none
-        was rehearsed."""
+        """Return the method with the best mean score at an epsilon, or None if none was rehearsed.
+        A method whose signal is below its noise must be better by more than the deviation of its
+        score."""
         sign, worth = 1 if self.score == "accuracy" else -1, {}
         for name, one in self.found[epsilon].items():
             if one.scores is not None:
@@ -73,9 +77,8 @@ class Rehearsal:
 
     def as_good(self, epsilon: float) -> list[str]:
         """Return the other methods whose mean score differs from the best one's by no more than the
-        deviation of that difference, whether worse or, where the signal is below its noise, better:
-        chance may have decided between them. The deviations are those of one run's scores; another
-        run may differ by more."""
+        deviation of the difference: chance may have decided between them. The deviations are those
+        of one run's scores; another run may differ by more."""
         if (best := self.best(epsilon)) is None:
             return []
         scores = {
@@ -93,7 +96,7 @@ class Rehearsal:
     def summary(self) -> dict[str, Any]:
         """Return the object that `dpray rehearse --json` prints."""
         return {
-            "public": dict(self.stage),
+            "public": dict(self.public),
             "score": self.score,
             "measures": self.measures,
             "real_records": dict(self.real),
@@ -118,14 +121,14 @@ class Rehearsal:
 
 
 def weighed(mean: float, deviation: float, is_enough: bool) -> float:
-    """Return what a mean score, the higher the better, is worth in the choice. Below its noise a
-    method may owe a deviation of it to chance, which will not recur."""
+    """Return a mean score, the higher the better, as the choice counts it: less its deviation if
+    the method's signal is below its noise, because chance may have given that much."""
     return mean if is_enough else mean - deviation
 
 
 def within_chance(scores: Mapping[str, Mapping[str, float]], best: str) -> list[str]:
-    """Return the names of the other scores, each a mean and its deviation, that differ from the
-    best one by no more than the deviation of that difference."""
+    """Return the names of the other scores that differ from the best one by no more than the
+    deviation of the difference."""
     mean, deviation = scores[best]["mean"], scores[best]["deviation"]
     return [
         name
@@ -146,38 +149,30 @@ def rehearse(
     methods: Sequence[str] = (),
     on_progress: OnProgress = lambda progress: None,
 ) -> Rehearsal:
-    """Run, by `run`, the methods whose signal is enough (`compare`) on public records, and score
-    what they make against other public records. Where `methods` are named it is these, whether
-    their signal is enough or not.
+    """Run methods on public records, and score their releases against other public records. By
+    default these are the methods whose signal is enough; named `methods` always run.
 
-    Half of the records of `public`, by a hash of their texts, play the private ones: as many as
-    `data.public_size` of them, each several times where they are fewer, so that batches, votes and
-    counts stand above the noise as far as they would in earnest. The other half is the test. Runs
-    get the noise of their plans; only the texts are fewer, `records` where a method can make fewer
-    with the same noise. Runs and their ledgers lie in the folder `out`, where the same call goes
-    on.
+    Half of the records of `public`, chosen by a hash of their texts, stand in for the private ones.
+    `data.public_size` of them are drawn, repeatedly if there are fewer, so that batches, votes and
+    counts stand as far above the noise as in a private run. The other half is the test. Runs have
+    the noise of their plans, and make only `records` texts if that does not change the noise. Runs
+    and their ledgers are in the folder `out`, where the same call resumes.
 
-    `epsilons` are tried in the place of `privacy.epsilon`. Raises InputError for public records
-    that do not have the configuration's columns and labels, for too few of them, and for
-    `data.path` itself: what a rehearsal says of private records would be paid for by no budget.
+    `epsilons` replace `privacy.epsilon`. Raises InputError for public records without the
+    configuration's columns and labels, for too few of them, and for `data.path` itself: no budget
+    would pay for what a rehearsal tells about private records.
     """
-    check_epsilons(epsilons)
-    known = sections(config)
-    for name in methods:
-        if name not in known:
-            raise InputError(f"--method: {name} is not one of {', '.join(known)}")
-    if records < FEWEST:
-        raise InputError(f"--records: {records} are too few, it takes {FEWEST}")
-    stage, test = _halves(config, public)
-    drawn = draw(stage, config.data.public_size, config.data.unit)
-    path = write_stage(drawn, out)
+    _check(config, epsilons, records, methods)
+    half, test = _halves(config, public)
+    drawn = draw(half, config.data.public_size, config.data.unit)
+    twin = write_twin(drawn, out)
     # Imported late: bad input should not have to wait for scikit-learn.
     from dpray.evaluation.judge import Judge
 
-    real_records, test_records = (as_released(config, rows) for rows in (stage, test))
+    real_records, test_records = (as_released(config, rows) for rows in (half, test))
     embedder, labelled = load_embedder(config.embedder.model), config.data.label is not None
     judge = Judge(embedder, real_records, test_records, labelled)
-    real = judge.scores(as_released(config, drawn[: min(records, len(stage))]))
+    real = judge.scores(as_released(config, drawn[: min(records, len(half))]))
 
     found: dict[float, dict[str, Rehearsed]] = {}
     for epsilon in epsilons or (config.privacy.epsilon,):
@@ -191,7 +186,7 @@ def rehearse(
                 continue
             folder = out / f"{name}-eps{epsilon:g}"
             try:
-                run(_staged(asked, answer, path, folder, records), on_progress)
+                run(_on_twin(asked, answer, twin, folder, records), on_progress)
                 made = _released(folder)
             except InputError as error:
                 # One method's prompts may not fit the engine: the others still have their turn.
@@ -199,18 +194,23 @@ def rehearse(
                 continue
             on_progress(Progress("scoring", len(found[epsilon]), len(answers), name))
             found[epsilon][name] = Rehearsed(answer, judge.scores(made))
-    of_stage = {
-        "file": public,
-        "records": len(stage),
-        "drawn": len(drawn),
-        "test_records": len(test),
-    }
-    return Rehearsal(config, of_stage, judge.score, real, found)
+    sizes = {"records": len(half), "drawn": len(drawn), "test_records": len(test)}
+    return Rehearsal(config, {"file": public} | sizes, judge.score, real, found)
+
+
+def _check(config: Config, epsilons: Sequence[float], records: int, methods: Sequence[str]) -> None:
+    check_epsilons(epsilons)
+    known = sections(config)
+    for name in methods:
+        if name not in known:
+            raise InputError(f"--method: {name} is not one of {', '.join(known)}")
+    if records < FEWEST:
+        raise InputError(f"--records: {records} are too few, it takes {FEWEST}")
 
 
 def _halves(config: Config, public: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Split the public records, so that copies of one text are never on both sides."""
-    # Imported late: so is what else needs scikit-learn.
+    """Split the public records; copies of one text are on the same side."""
+    # Imported late: bad input should not have to wait for scikit-learn.
     from dpray.evaluation.evaluate import is_for_test
 
     halves: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
@@ -229,14 +229,14 @@ def _released(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _staged(config: Config, answer: Answer, stage: Path, folder: Path, records: int) -> Config:
-    """Return the configuration of the method's run on the stage, with a ledger of its own."""
+def _on_twin(config: Config, answer: Answer, twin: Path, folder: Path, records: int) -> Config:
+    """Return the configuration of the method's run on the twin, with a ledger of its own."""
     method = answer.chosen_method()
-    # Only what the last method makes is scored; those before it hand on as much as in earnest.
+    # Only the last method's texts are scored; the others hand on as many as in a private run.
     last = method["methods"][-1] if "methods" in method else method
-    # The votes of Aug-PE are shared out over its records: fewer records would have less noise.
+    # Aug-PE divides its votes among its records: fewer records would have less noise.
     if last["name"] != "aug_pe":
         for key in records_keys(last["name"]):
             if last.get(key) is not None:
                 last[key] = min(last[key], records)
-    return parse_config(staged(config, method, stage, folder))
+    return parse_config(on_twin(config, method, twin, folder))

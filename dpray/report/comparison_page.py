@@ -1,5 +1,5 @@
-"""The page of a comparison shows what every method makes at each epsilon, from public numbers, and
-how good it was in a rehearsal, where there was one."""
+"""The page of a comparison: the plan of every method at each epsilon, from public numbers, and its
+score in a rehearsal if there was one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jinja2 import UndefinedError
 
 from dpray.io.files import read_json
 from dpray.report.curves import Point, curves_svg, key_svg, row
-from dpray.report.figures import duration, number
+from dpray.report.figures import number
 from dpray.report.page import templates
 from dpray.types import InputError
 
@@ -20,7 +20,7 @@ Methods = Mapping[str, Mapping[str, Any]]
 
 
 def read_rehearsal(folder: Path) -> dict[str, Any]:
-    """Read the figures of a rehearsal from its folder. Raises InputError where there are none."""
+    """Read the figures of a rehearsal from its folder. Raises InputError if there are none."""
     found = read_json(folder / "rehearsal.json", "--rehearsal")
     try:
         scored_epsilons(found)
@@ -41,7 +41,7 @@ def scored_epsilons(rehearsal: Mapping[str, Any]) -> list[float]:
 
 
 def render_comparison(explored: Mapping[str, Any], rehearsal: Mapping[str, Any] | None) -> str:
-    """Return one HTML page that needs no network and no script. `explored` is what
+    """Return one HTML page that needs no network and no script. `explored` is the object that
     `dpray plan --compare --html --json` prints, and `rehearsal` the content of `rehearsal.json`."""
     tried = explored["epsilons"]
     names = list(tried[0]["methods"])
@@ -67,7 +67,6 @@ def render_comparison(explored: Mapping[str, Any], rehearsal: Mapping[str, Any] 
         "signal": panel("signal", _signal, line=1.0, linear_to=0.1),
         "records": panel("records", _records, line=explored["records_wanted"]),
         "calls": panel("calls", _calls, linear_to=100.0),
-        "hours": panel("hours", _hours, linear_to=0.1),
         "quality": None,
     }
     if rehearsal is not None:
@@ -76,8 +75,7 @@ def render_comparison(explored: Mapping[str, Any], rehearsal: Mapping[str, Any] 
     try:
         return page.render(
             **explored, rehearsal=rehearsal, scores=scores, names=names, panels=panels,
-            has_prices=any(map(_has_price, tried)), shown=shown, row=row, state=state, key=key_svg,
-            duration=duration, settings=settings,
+            shown=shown, row=row, state=state, key=key_svg, settings=settings,
             rehearsed_best=_best(rehearsal or {"epsilons": []}, tried),
             differs=lambda name, at: _differs(name, at, scores),
         )  # fmt: skip
@@ -92,8 +90,8 @@ def state(method: Mapping[str, Any]) -> Any:
 
 
 def parameters(over_epsilon: list[Mapping[str, Any]]) -> list[str]:
-    """Return the names of a method's parameters that are not the same at every epsilon, or of all,
-    where none differs."""
+    """Return the names of a method's parameters that differ between epsilons, or of all parameters
+    if none does."""
     plans = [settings(method["plan"]) for method in over_epsilon if method["feasible"]]
     names = [
         name
@@ -137,8 +135,6 @@ def _about(
     if method["needs_records"] is not None:
         lines.append(f"enough from {method['needs_records']:,} records on")
     lines.append(f"{plan['records']:,} texts, {plan['llm_calls']:,} calls of the language model")
-    if method["time"] is not None:
-        lines.append(f"about {duration(method['time']['seconds'])}")
     if score is not None:
         lines.append(f"in the rehearsal {score['mean']:.3f} ± {score['deviation']:.3f}")
     return "\n".join(lines)
@@ -162,14 +158,9 @@ def _calls(method: Mapping[str, Any]) -> float | None:
     return method["plan"]["llm_calls"] if method["feasible"] else None
 
 
-def _hours(method: Mapping[str, Any]) -> float | None:
-    time = method["time"] if method["feasible"] else None
-    return None if time is None else time["seconds"] / 3600
-
-
 def _scores(rehearsal: Mapping[str, Any]) -> dict[tuple[str, float], Mapping[str, Any]]:
-    """Return the means and deviations of the score that decides, and the settings that had them, by
-    method and epsilon."""
+    """Return mean and deviation of the score that decides, with the settings that were rehearsed,
+    by method and epsilon."""
     return {
         (name, tried["epsilon"]): method["scores"][rehearsal["score"]]
         | {"method": method["plan"]["method"]}
@@ -179,20 +170,15 @@ def _scores(rehearsal: Mapping[str, Any]) -> dict[tuple[str, float], Mapping[str
     }
 
 
-def _has_price(at: Mapping[str, Any]) -> bool:
-    times = [method["time"] for method in at["methods"].values() if method["feasible"]]
-    return any(time is not None and time["price"] is not None for time in times)
-
-
 def _best(rehearsal: Mapping[str, Any], tried: list[Mapping[str, Any]]) -> dict[float, str]:
-    """Return the name of the best method in the rehearsal for every epsilon of the page; "" where
-    there was none."""
+    """Return the best method of the rehearsal for every epsilon of the page, or "" if there was
+    none."""
     best = {at["epsilon"]: at["best"] for at in rehearsal["epsilons"]}
     return {at["epsilon"]: best.get(at["epsilon"]) or "" for at in tried}
 
 
 def _differs(name: str, at: Mapping[str, Any], scores: Mapping[tuple[str, float], Any]) -> bool:
-    """Return whether a method was rehearsed with other settings than it would have now."""
+    """Return whether the rehearsal of a method had other settings than its plan has now."""
     method, score = at["methods"][name], scores.get((name, at["epsilon"]))
     return score is not None and method["feasible"] and score["method"] != method["plan"]["method"]
 

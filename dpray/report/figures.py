@@ -29,11 +29,3 @@ def number(value: float) -> str:
 
 def plus_minus(value: Mapping[str, float], digits: int) -> str:
     return f"{value['mean']:.{digits}f} ± {value['deviation']:.{digits}f}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words, with two digits that count."""
-    for name, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if (number := seconds / length) >= 2:
-            return f"{number:.2g} {name}" if number < 10 else f"{number:,.0f} {name}"
-    return f"{seconds:.0f} seconds"

@@ -1,4 +1,4 @@
-"""The page of a rehearsal says which method did best on public records at each epsilon."""
+"""The page of a rehearsal: the scores of every method on public records at each epsilon."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from dpray.io.files import write_durably
 from dpray.report.curves import Point, curves_svg, key_svg, row
-from dpray.report.figures import duration, plus_minus
+from dpray.report.figures import plus_minus
 from dpray.report.page import templates
 
 
@@ -29,9 +29,7 @@ def render_rehearsal(summary: Mapping[str, Any]) -> str:
     if any(curves.values()):
         picture = curves_svg(curves, "scores", line=real, from_zero=False, height=3.0, width=7.4)
     page = templates().get_template("rehearsal.html.j2")
-    return page.render(
-        **summary, names=names, picture=picture, key=key_svg, row=row, duration=duration
-    )
+    return page.render(**summary, names=names, picture=picture, key=key_svg, row=row)
 
 
 def _curve(summary: Mapping[str, Any], name: str) -> Iterator[Point]:

@@ -185,17 +185,6 @@ class Plan(ABC):
         units."""
         return ""
 
-    @property
-    def fewest_records(self) -> int:
-        """Return the fewest private records with which a short run has batches as large as this
-        plan's."""
-        return 1
-
-    def of_size(self, texts: int) -> dict[str, Any]:
-        """Return the keys of `method` for a short run of about so many texts, each of which takes
-        as long as one of this plan's."""
-        return {"records": texts}
-
     def stand_in(self) -> list[dict[str, Any]]:
         """Return stand-ins for what the method hands on in a chain: as many texts, or for each
         label a sequence of terms as long as one may be."""

@@ -64,11 +64,11 @@ class Runs:
 
     def __init__(self, right: dict[str, float]) -> None:
         self.right, self.configs = right, []
-        self.stages: list[list[dict[str, Any]]] = []
+        self.twins: list[list[dict[str, Any]]] = []
 
     def __call__(self, config: Config, on_progress: OnProgress) -> None:
         self.configs.append(config)
-        self.stages.append(read(config.data.path))
+        self.twins.append(read(config.data.path))
         rng, share = random.Random(3), self.right[config.method.name]
         rows = []
         for number in range(40):
@@ -95,7 +95,7 @@ def rehearsed(tree: dict[str, Any], public: str, out: Path, runs: Runs, **more: 
 
 
 @pytest.mark.slow
-def test_the_best_method_on_the_stage_is_chosen(
+def test_the_best_method_on_the_twin_is_chosen(
     tree: Callable[..., dict[str, Any]], public: str, tmp_path: Path
 ) -> None:
     runs, out = Runs(RIGHT), tmp_path / "rehearsal"
@@ -106,11 +106,11 @@ def test_the_best_method_on_the_stage_is_chosen(
     assert means["private_prediction"] > 0.95 > means["dp_kps"] > means["dp_sgd"]
     assert found.real["accuracy"]["mean"] > 0.95
 
-    # The stage: half of the public records, as many as the private data has, nearly equally often.
-    (stage,) = {json.dumps(rows) for rows in runs.stages}
-    drawn = Counter(row["text"] for row in json.loads(stage))
+    # The twin: half of the public records, as many as the private data has, nearly equally often.
+    (twin,) = {json.dumps(rows) for rows in runs.twins}
+    drawn = Counter(row["text"] for row in json.loads(twin))
     assert drawn.total() == 4000 and max(drawn.values()) - min(drawn.values()) == 1
-    assert len(drawn) + found.stage["test_records"] == 120
+    assert len(drawn) + found.public["test_records"] == 120
 
     # The runs: the plans' noise, fewer texts but for Aug-PE, and nothing of the private run's.
     for config in runs.configs:
@@ -206,8 +206,8 @@ def test_what_chance_may_have_put_behind_the_best_is_named(
         4.0: {"aug_pe": best, "dp_kps": above_by_chance},
         8.0: {"dp_kps": refused},
     }
-    stage = {"records": 100, "drawn": 200, "test_records": 90}
-    rehearsal = Rehearsal(cast("Any", None), stage, measure, best.scores or {}, found)
+    public = {"records": 100, "drawn": 200, "test_records": 90}
+    rehearsal = Rehearsal(cast("Any", None), public, measure, best.scores or {}, found)
     chosen = [(rehearsal.best(epsilon), rehearsal.as_good(epsilon)) for epsilon in found]
     assert chosen == [("aug_pe", []), ("dp_sgd", ["aug_pe"]), ("aug_pe", ["dp_kps"]), (None, [])]
     show_rehearsal(rehearsal, Terminal())
@@ -230,9 +230,9 @@ def test_units_are_drawn_whole_and_anew(
     file = write(tmp_path / "patients.jsonl", rows)
     found = rehearsed(asked, file, tmp_path / "out", runs, methods=["aug_pe"])
     assert found.score == "frechet_distance" and found.best(4.0) == "aug_pe"
-    (stage,) = runs.stages[:1]
-    assert 1000 <= len(stage) < 1003
-    assert max(Counter(row["patient"] for row in stage).values()) <= 3
+    (twin,) = runs.twins[:1]
+    assert 1000 <= len(twin) < 1003
+    assert max(Counter(row["patient"] for row in twin).values()) <= 3
 
 
 def test_bad_public_records_are_errors(

@@ -3,7 +3,6 @@ configuration."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,22 +84,6 @@ class ChainPlan(Plan):
     def _each(self, change: Callable[[str, Plan], Plan]) -> Self:
         changed = {name: change(name, stage) for name, stage in self.stages.items()}
         return replace(self, stages=changed)
-
-    @property
-    def fewest_records(self) -> int:
-        return max(stage.fewest_records for stage in self.stages.values())
-
-    def of_size(self, texts: int) -> dict[str, Any]:
-        """Keep this plan's ratios: each method makes as many records per record of the last one as
-        it does here."""
-        *_, last = self.stages.values()
-        whole = last.method_summary()["records"]
-        methods = []
-        for stage in self.stages.values():
-            own = math.ceil(texts * stage.method_summary()["records"] / whole)
-            written = stage.settings.model_dump(mode="json", exclude_unset=True)
-            methods.append(written | stage.of_size(own))
-        return {"methods": methods}
 
     def method_summary(self) -> dict[str, Any]:
         delta = self.config.privacy.delta

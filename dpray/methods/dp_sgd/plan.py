@@ -88,10 +88,6 @@ class DpSgdPlan(Plan):
         return (TokenLimit("method.max_length", self.settings.max_length, tokens),)
 
     @property
-    def fewest_records(self) -> int:
-        return self.settings.batch_size
-
-    @property
     def column_values(self) -> dict[str, Sequence[str]]:
         control = {name: tuple(shares) for name, shares in self.settings.control_values.items()}
         return super().column_values | control

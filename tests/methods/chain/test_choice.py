@@ -1,4 +1,4 @@
-"""Chains beside single methods: in a comparison, a rehearsal and a measurement of their pace."""
+"""Chains beside single methods, in a comparison and in a rehearsal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from dpray.accounting.accountant import cost
 from dpray.config.config import Config, parse_config
 from dpray.methods.chain.plan import ChainPlan
 from dpray.planning.compare import METHODS, Answer, Comparison, compare, sections, wanted
-from dpray.planning.pace import bench
-from dpray.planning.rehearse import _staged
+from dpray.planning.rehearse import _on_twin
 from dpray.registry import make_plan
 from dpray.report.comparison_page import parameters, settings
 from dpray.types import InputError
@@ -29,12 +28,6 @@ CHAINS = (
 )
 
 Tree = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(autouse=True)
-def no_pace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Tests do not read what the user has measured."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -165,8 +158,8 @@ def test_a_chain_whose_engine_does_not_fit_says_why(tree: Tree) -> None:
 def test_a_rehearsal_cuts_what_the_last_method_makes_alone(asked: Config, tmp_path: Path) -> None:
     compared = compare(asked, methods=CHAINS)
     for name, records in zip(CHAINS, ((40, 40), (40, 20), (40, 40), (40, 40)), strict=True):
-        staged = _staged(asked, compared.answers[name], tmp_path / "x.jsonl", tmp_path / name, 20)
-        method = staged.method
+        run = _on_twin(asked, compared.answers[name], tmp_path / "x.jsonl", tmp_path / name, 20)
+        method = run.method
         assert method.name == "chain"
         keys = [
             "max_records" if m.name == "private_prediction" else "records" for m in method.methods
@@ -182,16 +175,6 @@ def test_the_page_names_the_parameters_of_each_method(asked: Config) -> None:
     assert of_plan["aug_pe iterations"] and of_plan["dp_kps vocabulary_size"]
     assert {name.split()[0] for name in parameters([summary])} == {"aug_pe", "dp_kps"}
     assert not any(name.endswith("name") for name in parameters([summary]))
-
-
-def test_a_measured_pace_is_shown_with_its_own_chain(asked: Config, tmp_path: Path) -> None:
-    cache, public = tmp_path / "cache", str(tmp_path / "public.jsonl")
-    before = compare(asked, methods=CHAINS[:2], cache=cache)
-    assert all(answer.pace is None for answer in before.answers.values())
-    chain = parse_config(before.tree(CHAINS[0]))
-    pace = bench(chain, public, run=lambda _: (1.0, 0.5), cache=cache, records=100)
-    after = compare(asked, methods=CHAINS[:2], cache=cache).answers
-    assert [after[name].pace for name in CHAINS[:2]] == [pace, None]
 
 
 def test_the_number_of_texts_is_what_is_wanted_and_not_what_a_chain_hands_on(

@@ -18,7 +18,7 @@ from dpray.auditing.audit import audit
 from dpray.config.config import Config, parse_config
 from dpray.methods.chain.plan import ChainPlan
 from dpray.methods.dp_sgd.plan import DpSgdPlan
-from dpray.planning.stage import plain
+from dpray.planning.compare import plain
 from dpray.registry import make_plan
 from dpray.runs.plan import Handed
 from dpray.types import InputError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpray.config.config import parse_config
-from dpray.planning.stage import as_released, draw, public_records, staged, write_stage
+from dpray.planning.public_twin import as_released, draw, on_twin, public_records, write_twin
 from dpray.types import InputError
 from dpray.workers.rows import data_pieces, read_records
 
@@ -18,8 +18,8 @@ Settings = Callable[..., dict[str, Any]]
 KEYS = {"data__labels": [0, True], "data__encoding": "cp1252"}
 
 
-def test_a_stage_is_read_as_the_data_would_be(settings: Settings, tmp_path: Path) -> None:
-    """CSV has no types, and the stage, which is JSON in UTF-8, has those of data.labels."""
+def test_a_twin_is_read_as_the_data_would_be(settings: Settings, tmp_path: Path) -> None:
+    """CSV has no types. The twin is JSON in UTF-8 with the types of data.labels."""
     public = tmp_path / "public.csv"
     public.write_text("text;label;who\nKäse;0;x\n;0;y\nBrot;true;y\n")
     config = parse_config(settings(**KEYS, data__unit="who", data__max_records_per_unit=1))
@@ -30,8 +30,8 @@ def test_a_stage_is_read_as_the_data_would_be(settings: Settings, tmp_path: Path
         {"text": "Käse", "label": 0},
         {"text": "Brot", "label": True},
     ]
-    stage = write_stage(draw(rows, 3, "who"), tmp_path / "stage")
-    tree = staged(config, config.model_dump(mode="json")["method"], stage, tmp_path / "run")
+    twin = write_twin(draw(rows, 3, "who"), tmp_path / "twin")
+    tree = on_twin(config, config.model_dump(mode="json")["method"], twin, tmp_path / "run")
     data = parse_config(tree).data
     records = [record for piece in data_pieces(data) for _, record in read_records(piece, data)]
     assert sorted({record.text for record in records}) == ["Brot", "Käse"]

@@ -1,5 +1,5 @@
-"""Public records of the same shape stand in for the private ones, in short runs with ledgers of
-their own: they open no private data and charge no budget."""
+"""A public twin: public records of the same shape that stand in for the private ones. A run on a
+twin has a ledger of its own, opens no private data and charges no budget."""
 
 from __future__ import annotations
 
@@ -17,39 +17,19 @@ from dpray.io.formats import Where
 from dpray.io.labels import match_label
 from dpray.io.public_files import public_files
 from dpray.io.records import read_rows
+from dpray.planning.compare import plain, with_method
 from dpray.types import InputError
 from dpray.workers.rows import unit_of
 
-FILE = "stage.jsonl"
-
-
-def plain(config: Config) -> dict[str, Any]:
-    """Return the configuration as the tree that it was made of."""
-    return config.model_dump(mode="json", exclude_unset=True)
-
-
-def with_epsilon(config: Config, epsilon: float) -> dict[str, Any]:
-    """Return the configuration, as a plain tree, with another `privacy.epsilon`."""
-    tree = plain(config)
-    return tree | {"privacy": tree["privacy"] | {"epsilon": epsilon}}
-
-
-def with_method(tree: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration, as a plain tree, with another section `method`. A chain is written as
-    `methods`, and only a chain keeps `privacy.shares`."""
-    rest = {key: value for key, value in tree.items() if key not in ("method", "methods")}
-    if method["name"] == "chain":
-        return rest | {"methods": method["methods"]}
-    privacy = {key: value for key, value in tree["privacy"].items() if key != "shares"}
-    return rest | {"privacy": privacy, "method": dict(method)}
+FILE = "public_twin.jsonl"
 
 
 def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the texts and the rows of `--public`; a blank text is left out. A row's label has the
-    type that it has in `data.labels`, and nested columns stand under their dotted names, too.
+    """Yield the text and the row of each record of `--public`, without blank texts. Labels have
+    their type in `data.labels`; nested columns are also found by their dotted names.
 
-    Raises InputError for a row that does not have the configuration's columns and labels, and for
-    `data.path` itself."""
+    Raises InputError for a row without the configuration's columns and labels, and for `data.path`
+    itself."""
     for file in public_files(public, "--public", config.data.path):
         for where, row in read_rows(file):
             try:
@@ -86,8 +66,8 @@ def as_released(config: Config, rows: Sequence[Mapping[str, Any]]) -> list[dict[
 
 
 def draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[dict[str, Any]]:
-    """Draw about `size` records, whole units of them, the same for the same arguments: all of them
-    in a random order, and again where they do not suffice, as other units."""
+    """Draw about `size` records in whole units, the same ones for the same arguments. The order is
+    random; if the rows do not suffice, they are drawn again as other units."""
     of_unit: dict[Any, list[dict[str, Any]]] = {}
     for number, row in enumerate(rows):
         of_unit.setdefault(number if unit is None else row[unit], []).append(row)
@@ -103,20 +83,20 @@ def draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[di
     raise AssertionError("unreachable: count() has no end")
 
 
-def write_stage(rows: Sequence[Mapping[str, Any]], folder: Path, name: str = FILE) -> Path:
+def write_twin(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     """Write the records that stand in for the private ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
+    path = folder / FILE
     path.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-def staged(config: Config, method: Mapping[str, Any], stage: Path, folder: Path) -> dict[str, Any]:
-    """Return the configuration, as a plain tree, of a run of `method` on the stage, in `folder`,
-    with a ledger of its own."""
+def on_twin(config: Config, method: Mapping[str, Any], twin: Path, folder: Path) -> dict[str, Any]:
+    """Return the configuration, as a plain tree, of a run of `method` on the twin's records, in
+    `folder` and with a ledger of its own."""
     tree = plain(config)
     changed = {
-        "data": {"path": str(stage), "encoding": None},
+        "data": {"path": str(twin), "encoding": None},
         "privacy": {
             "ledger": f"sqlite:///{folder}/private/ledger.db",
             "dataset": "rehearsal",

@@ -1,0 +1,77 @@
+"""A release as a list, a data frame, a Ray Dataset or a Dataset of Hugging Face."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpray.io.files import read_json
+from dpray.types import InputError
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas as pd
+    import ray.data
+
+# Imports within a function load libraries that the other functions should not have to wait for.
+
+
+@dataclass(frozen=True)
+class SyntheticData:
+    """The release in a finished run's folder: its records and privacy report.
+
+    synthetic = dpray.SyntheticData("out/run")
+    synthetic.records[0], synthetic.report["epsilon"]
+    """
+
+    folder: Path
+    report: dict[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
+        object.__setattr__(self, "report", read_json(self.folder / "privacy_report.json"))
+
+    @property
+    def path(self) -> Path:
+        """Return the file of the records: JSON lines with `text`, `label` and public metadata."""
+        return self.folder / "synthetic.jsonl"
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Return all records."""
+        with open(self.path, encoding="utf-8") as lines:
+            return list(map(json.loads, lines))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the records as a data frame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.records)
+
+    def to_ray(self) -> ray.data.Dataset:
+        """Return the records as a Ray Dataset. Raises InputError for labels of several types."""
+        import pyarrow as pa
+        import ray.data
+
+        return ray.data.from_arrow(pa.Table.from_pylist(self._of_one_type("to_ray")))
+
+    def to_datasets(self) -> datasets.Dataset:
+        """Return the records as a Dataset of Hugging Face. Raises InputError without `datasets`,
+        and for labels of several types."""
+        try:
+            import datasets
+        except ImportError:
+            raise InputError("to_datasets: needs the package `datasets`") from None
+        return datasets.Dataset.from_list(self._of_one_type("to_datasets"))
+
+    def _of_one_type(self, asked: str) -> list[dict[str, Any]]:
+        """Return the records for a table of Arrow, which would make 0 of false, or 1.0 of 1."""
+        records = self.records
+        if len({type(record["label"]) for record in records}) > 1:
+            raise InputError(
+                f"{asked}: the labels are of several types, and a column of Arrow has one; "
+                "`to_pandas` and `records` keep them"
+            )
+        return records
