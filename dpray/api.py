@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpray.extras import require
 from dpray.io.files import read_json
 from dpray.types import InputError, OnProgress
 
@@ -230,6 +231,7 @@ def evaluate(
     settings |= {"real": real, "synthetic": synthetic}
     plain = {key: str(v) if isinstance(v, Path) else v for key, v in settings.items()}
     parsed = parse(EvaluationSettings, plain | {"out": out})
+    require("dpray evaluate", "torch", "sentence_transformers", "jsonschema", extra="eval")
     # Imported after a wrong key was found.
     from dpray.evaluation.files import evaluate_files
 
