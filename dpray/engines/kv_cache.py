@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from dpray.config.sections import EngineConfig
+from dpray.extras import is_installed, require
 
 GIB = 2**30
 
@@ -44,10 +45,12 @@ def cpu_cache_bytes(config: EngineConfig, needed: int) -> int:
 def gpu_memory(config: EngineConfig) -> int | None:
     """Return the bytes of a GPU's memory: of the one that `engine.gpu_memory_gib` describes, or of
     this machine's first; None without either."""
-    import torch
-
     if config.gpu_memory_gib is not None:
         return int(config.gpu_memory_gib * GIB)
+    if not is_installed("torch"):  # a laptop that only plans
+        return None
+    import torch
+
     if not torch.cuda.is_available():
         return None
     memory: int = torch.cuda.get_device_properties(0).total_memory
@@ -66,6 +69,7 @@ def gpu_cache_bytes(config: EngineConfig, text_config: Any) -> int | None:
 
 def parameters(text_config: Any) -> int:
     """Return the number of a model's parameters, by its configuration alone."""
+    require("counting the parameters of engine.model", "torch")
     import torch
     from transformers import AutoModelForCausalLM
 

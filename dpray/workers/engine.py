@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine, EngineError
 from dpray.engines.model_path import absolute_model, resolve_model
+from dpray.extras import require
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 from dpray.workers.placement import hide_other_gpus
 
@@ -39,6 +40,7 @@ def build_engine(
         # The configuration's check allows an API only for methods that just generate.
         return cast(Engine, OpenAIEngine(config))
     resolve_model(config.model)
+    require(f"engine.kind {config.kind}", "torch")
     if config.kind == "vllm":
         from dpray.engines.vllm import VllmEngine
 

@@ -1,0 +1,37 @@
+"""The optional dependencies: what is missing is reported in one sentence with the command."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from dpray.types import InputError
+
+_EXTRAS = {
+    "torch": ("PyTorch", "torch"),
+    "sentence_transformers": ("sentence-transformers", "torch"),
+    "deepspeed": ("DeepSpeed", "train"),
+    "peft": ("PEFT", "train"),
+    "tensorboardX": ("Ray Train", "train"),
+    "fastapi": ("Ray Serve", "serve"),
+    "starlette": ("Starlette", "serve"),
+    "prometheus_client": ("prometheus-client", "serve"),
+    "psycopg": ("psycopg", "postgres"),
+    "jsonschema": ("jsonschema", "eval"),
+}
+"""A module, the name of its library, and the extra of dpray that installs it. Ray itself is always
+there: of Ray Train and Ray Serve, a module stands that only they bring."""
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing it."""
+    return find_spec(module) is not None
+
+
+def require(user: str, *modules: str, extra: str | None = None) -> None:
+    """Raise InputError if `user`, a key or a command, needs a module that is not installed. Several
+    extras bring PyTorch: `extra` names the one that has all that the user needs."""
+    for module in modules:
+        if not is_installed(module):
+            library, its_extra = _EXTRAS[module]
+            command = f"pip install 'dpray[{extra or its_extra}]'"
+            raise InputError(f"{user} needs {library}, which is not installed: {command}")

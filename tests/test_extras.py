@@ -1,0 +1,93 @@
+"""With the base installation alone, a plan and a run of DP-KPS work, and a missing extra is one
+sentence with the command that installs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+BASE_ALONE = """
+import sys
+from importlib.machinery import PathFinder
+
+EXTRAS = {
+    "accelerate", "deepspeed", "faiss", "fastapi", "opacus", "peft", "prometheus_client", "psycopg",
+    "sentence_transformers", "starlette", "tensorboardX", "torch", "uvicorn", "vllm",
+}
+
+class WithoutExtras(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        absent = name.partition(".")[0] in EXTRAS
+        return None if absent else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutExtras
+from dpray.cli import main
+main()
+"""
+
+
+def dpray(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command as if no extra were installed."""
+    return subprocess.run(
+        [sys.executable, "-c", BASE_ALONE, *map(str, arguments)],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_a_plan_and_a_run_of_sequences_need_no_extra(tmp_path: Path) -> None:
+    planned = dpray("plan", "jobs/dp_kps_cpu.yaml")
+    assert planned.returncode == 0, planned.stderr
+    assert "guarantee" in planned.stdout
+
+    ledger, folder = f"privacy.ledger=sqlite:///{tmp_path}/ledger.db", tmp_path / "run"
+    made = dpray("run", "jobs/dp_kps_cpu.yaml", ledger, f"output.path={folder}")
+    assert made.returncode == 0, made.stderr
+    assert len((folder / "synthetic.jsonl").read_text().splitlines()) == 500
+    assert (folder / "privacy_report.html").exists()
+    shown = dpray("ledger", "show", "--ledger", f"sqlite:///{tmp_path}/ledger.db")
+    assert shown.returncode == 0 and "clinic-notes" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["run", "jobs/dp_sgd_cpu.yaml", "output.path=OUT", "privacy.ledger=sqlite:///OUT.db"],
+            "method dp_sgd needs DeepSpeed, which is not installed: pip install 'dpray[train]'; "
+            "nothing was charged",
+        ),
+        (
+            ["run", "jobs/private_prediction_cpu.yaml", "output.path=OUT",
+             "privacy.ledger=sqlite:///OUT.db"],
+            "method private_prediction needs PyTorch, which is not installed: "
+            "pip install 'dpray[torch]'; nothing was charged",
+        ),
+        (
+            ["serve", "jobs/serve_cpu.yaml"],
+            "dpray serve needs Starlette, which is not installed: pip install 'dpray[serve]'",
+        ),
+        (
+            ["ledger", "show", "--ledger", "postgresql://localhost/ledger"],
+            "a ledger on PostgreSQL needs psycopg, which is not installed: "
+            "pip install 'dpray[postgres]'",
+        ),
+        (
+            ["evaluate", "--real", "none.jsonl", "--synthetic", "none.jsonl", "--out", "OUT"],
+            "dpray evaluate needs PyTorch, which is not installed: pip install 'dpray[eval]'",
+        ),
+    ],
+    ids=["train", "torch", "serve", "postgres", "eval"],
+)  # fmt: skip
+def test_a_missing_extra_is_one_sentence_before_anything_is_charged(
+    tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    refused = dpray(*(word.replace("OUT", str(tmp_path / "out")) for word in arguments))
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines() == [f"dpray: {sentence}"]
+    assert not (tmp_path / "out.db").exists()
