@@ -81,7 +81,7 @@ class InTurn:
 
 
 class Decision(Enum):
-    """What becomes of a run, or of work, whose actor has failed."""
+    """The fate of a run, or of a piece of work, whose actor has failed."""
 
     REPEAT = auto()
     """Another actor does what is left of the work."""
