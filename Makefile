@@ -1,4 +1,4 @@
-# make demo | test | check | bench | chaos | gpu | install | lock. DPRAY_EXTRAS=gpu on a machine with a GPU.
+# make demo | test | check | bench | chaos | docs | gpu | install | lock. DPRAY_EXTRAS=gpu on a machine with a GPU.
 PYTHON ?= python3
 DPRAY_EXTRAS ?= cpu
 VENV := .venv
@@ -18,7 +18,7 @@ export DO_NOT_TRACK := 1
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 \
 	-n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: install demo test check bench chaos gpu lock clean
+.PHONY: install demo test check bench chaos docs gpu lock clean
 
 install: $(INSTALLED)
 
@@ -63,6 +63,11 @@ bench: $(INSTALLED)
 chaos: export CHAOS_ROUNDS ?= 20
 chaos: $(INSTALLED)
 	$(BIN)/python -m pytest -q tests/integration -k "fault or chaos"
+
+# The pages and the API reference as a site in out/site; a link that leads nowhere is an error.
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # What runs first on a machine with a GPU, after DPRAY_EXTRAS=gpu make install.
 gpu: $(INSTALLED)

@@ -98,8 +98,8 @@ def check(
     The counts are exact and NOT private. `write` also writes them to `private/check.json` in the
     output folder.
 
-    found = dpray.check(config)
-    found["refused"], found["errors"], found["proposals"]
+        found = dpray.check(config)
+        found["refused"], found["errors"], found["proposals"]
     """
     from dpray.row_check import check_rows, write_check
 
@@ -113,8 +113,8 @@ def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> 
     """Ask every method, and the configured chains, for the same number of texts at the same
     epsilon, and recommend one. Opens no data.
 
-    compared = dpray.compare(config)
-    compared.recommended, compared.summary()["methods"]["aug_pe"]["signal"]
+        compared = dpray.compare(config)
+        compared.recommended, compared.summary()["methods"]["aug_pe"]["signal"]
     """
     from dpray.planning.compare import compare as compare_methods
 
@@ -133,8 +133,8 @@ def explore(
     data. `rehearsal` is the folder of a rehearsal, whose scores are drawn. The default epsilons are
     a quarter to four times `privacy.epsilon`, and those of the rehearsal.
 
-    explored = dpray.explore(config, "methods.html", rehearsal="out/rehearsal")
-    explored["epsilons"][0]["epsilon"], explored["epsilons"][0]["recommended"]
+        explored = dpray.explore(config, "methods.html", rehearsal="out/rehearsal")
+        explored["epsilons"][0]["epsilon"], explored["epsilons"][0]["recommended"]
     """
     from dpray.io.files import check_writable, write_durably
     from dpray.planning.compare import default_epsilons
@@ -163,8 +163,8 @@ def rehearse(
     no private data and charges no budget. The folder `out` gets the runs, `rehearsal.json` and
     `rehearsal.html`. `options` are those of `dpray.planning.rehearse.rehearse`.
 
-    rehearsed = dpray.rehearse(config, "public.jsonl", "out/rehearsal", epsilons=[1.0, 4.0])
-    rehearsed.best(1.0), rehearsed.summary()["epsilons"][0]["methods"]["aug_pe"]["scores"]
+        rehearsed = dpray.rehearse(config, "public.jsonl", "out/rehearsal", epsilons=[1.0, 4.0])
+        rehearsed.best(1.0), rehearsed.summary()["epsilons"][0]["methods"]["aug_pe"]["scores"]
     """
     from dpray.evaluation.files import load_embedder
     from dpray.planning.rehearse import rehearse as rehearse_methods
@@ -187,9 +187,9 @@ def run(
 
     `build` replaces `build_engine`: it makes an engine from a section of the configuration.
 
-    with dpray.progress_bar() as show:
-        synthetic = dpray.run(config, on_progress=show)
-    synthetic.to_pandas()
+        with dpray.progress_bar() as show:
+            synthetic = dpray.run(config, on_progress=show)
+        synthetic.to_pandas()
     """
     from dpray import registry
     from dpray.report.write import write_report
@@ -214,8 +214,8 @@ def evaluate(
     `out`. The result is NOT private. `settings` are the keys of `EvaluationSettings`, the options
     of `dpray evaluate`.
 
-    measured = dpray.evaluate("test.jsonl", "out/run", out="out/run/private", seeds=3)
-    measured["fidelity"]["measures"]["mauve"]
+        measured = dpray.evaluate("test.jsonl", "out/run", out="out/run/private", seeds=3)
+        measured["fidelity"]["measures"]["mauve"]
     """
     from dpray.config.loading import parse
     from dpray.evaluation.settings import EvaluationSettings
@@ -237,8 +237,8 @@ def audit(
     """Bound the epsilon of a configuration's mechanisms from below by their real code. Opens no
     data unless asked to. `options` are those of `dpray.auditing.audit.audit`.
 
-    found = dpray.audit(config, trials=2000)
-    found["holds"]
+        found = dpray.audit(config, trials=2000)
+        found["holds"]
     """
     from dpray.auditing.audit import audit as audit_config
 

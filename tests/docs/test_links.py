@@ -33,3 +33,8 @@ def test_links_exist(page: Path) -> None:
         if not file.exists() or (anchor and anchor not in anchors(file)):
             missing.append(f"{target}#{anchor}" if anchor else target)
     assert missing == []
+
+
+def test_the_site_has_every_page() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    assert set(re.findall(r"\w+\.md", nav)) == {page.name for page in (ROOT / "docs").glob("*.md")}
