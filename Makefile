@@ -1,4 +1,4 @@
-# make demo | test | check | bench | chaos | docs | gpu | install | lock. DPRAY_EXTRAS=gpu on a machine with a GPU.
+# make demo | test | check | bench | chaos | docs | gpu | install. DPRAY_EXTRAS=gpu on a machine with a GPU.
 PYTHON ?= python3
 DPRAY_EXTRAS ?= cpu
 VENV := .venv
@@ -18,7 +18,7 @@ export DO_NOT_TRACK := 1
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 \
 	-n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: install demo test check bench chaos docs gpu lock clean
+.PHONY: install demo test check bench chaos docs gpu clean
 
 install: $(INSTALLED)
 
@@ -72,12 +72,6 @@ docs: $(INSTALLED)
 # What runs first on a machine with a GPU, after DPRAY_EXTRAS=gpu make install.
 gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m gpu
-
-# Resolve the newest versions anew, of every extra and for a GPU: constraints.txt holds the result. What only vLLM's
-# build for CPUs pins, constraints-cpu.txt, is kept by hand.
-lock: $(INSTALLED)
-	$(BIN)/python -m uv pip compile --quiet --upgrade --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-		--all-extras --output-file constraints.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) out
