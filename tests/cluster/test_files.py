@@ -176,7 +176,7 @@ def test_the_image_copies_what_is_there_and_runs_as_a_user_with_a_number():
         "optional-dependencies"
     ]
     assert {"cpu", "gpu"} <= set(extras)
-    assert '".[${DEVICE}]"' in lines[-1]
+    assert '".[all,${DEVICE}]"' in lines[-1]
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
