@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from threading import Thread
 from time import monotonic
 from typing import Any, Protocol
 
@@ -85,6 +86,29 @@ class _Event:
     error: BaseException | None = None
 
 
+class _OneThread:
+    """Makes calls one after the other in one daemon thread. The interpreter waits for the thread of
+    an executor when it ends, and so an actor whose owner is gone would stay."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]]
+        self._calls = SimpleQueue()
+        Thread(target=self._make_calls, daemon=True).start()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._calls.put((future, function, arguments))
+        return future
+
+    def _make_calls(self) -> None:
+        while True:
+            future, function, arguments = self._calls.get()
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+
 class PoolActor:
     """One caller's actor. It is not used again after an answer with an error."""
 
@@ -95,7 +119,7 @@ class PoolActor:
         self._most, self._patience = most, patience
         # An engine is built and used in one thread: what libraries keep for each thread (the
         # device, the pool of OpenMP) stays the same.
-        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._thread = _OneThread()
         self._worker = self._thread.submit(try_to_load, make_worker).result()
         self._results: SimpleQueue[Result | _Event] = SimpleQueue()
         self._pieces = Pieces(self._ask)

@@ -117,7 +117,10 @@ def test_without_noise_there_is_no_claim(
 ) -> None:
     config = config_file(method={"name": "aug_pe", "records": 4, "iterations": 3})
     assert run_command(["audit", config, "privacy.epsilon=.inf"]) == 2
-    assert "privacy.epsilon: infinite epsilon claims nothing, so there is nothing to audit" in capsys.readouterr().err
+    assert (
+        "privacy.epsilon: infinite epsilon claims nothing, so there is nothing to audit"
+        in capsys.readouterr().err
+    )
     arguments = ["--canaries", "--candidates", "0", "--confidence", "1.5"]
     assert run_command(["audit", config, "privacy.epsilon=.inf", *arguments]) == 2
     assert "confidence: 1.5 is not at least 0.5" in capsys.readouterr().err
