@@ -20,7 +20,7 @@ Methods = Mapping[str, Mapping[str, Any]]
 
 
 def read_rehearsal(folder: Path) -> dict[str, Any]:
-    """Read the figures of a rehearsal from its folder. Raises InputError if there are none."""
+    """Read the figures of a rehearsal from its folder. Raises InputError without them."""
     found = read_json(folder / "rehearsal.json", "--rehearsal")
     try:
         scored_epsilons(found)

@@ -157,7 +157,7 @@ class RayActors:
         return getattr(actor, method).remote(*arguments)
 
     def first_done(self, calls: list[Any], seconds: float) -> Any:
-        """Return the first of the calls that is done or lost; None if there is none in time."""
+        """Return the first of the calls that is done or lost; None if no call ends in time."""
         done, _ = ray.wait(calls, num_returns=1, timeout=seconds, fetch_local=False)
         return done[0] if done else None
 
@@ -297,7 +297,7 @@ class ActorPool:
         return not self._has_stopped and len(self._queue) > 0
 
     def _hand_out(self) -> bool:
-        """Give work to every actor that waits for it. If there is none, drain or end the actor.
+        """Give work to every actor that waits for it. Without work, drain or end the actor.
         Return whether there is anything to wait for."""
         for slot in list(self._slots):
             if slot.state is SlotState.READY and self._has_work():
@@ -321,7 +321,7 @@ class ActorPool:
 
     def _next_slot(self) -> _ActorSlot | None:
         """Return a slot whose actor has answered or is lost, the one that waited longest first;
-        None if there is none for `TICK`."""
+        None if no actor answers within `TICK`."""
         waiting = {slot.call: slot for slot in self._slots if slot.call is not None}
         done = self._actors.first_done(list(waiting), TICK)
         if done is None:

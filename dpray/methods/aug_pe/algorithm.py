@@ -164,7 +164,7 @@ class AugPe:
 
     def first_parents(self) -> dict[str, list[str | None]]:
         """Return the parents of the other texts of each label's first population: the given texts
-        in turn, or None for random texts if there are none."""
+        in turn, or None for random texts without them."""
         parents: dict[str, list[str | None]] = {}
         for label, n_syn in self.records.items():
             given = self.given(label)
