@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +24,6 @@ from dpray.engines.adapters import tuned_without_noise
 from dpray.engines.base import Engine
 from dpray.engines.model_path import with_bases
 from dpray.engines.text import TextCodec
-from dpray.io.labels import label_name
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.types import InputError, OnProgress
 from dpray.workers.placement import placement
@@ -33,44 +32,6 @@ from dpray.workers.rows import Row, TextOf
 Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
 """`Losses` evaluate a released model: they take texts and the values of their columns, and return
 the mean negative log-likelihood per token of each text."""
-
-
-@dataclass(frozen=True)
-class Handed:
-    """`Handed` is what a method of a chain hands on to the next one, by label: what it released, so
-    all of it is public. Either the sequences of terms of its records, or their texts."""
-
-    terms: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
-    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, records: Iterable[Mapping[str, Any]]) -> Handed:
-        """Take the terms of the records that have some, and the texts of the others."""
-        terms: dict[str, list[Sequence[str]]] = {}
-        texts: dict[str, list[str]] = {}
-        for record in records:
-            label = "" if record["label"] is None else label_name(record["label"])
-            if "terms" in record:
-                terms.setdefault(label, []).append(record["terms"])
-            else:
-                texts.setdefault(label, []).append(record["text"])
-        return cls(terms, texts)
-
-
-@dataclass(frozen=True)
-class Before:
-    """A `Before` is what comes before a method of a chain: the event of all that is charged until
-    then, measured label proportions included, and stand-ins for what is handed on."""
-
-    dp_event: Event
-    handed: Handed
-
-
-def longest_terms(terms: Iterable[str], number: int, labels: Iterable[str]) -> list[dict[str, Any]]:
-    """Return a stand-in for each label's records: the `number` longest of the terms that a method
-    may hand on, as long terms take most room in a prompt."""
-    longest = sorted(terms, key=lambda term: (-len(term), term))[:number]
-    return [{"label": label, "terms": longest} for label in labels]
 
 
 @dataclass(frozen=True)
@@ -88,14 +49,12 @@ class Plan(ABC):
     """A `Plan` is one method's plan; all of it is public.
 
     `proportions` is the public share of each label. Where the shares are measured, it holds a
-    stand-in until then. `settings` are the method's keys. `before` is the event of what comes
-    before this method in a chain.
+    stand-in until then. `settings` are the method's keys.
     """
 
     config: Config
     proportions: Mapping[str, float]
     settings: Section
-    before: Event | None = field(default=None, kw_only=True)
 
     @property
     @abstractmethod
@@ -107,7 +66,7 @@ class Plan(ABC):
     def dp_event(self) -> Event:
         """Return the composition of all mechanisms of the run, which the ledger is charged for
         before the data is opened."""
-        return with_labels(self.config, self.method_event, self.before)
+        return with_spent(self.config, self.method_event)
 
     @abstractmethod
     def method_summary(self) -> dict[str, Any]:
@@ -185,15 +144,6 @@ class Plan(ABC):
         units."""
         return ""
 
-    def stand_in(self) -> list[dict[str, Any]]:
-        """Return stand-ins for what the method hands on in a chain: as many texts, or for each
-        label a sequence of terms as long as one may be."""
-        return []
-
-    def given(self, handed: Handed) -> Self:
-        """Return the plan with what the method before it handed on; its charge stays what it is."""
-        raise NotImplementedError
-
     def with_runtime(self, runtime: RuntimeConfig) -> Self:
         return replace(self, config=self.config.model_copy(update={"runtime": runtime}))
 
@@ -267,9 +217,10 @@ def privacy_unit(column: str | None) -> str:
 
 
 def label_histogram(config: Config) -> LabelHistogram | None:
-    """Return the mechanism that measures the label proportions, or None without one. Raises
-    InputError where its noise is too large to be drawn."""
-    if config.data.label_proportions != "measured":
+    """Return the mechanism that measures the label proportions; None without one, and for one
+    method of a chain, as the whole run measures them. Raises InputError if its noise is too large
+    to be drawn."""
+    if config.data.label_proportions != "measured" or config.privacy.spent is not None:
         return None
     data = config.data
     epsilon, unit = config.privacy.epsilon_labels, data.max_records_per_unit
@@ -279,9 +230,10 @@ def label_histogram(config: Config) -> LabelHistogram | None:
         raise InputError(f"privacy.epsilon_labels: {error}") from None
 
 
-def with_labels(config: Config, event: Event, before: Event | None = None) -> Event:
-    """Compose a method's event with what comes first: `before`, or the measured label
-    proportions."""
+def with_spent(config: Config, event: Event) -> Event:
+    """Compose a method's event with what the run spends before it: `privacy.spent`, or the measured
+    label proportions."""
+    before = config.privacy.spent
     if before is None and (histogram := label_histogram(config)) is not None:
         before = histogram.dp_event
     return event if before is None else Composed((before, event))
@@ -292,11 +244,11 @@ def resolved_noise(
     given: float | None,
     event: Callable[[float], Event],
     bracket: tuple[float, float],
-    before: Event | None = None,
 ) -> float | None:
     """Return the given noise multiplier, or the least one within `bracket` at which `event` and
-    what comes first cost `privacy.epsilon` at most; None in a run that is not private. Raises
-    InputError for one outside `bracket`, whose cost may be beyond floating point or memory."""
+    what is spent before it cost `privacy.epsilon` at most; None in a run that is not private.
+    Raises InputError for one outside `bracket`, whose cost may be beyond floating point or
+    memory."""
     privacy = config.privacy
     if math.isinf(privacy.epsilon):
         if given is not None:
@@ -311,7 +263,7 @@ def resolved_noise(
         return given
     try:
         return calibrate(
-            lambda z: with_labels(config, event(z), before),
+            lambda z: with_spent(config, event(z)),
             privacy.epsilon,
             privacy.delta,
             bracket=bracket,

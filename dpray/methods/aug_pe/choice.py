@@ -8,7 +8,6 @@ from dpray.config.config import Config
 from dpray.methods.aug_pe.plan import AugPePlan, make_plan
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.runs.choice import Choice, Signal
-from dpray.runs.plan import Before
 
 ITERATIONS = (10, 8, 6, 5, 4, 3, 2, 1)
 VARIATIONS = (7, 4, 2)
@@ -18,9 +17,7 @@ VOTES = 1.0
 chooses most winners."""
 
 
-def choose(
-    config: Config, settings: AugPeSettings, records: int, before: Before | None = None
-) -> Choice:
+def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
     """Take the most new variations in all, iterations before variations of one, whose votes stand
     above their noise; if none do, what comes nearest. Keys that are set stay as they are."""
     given = settings.model_fields_set
@@ -29,7 +26,7 @@ def choose(
     plans = []
     for t in iterations:
         # The noise is that of T votes, whatever stands for election.
-        plan = _plan(config, settings.model_copy(update={"iterations": t}), before)
+        plan = _plan(config, settings.model_copy(update={"iterations": t}))
         plans += [_varied(plan, number) for number in variations]
     above = [plan for plan in plans if votes(plan) >= VOTES]
     best = max(above, key=new_texts, default=None) or max(plans, key=votes)
@@ -44,8 +41,8 @@ def choose(
     return Choice(best, Signal(votes(best), VOTES, meaning), (what + why,))
 
 
-def _plan(config: Config, settings: AugPeSettings, before: Before | None) -> AugPePlan:
-    return make_plan(config.model_copy(update={"method": settings}), settings, before)
+def _plan(config: Config, settings: AugPeSettings) -> AugPePlan:
+    return make_plan(config.model_copy(update={"method": settings}), settings)
 
 
 def _varied(plan: AugPePlan, variations: int) -> AugPePlan:

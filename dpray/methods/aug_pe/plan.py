@@ -17,7 +17,8 @@ from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.runs.plan import Before, Handed, Plan, resolved_noise
+from dpray.runs.plan import Plan, resolved_noise
+from dpray.runs.public_input import read_terms, read_texts
 from dpray.types import InputError
 
 
@@ -40,10 +41,6 @@ class AugPePlan(Plan):
         settings = self.settings
         records = largest_remainder(settings.records, self.proportions)
         return AugPe(settings, records, self.votes, self.first)
-
-    def given(self, handed: Handed) -> AugPePlan:
-        prompts = replace(self.prompts, sequences=handed.terms)
-        return replace(self, prompts=prompts, first=handed.texts)
 
     def audit_targets(self) -> Iterator[Target]:
         """Yield one vote histogram, and those of all iterations together."""
@@ -91,16 +88,11 @@ class AugPePlan(Plan):
         }
 
 
-def make_plan(config: Config, settings: AugPeSettings, before: Before | None = None) -> AugPePlan:
+def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
     """Resolve everything that is null. Raises InputError if the keys together cost more than
     `privacy.epsilon`."""
-    handed = Handed() if before is None else before.handed
-    first = None if before is None else before.dp_event
     proportions, k = config.data.proportions, config.data.max_records_per_unit
-    prompts = load_variation_prompts(
-        settings.template, settings.variation, settings.demonstrations, proportions
-    ).showing(handed.terms)
-
+    prompts, first = prompts_of(config, settings), read_texts(settings.first_texts, config)
     if k > 1 < settings.votes_per_record:
         raise InputError(
             "method.votes_per_record: several votes are for units of one record, and "
@@ -114,9 +106,22 @@ def make_plan(config: Config, settings: AugPeSettings, before: Before | None = N
     def event(z: float) -> Event:
         return SelfComposed(votes(z).dp_event, settings.iterations)
 
-    noise = resolved_noise(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS, first)
+    noise = resolved_noise(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS)
     if noise is None:
-        return AugPePlan(config, proportions, settings, None, prompts)
-    histogram = votes(noise)
-    plan = AugPePlan(config, proportions, settings, histogram, prompts, handed.texts, before=first)
+        return AugPePlan(config, proportions, settings, None, prompts, first)
+    plan = AugPePlan(config, proportions, settings, votes(noise), prompts, first)
     return plan.affordable(noise)
+
+
+def prompts_of(config: Config, settings: AugPeSettings) -> VariationPrompts:
+    """Load the template, with the public terms that it shows. Raises InputError for a wrong one."""
+    prompts = load_variation_prompts(
+        settings.template, settings.variation, settings.demonstrations, config.data.proportions
+    )
+    return prompts.showing(read_terms(settings.terms, config))
+
+
+def with_public_files(plan: AugPePlan) -> AugPePlan:
+    """Return the plan with the public files that its settings name, read anew."""
+    first = read_texts(plan.settings.first_texts, plan.config)
+    return replace(plan, prompts=prompts_of(plan.config, plan.settings), first=first)

@@ -39,6 +39,16 @@ class AugPeSettings(Section):
         "paraphrase", description="blanks want a model that follows instructions"
     )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
+    terms: str | None = Field(
+        None,
+        description="a file of PUBLIC sequences, columns `terms` and `label`, such as a release of "
+        "dp_kps: the request for a random text shows one of its label; null: none",
+    )
+    first_texts: str | None = Field(
+        None,
+        description="a file of PUBLIC texts, columns `text` and `label`, with which the first "
+        "population begins; null: none",
+    )
     mask_probability: float = Field(
         0.5, ge=0, le=1, description="p, of a word's becoming a blank; also widens the lengths"
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dpray.config.config import Config
 from dpray.methods import part
 from dpray.methods.chain.plan import make_plan, planned
-from dpray.methods.chain.settings import Chained, ChainSettings
+from dpray.methods.chain.settings import INPUT_KEY, ChainSettings
 from dpray.runs.choice import Choice, Signal
-from dpray.runs.plan import Before, Plan
+from dpray.runs.plan import Plan
 
 
 def choose(config: Config, settings: ChainSettings, records: int) -> Choice:
@@ -16,12 +16,16 @@ def choose(config: Config, settings: ChainSettings, records: int) -> Choice:
     reasons name the signals that are below their noise. Keys that are set stay as they are."""
     choices: dict[str, Choice] = {}
 
-    def choose_one(name: str, own: Config, method: Chained, *before: Before) -> Plan:
-        choices[name] = part(method.name, "choice").choose(own, method, records, *before)
+    def choose_one(name: str, own: Config) -> Plan:
+        choices[name] = part(own.method.name, "choice").choose(own, own.method, records)
         return choices[name].plan
 
     planned(config, settings, choose_one)
-    methods = [choice.plan.settings.model_dump(exclude_unset=True) for choice in choices.values()]
+    given = set(INPUT_KEY.values())
+    methods = [
+        choice.plan.settings.model_dump(exclude_unset=True, exclude=given)
+        for choice in choices.values()
+    ]
     chosen = ChainSettings.model_validate({"name": "chain", "methods": methods})
     # Planned once more: this is the plan of the configuration that is written, to the last number.
     plan = make_plan(config.model_copy(update={"method": chosen}), chosen)

@@ -1,184 +1,208 @@
-"""`make_plan` makes the frozen plan of several methods, one after the other, from a
-configuration."""
+"""A chain is a list of ordinary runs under one charge: what one releases is the next one's public
+input. `make_plan` plans them one after the other."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Self
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
 from dpray.auditing.target import Target
+from dpray.config.base import Section
 from dpray.config.config import Config
-from dpray.config.sections import RuntimeConfig
 from dpray.engines.base import Engine
-from dpray.mechanisms.randomness import named_key
+from dpray.io.files import write_durably
+from dpray.mechanisms.labels import largest_remainder
 from dpray.methods import part
-from dpray.methods.chain.settings import Chained, ChainSettings
-from dpray.runs.plan import Before, Handed, Plan, TokenLimit
+from dpray.methods.chain.settings import INPUT_KEY, ChainSettings
+from dpray.runs.plan import Plan, TokenLimit, label_histogram
 from dpray.types import BudgetRefused, InputError, OnProgress
+
+S = TypeVar("S", bound=Section)
 
 
 @dataclass(frozen=True)
 class ChainPlan(Plan):
-    """Holds the plans of a chain's methods, by the names of their parts of the run.
+    """The plans of a chain's methods, by the names of their parts of the run.
 
     Claim: every number that a mechanism's cost depends on is in these plans, and is fixed before
-    the data is opened. A method that is handed what the one before it released puts it into
-    prompts, among the texts that are voted on, or into the control codes of records, for which its
-    event holds whatever they are. So the run is an adaptive composition and costs `dp_event`.
+    the data is opened. A method puts what the one before it released into prompts, among the texts
+    that are voted on, or into the control codes of records, for which its event holds whatever they
+    are. So the run is an adaptive composition and costs `dp_event`.
     Proof: docs/privacy.md, section 6.11.
     """
 
     settings: ChainSettings
-    stages: Mapping[str, Plan]
+    links: Mapping[str, Plan]
 
     @property
     def method_event(self) -> Event:
-        return Composed(tuple(stage.method_event for stage in self.stages.values()))
+        return Composed(tuple(link.method_event for link in self.links.values()))
 
     @property
-    def column_values(self) -> dict[str, Sequence[str]]:
-        return {c: v for stage in self.stages.values() for c, v in stage.column_values.items()}
+    def column_values(self) -> dict[str, Any]:
+        return {c: v for link in self.links.values() for c, v in link.column_values.items()}
 
     @property
-    def token_limits(self) -> Sequence[TokenLimit]:
+    def token_limits(self) -> list[TokenLimit]:
         return [
             replace(limit, key=_renamed(limit.key, name))
-            for name, stage in self.stages.items()
-            for limit in stage.token_limits
+            for name, link in self.links.items()
+            for limit in link.token_limits
         ]
 
     @property
     def checks_records(self) -> bool:
-        return any(stage.checks_records for stage in self.stages.values())
+        return any(link.checks_records for link in self.links.values())
 
     def audit_targets(self) -> Iterator[Target]:
-        for stage in self.stages.values():
-            yield from stage.audit_targets()
+        for link in self.links.values():
+            yield from link.audit_targets()
 
     def try_models(self, build: Callable[..., Engine], on_progress: OnProgress) -> Engine | None:
         """Load the model for the first method that has one; the later ones have the same."""
-        for name, stage in self.stages.items():
-            if stage.config.engine.is_local:
+        for name, link in self.links.items():
+            if link.config.engine.is_local:
                 with keys_named(name):
-                    return stage.try_models(build, on_progress)
+                    return link.try_models(build, on_progress)
         return None
 
-    def with_salt(self, salt: str) -> Self:
-        return self._each(lambda name, stage: stage.with_salt(named_key(salt, name)))
-
-    def with_proportions(self, proportions: Mapping[str, float]) -> Self:
-        changed = self._each(lambda name, stage: stage.with_proportions(proportions))
-        return replace(changed, proportions=proportions)
-
-    def with_runtime(self, runtime: RuntimeConfig) -> Self:
-        changed = self._each(lambda name, stage: stage.with_runtime(runtime))
-        return super(ChainPlan, changed).with_runtime(runtime)
-
-    def _each(self, change: Callable[[str, Plan], Plan]) -> Self:
-        changed = {name: change(name, stage) for name, stage in self.stages.items()}
-        return replace(self, stages=changed)
-
     def method_summary(self) -> dict[str, Any]:
-        delta = self.config.privacy.delta
-        stages = {
-            name: stage.method_summary()
-            | {"epsilon_alone": cost(stage.method_event, delta).epsilon}
-            for name, stage in self.stages.items()
+        links = {
+            name: link.method_summary() | {"epsilon_alone": self._alone(link)}
+            for name, link in self.links.items()
         }
-        *_, last = stages.values()
+        methods = [link["method"] for link in links.values()]
         return {
-            "method": {
-                "name": self.settings.name,
-                "methods": [stage["method"] for stage in stages.values()],
-            },
-            "records": last["records"],
-            "llm_calls": sum(stage["llm_calls"] for stage in stages.values()),
-            "stages": stages,
+            "method": {"name": self.settings.name, "methods": methods},
+            "records": [*links.values()][-1]["records"],
+            "llm_calls": sum(link["llm_calls"] for link in links.values()),
+            "links": links,
             "warnings": [
                 f"{name}: {_renamed(warning, name)}"
-                for name, stage in stages.items()
-                for warning in stage["warnings"]
+                for name, link in links.items()
+                for warning in link["warnings"]
             ],
         }
 
     def lines(self) -> dict[str, str]:
-        delta, found = self.config.privacy.delta, {}
-        for name, stage in self.stages.items():
-            alone = cost(stage.method_event, delta).epsilon
-            found[name] = f"eps {alone:.4f} alone, at the same delta"
-            found |= {f"{name}: {key}": line for key, line in stage.lines().items()}
+        found = {}
+        for name, link in self.links.items():
+            found[name] = f"eps {self._alone(link):.4f} alone, at the same delta"
+            found |= {f"{name}: {key}": line for key, line in link.lines().items()}
         return found
+
+    def _alone(self, link: Plan) -> float:
+        return cost(link.method_event, self.config.privacy.delta).epsilon
 
 
 def make_plan(config: Config, settings: ChainSettings) -> ChainPlan:
-    """Plan one method after the other. Raises InputError where a method has no plan, naming its
+    """Plan one method after the other. Raises InputError if a method has no plan, naming its
     key."""
 
-    def plan(name: str, own: Config, method: Chained, *before: Before) -> Plan:
-        made: Plan = part(method.name, "plan").make_plan(own, method, *before)
+    def plan_link(name: str, own: Config) -> Plan:
+        made: Plan = part(own.method.name, "plan").make_plan(own, own.method)
         return made
 
-    return planned(config, settings, plan)
+    return planned(config, settings, plan_link)
 
 
-def planned(config: Config, settings: ChainSettings, plan: Callable[..., Plan]) -> ChainPlan:
-    """Make one method's plan after the other's, by `plan(name, config, settings, *before)`: up to
-    each of them, all together cost at most the sum of their shares of `privacy.epsilon`, measured
-    label proportions included. So what joint accounting saves is left to the later methods."""
-    shares = config.privacy.shares or [1 / len(settings.methods)] * len(settings.methods)
-    stages: dict[str, Plan] = {}
-    before: Before | None = None
-    *_, last = settings.stages
-    for (name, method), share in zip(settings.stages.items(), accumulate(shares), strict=True):
-        whole = config.privacy.epsilon
-        own = of_stage(config, method, whole if name == last else share * whole, name == last)
-        given = () if before is None else (before,)
-        with keys_named(name):
-            made = plan(name, own, method, *given)
-        before = Before(made.dp_event, Handed.of(made.stand_in()))
-        stages[name] = replace(made, config=without_histogram(made.config))
-    return ChainPlan(config, config.data.proportions, settings, stages)
+def planned(
+    config: Config, settings: ChainSettings, plan_link: Callable[[str, Config], Plan]
+) -> ChainPlan:
+    """Plan each method by `plan_link(name, config)`. Up to each of them, all together cost at most
+    the sum of their shares of `privacy.epsilon`, measured label proportions included. So what joint
+    accounting saves is left to the later methods.
+
+    A method's public input does not exist yet: a file of the same shape stands in for it.
+    """
+    whole, number = config.privacy.epsilon, len(settings.methods)
+    limits = [share * whole for share in accumulate(config.privacy.shares or [1 / number] * number)]
+    limits[-1] = whole
+    labels = label_histogram(config)
+    spent = None if labels is None else labels.dp_event
+    links: dict[str, Plan] = {}
+    before: Plan | None = None
+    with TemporaryDirectory(prefix="dpray-") as folder:
+        file = Path(folder, "public.jsonl")
+        for (name, method), limit in zip(settings.links.items(), limits, strict=True):
+            own = link_config(config, method, spent, limit, is_last=len(links) == number - 1)
+            if before is not None:
+                write_records(file, expected(before))
+                own = own.model_copy(update={"method": naming(method, before, file)})
+            with keys_named(name):
+                made = plan_link(name, own)
+            links[name] = made if before is None else with_input(made, before, None)
+            before, spent = made, made.dp_event
+    return ChainPlan(config, config.data.proportions, settings, links)
 
 
-def of_stage(config: Config, method: Chained, epsilon: float, is_last: bool) -> Config:
-    """Return the configuration with which a method is planned at so much epsilon. DP-KPS and topics
-    hand their sequences on, and have no text written for them."""
-    privacy = config.privacy.model_copy(update={"epsilon": epsilon})
-    changed: dict[str, Any] = {"method": method, "privacy": privacy}
+def link_config(
+    config: Config, method: Section, spent: Event | None, epsilon: float, *, is_last: bool
+) -> Config:
+    """Return the configuration of one method, which may cost `epsilon` together with what is
+    `spent` before it. Only the last method has a text written for its sequences."""
+    changes = {"method": method, "privacy": config.privacy.after(spent, epsilon)}
     if method.name in ("dp_kps", "topics") and not is_last:
-        changed["engine"] = config.engine.model_copy(update={"kind": "none"})
-    return config.model_copy(update=changed)
+        changes["engine"] = config.engine.model_copy(update={"kind": "none"})
+    return config.model_copy(update=changes)
 
 
-def without_histogram(config: Config) -> Config:
-    """Return the configuration without the measurement of label proportions, which is the whole
-    run's."""
-    if config.data.label_proportions != "measured":
-        return config
-    data = config.data.model_copy(update={"label_proportions": None})
-    return config.model_copy(update={"data": data})
+def naming(settings: S, before: Plan, file: Path | None) -> S:
+    """Return the settings of a method that name the file of what the method before it released."""
+    key = INPUT_KEY[before.settings.name]
+    return settings.model_copy(update={key: None if file is None else str(file)})
+
+
+def with_input(plan: Plan, before: Plan, file: Path | None) -> Plan:
+    """Return the plan of a method that reads that file when it begins."""
+    settings = naming(plan.settings, before, file)
+    config = plan.config.model_copy(update={"method": settings})
+    return replace(plan, settings=settings, config=config)
+
+
+def expected(plan: Any) -> list[dict[str, Any]]:
+    """Return public records of the shape that the method of a plan will release: as many texts, or
+    for each label a sequence of the longest terms, which take most room in a prompt."""
+    data, settings = plan.config.data, plan.settings
+    if settings.name == "private_prediction":
+        wanted = largest_remainder(plan.expected_records, plan.proportions)
+        rows = [(label, {"text": "-"}) for label, n in wanted.items() for _ in range(n)]
+    else:
+        terms = part(settings.name, "plan").public_terms(plan)
+        number = settings.sequence_length if settings.name == "dp_kps" else settings.words
+        longest = sorted(terms, key=lambda term: (-len(term), term))[:number]
+        rows = [(label, {"terms": longest}) for label in plan.proportions]
+    return [{"label": data.released_label(label)} | row for label, row in rows]
+
+
+def write_records(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    write_durably(file, text, private=True)
 
 
 @contextmanager
-def keys_named(stage: str) -> Iterator[None]:
+def keys_named(link: str) -> Iterator[None]:
     """Name the keys of `method` as they stand in the list `methods`, in an InputError or a refused
     charge."""
     try:
         yield
     except InputError as error:
-        raise InputError(_renamed(str(error), stage)) from None
+        raise InputError(_renamed(str(error), link)) from None
     except BudgetRefused as error:
-        error.detail = _renamed(error.detail, stage)
+        error.detail = _renamed(error.detail, link)
         raise
 
 
-def _renamed(words: str, stage: str) -> str:
-    place = int(stage.partition("-")[0]) - 1
+def _renamed(words: str, link: str) -> str:
+    place = int(link.partition("-")[0]) - 1
     return re.sub(r"\bmethod\.(?=[a-z])", f"methods.{place}.", words)

@@ -1,35 +1,53 @@
-"""`release` runs the methods of a chain one after the other, each with what the one before it
-released, and releases the records of the last."""
+"""`release` runs the methods of a chain one after the other, and releases the records of the last.
+What the others release is a file in `private`, which the next one reads as its public input."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from dpray.mechanisms.randomness import named_key
 from dpray.methods import part
-from dpray.methods.chain.plan import ChainPlan, keys_named
-from dpray.runs.plan import Handed
+from dpray.methods.chain.plan import ChainPlan, keys_named, with_input, write_records
+from dpray.runs.plan import Plan
 from dpray.runs.session import Release, Session
 
 
 def release(session: Session[ChainPlan]) -> Release:
-    """Go through the methods. After a crash, one that was done gives the same records again: they
-    follow from what it published."""
-    stages, reports = dict(session.plan.stages), {}
-    handed: Handed | None = None
-    for name, method in zip(stages, session.plan.settings.methods, strict=True):
-        given = stages[name] if handed is None else stages[name].given(handed)
-        with keys_named(name), session.stage(name, given) as of_stage:
+    """Release what each method releases. After a crash, one that was done gives the same records
+    again: they follow from what it published."""
+    links, reports = dict(session.plan.links), {}
+    before: Plan | None = None
+    file: Path | None = None
+    for name in links:
+        plan = opened(session, name, before, file)
+        with keys_named(name), session.stage(name, plan) as own:
             try:
-                released: Release = part(method.name, "release").release(of_stage)
+                released: Release = part(plan.settings.name, "release").release(own)
             finally:
-                session.resume_hint = of_stage.resume_hint
+                session.resume_hint = own.resume_hint
             reports[name] = released.report
-            stages[name] = of_stage.plan  # a training that was interrupted was charged for more
-            if name != list(stages)[-1]:
-                handed = Handed.of(released.records)
-    session.plan = replace(session.plan, stages=stages)
+            links[name] = own.plan  # a training that was interrupted was charged for more
+        if name != list(links)[-1]:
+            before, file = plan, session.folder.private / f"{name}.jsonl"
+            write_records(file, released.records)
+    session.plan = replace(session.plan, links=links)
     return Release(released.records, merged(reports), released.model)
+
+
+def opened(session: Session[ChainPlan], name: str, before: Plan | None, file: Path | None) -> Plan:
+    """Return a method's plan, with what is known only now: the actors' GPUs, the measured label
+    proportions, and the file of what the method before it released."""
+    link = session.plan.links[name]
+    config = link.config.model_copy(update={"runtime": session.config.runtime})
+    plan = replace(link, config=config, proportions=session.plan.proportions)
+    plan = plan.with_salt(named_key(session.salt, name))
+    if before is None:
+        return plan
+    ready: Plan = part(plan.settings.name, "plan").with_public_files(with_input(plan, before, file))
+    assert ready.method_event == link.method_event
+    return ready
 
 
 def merged(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -15,12 +15,33 @@ from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.topics.settings import TopicsSettings
 
+Link = Annotated[
+    PrivatePredictionSettings | AugPeSettings | DpKpsSettings | DpSgdSettings | TopicsSettings,
+    Field(discriminator="name"),
+]
+
+INPUT_KEY = {"dp_kps": "terms", "topics": "terms", "private_prediction": "first_texts"}
+"""The key of the next method that names the file of what each of these methods released."""
+
 FOLLOW = {
     "dp_kps": ("private_prediction", "aug_pe", "dp_sgd"),
     "topics": ("private_prediction", "aug_pe", "dp_sgd"),
     "private_prediction": ("aug_pe",),
 }
-"""A method may be followed by one of these, to which it hands what it released."""
+"""A method may be followed by one of these, which have that key."""
+
+
+class ChainSettings(Section):
+    name: Literal["chain"]
+    methods: tuple[Link, ...] = Field(
+        description="sections like `method`, in their order; what one releases is the public input "
+        "of the next"
+    )
+
+    @property
+    def links(self) -> dict[str, Link]:
+        """Return the methods by the names of their parts of the run."""
+        return {f"{place}-{each.name}": each for place, each in enumerate(self.methods, start=1)}
 
 
 def misplaced(names: Sequence[str]) -> str | None:
@@ -34,22 +55,3 @@ def misplaced(names: Sequence[str]) -> str | None:
             pairs = [f"{a} -> {b}" for a, others in FOLLOW.items() for b in others]
             return f"{after} cannot follow {one}; the pairs are {', '.join(pairs)}"
     return None
-
-
-Chained = Annotated[
-    PrivatePredictionSettings | AugPeSettings | DpKpsSettings | DpSgdSettings | TopicsSettings,
-    Field(discriminator="name"),
-]
-
-
-class ChainSettings(Section):
-    name: Literal["chain"]
-    methods: tuple[Chained, ...] = Field(
-        description="sections like `method`, in their order; each is handed what the one before it "
-        "released",
-    )
-
-    @property
-    def stages(self) -> dict[str, Chained]:
-        """Return the methods by the names of their parts of the run."""
-        return {f"{place}-{each.name}": each for place, each in enumerate(self.methods, start=1)}

@@ -17,7 +17,7 @@ from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_kps.vocabulary import read_vocabulary
-from dpray.runs.plan import Plan, longest_terms, with_labels
+from dpray.runs.plan import Plan, with_spent
 from dpray.types import InputError
 
 NOISE_FACTORS = (2.0**-20, 4.0)
@@ -48,10 +48,6 @@ class DpKpsPlan(Plan):
     @property
     def makes_texts(self) -> bool:
         return self.config.engine.kind != "none"
-
-    def stand_in(self) -> list[dict[str, Any]]:
-        terms = read_vocabulary(self.settings.vocabulary, self.settings.stop_words)
-        return longest_terms(terms, self.settings.sequence_length, self.proportions)
 
     def method_summary(self) -> dict[str, Any]:
         settings = self.settings
@@ -122,7 +118,7 @@ def joint_noise(config: Config, method: DpKps, epsilon: float) -> float:
     delta = config.privacy.delta
 
     def whole(factor: float) -> Event:
-        return with_labels(config, replace(method, noise_factor=factor).dp_event)
+        return with_spent(config, replace(method, noise_factor=factor).dp_event)
 
     if delta > 0:
         try:
@@ -133,3 +129,8 @@ def joint_noise(config: Config, method: DpKps, epsilon: float) -> float:
     while cost(whole(factor), delta).epsilon > epsilon:
         factor, step = 1.0 + step, 2.0 * step
     return factor
+
+
+def public_terms(plan: DpKpsPlan) -> list[str]:
+    """Return all terms that a release may have."""
+    return read_vocabulary(plan.settings.vocabulary, plan.settings.stop_words)

@@ -6,7 +6,6 @@ from dpray.config.config import Config
 from dpray.methods.dp_sgd.plan import DpSgdPlan, make_plan
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.choice import Choice, Signal
-from dpray.runs.plan import Before
 
 EPOCHS = (50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
 
@@ -19,9 +18,7 @@ two data sets runs with more taught more, on average, than runs with fewer
 (experiments/results_tables.md)."""
 
 
-def choose(
-    config: Config, settings: DpSgdSettings, records: int, before: Before | None = None
-) -> Choice:
+def choose(config: Config, settings: DpSgdSettings, records: int) -> Choice:
     """Take the most passes whose batches stand above their noise; where none do, one pass. Keys
     that are set stay as they are."""
     given = settings.model_fields_set
@@ -31,7 +28,7 @@ def choose(
     best: DpSgdPlan | None = None
     for epochs in (settings.epochs,) if "epochs" in given else EPOCHS:
         tried = settings.model_copy(update={"epochs": epochs, "batch_size": batch_size})
-        best = make_plan(config.model_copy(update={"method": tried}), tried, before)
+        best = make_plan(config.model_copy(update={"method": tried}), tried)
         if units(best) >= UNITS:
             break
     assert best is not None

@@ -20,7 +20,8 @@ from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.plan import Before, Handed, Losses, Plan, TokenLimit, resolved_noise
+from dpray.runs.plan import Losses, Plan, TokenLimit, resolved_noise
+from dpray.runs.public_input import read_terms
 from dpray.training.step import DpSgdStep
 from dpray.types import InputError, OnProgress
 from dpray.workers.rows import Row
@@ -66,9 +67,6 @@ class DpSgdPlan(Plan):
     @property
     def method_event(self) -> Event:
         return self.method.dp_event
-
-    def given(self, handed: Handed) -> DpSgdPlan:
-        return replace(self, codes=self.codes.with_sequences(handed.terms, self.config.data.label))
 
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.dp_sgd.audit import targets
@@ -172,15 +170,14 @@ class DpSgdPlan(Plan):
         }
 
 
-def make_plan(config: Config, settings: DpSgdSettings, before: Before | None = None) -> DpSgdPlan:
+def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     """Resolve everything that is null. Raises InputError where the keys together cost more than
     `privacy.epsilon`, or do not fit the model, where that is a folder here."""
-    codes = control_codes(config.data, settings)
+    codes = codes_of(config, settings)
     if is_at_hand(config.engine.model):
         codec = codec_of(config.engine)
         check_lengths(codec, settings, codes)
-        if before is not None:
-            check_terms(codec, settings, codes, before.handed)
+        check_terms(codec, settings, codes)
     size = config.data.public_size
     if settings.batch_size > size:
         raise InputError(
@@ -197,8 +194,7 @@ def make_plan(config: Config, settings: DpSgdSettings, before: Before | None = N
     def event(sigma: float) -> Event:
         return SelfComposed(PoissonSubsampledGaussian(q, sigma), steps + repeats)
 
-    first = None if before is None else before.dp_event
-    noise = resolved_noise(config, settings.noise_multiplier, event, (1e-2, 1e5), first)
+    noise = resolved_noise(config, settings.noise_multiplier, event, (1e-2, 1e5))
     mechanism = DpSgdStep(
         sampling_probability=q,
         noise_multiplier=NO_NOISE if noise is None else noise,
@@ -207,8 +203,19 @@ def make_plan(config: Config, settings: DpSgdSettings, before: Before | None = N
     )
     method = DpSgd(mechanism, steps, settings, repeats)
     proportions = config.data.proportions
-    plan = DpSgdPlan(config, proportions, settings, method, checkpoint_steps, codes, before=first)
+    plan = DpSgdPlan(config, proportions, settings, method, checkpoint_steps, codes)
     return plan.affordable(mechanism.noise_multiplier)
+
+
+def codes_of(config: Config, settings: DpSgdSettings) -> ControlCodes:
+    """Return the control codes, with the public terms that they may name."""
+    terms = read_terms(settings.terms, config)
+    return control_codes(config.data, settings).with_sequences(terms, config.data.label)
+
+
+def with_public_files(plan: DpSgdPlan) -> DpSgdPlan:
+    """Return the plan with the public files that its settings name, read anew."""
+    return replace(plan, codes=codes_of(plan.config, plan.settings))
 
 
 def codec_of(engine: EngineConfig) -> TextCodec:
@@ -232,13 +239,11 @@ def check_lengths(codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes
         )
 
 
-def check_terms(
-    codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes, handed: Handed
-) -> None:
+def check_terms(codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes) -> None:
     """Raise InputError where `method.max_length` leaves no room in a control code for the longest
     term."""
     most = most_code_tokens(settings.max_length)
-    for term in {terms[0] for terms in chain.from_iterable(handed.terms.values())}:
+    for term in {terms[0] for terms in chain.from_iterable(codes.sequences.values())}:
         needs = len(codec.ids(codes.longest(lambda code: len(codec.ids(code)), [term])))
         if needs > most:
             raise InputError(

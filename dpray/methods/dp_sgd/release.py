@@ -255,7 +255,7 @@ def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> di
             "batches": "Poisson: every unit joins a step's batch with probability "
             f"{method.mechanism.sampling_probability:g}, independently, and brings one record",
             "control_values": {name: dict(shares) for name, shares in plan.shares.items()},
-            "control_terms": "sequences that the method before this one released"
+            "control_terms": "public sequences (method.terms)"
             if any(plan.codes.sequences.values())
             else "none",
             "private_texts": plan.cut,

@@ -52,6 +52,12 @@ class DpSgdSettings(TrainingSettings):
         description="public share of each value of a control column, for all but the label; no "
         "other value may stand in the data",
     )
+    terms: str | None = Field(
+        None,
+        description="a file of PUBLIC sequences, columns `terms` and `label`, such as a release of "
+        "dp_kps: a control code names those that its text holds, and a written text is asked for "
+        "with one of its label; null: none",
+    )
     records: Count = Field(1000, description="texts written by the fine-tuned model; free")
     max_retries: int = Field(2, ge=0, description="how often an empty text is rewritten")
     temperature: Positive = Field(1.0, description="sampling temperature of the texts")

@@ -18,7 +18,6 @@ from dpray.methods.private_prediction.plan import (
 )
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.choice import Choice, Signal
-from dpray.runs.plan import Before
 from dpray.types import InputError
 
 CLIP_BOUNDS = (10.0, 5.0, 3.0, 2.0, 1.0)
@@ -28,12 +27,7 @@ CLIP = {"clip", "clip_bound", "temperature"}
 """These keys go together: if one is set, none is free."""
 
 
-def choose(
-    config: Config,
-    settings: PrivatePredictionSettings,
-    records: int,
-    before: Before | None = None,
-) -> Choice:
+def choose(config: Config, settings: PrivatePredictionSettings, records: int) -> Choice:
     """Take dclip at temperature 1 with the largest clip bound that affords the texts: the larger,
     the more a token gains (docs/methods.md). Then take the smallest batches that do, because a text
     costs a prompt for each record of its batch. Keys that are set stay as they are.
@@ -42,16 +36,13 @@ def choose(
     """
     candidates = list(_candidates(config, settings))
     template = template_of(config, settings)  # no key of it is free
-    first = None if before is None else before.dp_event
-    base = PrivatePredictionPlan(
-        config, config.data.proportions, settings, 1, template, before=first
-    )
+    base = PrivatePredictionPlan(config, config.data.proportions, settings, 1, template)
     wanted = settings.texts or records
     refused: list[InputError] = []
 
     def plan_of(each: PrivatePredictionSettings) -> PrivatePredictionPlan | None:
         try:
-            return make_plan(config.model_copy(update={"method": each}), each, before)
+            return make_plan(config.model_copy(update={"method": each}), each)
         except InputError as error:
             refused.append(error)
             return None
@@ -76,7 +67,7 @@ def choose(
     if not best.texts_affordable and chosen.max_records is not None:
         # Of batches of a given kind the plan says no more than whether the limit is reached.
         without_limit = chosen.model_copy(update={"max_records": None})
-        affordable = make_plan(config, without_limit, before).whole_texts
+        affordable = make_plan(config, without_limit).whole_texts
     signal = Signal(affordable, records, "whole texts that epsilon pays for")
     return Choice(best, signal, (what + why,))
 

@@ -14,7 +14,7 @@ from dpray.config.config import Config
 from dpray.engines.row_variation import rounding_warnings
 from dpray.io.few_shot import read_few_shot
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
-from dpray.mechanisms.labels import common_shares, largest_remainder
+from dpray.mechanisms.labels import common_shares
 from dpray.methods.private_prediction.affordable import (
     BatchMemory,
     affordable_batch_size,
@@ -25,7 +25,8 @@ from dpray.methods.private_prediction.algorithm import PrivatePrediction
 from dpray.methods.private_prediction.prompts import PromptTemplate, load_template
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
-from dpray.runs.plan import Before, Handed, Plan, TokenLimit
+from dpray.runs.plan import Plan, TokenLimit
+from dpray.runs.public_input import read_terms
 from dpray.types import InputError
 from dpray.workers.rows import TextOf
 
@@ -179,13 +180,6 @@ class PrivatePredictionPlan(Plan):
         a_batch = self.settings.texts_per_batch
         return {"batches": batches, "texts": a_batch * texts, "max_records": None}
 
-    def stand_in(self) -> list[dict[str, Any]]:
-        wanted = largest_remainder(self.expected_records, self.proportions)
-        return [{"label": label, "text": ""} for label, n in wanted.items() for _ in range(n)]
-
-    def given(self, handed: Handed) -> Self:
-        return replace(self, template=replace(self.template, sequences=handed.terms))
-
     def with_salt(self, salt: str) -> Self:
         return replace(self, salt=salt)
 
@@ -285,9 +279,7 @@ def warnings(plan: PrivatePredictionPlan) -> list[str]:
     return found
 
 
-def make_plan(
-    config: Config, settings: PrivatePredictionSettings, before: Before | None = None
-) -> PrivatePredictionPlan:
+def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePredictionPlan:
     """Resolve everything that is null or auto. Raises InputError if the keys together cost more
     than `privacy.epsilon`, or do not fit the engine, or the model, if that is a folder here."""
     if config.engine.dtype == "auto":
@@ -296,18 +288,13 @@ def make_plan(
         engine = config.engine.model_copy(update={"dtype": "float32"})
         config = config.model_copy(update={"engine": engine})
     template = template_of(config, settings)
-    if before is not None:
-        template = template.showing(before.handed.terms)
     size, memory = affordable_batch_size(settings, config.engine, template, config.data.proportions)
     settings = settings.model_copy(update={"batch_size": size})
     if config.method.name == settings.name:
         # The number is what the run keeps: another machine may hold larger batches.
         config = config.model_copy(update={"method": settings})
-    first = None if before is None else before.dp_event
     plan = with_batches(
-        PrivatePredictionPlan(
-            config, config.data.proportions, settings, 1, template, memory=memory, before=first
-        )
+        PrivatePredictionPlan(config, config.data.proportions, settings, 1, template, memory=memory)
     )
     if plan.cost.epsilon > config.privacy.epsilon:
         key = "method.private_tokens" if plan.disjoint else "method.texts"
@@ -320,11 +307,16 @@ def make_plan(
 
 
 def template_of(config: Config, settings: PrivatePredictionSettings) -> PromptTemplate:
-    """Load the template, with the public texts that it shows. Raises InputError for a wrong one."""
-    shown = settings.few_shot_examples
-    return load_template(
-        settings.template, read_few_shot(settings.few_shot, shown, config.data.path)
-    )
+    """Load the template, with the public texts and terms that it shows. Raises InputError for a
+    wrong one."""
+    few_shot = read_few_shot(settings.few_shot, settings.few_shot_examples, config.data.path)
+    template = load_template(settings.template, few_shot)
+    return template.showing(read_terms(settings.terms, config))
+
+
+def with_public_files(plan: PrivatePredictionPlan) -> PrivatePredictionPlan:
+    """Return the plan with the public files that its settings name, read anew."""
+    return replace(plan, template=template_of(plan.config, plan.settings))
 
 
 def with_batches(base: PrivatePredictionPlan) -> PrivatePredictionPlan:

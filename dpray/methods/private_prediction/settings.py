@@ -100,6 +100,11 @@ class PrivatePredictionSettings(Section):
         description="how many of them, drawn for each batch, of its label if the file has "
         "enough of it; fewer if the prompt would take more than half of the model's context",
     )
+    terms: str | None = Field(
+        None,
+        description="a file of PUBLIC sequences, columns `terms` and `label`, such as a release of "
+        "dp_kps: the prompts of a batch show one of its label; null: none",
+    )
     longest_copy: Count | None = Field(
         None,
         description="the most tokens in a row that a text may share with its public prompt, "

@@ -16,7 +16,7 @@ from dpray.mechanisms.topics import words_of
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.topics.algorithm import TopicHistogram
 from dpray.methods.topics.settings import TopicsSettings
-from dpray.runs.plan import Plan, longest_terms, resolved_noise
+from dpray.runs.plan import Plan, resolved_noise
 from dpray.types import InputError, Record
 from dpray.workers.rows import read_records
 
@@ -44,11 +44,6 @@ class TopicsPlan(Plan):
     def counts(self) -> int:
         """Return the number of counts of the histogram."""
         return len(self.proportions) * self.settings.topics
-
-    def stand_in(self) -> list[dict[str, Any]]:
-        words_in = words_of()
-        words = {word for record in self.public for word in words_in(record.text)}
-        return longest_terms(words, self.settings.words, self.proportions)
 
     def method_summary(self) -> dict[str, Any]:
         return {
@@ -106,3 +101,9 @@ def read_public(config: Config, settings: TopicsSettings) -> list[Record]:
             f"in method.public {settings.public}"
         )
     return worded
+
+
+def public_terms(plan: TopicsPlan) -> set[str]:
+    """Return all words that may name a topic."""
+    words_in = words_of()
+    return {word for record in plan.public for word in words_in(record.text)}

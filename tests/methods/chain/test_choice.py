@@ -77,7 +77,7 @@ def test_the_methods_of_a_chain_have_the_epsilon_that_is_left(asked: Config) -> 
     alone = compare(asked, methods=["dp_kps", "aug_pe"]).answers
     _, plan = chosen(compare(asked, methods=CHAINS[:1]), CHAINS[0])
     assert 0.999 * 8.0 < plan.cost.epsilon <= 8.0
-    for stage, name in zip(plan.stages.values(), ("dp_kps", "aug_pe"), strict=True):
+    for stage, name in zip(plan.links.values(), ("dp_kps", "aug_pe"), strict=True):
         single = alone[name].choice
         assert single is not None
         spent = cost(stage.method_event, asked.privacy.delta).epsilon

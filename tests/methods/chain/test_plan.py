@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from dpray.accounting.accountant import cost
@@ -16,11 +18,11 @@ from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
 from dpray.auditing.audit import audit
 from dpray.config.config import Config, parse_config
-from dpray.methods.chain.plan import ChainPlan
+from dpray.methods import part
+from dpray.methods.chain.plan import ChainPlan, with_input, write_records
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.planning.compare import plain
 from dpray.registry import make_plan
-from dpray.runs.plan import Handed
 from dpray.types import InputError
 from dpray.workers.engine import build_engine
 
@@ -52,7 +54,7 @@ def test_the_methods_use_up_epsilon_together(
 ) -> None:
     run = config(*names, privacy__epsilon=EPSILON, privacy__shares=shares)
     plan = chain(run)
-    first, second = (stage.method_event for stage in plan.stages.values())
+    first, second = (stage.method_event for stage in plan.links.values())
     share = 0.5 if shares is None else shares[0]
     assert share * EPSILON * 0.999 < epsilon(run, first) <= share * EPSILON
     assert EPSILON * 0.999 < plan.cost.epsilon == epsilon(run, first, second) <= EPSILON
@@ -79,28 +81,40 @@ def test_measured_labels_are_charged_once(config: Make, names: tuple[str, ...]) 
     histogram = plan.label_histogram
     assert histogram is not None
     assert plan.dp_event.terms()[histogram.dp_event] == 1
-    assert all(stage.label_histogram is None for stage in plan.stages.values())
+    assert all(stage.label_histogram is None for stage in plan.links.values())
     assert plan.cost.epsilon <= 12.0
-    whole = [stage.method_event for stage in plan.stages.values()]
+    whole = [stage.method_event for stage in plan.links.values()]
     assert plan.dp_event.terms() == Composed((histogram.dp_event, *whole)).terms()
 
 
-TERMS = st.dictionaries(
-    st.sampled_from("ab"), st.lists(st.lists(st.text(max_size=9), min_size=1, max_size=4))
+RECORDS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "label": st.sampled_from("ab"),
+            "text": st.text(st.characters(codec="utf-8"), max_size=9),
+            "terms": st.lists(st.text(st.characters(codec="utf-8"), max_size=9), min_size=1),
+        }
+    ),
+    max_size=4,
 )
 
 
 @pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, KPS_SGD, PREDICT_AUG])
-def test_no_cost_depends_on_what_is_handed_on(config: Make, names: tuple[str, ...]) -> None:
+def test_no_cost_depends_on_what_the_method_before_released(
+    config: Make, names: tuple[str, ...], tmp_path: Path
+) -> None:
     """Whatever neighbouring data make the first method release, the second one's mechanisms have
     the same parameters, and the same event."""
-    *_, last = chain(config(*names)).stages.values()
+    first, last = chain(config(*names)).links.values()
+    file = tmp_path / "released.jsonl"
 
-    @given(TERMS, st.dictionaries(st.sampled_from("ab"), st.lists(st.text(max_size=9))))
-    def check(terms: Any, texts: Any) -> None:
-        given = last.given(Handed(terms, texts))
-        assert given.method_event == last.method_event
-        assert given.settings == last.settings and given.proportions == last.proportions
+    @trials(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+    @given(RECORDS)
+    def check(records: Any) -> None:
+        write_records(file, records)
+        read = part(names[-1], "plan").with_public_files(with_input(last, first, file))
+        assert read.method_event == last.method_event
+        assert read.proportions == last.proportions
 
     check()
 
@@ -108,22 +122,22 @@ def test_no_cost_depends_on_what_is_handed_on(config: Make, names: tuple[str, ..
 def test_three_methods_have_cumulative_shares(config: Make) -> None:
     run = config(*ALL, privacy__epsilon=20.0, privacy__shares=[0.2, 0.5, 0.3])
     plan = chain(run)
-    events = [stage.method_event for stage in plan.stages.values()]
+    events = [stage.method_event for stage in plan.links.values()]
     assert epsilon(run, *events[:1]) <= 4.0 and epsilon(run, *events[:2]) <= 14.0
     assert 0.999 * 20.0 < epsilon(run, *events) <= 20.0
-    assert plan.summary()["stages"].keys() == {"1-dp_kps", "2-private_prediction", "3-aug_pe"}
+    assert plan.summary()["links"].keys() == {"1-dp_kps", "2-private_prediction", "3-aug_pe"}
 
 
 def test_pure_epsilon_is_the_sum(config: Make) -> None:
     run = config(*KPS_PREDICT, privacy__delta=0.0, private_prediction__texts=2)
     plan = chain(run)
-    alone = [epsilon(run, stage.method_event) for stage in plan.stages.values()]
+    alone = [epsilon(run, stage.method_event) for stage in plan.links.values()]
     assert plan.cost.bound == "basic" and plan.cost.epsilon == pytest.approx(sum(alone))
 
 
 def test_the_plan_says_what_each_method_makes(config: Make) -> None:
     summary = chain(config(*PREDICT_AUG)).summary()
-    first, second = summary["stages"].values()
+    first, second = summary["links"].values()
     assert [method["name"] for method in summary["method"]["methods"]] == list(PREDICT_AUG)
     assert summary["records"] == second["records"] == 4
     # Of the first population of 8, 6 texts are there.
@@ -152,10 +166,10 @@ def test_codes_without_room_for_a_term_are_refused(config: Make) -> None:
 
 def test_a_model_whose_context_is_too_short_is_named_by_the_chains_key(config: Make) -> None:
     plan = chain(config(*KPS_SGD))
-    name, stage = list(plan.stages.items())[-1]
+    name, stage = list(plan.links.items())[-1]
     assert isinstance(stage, DpSgdPlan)
     longer = replace(stage, settings=stage.settings.model_copy(update={"max_length": 400}))
-    tried = replace(plan, stages={**plan.stages, name: longer})
+    tried = replace(plan, links={**plan.links, name: longer})
     with pytest.raises(InputError, match=r"methods\.1\.max_length: 400 is more than"):
         tried.try_models(build_engine, lambda progress: None)
 

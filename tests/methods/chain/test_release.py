@@ -217,7 +217,7 @@ def test_a_tuned_model_is_asked_with_private_terms_and_lost_steps_are_charged(
         watched.run(run)
     report = watched.run(run)
     assert report["steps"] == {"planned": 4, "repeated": 2, "charged": 6}
-    kps, *_ = make_plan(run).stages.values()  # type: ignore[attr-defined]
+    kps, *_ = make_plan(run).links.values()  # type: ignore[attr-defined]
     steps = SelfComposed(PoissonSubsampledGaussian(0.05, 1.5), 6)
     whole = Composed((kps.method_event, steps))
     assert report["epsilon"] == cost(whole, run.privacy.delta).epsilon

@@ -22,7 +22,7 @@ from dpray.config.config import Config, parse_config
 from dpray.ledger.ledger import Ledger
 from dpray.methods.dp_kps.plan import DpKpsPlan
 from dpray.registry import make_plan
-from dpray.runs.plan import with_labels
+from dpray.runs.plan import with_spent
 from dpray.types import Budget, BudgetRefused, InputError
 
 DELTA = 1e-5
@@ -109,7 +109,7 @@ def test_both_noises_are_calibrated_together(
         assert factor < 1
         assert plan.method.vocabulary.scale == pytest.approx(factor * alone.vocabulary.scale)
         assert plan.method.kde.scale == pytest.approx(factor * alone.kde.scale)
-        assert cost(with_labels(plan.config, alone.dp_event), DELTA).epsilon < float(epsilon)
+        assert cost(with_spent(plan.config, alone.dp_event), DELTA).epsilon < float(epsilon)
 
 
 def test_shares_that_are_less_than_epsilon_are_what_a_plan_costs(

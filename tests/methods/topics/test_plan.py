@@ -11,7 +11,7 @@ import pytest
 
 from dpray.config.config import Config, parse_config
 from dpray.methods.topics.choice import choose
-from dpray.methods.topics.plan import TopicsPlan, make_plan
+from dpray.methods.topics.plan import TopicsPlan, make_plan, public_terms
 from dpray.methods.topics.settings import TopicsSettings
 from dpray.types import InputError
 
@@ -39,7 +39,7 @@ def test_texts_without_words_are_left_out_and_the_longest_words_stand_in(asked: 
     blank = [{"text": "of the", "label": "b"}, {"text": "", "label": "a"}]
     plan = make_plan(*asked(rows(12) + blank, 2.0, topics=2, words=2))
     assert len(plan.public) == 12 and "elephants" not in repr(plan.public)
-    assert plan.stand_in() == [{"label": c, "terms": ["elephants", "text"]} for c in "ab"]
+    assert public_terms(plan) == {"text", "elephants"}
     assert plan.cost.epsilon == pytest.approx(plan.config.privacy.epsilon, rel=1e-3)
     units = {"data__unit": "label", "data__max_records_per_unit": 3}
     of_three = make_plan(*asked(rows(2), 2.0, units, topics=2))
