@@ -70,9 +70,9 @@ def load(path: str | Path, *overrides: str) -> Config:
 
     config = dpray.load("notes.yaml", "privacy.epsilon=2", "output.path=out/eps2")
     """
-    from dpray.config.config import load_config
+    from dpray.methods.config import load_config
 
-    return load_config(path, list(overrides))
+    return load_config(path, overrides)
 
 
 def plan(config: Config) -> Plan:

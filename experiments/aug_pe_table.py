@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from runs import DATA, HERE, RUNS
 
-from dpray.config.config import load_config
 from dpray.evaluation.downstream import Embedded, logistic_regression
 from dpray.evaluation.fidelity import frechet_distance
 from dpray.methods.aug_pe.algorithm import Checkpoint, Population
+from dpray.methods.config import load_config
 from dpray.registry import make_plan
 
 COUNTS = (0, 1, 5, 10)

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from runs import CANDIDATES, DATA, HERE, RUNS, accuracy, audit_canaries, finished, make
 
-from dpray.config.config import load_config
 from dpray.evaluation.downstream import Embedded
 from dpray.io.records import read_rows
+from dpray.methods.config import load_config
 from dpray.methods.dp_sgd.released_model import released_losses
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.folder import MODEL

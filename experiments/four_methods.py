@@ -29,7 +29,7 @@ from runs import HERE, RUNS, finished, make, released, rows
 from sets import SETS, VARIANTS, is_short, labels, part, short_public_texts, size
 
 from dpray import plan
-from dpray.config.config import load_config
+from dpray.methods.config import load_config
 from dpray.types import InputError
 
 METHODS = {

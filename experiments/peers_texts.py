@@ -8,7 +8,7 @@ from runs import DATA, HERE
 from sets import size
 
 from dpray import plan
-from dpray.config.config import load_config
+from dpray.methods.config import load_config
 
 BATCH = 16
 EPSILONS = (1.0, 2.0, 4.0, 8.0)

@@ -21,8 +21,9 @@ from runs import DATA, HERE, RUNS, finished, released, rows
 from scipy.stats import spearmanr
 
 import dpray
-from dpray.config.config import Config, load_config, parse_config
+from dpray.config.config import Config
 from dpray.evaluation.judge import Judge
+from dpray.methods.config import load_config, parse_config
 from dpray.planning.compare import METHODS
 from dpray.planning.public_twin import on_twin
 from dpray.planning.rehearse import FEWEST, Rehearsal, weighed, within_chance

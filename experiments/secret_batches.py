@@ -17,8 +17,8 @@ from reproduction import Sets, bootstraps, distance, draw, spread
 from runs import DATA, HERE, RUNS, accuracy, finished, make
 
 from dpray import plan
-from dpray.config.config import load_config
 from dpray.evaluation.downstream import Embedded
+from dpray.methods.config import load_config
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 KINDS = ("disjoint", "poisson")

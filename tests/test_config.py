@@ -7,8 +7,8 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from dpray.config.config import Config, load_config, parse_config
 from dpray.config.loading import read_tree
+from dpray.methods.config import RunConfig, load_config, parse_config
 from dpray.types import InputError
 
 Settings = Callable[..., dict[str, Any]]
@@ -148,7 +148,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_every_key_of_the_method_has_a_default_and_a_description() -> None:
-    methods = get_args(Config.model_fields["method"].annotation)
+    methods = get_args(RunConfig.model_fields["method"].annotation)
     fields = {k: v for method in methods for k, v in method.model_fields.items()}
     del fields["vocabulary"]  # only the user knows which public words suit the texts
     del fields["methods"]  # which are chained is what is asked for

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from dpray.cli import run_command
-from dpray.config.config import load_config, parse_config
 from dpray.io.file_list import list_files
 from dpray.io.formats import Piece
 from dpray.io.records import read_rows
+from dpray.methods.config import load_config, parse_config
 from dpray.runs.folder import ReleaseFolder
 from dpray.types import InputError
 from dpray.workers.rows import read_records

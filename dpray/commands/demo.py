@@ -17,8 +17,9 @@ from rich.text import Text
 
 from dpray.commands.plan import AsJson
 from dpray.commands.run import run_with_progress, show_run
-from dpray.config.config import Config, load_config
+from dpray.config.config import Config
 from dpray.io.files import read_json, refuse_cloud, write_durably
+from dpray.methods.config import load_config
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.report.figures import plus_minus
 from dpray.terminal import Terminal, printable, titled_table

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from dpray.commands.plan import AsJson
-from dpray.config.config import load_config
 from dpray.io.columns import listed_names
 from dpray.io.formats import FileFormat
 from dpray.io.records import Header
+from dpray.methods.config import load_config
 from dpray.starter import (
     Answers,
     Method,

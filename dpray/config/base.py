@@ -3,8 +3,8 @@ numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args, get_origin
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -31,6 +31,21 @@ class Section(BaseModel):
             if any(type(leaf) in refused for leaf in _leaves(value)):
                 raise ValueError(f"{name}: not a number in decimal digits, such as 4, 0.5 or 1e-6")
         return values
+
+
+class MethodSettings(Section):
+    """The keys of `method`. `dpray.methods.config` lists the settings of all methods."""
+
+    name: str
+    engines: ClassVar[frozenset[str]] = frozenset({"vllm", "transformers", "openai"})
+    """The kinds of engines that the method can use."""
+    can_run_without_noise: ClassVar[bool] = False
+    actors_share_gpus: ClassVar[bool] = True
+
+    @property
+    def each(self) -> Sequence[MethodSettings]:
+        """Return the settings of the methods that a run runs, several in a chain."""
+        return (self,)
 
 
 def _kinds(annotation: Any) -> set[Any]:

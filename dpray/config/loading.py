@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from dpray.types import CONTROL, InputError, first_line
 M = TypeVar("M", bound=BaseModel)
 
 
-def read_tree(path: str | Path, overrides: list[str]) -> Any:
+def read_tree(path: str | Path, overrides: Sequence[str]) -> Any:
     """Read the plain tree of a YAML file with `key.sub=value` overrides. Raises InputError.
 
     Nothing is interpolated: `${oc.env:NAME}` of other tools would put an environment variable into

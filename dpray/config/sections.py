@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     Field,
-    PrivateAttr,
     StrictBool,
     StrictFloat,
     StrictInt,
@@ -18,7 +17,6 @@ from pydantic import (
     model_validator,
 )
 
-from dpray.accounting.event import Event
 from dpray.config.base import Count, Delimiter, Encoding, Positive, Section
 from dpray.io.files import names_cloud
 from dpray.io.formats import FileFormat
@@ -189,18 +187,6 @@ class PrivacyConfig(Section):
         "batch out (another mechanism then ends the run); DP-SGD goes on in any case, as it pays "
         "for what it repeats",
     )
-    _spent: Event | None = PrivateAttr(None)
-
-    @property
-    def spent(self) -> Event | None:
-        """What the methods before this one in a chain spend of `epsilon`, None for the first."""
-        return self._spent
-
-    def after(self, spent: Event | None, epsilon: float) -> PrivacyConfig:
-        """Return the section for a method that may cost, together with `spent`, `epsilon`."""
-        section = self.model_copy(update={"epsilon": epsilon})
-        section._spent = spent
-        return section
 
     @field_validator("epsilon")
     @classmethod

@@ -3,15 +3,16 @@ all methods that write texts, and the chains that are named."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from dpray.config.base import Count, Section
+from dpray.config.base import Count, MethodSettings
 
 
-class AutoSettings(Section):
+class AutoSettings(MethodSettings):
     name: Literal["auto"]
+    engines: ClassVar[frozenset[str]] = MethodSettings.engines | {"none"}
     records: Count = Field(1000, description="synthetic records that are wanted")
     private_prediction: dict[str, Any] = Field(
         {}, description="keys of private prediction that are not free"

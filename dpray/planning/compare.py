@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.methods.auto import AutoSettings
 from dpray.methods.chain.settings import ChainSettings
+from dpray.methods.config import parse_config
 from dpray.registry import choose
 from dpray.runs.choice import Choice
 from dpray.runs.plan import privacy_unit

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.io.records import read_rows
+from dpray.methods.config import parse_config
 from dpray.planning.compare import (
     Answer,
     check_epsilons,

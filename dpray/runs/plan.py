@@ -220,7 +220,7 @@ def label_histogram(config: Config) -> LabelHistogram | None:
     """Return the mechanism that measures the label proportions; None without one, and for one
     method of a chain, as the whole run measures them. Raises InputError if its noise is too large
     to be drawn."""
-    if config.data.label_proportions != "measured" or config.privacy.spent is not None:
+    if config.data.label_proportions != "measured" or config.spent is not None:
         return None
     data = config.data
     epsilon, unit = config.privacy.epsilon_labels, data.max_records_per_unit
@@ -231,9 +231,9 @@ def label_histogram(config: Config) -> LabelHistogram | None:
 
 
 def with_spent(config: Config, event: Event) -> Event:
-    """Compose a method's event with what the run spends before it: `privacy.spent`, or the measured
+    """Compose a method's event with what the run spends before it: `config.spent`, or the measured
     label proportions."""
-    before = config.privacy.spent
+    before = config.spent
     if before is None and (histogram := label_histogram(config)) is not None:
         before = histogram.dp_event
     return event if before is None else Composed((before, event))

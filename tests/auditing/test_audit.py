@@ -15,9 +15,10 @@ from dpray.accounting.events import PoissonSubsampledDraws
 from dpray.auditing import canaries
 from dpray.auditing.audit import audit
 from dpray.auditing.target import audit_target
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.randomness import generator, new_key
+from dpray.methods.config import parse_config
 from dpray.registry import make_plan
 from dpray.types import Budget, DprayError, InputError, Progress, Resumable
 from tests.methods.aug_pe.test_release import BagOfWords

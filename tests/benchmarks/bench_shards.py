@@ -28,11 +28,12 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.engines.base import LockstepGroup, LockstepResult
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.formats import Piece
 from dpray.mechanisms.randomness import new_salt
+from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
 from dpray.methods.private_prediction.release import batches_of
 from dpray.methods.private_prediction.rows import group_rows, private_rows

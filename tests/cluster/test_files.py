@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from dpray.config.config import load_config
+from dpray.methods.config import load_config
 from dpray.registry import make_plan
 from dpray.types import InputError
 from tests.cluster.files import CLUSTER, IMAGE, ROOT, changed, read

@@ -9,7 +9,7 @@ import pytest
 import ray
 import yaml
 
-from dpray.config.config import load_config
+from dpray.methods.config import load_config
 from tests.cluster.files import CLUSTER, IMAGE, ROOT, changed, read
 
 SCHEMAS = json.loads((Path(__file__).parent / "schemas" / "kuberay.json").read_text())

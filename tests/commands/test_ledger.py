@@ -18,9 +18,9 @@ import dpray
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
 from dpray.commands.ledger import app
-from dpray.config.config import parse_config
 from dpray.ledger.errors import MissingLedger
 from dpray.ledger.ledger import Ledger
+from dpray.methods.config import parse_config
 from dpray.registry import make_plan
 from dpray.types import Budget, DprayError, InputError
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dpray.config.config import Config
-from dpray.methods.chain.settings import Chained
+from dpray.methods.chain.settings import Link
+from dpray.methods.config import RunConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 
@@ -25,8 +25,8 @@ _TABLE = re.compile(r"(<!-- keys: (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 def sections() -> dict[str, type[BaseModel]]:
     """Return the sections of a configuration by name, the methods' by `method.name`, or by their
     name in `methods`."""
-    found = {name: field.annotation for name, field in Config.model_fields.items()}
-    methods = dict.fromkeys((*get_args(found.pop("method")), *get_args(get_args(Chained)[0])))
+    found = {name: field.annotation for name, field in RunConfig.model_fields.items()}
+    methods = dict.fromkeys((*get_args(found.pop("method")), *get_args(get_args(Link)[0])))
     by_name = {get_args(m.model_fields["name"].annotation)[0]: m for m in methods}
     return {**by_name, **found}  # type: ignore[dict-item]
 

@@ -16,7 +16,7 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from dpray.config.config import parse_config
+from dpray.methods.config import parse_config
 from dpray.types import InputError
 from dpray.workers.rows import check_first_records, data_pieces, read_records
 from tests.conftest import ROOT

@@ -22,8 +22,8 @@ import pytest
 
 from dpray import registry as methods
 from dpray.cli import run_command
-from dpray.config.config import parse_config
 from dpray.ledger.ledger import Ledger
+from dpray.methods.config import parse_config
 from dpray.registry import make_plan
 from dpray.types import Budget, BudgetRefused
 from tests.integration.fault_driver import build

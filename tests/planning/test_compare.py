@@ -13,7 +13,7 @@ import yaml
 
 import dpray
 from dpray.cli import run_command
-from dpray.config.config import parse_config
+from dpray.methods.config import parse_config
 from dpray.planning.compare import METHODS, Answer, answer, compare
 from dpray.registry import make_plan
 from dpray.types import InputError

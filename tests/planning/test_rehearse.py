@@ -18,7 +18,8 @@ from sklearn.feature_extraction.text import HashingVectorizer
 import dpray
 from dpray.cli import run_command
 from dpray.commands.rehearse import show_rehearsal
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
+from dpray.methods.config import parse_config
 from dpray.planning.compare import Answer
 from dpray.planning.rehearse import Rehearsal, Rehearsed, rehearse
 from dpray.report.rehearsal_page import render_rehearsal

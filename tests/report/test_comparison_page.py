@@ -13,7 +13,7 @@ import yaml
 
 import dpray
 from dpray.cli import run_command
-from dpray.config.config import parse_config
+from dpray.methods.config import parse_config
 from dpray.planning.compare import FACTORS, explore
 from dpray.report.comparison_page import read_rehearsal, render_comparison
 from dpray.types import InputError

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from dpray import registry
-from dpray.config.config import Config, EngineConfig, parse_config
+from dpray.config.config import Config, EngineConfig
 from dpray.engines.transformers import TransformersEngine
+from dpray.methods.config import parse_config
 from dpray.report.write import write_report
 from dpray.runs.public_names import model_name
 from dpray.workers import voters

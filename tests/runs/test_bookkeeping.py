@@ -14,9 +14,10 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from dpray import registry as methods
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.ledger.errors import MissingLedger
 from dpray.ledger.ledger import Ledger
+from dpray.methods.config import parse_config
 from dpray.registry import make_plan
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.session import Session

@@ -12,8 +12,9 @@ import pytest
 
 from dpray import registry as methods
 from dpray.cli import run_command
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
+from dpray.methods.config import parse_config
 from dpray.runs import runner
 from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable
 from tests.integration.opened import Opened

@@ -14,8 +14,9 @@ import pytest
 
 import dpray
 from dpray import registry as methods
-from dpray.config.config import DataConfig, parse_config
+from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
+from dpray.methods.config import parse_config
 from dpray.runs.plan import Handed
 from dpray.types import InputError
 from dpray.workers.rows import read_records

@@ -14,10 +14,11 @@ import pytest
 
 from dpray import registry as methods
 from dpray.accounting.report import NOT_COVERED
-from dpray.config.config import Config, EngineConfig, parse_config
+from dpray.config.config import Config, EngineConfig
 from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.errors import LedgerError
 from dpray.ledger.ledger import Ledger
+from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import decoder
 from dpray.methods.private_prediction import release as run_module
 from dpray.runs import runner, session

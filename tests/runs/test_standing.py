@@ -14,10 +14,11 @@ import pytest
 from ray.exceptions import RayActorError
 
 from dpray.cli import run_command, show_error
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.engines.base import EngineError
 from dpray.ledger.errors import LedgerFull, LedgerUnavailable
 from dpray.ledger.ledger import Ledger
+from dpray.methods.config import parse_config
 from dpray.methods.dp_kps.release import release as dp_kps_release
 from dpray.registry import make_plan
 from dpray.runs.folder import ReleaseFolder

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
+from dpray.methods.config import parse_config
 from dpray.types import DprayError, InputError, Progress, Resumable
 from dpray.workers import engine_pool
 from dpray.workers.engine import check_loads

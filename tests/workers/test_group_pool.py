@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import OutOfMemoryError, OwnerDiedError, RayActorError
 
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.engines.base import EngineError
 from dpray.io.formats import Piece
+from dpray.methods.config import parse_config
 from dpray.workers.cluster import EndedForMemory, LostTooOften, ended_for_memory, was_lost
 from dpray.workers.groups import MOST_BLOCKS, Slices, block_count, group_pool, slice_of, tasks
 from dpray.workers.pool import Work

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.engines.base import EngineError
+from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.registry import make_plan
 from dpray.types import InputError

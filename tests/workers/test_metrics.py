@@ -14,10 +14,10 @@ import pytest
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.config.config import parse_config
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.operations import Commit, Reserve
 from dpray.ledger.protocol import NullLedger
+from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.release import release
 from dpray.registry import make_plan
 from dpray.runs.folder import ReleaseFolder

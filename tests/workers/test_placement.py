@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
+from dpray.methods.config import parse_config
 from dpray.training.ray_train import scaling
 from dpray.types import InputError
 from dpray.workers.placement import Gpus, gpus_of_rank, in_words, placement, resolve_gpus

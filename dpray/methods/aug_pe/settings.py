@@ -3,15 +3,16 @@ three data sets stand in the packaged templates `yelp`, `openreview` and `pubmed
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from dpray.config.base import Count, Positive, Section
+from dpray.config.base import Count, MethodSettings, Positive
 
 
-class AugPeSettings(Section):
+class AugPeSettings(MethodSettings):
     name: Literal["aug_pe"]
+    can_run_without_noise: ClassVar[bool] = True
     records: Count = Field(2000, description="n_syn, texts to make, split over the labels")
     iterations: Count = Field(10, description="T, votes of the private records")
     variations: Count = Field(

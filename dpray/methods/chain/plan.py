@@ -17,7 +17,7 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
 from dpray.auditing.target import Target
-from dpray.config.base import Section
+from dpray.config.base import MethodSettings
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.io.files import write_durably
@@ -27,7 +27,7 @@ from dpray.methods.chain.settings import INPUT_KEY, ChainSettings
 from dpray.runs.plan import Plan, TokenLimit, label_histogram
 from dpray.types import BudgetRefused, InputError, OnProgress
 
-S = TypeVar("S", bound=Section)
+S = TypeVar("S", bound=MethodSettings)
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,15 @@ def planned(
 
 
 def link_config(
-    config: Config, method: Section, spent: Event | None, epsilon: float, *, is_last: bool
+    config: Config, method: MethodSettings, spent: Event | None, epsilon: float, *, is_last: bool
 ) -> Config:
     """Return the configuration of one method, which may cost `epsilon` together with what is
     `spent` before it. Only the last method has a text written for its sequences."""
-    changes = {"method": method, "privacy": config.privacy.after(spent, epsilon)}
+    privacy = config.privacy.model_copy(update={"epsilon": epsilon})
+    changes: dict[str, Any] = {"method": method, "privacy": privacy}
     if method.name in ("dp_kps", "topics") and not is_last:
         changes["engine"] = config.engine.model_copy(update={"kind": "none"})
-    return config.model_copy(update=changes)
+    return config.model_copy(update=changes).after(spent)
 
 
 def naming(settings: S, before: Plan, file: Path | None) -> S:

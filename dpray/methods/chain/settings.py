@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dpray.config.base import Section
+from dpray.config.base import MethodSettings
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings
@@ -31,12 +31,16 @@ FOLLOW = {
 """A method may be followed by one of these, which have that key."""
 
 
-class ChainSettings(Section):
+class ChainSettings(MethodSettings):
     name: Literal["chain"]
     methods: tuple[Link, ...] = Field(
         description="sections like `method`, in their order; what one releases is the public input "
         "of the next"
     )
+
+    @property
+    def each(self) -> Sequence[Link]:
+        return self.methods
 
     @property
     def links(self) -> dict[str, Link]:

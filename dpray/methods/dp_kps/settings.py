@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from dpray.config.base import Count, Positive, Section
+from dpray.config.base import Count, MethodSettings, Positive
 from dpray.types import InputError
 
 VOCABULARY_SHARE = Decimal("0.5")
 
 
-class DpKpsSettings(Section):
+class DpKpsSettings(MethodSettings):
     name: Literal["dp_kps"]
+    engines: ClassVar[frozenset[str]] = MethodSettings.engines | {"none"}
     vocabulary: str = Field(description="a file of public terms, one a line, or `term<tab>count`")
     stop_words: Literal["english", "keep"] = Field(
         "english", description="english: the vocabulary without English function words"

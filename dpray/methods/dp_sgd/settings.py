@@ -7,18 +7,21 @@ texts. `runtime.actors` is the number of ranks, where the run is on Ray.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dpray.config.base import Count, Positive
+from dpray.config.base import Count, MethodSettings, Positive
 from dpray.config.training import TrainingSettings
 
 Value = Annotated[str, BeforeValidator(str)]
 
 
-class DpSgdSettings(TrainingSettings):
+class DpSgdSettings(TrainingSettings, MethodSettings):
     name: Literal["dp_sgd"]
+    engines: ClassVar[frozenset[str]] = frozenset({"vllm", "transformers"})
+    can_run_without_noise: ClassVar[bool] = True
+    actors_share_gpus: ClassVar[bool] = False
     epochs: Positive = Field(50.0, description="expected passes over the data: steps = epochs / q")
     batch_size: Count = Field(
         4096, description="B, the expected number of units of a batch: q = B / data.public_size"

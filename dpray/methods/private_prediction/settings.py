@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dpray.config.base import Count, Positive, Section
+from dpray.config.base import Count, MethodSettings, Positive, Section
 
 
 class SparseVectorConfig(Section):
@@ -30,8 +30,9 @@ class PublicGateConfig(Section):
         return self
 
 
-class PrivatePredictionSettings(Section):
+class PrivatePredictionSettings(MethodSettings):
     name: Literal["private_prediction"]
+    engines: ClassVar[frozenset[str]] = frozenset({"vllm", "transformers"})
     batches: Literal["auto", "disjoint", "poisson"] = Field(
         "auto",
         description="disjoint: the paper's, a record is in one; poisson: secret ones, a record may "

@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from dpray.config.base import Count, Positive, Section
+from dpray.config.base import Count, MethodSettings, Positive
 
 
-class TopicsSettings(Section):
+class TopicsSettings(MethodSettings):
     name: Literal["topics"]
     public: str = Field(
         description="a file of PUBLIC records with the columns data.text and data.label, whose "

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from dpray import registry as methods
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
 from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
+from dpray.methods.config import parse_config
 from dpray.runs import runner
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers import voters

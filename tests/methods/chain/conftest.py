@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dpray import registry
-from dpray.config.config import Config, EngineConfig, parse_config
+from dpray.config.config import Config, EngineConfig
 from dpray.engines.transformers import TransformersEngine
+from dpray.methods.config import parse_config
 from dpray.types import Progress
 from dpray.workers import voters
 from tests.methods.aug_pe.test_release import BagOfWords

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from dpray.accounting.accountant import cost
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.methods.chain.plan import ChainPlan
+from dpray.methods.config import parse_config
 from dpray.planning.compare import METHODS, Answer, Comparison, compare, sections, wanted
 from dpray.planning.rehearse import _on_twin
 from dpray.registry import make_plan

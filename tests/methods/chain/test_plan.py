@@ -17,9 +17,10 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
 from dpray.auditing.audit import audit
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.methods import part
 from dpray.methods.chain.plan import ChainPlan, with_input, write_records
+from dpray.methods.config import parse_config
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.planning.compare import plain
 from dpray.registry import make_plan
@@ -187,14 +188,14 @@ def test_a_configuration_reads_as_it_was_written(config: Make) -> None:
         (("dp_kps",), {}, "methods: a chain has two methods or more"),
         (("topics",), {}, "methods: topics writes no texts; another method has to follow it"),
         (("dp_kps", "topics"), {}, "methods: topics writes no texts; another method has to"),
-        (TOPICS_AUG, {"privacy__epsilon": float("inf")}, "privacy.epsilon: infinity is for"),
+        (TOPICS_AUG, {"privacy__epsilon": float("inf")}, "privacy.epsilon: infinity is not for"),
         (TOPICS_AUG, {"topics__topics": 0}, "methods.0.topics: Input should be greater"),
         (KPS_AUG, {"privacy__shares": [1.0]}, "privacy.shares: give one share"),
         (KPS_AUG, {"privacy__shares": [0.5, 0.6]}, "privacy.shares: shares sum to 1"),
-        (KPS_AUG, {"privacy__epsilon": float("inf")}, "privacy.epsilon: infinity is for"),
+        (KPS_AUG, {"privacy__epsilon": float("inf")}, "privacy.epsilon: infinity is not for"),
         (KPS_AUG, {"aug_pe__iteration": 3}, "methods.1.iteration: there is no such key"),
         (KPS_AUG, {"dp_kps__name": "auto"}, "methods.0.name: one of 'private_prediction'"),
-        (KPS_AUG, {"engine": {"kind": "none"}}, "engine.kind: none is for dp_kps only"),
+        (KPS_AUG, {"engine": {"kind": "none"}}, "engine.kind: none is not for aug_pe, which takes"),
     ],
 )
 def test_a_wrong_chain_is_refused(

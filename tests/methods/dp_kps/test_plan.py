@@ -18,8 +18,9 @@ from scipy.optimize import brentq
 from dpray.accounting.accountant import cost
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace, Gaussian
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
+from dpray.methods.config import parse_config
 from dpray.methods.dp_kps.plan import DpKpsPlan
 from dpray.registry import make_plan
 from dpray.runs.plan import with_spent

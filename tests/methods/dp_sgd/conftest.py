@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
+from dpray.methods.config import parse_config
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ import pytest
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.config.config import parse_config
 from dpray.engines.base import EngineError, Lockstep, LockstepGroup, LockstepResult
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.few_shot import FewShot
 from dpray.io.template_file import Template
 from dpray.ledger.errors import AlreadyPublished
 from dpray.ledger.ledger import Ledger
+from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.rows import encode_private, shown_examples

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ray.exceptions import OutOfMemoryError as EndedByRay
 
 from dpray import registry as methods
-from dpray.config.config import Config, EngineConfig, parse_config
+from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import (
     Engine,
     EngineError,
@@ -28,6 +28,7 @@ from dpray.engines.base import (
 from dpray.engines.row_variation import LONGER
 from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
+from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.rows import bound_copies, group_rows, placeholder
 from dpray.types import DprayError, InputError, Resumable

@@ -13,9 +13,10 @@ import pytest
 import torch
 import yaml
 
-from dpray.config.config import Config, EngineConfig, load_config, parse_config
+from dpray.config.config import Config, EngineConfig
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import DEFAULT_CONTEXT
+from dpray.methods.config import load_config, parse_config
 from dpray.methods.private_prediction.affordable import context_of
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan, rare_labels
 from dpray.methods.private_prediction.prompts import load_template

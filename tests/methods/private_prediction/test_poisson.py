@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from dpray.config.config import Config, EngineConfig, parse_config
+from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import SecretKey, new_key
+from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.rows import joined
 from dpray.registry import make_plan, run

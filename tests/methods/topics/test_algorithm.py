@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dpray.accounting.events import DiscreteGaussian
-from dpray.config.config import parse_config
 from dpray.mechanisms.votes import VoteHistogram
+from dpray.methods.config import parse_config
 from dpray.methods.topics.algorithm import PublicTopics, TopicHistogram
 from dpray.methods.topics.settings import TopicsSettings
 from dpray.workers import voters

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dpray.config.config import Config, parse_config
+from dpray.config.config import Config
+from dpray.methods.config import parse_config
 from dpray.methods.topics.choice import choose
 from dpray.methods.topics.plan import TopicsPlan, make_plan, public_terms
 from dpray.methods.topics.settings import TopicsSettings

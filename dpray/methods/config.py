@@ -1,0 +1,81 @@
+"""The configuration of a run, with the settings of every method, and how it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from dpray.config.config import Config
+from dpray.config.loading import parse, read_tree
+from dpray.methods.aug_pe.settings import AugPeSettings
+from dpray.methods.auto import AutoSettings
+from dpray.methods.chain.settings import INPUT_KEY, ChainSettings, misplaced
+from dpray.methods.dp_kps.settings import DpKpsSettings
+from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+
+
+class RunConfig(Config):
+    method: Annotated[
+        PrivatePredictionSettings
+        | AugPeSettings
+        | DpKpsSettings
+        | DpSgdSettings
+        | ChainSettings
+        | AutoSettings,
+        Field(discriminator="name"),
+    ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _methods_are_a_chain(cls, values: Any) -> Any:
+        """Read `methods: [...]`, which is short for a `method` of the name chain."""
+        if not isinstance(values, dict) or "methods" not in values:
+            return values
+        if "method" in values:
+            raise ValueError("methods: stands in place of `method`; give one of the two")
+        rest = {key: value for key, value in values.items() if key != "methods"}
+        return rest | {"method": {"name": "chain", "methods": values["methods"]}}
+
+    @model_validator(mode="after")
+    def _chain_fits(self) -> RunConfig:
+        shares, method = self.privacy.shares, self.method
+        if isinstance(method, AutoSettings):
+            for names in method.chains:
+                if wrong := misplaced(names):
+                    raise ValueError(f"method.chains: {wrong}")
+        if not isinstance(method, ChainSettings):
+            if shares is not None:
+                raise ValueError("privacy.shares: is for chained `methods`")
+            return self
+        if wrong := misplaced([each.name for each in method.methods]):
+            raise ValueError(f"methods: {wrong}")
+        for place, (one, after) in enumerate(pairwise(method.methods), start=1):
+            if getattr(after, key := INPUT_KEY[one.name]) is not None:
+                raise ValueError(f"methods.{place}.{key}: is what {one.name} before it releases")
+        if shares is not None:
+            _check_shares(shares, len(method.methods))
+        return self
+
+
+def _check_shares(shares: Sequence[float], methods: int) -> None:
+    if len(shares) != methods:
+        raise ValueError("privacy.shares: give one share for each of methods")
+    if not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+        raise ValueError("privacy.shares: shares sum to 1")
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read the configuration of a YAML file with `key.sub=value` overrides. Raises InputError with
+    one line that names the key."""
+    return parse_config(read_tree(path, overrides))
+
+
+def parse_config(values: Any) -> RunConfig:
+    """Make a configuration of a plain tree. Raises InputError that names the first wrong key."""
+    return parse(RunConfig, values)
