@@ -14,7 +14,7 @@ from dpray.io.file_list import list_files
 from dpray.io.files import read_json
 from dpray.methods import part
 from dpray.runs.choice import Choice
-from dpray.runs.plan import Plan
+from dpray.runs.plan import Losses, Plan
 from dpray.types import InputError, OnProgress, Progress
 from dpray.workers.engine import BuildEngine, build_engine
 
@@ -35,6 +35,18 @@ def choose(config: Config, records: int) -> Choice:
     Raises InputError where it has none."""
     chosen: Choice = part(config.method.name, "choice").choose(config, config.method, records)
     return chosen
+
+
+def released_losses(plan: Plan, folder: Path) -> Losses | None:
+    """Load the model that the run in `folder` released; return None for a method that releases
+    texts only."""
+    if plan.settings.name != "dp_sgd":
+        return None
+    from dpray.runs.folder import MODEL
+
+    model = part("dp_sgd", "released_model")
+    losses: Losses = model.released_losses(plan.config, plan.settings, folder / MODEL)
+    return losses
 
 
 def run(

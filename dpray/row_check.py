@@ -60,7 +60,7 @@ def check_rows(
     plan = make_plan(config)
     pieces = data_pieces(config.data)
     tally = Tally(plan)
-    if plan.token_limits:
+    if plan.reads.token_limits:
         on_progress(Progress("loading the tokenizer"))
         try:
             tally.codec = (make_codec or _codec)(config)
@@ -124,7 +124,7 @@ class Tally:
         self._count_types(where, row)
         plan, data = self.plan, self.plan.config.data
         try:
-            record = checked_row(where, row, data, plan.text_of, plan.column_values)
+            record = checked_row(where, row, data, plan.reads.text_of, plan.reads.column_values)
         except InputError as error:
             self._count_other_label(where, row)
             self._refuse_row(where, error)
@@ -136,7 +136,7 @@ class Tally:
         self.labels[record["label"]] += 1
         self.characters[len(record["text"])] += 1
         if self.codec is not None:
-            for limit in plan.token_limits:
+            for limit in plan.reads.token_limits:
                 found = self.tokens.setdefault(limit.key, Counter())
                 found[limit.tokens(self.codec, record)] += 1
 
@@ -154,7 +154,9 @@ class Tally:
     def _count_types(self, where: Where, row: Mapping[str, Any]) -> None:
         data = self.plan.config.data
         texts = [data.text] if isinstance(data.text, str) else [*data.text]
-        for name in dict.fromkeys([*texts, *self.plan.column_values, *filter(None, [data.unit])]):
+        for name in dict.fromkeys(
+            [*texts, *self.plan.reads.column_values, *filter(None, [data.unit])]
+        ):
             try:
                 kind = _type(column_of(row, name, where))
             except InputError:
@@ -182,7 +184,7 @@ class Tally:
 
     def summary(self) -> dict[str, Any]:
         data = self.plan.config.data
-        limits = [self._limit(limit) for limit in self.plan.token_limits]
+        limits = [self._limit(limit) for limit in self.plan.reads.token_limits]
         return {
             "notice": NOTICE,
             "refused": bool(self.reasons),
@@ -255,7 +257,7 @@ def proposals(tally: Tally) -> list[dict[str, Any]]:
             found.append(_proposal("data.empty", "skip", f"{each.count:,} texts are empty"))
         if sign := re.search(r"; there are: \w+([^\w\s.,'\"-])\w+(?:\1\w+)*(?: |$)", reason):
             found.append(_proposal("data.delimiter", sign[1], "the header is one column with it"))
-    for limit in tally.plan.token_limits:
+    for limit in tally.plan.reads.token_limits:
         lengths = tally.tokens.get(limit.key, Counter())
         too_long, total = cut(lengths, limit.most), sum(lengths.values())
         if too_long > MOST_CUT * total:

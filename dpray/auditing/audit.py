@@ -18,8 +18,8 @@ from dpray.io.columns import TextColumns, text_of
 from dpray.io.file_list import list_files
 from dpray.io.records import read_rows
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.registry import make_plan
-from dpray.runs.plan import Plan
+from dpray.registry import make_plan, released_losses
+from dpray.runs.plan import Plan, label_histogram
 from dpray.types import InputError, OnProgress
 
 NOTHING_CHARGED = (
@@ -70,7 +70,7 @@ def audit(
     attack = None
     if members is not None and non_members is not None:
         attack = _membership(config, members, non_members, confidence, load_embedder)
-    if plan.not_private and not (canaries or attack):
+    if plan.config.not_private and not (canaries or attack):
         raise InputError(
             "privacy.epsilon: infinite epsilon claims nothing, so there is nothing to audit"
         )
@@ -86,7 +86,7 @@ def _audit_plan(
     plan: Plan, trials: int, confidence: float, on_progress: OnProgress
 ) -> dict[str, Any]:
     """Audit all mechanisms that the plan charges for; opens no data and no ledger."""
-    claimed = not plan.not_private
+    claimed = not plan.config.not_private
     findings = _findings(plan, trials, confidence, on_progress) if claimed else []
     return {
         "method": plan.config.method.name,
@@ -95,15 +95,15 @@ def _audit_plan(
         "delta": plan.cost.delta if claimed else None,
         "mechanisms": [asdict(found) | {"holds": found.holds} for found in findings],
         "holds": all(found.holds for found in findings),
-        "not_private": plan.not_private,
+        "not_private": plan.config.not_private,
     }
 
 
 def _findings(plan: Plan, trials: int, confidence: float, on_progress: OnProgress) -> list[Finding]:
     """Audit every target. With probability `confidence` no bound is above its true epsilon."""
     targets = list(plan.audit_targets())
-    if plan.label_histogram is not None:
-        targets.insert(0, labels_target(plan.label_histogram))
+    if (histogram := label_histogram(plan.config)) is not None:
+        targets.insert(0, labels_target(histogram))
     alpha = (1 - confidence) / len(targets)
     delta = plan.config.privacy.delta
     return [audit_target(target, trials, delta, alpha, on_progress) for target in targets]
@@ -115,7 +115,7 @@ def _audit_by_canaries(
     from dpray.evaluation import NOT_FOR_RELEASE
 
     canaries = make_canaries(generator(new_key()))
-    secrets = try_canaries(plan, canaries, candidates, run, on_progress)
+    secrets = try_canaries(plan, canaries, candidates, run, released_losses, on_progress)
     return {"private": NOT_FOR_RELEASE, "ledger": NOTHING_CHARGED, "secrets": secrets}
 
 

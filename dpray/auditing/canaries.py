@@ -26,7 +26,7 @@ from dpray.io.formats import Where
 from dpray.io.labels import match_label
 from dpray.io.records import read_rows
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.runs.plan import Plan
+from dpray.runs.plan import Losses, Plan
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 
 RunMethod = Callable[[Config, OnProgress], object]
@@ -121,7 +121,7 @@ def check_canaries(plan: Plan, candidates: int) -> None:
     if candidates < 1:
         raise InputError(f"candidates: {candidates} look-alikes are too few; at least 1")
     list_files(plan.config.data.path)
-    if plan.texts_from_columns:
+    if plan.reads.text_of is not None:
         raise InputError(
             "method.template: the texts are made from columns, which leaves no place for canaries"
         )
@@ -134,6 +134,7 @@ def try_canaries(
     canaries: Sequence[Canary],
     candidates: int,
     run: RunMethod,
+    released_losses: Callable[[Plan, Path], Losses | None],
     on_progress: OnProgress = lambda progress: None,
 ) -> list[dict[str, Any]]:
     """Run the plan's configuration by `run` on its records and the canaries, and look for these.
@@ -147,8 +148,9 @@ def try_canaries(
     """
     rng = generator(new_key())
     # Labels and control values are drawn uniformly.
+    columns = plan.reads.column_values
     planted = [
-        (canary, {key: str(rng.choice(list(values))) for key, values in plan.column_values.items()})
+        (canary, {key: str(rng.choice(list(values))) for key, values in columns.items()})
         for canary in canaries
     ]
     with TemporaryDirectory(prefix="dpray-audit-") as name:
@@ -169,7 +171,7 @@ def try_canaries(
             {"kind": c.kind.name, "repetitions": c.repetitions, "leaks": leaks(c.secret, texts)}
             for c in canaries
         ]
-        losses = plan.released_losses(folder / "run")
+        losses = released_losses(plan, folder / "run")
         if losses is not None:
             for number, (canary, values) in enumerate(planted):
                 on_progress(Progress("look-alikes", number, len(planted)))

@@ -48,6 +48,11 @@ class Config(Section):
         return changed
 
     @property
+    def not_private(self) -> bool:
+        """Return whether the run adds no noise: epsilon is infinite, only for measurements."""
+        return math.isinf(self.privacy.epsilon)
+
+    @property
     def method_names(self) -> set[str]:
         """Return the names of the run's methods, several in a chain."""
         return {method.name for method in self.method.each}
@@ -55,7 +60,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
         for method in self.method.each:
-            if math.isinf(self.privacy.epsilon) and not method.can_run_without_noise:
+            if self.not_private and not method.can_run_without_noise:
                 raise ValueError(f"privacy.epsilon: infinity is not for {method.name}")
             if self.engine.kind not in method.engines:
                 kinds = ", ".join(sorted(method.engines))

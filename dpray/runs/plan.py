@@ -3,13 +3,12 @@ data is opened."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from dpray.accounting.accountant import Cost, cost
 from dpray.accounting.calibration import calibrate
@@ -17,12 +16,11 @@ from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
 from dpray.accounting.report import guarantee, no_guarantee
 from dpray.auditing.target import Target
-from dpray.config.base import Section
+from dpray.config.base import MethodSettings
 from dpray.config.config import Config
-from dpray.config.sections import RuntimeConfig
 from dpray.engines.adapters import tuned_without_noise
 from dpray.engines.base import Engine
-from dpray.engines.model_path import with_bases
+from dpray.engines.model_path import absolute_model, with_bases
 from dpray.engines.text import TextCodec
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.types import InputError, OnProgress
@@ -33,11 +31,13 @@ Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
 """`Losses` evaluate a released model: they take texts and the values of their columns, and return
 the mean negative log-likelihood per token of each text."""
 
+P = TypeVar("P", bound="Plan")
+
 
 @dataclass(frozen=True)
 class TokenLimit:
-    """A `TokenLimit` is the most tokens of a private text that a method reads; a longer text is
-    cut. `key` sets it, and `tokens` counts a row's tokens by the model's tokenizer."""
+    """The most tokens of a private text that a method reads; a longer text is cut. `key` sets it,
+    and `tokens` counts a row's tokens by the model's tokenizer."""
 
     key: str
     most: int
@@ -45,16 +45,34 @@ class TokenLimit:
 
 
 @dataclass(frozen=True)
-class Plan(ABC):
-    """A `Plan` is one method's plan; all of it is public.
+class Reads:
+    """The part of a row that a method reads.
 
-    `proportions` is the public share of each label. Where the shares are measured, it holds a
-    stand-in until then. `settings` are the method's keys.
+    column_values: the public values of the columns beside the text and the unit.
+    text_of: makes a text from a row's columns; None if `data.text` is the text.
+    token_limits: the limits at which private texts are cut.
+    checked_first: whether every record is read before the first mechanism begins. A method needs
+        that if it reads records, or these columns, only after a mechanism has begun, when a bad one
+        cannot be corrected.
+    """
+
+    column_values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    text_of: TextOf | None = None
+    token_limits: Sequence[TokenLimit] = ()
+    checked_first: bool = False
+
+
+@dataclass(frozen=True)
+class Plan(ABC):
+    """The plan of one method; all of it is public.
+
+    `proportions` is the public share of each label. If the shares are measured, it has a stand-in
+    until then. `settings` are the method's keys.
     """
 
     config: Config
     proportions: Mapping[str, float]
-    settings: Section
+    settings: MethodSettings
 
     @property
     @abstractmethod
@@ -68,6 +86,15 @@ class Plan(ABC):
         before the data is opened."""
         return with_spent(self.config, self.method_event)
 
+    @cached_property
+    def cost(self) -> Cost:
+        return cost(self.dp_event, self.config.privacy.delta)
+
+    @abstractmethod
+    def audit_targets(self) -> Iterator[Target]:
+        """Yield each mechanism of the method, as the run would build it. The method's `audit.py`
+        makes them, and is imported late: it loads the code that draws noise."""
+
     @abstractmethod
     def method_summary(self) -> dict[str, Any]:
         """Return the resolved method, the expected records and LLM calls, and warnings: the keys of
@@ -77,125 +104,32 @@ class Plan(ABC):
     def lines(self) -> dict[str, str]:
         """Return the lines of the plan for people, beside the guarantee: name and text."""
 
-    @abstractmethod
-    def audit_targets(self) -> Iterator[Target]:
-        """Yield each mechanism of the method, as the run would build it. The method's `audit.py`
-        makes them, and is imported late: it loads the code that draws noise."""
-
     @property
-    def column_values(self) -> dict[str, Sequence[str]]:
-        """Return the public values of the columns that a record has beside its text and unit."""
-        data = self.config.data
-        return {data.label: tuple(data.label_names)} if data.label else {}
+    def reads(self) -> Reads:
+        return Reads(self._labels())
 
-    @property
-    def checks_records(self) -> bool:
-        """Return whether every record is read and checked before the first mechanism begins. A
-        method needs that if it reads records, or the columns in `column_values`, only after a
-        mechanism has begun, when a bad one cannot be corrected."""
-        return False
-
-    @property
-    def text_of(self) -> TextOf | None:
-        """Return what makes a text from a row's columns, None where `data.text` is the text."""
-        return None
-
-    @property
-    def texts_from_columns(self) -> bool:
-        return self.text_of is not None
-
-    @property
-    def token_limits(self) -> Sequence[TokenLimit]:
-        """Return the limits at which the method cuts private texts."""
-        return ()
-
-    def released_losses(self, folder: Path) -> Losses | None:
-        """Load the model that the run in `folder` released; return None where it releases texts
-        only."""
-        return None
-
-    @cached_property
-    def cost(self) -> Cost:
-        return cost(self.dp_event, self.config.privacy.delta)
-
-    @property
-    def engine_options(self) -> dict[str, Any]:
-        """Return the options of `build_engine` beside the configuration's."""
-        return {}
-
-    def try_models(self, build: Callable[..., Engine], on_progress: OnProgress) -> Engine | None:
-        """Load the run's model once, where it will run: one that cannot be loaded costs nothing.
-        `on_progress` is told what is waited for.
-
-        Returns the engine to an in-process run, which can use it; None where no model is loaded at
-        all. Raises InputError that says what is wrong.
-        """
-        if not self.config.engine.is_local:
-            return None
-        # Imported late: a plan that is only looked at has no use for Ray.
-        from dpray.workers.engine import check_loads, with_absolute_model
-
-        engine = with_absolute_model(self.config.engine)
-        load = partial(build, engine, **self.engine_options)
-        return check_loads(self.config, load, on_progress)
-
-    def how_far(self, published: int) -> str:
-        """Return the suffix that says how far an unfinished run is, by the number of published
-        units."""
-        return ""
-
-    def with_runtime(self, runtime: RuntimeConfig) -> Self:
-        return replace(self, config=self.config.model_copy(update={"runtime": runtime}))
-
-    def with_salt(self, salt: str) -> Self:
-        """Return the plan with the run's public salt, which some plans depend on."""
-        return self
-
-    @property
-    def label_histogram(self) -> LabelHistogram | None:
-        return label_histogram(self.config)
-
-    @property
-    def not_private(self) -> bool:
-        """Return whether the run adds no noise: epsilon is infinite, only for measurements."""
-        return math.isinf(self.config.privacy.epsilon)
-
-    @property
-    def privacy_unit(self) -> str:
-        return privacy_unit(self.config.data.unit)
-
-    def with_proportions(self, proportions: Mapping[str, float]) -> Self:
-        """Return the plan with the measured label proportions; its charge stays what it is."""
-        return replace(self, proportions=proportions)
-
-    def affordable(self, noise_multiplier: float) -> Self:
-        """Return the plan itself. Raises InputError where this noise costs more than
-        `privacy.epsilon`."""
-        asked = self.config.privacy.epsilon
-        if not self.not_private and self.cost.epsilon > asked:
-            raise InputError(
-                f"method.noise_multiplier: {noise_multiplier:g} costs eps {self.cost.epsilon:.4f}, "
-                f"more than privacy.epsilon {asked:g}"
-            )
-        return self
-
-    def guarantee(self) -> dict[str, Any]:
-        bound = self.config.data.max_records_per_unit
-        if self.not_private:
-            return no_guarantee(self.privacy_unit, bound)
-        return guarantee(self.dp_event, self.cost, self.privacy_unit, bound)
+    def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
+        """Return the function that loads the run's model; it can be sent to an actor."""
+        engine = self.config.engine
+        engine = engine.model_copy(update={"model": absolute_model(engine.model)})
+        return partial(build, engine, **options)
 
     def summary(self) -> dict[str, Any]:
         """Return the object that `dpray plan --json` prints."""
-        summary = self.guarantee() | self.method_summary() | {"placement": placement(self.config)}
-        summary["empty_texts"] = self.config.data.empty
-        if not self.not_private and self.config.privacy.delta > 1.0 / self.config.data.public_size:
+        config = self.config
+        summary = guarantee_of(self) | self.method_summary() | {"placement": placement(config)}
+        summary["empty_texts"] = config.data.empty
+        if not config.not_private and config.privacy.delta > 1.0 / config.data.public_size:
             summary["warnings"].append(
                 "privacy.delta is above 1 / data.public_size: it permits releasing a whole record"
             )
-        if not self.not_private and was_tuned_without_noise(self.config.engine.model):
+        if not config.not_private and was_tuned_without_noise(config.engine.model):
             summary["warnings"].append(TUNED_WITHOUT_NOISE)
         return summary
+
+    def _labels(self) -> dict[str, Sequence[str]]:
+        data = self.config.data
+        return {data.label: tuple(data.label_names)} if data.label else {}
 
 
 TUNED_WITHOUT_NOISE = (
@@ -214,6 +148,39 @@ def privacy_unit(column: str | None) -> str:
     same value in a column. A ledger compares these words: a run can only use a budget that was made
     with the same ones."""
     return "record" if column is None else f"all records with the same '{column}'"
+
+
+def guarantee_of(plan: Plan) -> dict[str, Any]:
+    """Return the guarantee as a plan and a privacy report state it."""
+    data = plan.config.data
+    if plan.config.not_private:
+        return no_guarantee(privacy_unit(data.unit), data.max_records_per_unit)
+    return guarantee(plan.dp_event, plan.cost, privacy_unit(data.unit), data.max_records_per_unit)
+
+
+def affordable(plan: P, noise_multiplier: float) -> P:
+    """Return the plan itself. Raises InputError if this noise costs more than `privacy.epsilon`."""
+    asked = plan.config.privacy.epsilon
+    if not plan.config.not_private and plan.cost.epsilon > asked:
+        raise InputError(
+            f"method.noise_multiplier: {noise_multiplier:g} costs eps {plan.cost.epsilon:.4f}, "
+            f"more than privacy.epsilon {asked:g}"
+        )
+    return plan
+
+
+def try_model(plan: Plan, build: Callable[..., Engine], on_progress: OnProgress) -> Engine | None:
+    """Load the run's model once, where it will run: one that cannot be loaded costs nothing.
+
+    Returns the engine to an in-process run, which can use it; None without a local model. Raises
+    InputError that says what is wrong.
+    """
+    if not plan.config.engine.is_local:
+        return None
+    # Imported late: a plan that is only looked at has no use for Ray.
+    from dpray.workers.engine import check_loads
+
+    return check_loads(plan.config, plan.loader(build), on_progress)
 
 
 def label_histogram(config: Config) -> LabelHistogram | None:
@@ -250,7 +217,7 @@ def resolved_noise(
     Raises InputError for one outside `bracket`, whose cost may be beyond floating point or
     memory."""
     privacy = config.privacy
-    if math.isinf(privacy.epsilon):
+    if config.not_private:
         if given is not None:
             raise InputError("method.noise_multiplier: an infinite privacy.epsilon adds no noise")
         return None

@@ -9,7 +9,12 @@ from typing import Any
 
 from dpray.accounting.report import NOT_COVERED
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
-from dpray.runs.plan import TUNED_WITHOUT_NOISE, was_tuned_without_noise
+from dpray.runs.plan import (
+    TUNED_WITHOUT_NOISE,
+    guarantee_of,
+    label_histogram,
+    was_tuned_without_noise,
+)
 from dpray.runs.public_names import named
 from dpray.runs.session import Session
 from dpray.types import DprayError
@@ -24,7 +29,8 @@ def privacy_report(
     """Return the report of a run with so many records, of which `run` is its run.json. What the
     method reports is added, or takes the place of what stands here."""
     plan, config = session.plan, session.config
-    report = plan.guarantee() | {
+    histogram = label_histogram(config)
+    report = guarantee_of(plan) | {
         "method": plan.method_summary()["method"],
         "records": records,
         "tuning_cost": "none charged: every parameter is from the configuration",
@@ -38,7 +44,7 @@ def privacy_report(
         "sampling": {
             "label_mix": dict(plan.proportions),
             "label_mix_source": "measured by a histogram with noise"
-            if plan.label_histogram
+            if histogram
             else "the configuration",
         }
         | of_method.pop("sampling", {}),
@@ -46,12 +52,12 @@ def privacy_report(
         "lost_batches": config.privacy.lost_batches,
         "versions": run["versions"],
     }
-    if not plan.not_private:
+    if not config.not_private:
         report["ledger"] = _ledger_account(session, run.get("made_ledger", False))
     report |= of_method
-    if not plan.not_private and was_tuned_without_noise(config.engine.model):
+    if not config.not_private and was_tuned_without_noise(config.engine.model):
         report["not_covered"] = [*report["not_covered"], TUNED_WITHOUT_NOISE]
-    if plan.label_histogram and INTEGER_NOISE_SOURCE not in report["noise_source"]:
+    if histogram and INTEGER_NOISE_SOURCE not in report["noise_source"]:
         report["noise_source"] += f"; the label proportions: {INTEGER_NOISE_SOURCE}"
     places = ("method", "public_inputs", "tuned")
     return report | {key: named(report[key]) for key in places if key in report}

@@ -15,6 +15,7 @@ import json
 import uuid
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,7 +30,7 @@ from dpray.ledger.protocol import NullLedger, RunLedger
 from dpray.mechanisms.randomness import new_salt
 from dpray.runs.call_cache import CALLS, forget_calls
 from dpray.runs.folder import CONFIG, ReleaseFolder
-from dpray.runs.plan import Plan
+from dpray.runs.plan import Plan, privacy_unit, try_model
 from dpray.runs.privacy_report import privacy_report, versions
 from dpray.runs.public_names import public_config
 from dpray.runs.session import Release, Session
@@ -81,7 +82,7 @@ class Run:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "charges": _charged(plan),
         }
-        self.plan = plan.with_salt(self.run["salt"])
+        self.plan = plan
         self.run_id: str = self.run["run_id"]
 
     def execute(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class Run:
             self._choose_gpus()
         engine = None
         if self.run["state"] == "planned":
-            engine = self.plan.try_models(self.build, self.on_progress)
+            engine = try_model(self.plan, self.build, self.on_progress)
         try:
             self._reserve()
             self._write_run("reserved")
@@ -121,7 +122,7 @@ class Run:
         config = self.plan.config
         gpus = resolve_gpus(config, gpus_of_cluster())
         runtime = config.runtime.model_copy(update={"gpus_per_actor": gpus})
-        self.plan = self.plan.with_runtime(runtime)
+        self.plan = replace(self.plan, config=config.model_copy(update={"runtime": runtime}))
 
     # Planned: the same run as before, and its charge
 
@@ -181,7 +182,11 @@ class Run:
     def _has_begun(self) -> bool:
         if self.run["state"] == "planned":
             return False
-        if self.run["state"] == "finished" or self.plan.not_private or self.folder.has_output():
+        if (
+            self.run["state"] == "finished"
+            or self.plan.config.not_private
+            or self.folder.has_output()
+        ):
             return True
         with closing(Ledger.open(self.plan.config.privacy.ledger)) as ledger:
             return bool(ledger.counts(self.run_id)["started"])
@@ -197,7 +202,7 @@ class Run:
         ledger keeps only keyed hashes. (A budget that another run takes in between is refused after
         the hashing.)
         """
-        if self.plan.not_private:
+        if self.plan.config.not_private:
             self._check_same_data()
             return
         plan, planned = self.plan, self.run["state"] == "planned"
@@ -213,7 +218,7 @@ class Run:
             files = self._check_same_data()
             self.on_progress(Progress("charging the budget"))
             charge = {self.run_id: (plan.dp_event, Budget(plan.cost.epsilon, plan.cost.delta))}
-            stated_for = plan.privacy_unit, NEIGHBORING_RELATION
+            stated_for = privacy_unit(plan.config.data.unit), NEIGHBORING_RELATION
             privacy = plan.config.privacy
             # On Ray through the accountant, which shows what is charged.
             with closing(self._open_ledger()) as charged:
@@ -231,7 +236,7 @@ class Run:
         """
         name, tenant = self.plan.config.privacy.dataset, self.plan.config.privacy.tenant
         whole = Budget(self.plan.cost.epsilon, self.plan.cost.delta)
-        stated_for = self.plan.privacy_unit, NEIGHBORING_RELATION
+        stated_for = privacy_unit(self.plan.config.data.unit), NEIGHBORING_RELATION
         is_new = ledger.account(name) is None
         if is_new:
             names = ledger.names()
@@ -248,7 +253,7 @@ class Run:
                 if cluster.uses_ray(self.plan.config):
                     count_refusal(self.plan.config.privacy.ledger, refused.dataset)
                 raise
-        check_first_records(self.plan.config.data, self.plan.texts_from_columns)
+        check_first_records(self.plan.config.data, self.plan.reads.text_of is not None)
         if is_new:
             ledger.create_dataset(name, whole, *stated_for)
 
@@ -270,7 +275,7 @@ class Run:
     # Reserved: attempts at the release
 
     def _open_ledger(self) -> RunLedger:
-        if self.plan.not_private:
+        if self.plan.config.not_private:
             return NullLedger()
         url = self.plan.config.privacy.ledger
         return AccountantClient(url) if cluster.uses_ray(self.plan.config) else Ledger.open(url)
@@ -295,7 +300,7 @@ class Run:
                 record,
             )
             engine = None
-            epsilon = 0.0 if self.plan.not_private else self.plan.cost.epsilon
+            epsilon = 0.0 if self.plan.config.not_private else self.plan.cost.epsilon
             session.metrics.attempt(attempts - left, epsilon)
             try:
                 self.folder.recover(self._committed(ledger))
@@ -323,7 +328,7 @@ class Run:
         raise AssertionError("runtime.max_attempts is at least 1")
 
     def _committed(self, ledger: RunLedger) -> Callable[[str], bool]:
-        if self.plan.not_private:
+        if self.plan.config.not_private:
             return lambda sha: True
         shas = {sha for _, (_, sha) in ledger.published(self.run_id)}
         return shas.__contains__
@@ -357,7 +362,7 @@ class Run:
     # Finished: records, commit, report
 
     def _finish(self, session: Session[Any], release: Release) -> dict[str, Any]:
-        stamp = {"not_private": True} if self.plan.not_private else {}
+        stamp = {"not_private": True} if self.plan.config.not_private else {}
         session.show("writing the release")
         records = self.folder.assemble(record | stamp for record in release.records)
         # Before the report, which says where in the ledger the run ends.
@@ -385,7 +390,7 @@ class Run:
         config = self.plan.config
         values = config.model_dump(mode="json", exclude={"runtime": True, "output": True})
         values["engine"].pop("api_key", None)
-        if self.plan.not_private:
+        if self.plan.config.not_private:
             values["privacy"]["epsilon"] = None  # JSON has no infinity
         # A ledger may move; and its URL may hold a password, which has no place in a file.
         values["privacy"].pop("ledger")
@@ -399,14 +404,14 @@ class Run:
             "state": state,
             "config": public_config(shaping),
             "versions": versions(),
-            "not_private": self.plan.not_private,
+            "not_private": self.plan.config.not_private,
         }
         self.folder.write_json("run.json", self.run)
 
 
 def _charged(plan: Plan) -> dict[str, Any]:
     # By name, as in the ledger: charges that a run makes later have one.
-    return {} if plan.not_private else {"": plan.dp_event.to_json()}
+    return {} if plan.config.not_private else {"": plan.dp_event.to_json()}
 
 
 def without_connection(config: dict[str, Any]) -> dict[str, Any]:

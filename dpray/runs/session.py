@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -38,7 +38,7 @@ from dpray.runs.plan import Plan, label_histogram
 from dpray.runs.standing import RESUME_HINT
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable, RunFailed
 from dpray.workers.cluster import find_error, may_run_again, uses_ray
-from dpray.workers.engine import BuildEngine, with_absolute_model
+from dpray.workers.engine import BuildEngine
 from dpray.workers.engine_pool import EnginePool, on_pool
 from dpray.workers.metrics import Record, RunMetrics, nowhere
 from dpray.workers.rows import Row, data_pieces, record_rows
@@ -145,7 +145,7 @@ class Session(Generic[P]):
         """Report progress, in public quantities, and the epsilon that was charged."""
         self._stage = stage
         cost = "not private"
-        if not self.plan.not_private:
+        if not self.plan.config.not_private:
             epsilon = self.plan.cost.epsilon if self.charged is None else self.charged
             cost = f"eps {epsilon:.3f} (charged)"
         detail = f"{detail}, {cost}" if detail else cost
@@ -187,10 +187,10 @@ class Session(Generic[P]):
     def check_records(self) -> None:
         """Read every record once, and keep none, where the plan asks for it and nothing has begun.
         Raises InputError that names the row."""
-        if self.plan.checks_records and not self.has_begun:
+        if self.plan.reads.checked_first and not self.has_begun:
             self.show("checking records")
             for piece in data_pieces(self.config.data):
-                for _ in record_rows(piece, self.config.data, self.plan.column_values):
+                for _ in record_rows(piece, self.config.data, self.plan.reads.column_values):
                     pass
 
     def published(self, unit: str) -> dict[str, Any] | None:
@@ -253,14 +253,14 @@ class Session(Generic[P]):
     def measure_labels(self) -> None:
         """Replace the assumed label proportions of the plan by measured ones, where it measures
         them."""
-        if (histogram := self.plan.label_histogram) is None:
+        if (histogram := label_histogram(self.config)) is None:
             return
         output = self.published("labels")
         if output is None:
             self.show("counting labels")
             with self.shards(LabelCounter) as shards:
                 output = self.publish_once("labels", lambda: noisy_labels(shards, histogram))
-        self.plan = self.plan.with_proportions(output["proportions"])
+        self.plan = replace(self.plan, proportions=output["proportions"])
 
     # Private records
 
@@ -279,8 +279,7 @@ class Session(Generic[P]):
     @property
     def load_engine(self) -> Callable[[], Engine]:
         """Return the function that builds the run's engine; it can be sent to an actor."""
-        options = self.plan.engine_options
-        return partial(self.build, with_absolute_model(self.config.engine), **options)
+        return self.plan.loader(self.build)
 
     def take_engine(self) -> Engine:
         """Return the engine that was loaded before the charge, and from the second call on a new
@@ -340,7 +339,7 @@ class Session(Generic[P]):
     def unfinished(self, why: str) -> Resumable:
         """Return the error of a run that the same command can go on with."""
         published = self.ledger.counts(self.key())["published"]
-        return Resumable(f"{why}{self.plan.how_far(published)}")
+        return Resumable(f"{why} ({published} outputs are published)")
 
 
 class LabelCounter:

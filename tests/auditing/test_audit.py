@@ -219,7 +219,7 @@ def test_canaries_of_a_fine_tuned_model_are_ranked_and_cost_nothing(settings: Se
     ledger = Ledger.create_or_open(tree["privacy"]["ledger"])
     ledger.create_dataset("notes", Budget(100, 1e-3), "record", "add_or_remove_one")
     plan = make_plan(parse_config(tree))
-    secrets = canaries.try_canaries(plan, made(1), 20, registry.run)
+    secrets = canaries.try_canaries(plan, made(1), 20, registry.run, registry.released_losses)
     assert len(secrets) == len(canaries.KINDS)
     assert all(1 <= s["rank"] <= 21 and s["candidates"] == 21 for s in secrets)
     assert all(s["leaks"] == 0 for s in secrets)
@@ -233,5 +233,5 @@ def test_a_secret_that_the_release_keeps_is_found(settings: Settings, tmp_path: 
     (tmp_path / "words.txt").write_text(f"{known[0].secret}\ncough\nfever\n")
     method = WORDS | {"vocabulary": str(tmp_path / "words.txt")}
     plan = make_plan(parse_config(settings(method=method, engine__kind="none")))
-    (secret,) = canaries.try_canaries(plan, known, 10, registry.run)
+    (secret,) = canaries.try_canaries(plan, known, 10, registry.run, registry.released_losses)
     assert secret["kind"] == "name" and secret["leaks"] > 0 and "rank" not in secret

@@ -19,6 +19,7 @@ import resource
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def config_of(folder: Path, rows: int, batch_size: int, **method: int) -> Config
 
 def plan_of(folder: Path, rows: int, batch_size: int, **method: int) -> Plan:
     plan: Any = make_plan(config_of(folder, rows, batch_size, **method))
-    salted: Plan = plan.with_salt(new_salt())
+    salted: Plan = replace(plan, salt=new_salt())
     return salted
 
 
@@ -167,7 +168,9 @@ def growth_by_reading(plan: Plan, folder: Path) -> float:
     process, growth, read = psutil.Process(), 0, 0
     before = process.memory_info().rss
     for path in sorted(folder.glob("*.jsonl")):
-        for _ in private_rows(Piece(str(path)), plan.config.data, plan.text_of, by_place=False):
+        for _ in private_rows(
+            Piece(str(path)), plan.config.data, plan.reads.text_of, by_place=False
+        ):
             read += 1
             if read % 10_000 == 0:
                 growth = max(growth, process.memory_info().rss - before)

@@ -22,6 +22,7 @@ from dpray.ledger.errors import MissingLedger
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.registry import make_plan
+from dpray.runs.plan import privacy_unit
 from dpray.types import Budget, DprayError, InputError
 
 
@@ -112,7 +113,7 @@ def test_a_budget_pays_for_the_runs_of_its_unit_only(
         plan = make_plan(
             parse_config(settings(data__unit=unit, privacy__epsilon=3.0, privacy__delta=1e-6))
         )
-        stated_for = (plan.privacy_unit, NEIGHBORING_RELATION)
+        stated_for = (privacy_unit(plan.config.data.unit), NEIGHBORING_RELATION)
         charges = {"run": (plan.dp_event, Budget(plan.cost.epsilon, plan.cost.delta))}
         Ledger.open(url).reserve("clinic-notes", charges, *stated_for)
 

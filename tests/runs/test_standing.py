@@ -84,12 +84,9 @@ class Asked:
         self._plan, self._error = plan, error
 
     def __getattr__(self, name: str) -> Any:
-        if name == "privacy_unit":
+        if name == "cost":
             raise self._error
         return getattr(self._plan, name)
-
-    def with_salt(self, salt: str) -> Asked:
-        return Asked(self._plan.with_salt(salt), self._error)
 
 
 class Ends:

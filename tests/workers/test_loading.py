@@ -15,6 +15,7 @@ from dpray.engines.base import EngineError
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.registry import make_plan
+from dpray.runs.plan import try_model
 from dpray.types import InputError
 from dpray.workers.engine import WorkerError
 from dpray.workers.groups import SliceWorker
@@ -59,7 +60,7 @@ def test_a_shard_that_cannot_be_made_is_answered_for_every_call(
 def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_nothing(
     config: Config, error: Exception, reason: str, kind: type[Exception]
 ) -> None:
-    plan = make_plan(config).with_salt("0" * 32)
+    plan = replace(make_plan(config), salt="0" * 32)
     ledger: Any = None  # whose absence would show
     decoder = partial(BatchDecoder, plan, ledger, "run", "attempt", raising(error))
     error_of_load = PoolActor(partial(SliceWorker, decoder, "batch", 8), most=8).load().error
@@ -71,7 +72,7 @@ def test_an_engine_is_tried_before_the_charge_where_one_is_loaded(
     config: Config, error: Exception, reason: str, kind: type[Exception]
 ) -> None:
     with pytest.raises(InputError) as refused:
-        make_plan(config).try_models(raising(error), print)
+        try_model(make_plan(config), raising(error), print)
     asked = reason if kind is InputError else f"engine: {reason}"
     assert str(refused.value) == asked
 
@@ -79,4 +80,4 @@ def test_an_engine_is_tried_before_the_charge_where_one_is_loaded(
 def test_no_engine_is_tried_where_the_run_loads_none(config: Config) -> None:
     engine = config.engine.model_copy(update={"kind": "openai"})
     plan = replace(make_plan(config), config=config.model_copy(update={"engine": engine}))
-    assert plan.try_models(raising(AssertionError("never called")), print) is None
+    assert try_model(plan, raising(AssertionError("never called")), print) is None

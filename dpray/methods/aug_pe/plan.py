@@ -17,7 +17,7 @@ from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.runs.plan import Plan, resolved_noise
+from dpray.runs.plan import Plan, affordable, resolved_noise
 from dpray.runs.public_input import read_terms, read_texts
 from dpray.types import InputError
 
@@ -48,10 +48,6 @@ class AugPePlan(Plan):
         for iterations in sorted({1, self.settings.iterations}):
             name = "vote histogram" + (f", {iterations} iterations" if iterations > 1 else "")
             yield votes_target(name, self.votes, iterations)
-
-    def how_far(self, published: int) -> str:
-        done = published - (self.label_histogram is not None)
-        return f" ({max(done, 0)} of {self.settings.iterations} iterations are done)"
 
     @property
     def noise_multiplier(self) -> float:
@@ -110,7 +106,7 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
     if noise is None:
         return AugPePlan(config, proportions, settings, None, prompts, first)
     plan = AugPePlan(config, proportions, settings, votes(noise), prompts, first)
-    return plan.affordable(noise)
+    return affordable(plan, noise)
 
 
 def prompts_of(config: Config, settings: AugPeSettings) -> VariationPrompts:

@@ -111,7 +111,7 @@ def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
     plan = session.plan
     Q = plan.settings.votes_per_record
     nearest = f"{Q} nearest texts, with decaying weights," if Q > 1 else "nearest text"
-    noise = "get no noise" if plan.not_private else "get noise once, in one place"
+    noise = "get no noise" if plan.config.not_private else "get noise once, in one place"
     return {
         "calls": session.calls,
         "llm_calls": plan.method.llm_calls,
@@ -131,7 +131,7 @@ def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
             "embedder": session.config.embedder.model,
         },
         "noise_source": "none: this run is not private"
-        if plan.not_private
+        if plan.config.not_private
         else INTEGER_NOISE_SOURCE,
     }
 

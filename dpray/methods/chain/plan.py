@@ -24,8 +24,8 @@ from dpray.io.files import write_durably
 from dpray.mechanisms.labels import largest_remainder
 from dpray.methods import part
 from dpray.methods.chain.settings import INPUT_KEY, ChainSettings
-from dpray.runs.plan import Plan, TokenLimit, label_histogram
-from dpray.types import BudgetRefused, InputError, OnProgress
+from dpray.runs.plan import Plan, Reads, label_histogram
+from dpray.types import BudgetRefused, InputError
 
 S = TypeVar("S", bound=MethodSettings)
 
@@ -49,32 +49,31 @@ class ChainPlan(Plan):
         return Composed(tuple(link.method_event for link in self.links.values()))
 
     @property
-    def column_values(self) -> dict[str, Any]:
-        return {c: v for link in self.links.values() for c, v in link.column_values.items()}
-
-    @property
-    def token_limits(self) -> list[TokenLimit]:
-        return [
+    def reads(self) -> Reads:
+        each = {name: link.reads for name, link in self.links.items()}
+        limits = [
             replace(limit, key=_renamed(limit.key, name))
-            for name, link in self.links.items()
-            for limit in link.token_limits
+            for name, reads in each.items()
+            for limit in reads.token_limits
         ]
+        columns = {c: v for reads in each.values() for c, v in reads.column_values.items()}
+        checked_first = any(reads.checked_first for reads in each.values())
+        return Reads(columns, token_limits=limits, checked_first=checked_first)
 
-    @property
-    def checks_records(self) -> bool:
-        return any(link.checks_records for link in self.links.values())
+    def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
+        """Return the loader of the first method that has a model; the later ones have the same."""
+        name = next(name for name, link in self.links.items() if link.config.engine.is_local)
+        load = self.links[name].loader(build)
+
+        def load_as_named() -> Any:
+            with keys_named(name):
+                return load()
+
+        return load_as_named
 
     def audit_targets(self) -> Iterator[Target]:
         for link in self.links.values():
             yield from link.audit_targets()
-
-    def try_models(self, build: Callable[..., Engine], on_progress: OnProgress) -> Engine | None:
-        """Load the model for the first method that has one; the later ones have the same."""
-        for name, link in self.links.items():
-            if link.config.engine.is_local:
-                with keys_named(name):
-                    return link.try_models(build, on_progress)
-        return None
 
     def method_summary(self) -> dict[str, Any]:
         links = {

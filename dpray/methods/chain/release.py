@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpray.mechanisms.randomness import named_key
 from dpray.methods import part
 from dpray.methods.chain.plan import ChainPlan, keys_named, with_input, write_records
 from dpray.runs.plan import Plan
@@ -42,7 +41,6 @@ def opened(session: Session[ChainPlan], name: str, before: Plan | None, file: Pa
     link = session.plan.links[name]
     config = link.config.model_copy(update={"runtime": session.config.runtime})
     plan = replace(link, config=config, proportions=session.plan.proportions)
-    plan = plan.with_salt(named_key(session.salt, name))
     if before is None:
         return plan
     ready: Plan = part(plan.settings.name, "plan").with_public_files(with_input(plan, before, file))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from dpray.accounting.composed_events import SelfComposed
@@ -15,15 +15,15 @@ from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.auditing.target import Target
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine
-from dpray.engines.model_path import is_at_hand, resolve_model
+from dpray.engines.model_path import absolute_model, is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.plan import Losses, Plan, TokenLimit, resolved_noise
+from dpray.runs.plan import Plan, Reads, TokenLimit, affordable, resolved_noise
 from dpray.runs.public_input import read_terms
 from dpray.training.step import DpSgdStep
-from dpray.types import InputError, OnProgress
+from dpray.types import InputError
 from dpray.workers.rows import Row
 
 NO_NOISE = 1e-12
@@ -49,20 +49,10 @@ class DpSgdPlan(Plan):
     checkpoint_steps: int
     codes: ControlCodes
 
-    def try_models(self, build: Callable[..., Engine], on_progress: OnProgress) -> None:
+    def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
         """Load the model as it is tuned. An engine that cannot load the tuned one costs nothing:
         the tuned model is kept, and its texts are free."""
-        # Imported late: a plan that is only looked at needs neither torch nor Ray.
-        from dpray.training.model import load_loss
-        from dpray.workers.engine import check_loads, with_absolute_model
-
-        engine = with_absolute_model(self.config.engine)
-
-        def load() -> None:
-            check_lengths(codec_of(engine), self.settings, self.codes)
-            load_loss(engine.model, self.settings)
-
-        check_loads(self.config, load, on_progress)
+        return partial(load_untuned, self.config.engine, self.settings, self.codes)
 
     @property
     def method_event(self) -> Event:
@@ -74,27 +64,15 @@ class DpSgdPlan(Plan):
         return targets(self.method)
 
     @property
-    def checks_records(self) -> bool:
-        return True
-
-    @property
-    def token_limits(self) -> Sequence[TokenLimit]:
+    def reads(self) -> Reads:
         def tokens(codec: TextCodec, row: Row) -> int:
             """Count the start token, the control code without terms, and the text."""
             return 1 + len(codec.ids(self.codes.code(row["columns"]))) + len(codec.ids(row["text"]))
 
-        return (TokenLimit("method.max_length", self.settings.max_length, tokens),)
-
-    @property
-    def column_values(self) -> dict[str, Sequence[str]]:
         control = {name: tuple(shares) for name, shares in self.settings.control_values.items()}
-        return super().column_values | control
-
-    def released_losses(self, folder: Path) -> Losses:
-        from dpray.methods.dp_sgd.released_model import released_losses
-        from dpray.runs.folder import MODEL
-
-        return released_losses(self.config, self.settings, folder / MODEL)
+        limit = TokenLimit("method.max_length", self.settings.max_length, tokens)
+        columns = self._labels() | control
+        return Reads(columns, token_limits=(limit,), checked_first=True)
 
     def unpaid_repeats(self, lost: Sequence[int]) -> list[int]:
         """Return how many of the steps of each lost block the first charge does not pay for."""
@@ -112,7 +90,7 @@ class DpSgdPlan(Plan):
 
     @property
     def noise_multiplier(self) -> float:
-        return 0.0 if self.not_private else self.method.mechanism.noise_multiplier
+        return 0.0 if self.config.not_private else self.method.mechanism.noise_multiplier
 
     @property
     def shares(self) -> dict[str, Mapping[str, float]]:
@@ -204,7 +182,7 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     method = DpSgd(mechanism, steps, settings, repeats)
     proportions = config.data.proportions
     plan = DpSgdPlan(config, proportions, settings, method, checkpoint_steps, codes)
-    return plan.affordable(mechanism.noise_multiplier)
+    return affordable(plan, mechanism.noise_multiplier)
 
 
 def codes_of(config: Config, settings: DpSgdSettings) -> ControlCodes:
@@ -216,6 +194,15 @@ def codes_of(config: Config, settings: DpSgdSettings) -> ControlCodes:
 def with_public_files(plan: DpSgdPlan) -> DpSgdPlan:
     """Return the plan with the public files that its settings name, read anew."""
     return replace(plan, codes=codes_of(plan.config, plan.settings))
+
+
+def load_untuned(engine: EngineConfig, settings: DpSgdSettings, codes: ControlCodes) -> None:
+    """Load the model that is tuned, and check that the codes fit its context."""
+    # Imported late: a plan that is only looked at needs no torch.
+    from dpray.training.model import load_loss
+
+    check_lengths(codec_of(engine), settings, codes)
+    load_loss(absolute_model(engine.model), settings)
 
 
 def codec_of(engine: EngineConfig) -> TextCodec:

@@ -32,6 +32,7 @@ from dpray.methods.dp_sgd.algorithm import fine_tune
 from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
+from dpray.runs.plan import privacy_unit
 from dpray.runs.public_names import model_name
 from dpray.runs.session import Release, Session
 from dpray.training.journal import Journal, lost_blocks
@@ -50,7 +51,7 @@ DpSgdSession = Session[DpSgdPlan]
 def release(session: DpSgdSession) -> Release:
     plan, config, settings = session.plan, session.config, session.plan.settings
     resume_hint = session.resume_hint
-    if session.published(MODEL) is None and not plan.not_private:
+    if session.published(MODEL) is None and not plan.config.not_private:
         session.resume_hint = (
             "the same command goes on from the last checkpoint: the steps after it, "
             f"{plan.checkpoint_steps} at most, use up method.spare_steps or are charged again"
@@ -189,7 +190,7 @@ def charge_repeats(session: DpSgdSession) -> None:
             budget = Budget(price.epsilon, price.delta)
             charges[session.key(f"again-{number}")] = event, budget
     try:
-        stated_for = plan.privacy_unit, NEIGHBORING_RELATION
+        stated_for = privacy_unit(plan.config.data.unit), NEIGHBORING_RELATION
         session.ledger.reserve(privacy.dataset, charges, *stated_for, tenant=privacy.tenant)
     except BudgetRefused as refused:
         known = (refused.dataset, refused.asked, refused.spent, refused.left)
@@ -261,9 +262,9 @@ def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> di
             "private_texts": plan.cut,
             "texts": "ordinary sampling from the tuned model: post-processing",
         },
-        "not_covered": [*NOT_COVERED, *([] if plan.not_private else [SUM_ROUNDING])],
+        "not_covered": [*NOT_COVERED, *([] if plan.config.not_private else [SUM_ROUNDING])],
         "noise_source": "none: this run is not private"
-        if plan.not_private
+        if plan.config.not_private
         else f"{NOISE_SOURCE}; rounded to float32",
     }
 

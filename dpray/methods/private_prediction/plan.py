@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 from dpray.accounting.event import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
+from dpray.engines.base import Engine
 from dpray.engines.row_variation import rounding_warnings
 from dpray.io.few_shot import read_few_shot
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
@@ -25,10 +26,9 @@ from dpray.methods.private_prediction.algorithm import PrivatePrediction
 from dpray.methods.private_prediction.prompts import PromptTemplate, load_template
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
-from dpray.runs.plan import Plan, TokenLimit
+from dpray.runs.plan import Plan, Reads, TokenLimit, label_histogram
 from dpray.runs.public_input import read_terms
 from dpray.types import InputError
-from dpray.workers.rows import TextOf
 
 MOST_PRIVATE_TOKENS = MOST_TEXTS = 10_000_000
 
@@ -151,21 +151,19 @@ class PrivatePredictionPlan(Plan):
     # What every plan answers
 
     @property
-    def text_of(self) -> TextOf | None:
-        return self.template.text_of if self.template.record else None
+    def reads(self) -> Reads:
+        limit = TokenLimit("method.max_prompt_tokens", self.settings.max_prompt_tokens)
+        text_of = self.template.text_of if self.template.record else None
+        return Reads(self._labels(), text_of, (limit,))
 
-    @property
-    def token_limits(self) -> Sequence[TokenLimit]:
-        return (TokenLimit("method.max_prompt_tokens", self.settings.max_prompt_tokens),)
-
-    @property
-    def engine_options(self) -> dict[str, Any]:
+    def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
         # Public logits decide which tokens can be drawn, or whether from private ones at all.
         public_alone = self.settings.candidates != "all" or self.settings.public_gate is not None
         row_tokens = self.settings.max_prompt_tokens + self.settings.max_tokens
         if self.memory is not None:
             row_tokens = self.memory.row_tokens
-        return {"public_alone": public_alone, "group": (self.usual_rows, row_tokens)}
+        group = (self.usual_rows, row_tokens)
+        return super().loader(build, public_alone=public_alone, group=group)
 
     @property
     def fewest_records(self) -> int:
@@ -180,16 +178,9 @@ class PrivatePredictionPlan(Plan):
         a_batch = self.settings.texts_per_batch
         return {"batches": batches, "texts": a_batch * texts, "max_records": None}
 
-    def with_salt(self, salt: str) -> Self:
-        return replace(self, salt=salt)
-
-    def how_far(self, published: int) -> str:
-        done = self.published_batches(published)
-        return f": {done} of {max(done, self.batches_decoded)} batches are published"
-
     def published_batches(self, published: int) -> int:
         """Return how many of the published units are batches: the measured labels are one more."""
-        return max(published - (self.label_histogram is not None), 0)
+        return max(published - (label_histogram(self.config) is not None), 0)
 
     def method_summary(self) -> dict[str, Any]:
         mechanism, settings = self.method.mechanism, self.settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, groupby, islice
 from operator import itemgetter
@@ -50,6 +50,7 @@ SORTED = "sorted.db"
 
 def release(session: BatchSession) -> Release:
     """Decode the batches that are missing, publish each once, and release their texts."""
+    session.plan = replace(session.plan, salt=session.salt)
     plan, decoded, waiting = session.plan, Decoded.from_published(session), missing(session)
     parts = (f"{session.attempt_id}-{number:08d}.jsonl" for number in count())
     while batches := next_batches(plan, waiting, decoded):
@@ -136,7 +137,7 @@ def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
 def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:
     """Return the plan's batches as groups of rows; `key` is the secret one of Poisson batches."""
     rows = partial(
-        private_rows, data=plan.config.data, text_of=plan.text_of, by_place=not plan.disjoint
+        private_rows, data=plan.config.data, text_of=plan.reads.text_of, by_place=not plan.disjoint
     )
     s = plan.settings.expected_batch_size
     return Groups(rows, ROWS, "batch", partial(joined, plan.batches, key), placeholder(), s)

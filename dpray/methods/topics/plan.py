@@ -16,7 +16,7 @@ from dpray.mechanisms.topics import words_of
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.topics.algorithm import TopicHistogram
 from dpray.methods.topics.settings import TopicsSettings
-from dpray.runs.plan import Plan, resolved_noise
+from dpray.runs.plan import Plan, affordable, resolved_noise
 from dpray.types import InputError, Record
 from dpray.workers.rows import read_records
 
@@ -81,7 +81,8 @@ def make_plan(config: Config, settings: TopicsSettings) -> TopicsPlan:
     noise = resolved_noise(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS)
     assert noise is not None  # a chain with topics has a finite epsilon
     method = TopicHistogram(settings, votes(noise))
-    return TopicsPlan(config, config.data.proportions, settings, method, public).affordable(noise)
+    plan = TopicsPlan(config, config.data.proportions, settings, method, public)
+    return affordable(plan, noise)
 
 
 def read_public(config: Config, settings: TopicsSettings) -> list[Record]:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from dpray import registry as methods
 from dpray.config.config import Config
 from dpray.methods.dp_sgd.plan import DpSgdPlan
+from dpray.runs.plan import try_model
 from dpray.types import DprayError, InputError
 from dpray.workers.engine import build_engine
 from tests.workers.outcomes import open_budget
@@ -97,4 +98,4 @@ def test_lengths_are_checked_where_the_model_is_before_the_charge(
     assert isinstance(plan, DpSgdPlan)
     longer = plan.settings.model_copy(update={"max_length": 400})
     with pytest.raises(InputError, match=r"max_length: 400 is more than the context"):
-        replace(plan, settings=longer).try_models(build_engine, lambda progress: None)
+        try_model(replace(plan, settings=longer), build_engine, lambda progress: None)
