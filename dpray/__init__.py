@@ -14,7 +14,7 @@ ledger refuses a charge, and `Resumable` for a run that the same call resumes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,6 @@ __all__ = [
     "check",
     "compare",
     "evaluate",
-    "explore",
     "load",
     "plan",
     "progress_bar",
@@ -119,37 +118,6 @@ def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> 
     from dpray.planning.compare import compare as compare_methods
 
     return compare_methods(config, on_progress)
-
-
-def explore(
-    config: Config,
-    page: str | Path,
-    on_progress: OnProgress = lambda progress: None,
-    *,
-    epsilons: Sequence[float] = (),
-    rehearsal: str | Path | None = None,
-) -> dict[str, Any]:
-    """Compare the methods at several epsilons, and write one HTML page with the curves. Opens no
-    data. `rehearsal` is the folder of a rehearsal, whose scores are drawn. The default epsilons are
-    a quarter to four times `privacy.epsilon`, and those of the rehearsal.
-
-        explored = dpray.explore(config, "methods.html", rehearsal="out/rehearsal")
-        explored["epsilons"][0]["epsilon"], explored["epsilons"][0]["recommended"]
-    """
-    from dpray.io.files import check_writable, write_durably
-    from dpray.planning.compare import default_epsilons
-    from dpray.planning.compare import explore as compare_at
-    from dpray.report.comparison_page import read_rehearsal, render_comparison, scored_epsilons
-
-    check_writable(Path(page), "--html")
-    rehearsed = None if rehearsal is None else read_rehearsal(Path(rehearsal))
-    if not epsilons:
-        scored = scored_epsilons(rehearsed) if rehearsed else []
-        epsilons = [*default_epsilons(config), *scored]
-    explored = compare_at(config, epsilons, on_progress)
-    Path(page).parent.mkdir(parents=True, exist_ok=True)
-    write_durably(Path(page), render_comparison(explored, rehearsed))
-    return explored
 
 
 def rehearse(

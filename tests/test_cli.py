@@ -35,7 +35,7 @@ COMMANDS = {
     "dpray ledger export": "--json --ledger --out",
     "dpray ledger show": "--html --json --ledger",
     "dpray ledger verify": "--contains --json --ledger",
-    "dpray plan": "--compare --epsilon --html --json --rehearsal --write config overrides",
+    "dpray plan": "--compare --json --write config overrides",
     "dpray rehearse": "--epsilon --json --method --out --public --records --write config overrides",
     "dpray report": "--json --no-public --public run_dir",
     "dpray run": "--json config overrides",

@@ -42,27 +42,6 @@ def plan(
             "recommend one; so does method.name=auto.",
         ),
     ] = False,
-    html: Annotated[
-        str | None,
-        typer.Option(
-            help="With --compare: ask at several epsilons, and write one page with the curves to "
-            "this file.",
-            metavar="FILE",
-        ),
-    ] = None,
-    epsilon: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="For --html: an epsilon to ask at; may be given several times. By default a "
-            "quarter, half, once, twice and four times privacy.epsilon, and the rehearsal's."
-        ),
-    ] = None,
-    rehearsal: Annotated[
-        str | None,
-        typer.Option(
-            help="For --html: the folder of a rehearsal, whose scores are drawn.", metavar="DIR"
-        ),
-    ] = None,
     write: Annotated[
         str | None,
         typer.Option(
@@ -75,16 +54,10 @@ def plan(
     """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
     loaded = dpray.load(config, *overrides or [])
     if compare or loaded.method.name == "auto":
-        if html is not None:
-            if write is not None:
-                raise InputError("--write: it is for one epsilon, without --html")
-            _explore(loaded, html, epsilon or [], rehearsal, as_json)
-            return
-        _only_with("--html", epsilon=epsilon, rehearsal=rehearsal)
         _compare(loaded, write, as_json)
         return
-    _only_with("--compare, or method.name auto", write=write, html=html)
-    _only_with("--html", epsilon=epsilon, rehearsal=rehearsal)
+    if write is not None:
+        raise InputError("--write: it is for --compare, or method.name auto")
     _plan_one(loaded, as_json)
 
 
@@ -124,13 +97,6 @@ def _plan_one(loaded: Config, as_json: bool) -> None:
         console.note("warning", "yellow", warning)
 
 
-def _only_with(other: str, **options: object) -> None:
-    """Raise InputError for an option that is given and means something with another one only."""
-    for name, value in options.items():
-        if value:
-            raise InputError(f"--{name}: it is for {other}")
-
-
 def _mechanism_in_words(event: Mapping[str, Any]) -> str:
     """Return what a mechanism does, from its JSON form."""
     match event["type"]:
@@ -153,22 +119,6 @@ def _guarantee(summary: dict[str, Any]) -> str:
         f"({summary['epsilon']:.4f}, {summary['delta']:g})-DP by the "
         f"{summary['accountant']['bound']} bound, {add_or_remove(summary['privacy_unit'])}"
     )
-
-
-def _explore(
-    config: Config, html: str, epsilons: list[float], rehearsal: str | None, as_json: bool
-) -> None:
-    with progress_bar() as on_progress:
-        explored = dpray.explore(config, html, on_progress, epsilons=epsilons, rehearsal=rehearsal)
-    if as_json:
-        typer.echo(json.dumps(explored))
-        return
-    console = Terminal()
-    for at in explored["epsilons"]:
-        best = at["recommended"]
-        style = "yellow" if best is None else "green"
-        console.note(f"recommended at eps {at['epsilon']:g}", style, best or "none")
-    console.print(f"  {html}", highlight=False, soft_wrap=True)
 
 
 def _compare(config: Config, write: str | None, as_json: bool) -> None:

@@ -14,7 +14,6 @@ from dpray.methods.chain.settings import ChainSettings
 from dpray.methods.config import parse_config
 from dpray.registry import choose
 from dpray.runs.choice import Choice
-from dpray.runs.plan import privacy_unit
 from dpray.types import InputError, OnProgress, Progress
 
 METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
@@ -30,9 +29,6 @@ MOST_RECORDS = 2**40
 
 RECORDS = 1000
 """The number of texts to compare if the configuration gives none."""
-
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""`explore` tries these multiples of `privacy.epsilon` by default."""
 
 
 @dataclass(frozen=True)
@@ -119,44 +115,6 @@ def compare(
         on_progress(Progress("comparing", done, len(names), name))
         answers[name] = answer(config, asked[name], records)
     return Comparison(config, records, answers)
-
-
-def check_epsilons(epsilons: Sequence[float]) -> None:
-    """Raise InputError for an epsilon that is not positive and finite."""
-    for epsilon in epsilons:
-        if not (0 < epsilon < math.inf):
-            raise InputError(f"--epsilon: {epsilon:g} is not above 0 and finite")
-
-
-def explore(
-    config: Config,
-    epsilons: Sequence[float],
-    on_progress: OnProgress = lambda progress: None,
-) -> dict[str, Any]:
-    """Compare at each of `epsilons`, and return the object that
-    `dpray plan --compare --html FILE --json` prints. Raises InputError as `compare` does, and for
-    an epsilon that is not positive and finite."""
-    check_epsilons(epsilons)
-    comparisons = [
-        compare(parse_config(with_epsilon(config, epsilon)), on_progress)
-        for epsilon in sorted(set(epsilons))
-    ]
-    privacy, data = config.privacy, config.data
-    return {
-        "epsilon": privacy.epsilon,
-        "delta": privacy.delta,
-        "privacy_unit": privacy_unit(data.unit),
-        "public_size": data.public_size,
-        "records_wanted": comparisons[0].records,
-        "epsilons": [
-            {"epsilon": one.config.privacy.epsilon} | one.summary() for one in comparisons
-        ],
-    }
-
-
-def default_epsilons(config: Config) -> list[float]:
-    """Return `FACTORS` of `privacy.epsilon`."""
-    return [factor * config.privacy.epsilon for factor in FACTORS]
 
 
 def wanted(config: Config) -> int:

@@ -14,7 +14,6 @@ from dpray.io.records import read_rows
 from dpray.methods.config import parse_config
 from dpray.planning.compare import (
     Answer,
-    check_epsilons,
     compare,
     records_keys,
     sections,
@@ -200,7 +199,9 @@ def rehearse(
 
 
 def _check(config: Config, epsilons: Sequence[float], records: int, methods: Sequence[str]) -> None:
-    check_epsilons(epsilons)
+    for epsilon in epsilons:
+        if not 0 < epsilon < math.inf:
+            raise InputError(f"--epsilon: {epsilon:g} is not above 0 and finite")
     known = sections(config)
     for name in methods:
         if name not in known:

@@ -17,7 +17,6 @@ from dpray.methods.config import parse_config
 from dpray.planning.compare import METHODS, Answer, Comparison, compare, sections, wanted
 from dpray.planning.rehearse import _on_twin
 from dpray.registry import make_plan
-from dpray.report.comparison_page import parameters, settings
 from dpray.types import InputError
 
 COUNTS = {f"word{rank}": 2**12 // (rank + 1) for rank in range(400)}
@@ -168,14 +167,6 @@ def test_a_rehearsal_cuts_what_the_last_method_makes_alone(asked: Config, tmp_pa
         found = [getattr(m, key) for m, key in zip(method.methods, keys, strict=True)]
         # Votes are shared out over the texts of Aug-PE: fewer would have less noise.
         assert tuple(found) == records
-
-
-def test_the_page_names_the_parameters_of_each_method(asked: Config) -> None:
-    summary = compare(asked, methods=CHAINS[:1]).summary()["methods"][CHAINS[0]]
-    of_plan = settings(summary["plan"])
-    assert of_plan["aug_pe iterations"] and of_plan["dp_kps vocabulary_size"]
-    assert {name.split()[0] for name in parameters([summary])} == {"aug_pe", "dp_kps"}
-    assert not any(name.endswith("name") for name in parameters([summary]))
 
 
 def test_the_number_of_texts_is_what_is_wanted_and_not_what_a_chain_hands_on(
