@@ -17,11 +17,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def read_tree(path: str | Path, overrides: Sequence[str]) -> Any:
-    """Read the plain tree of a YAML file with `key.sub=value` overrides. Raises InputError.
-
-    Nothing is interpolated: `${oc.env:NAME}` of other tools would put an environment variable into
-    the files of a release, so `${` is refused.
-    """
+    """Read the plain tree of a YAML file with `key.sub=value` overrides. Raises InputError."""
     settings = [_setting(each) for each in overrides]
     try:
         tree = parse_yaml(read_yaml_text(path))
@@ -33,9 +29,6 @@ def read_tree(path: str | Path, overrides: Sequence[str]) -> Any:
         raise InputError(f"{path}: not a YAML file of `key: value` lines")
     for key, value in settings:
         tree = _with(tree, key.split("."), value, key)
-    for key, text in _texts(tree):
-        if "${" in text:
-            raise InputError(f"{key}: `${{` has no meaning in a configuration; write the value")
     return tree
 
 
@@ -84,9 +77,12 @@ def parse(model: type[M], values: Any) -> M:
     """Make a model of a plain tree. Raises InputError that names the first wrong key.
 
     Control characters but tabs and line feeds are refused: texts become paths, names and error
-    messages, and file systems, databases and terminals disagree on what these characters mean.
+    messages, and file systems, databases and terminals disagree on what these characters mean. So
+    is `${`: nothing is interpolated, and other tools would put an environment variable there.
     """
     for key, text in _texts(values):
+        if "${" in text:
+            raise InputError(f"{key}: `${{` has no meaning in a configuration; write the value")
         if re.search(f"[{CONTROL}]", text):
             raise InputError(f"{key}: holds a control character or half a surrogate pair")
     try:

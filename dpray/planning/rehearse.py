@@ -25,6 +25,7 @@ from dpray.types import InputError, OnProgress, Progress
 
 if TYPE_CHECKING:
     from dpray.engines.base import Embedder
+    from dpray.evaluation.judge import Judge
 
 RunMethod = Callable[[Config, OnProgress], object]
 
@@ -152,50 +153,60 @@ def rehearse(
     """Run methods on public records, and score their releases against other public records. By
     default these are the methods whose signal is enough; named `methods` always run.
 
-    Half of the records of `public`, chosen by a hash of their texts, stand in for the private ones.
-    `data.public_size` of them are drawn, repeatedly if there are fewer, so that batches, votes and
-    counts stand as far above the noise as in a private run. The other half is the test. Runs have
-    the noise of their plans, and make only `records` texts if that does not change the noise. Runs
-    and their ledgers are in the folder `out`, where the same call resumes.
+    Half of the records of `public` stand in for the private ones: `data.public_size` of them are
+    drawn, repeatedly if there are fewer, so that all counts stand as far above the noise as in a
+    private run. The other half is the test. Runs and their ledgers are in the folder `out`, where
+    the same call resumes.
 
-    `epsilons` replace `privacy.epsilon`. Raises InputError for public records without the
-    configuration's columns and labels, for too few of them, and for `data.path` itself: no budget
-    would pay for what a rehearsal tells about private records.
+    `epsilons` replace `privacy.epsilon`. Raises InputError for wrong public records or too few of
+    them, and for `data.path` itself: no budget would pay for what is told about private records.
     """
     _check(config, epsilons, records, methods)
     half, test = _halves(config, public)
     drawn = draw(half, config.data.public_size, config.data.unit)
     twin = write_twin(drawn, out)
-    # Imported late: bad input should not have to wait for scikit-learn.
-    from dpray.evaluation.judge import Judge
-
-    real_records, test_records = (as_released(config, rows) for rows in (half, test))
-    embedder, labelled = load_embedder(config.embedder.model), config.data.label is not None
-    judge = Judge(embedder, real_records, test_records, labelled)
+    judge = _judge(config, half, test, load_embedder)
     real = judge.scores(as_released(config, drawn[: min(records, len(half))]))
-
     found: dict[float, dict[str, Rehearsed]] = {}
     for epsilon in epsilons or (config.privacy.epsilon,):
         asked = parse_config(with_epsilon(config, epsilon))
-        answers = compare(asked, on_progress, methods).answers
         found[epsilon] = {}
-        for name, answer in answers.items():
+        for name, answer in compare(asked, on_progress, methods).answers.items():
             if answer.choice is None or not (answer.is_enough or methods):
                 why_not = answer.why_not or "its signal does not stand above its noise"
                 found[epsilon][name] = Rehearsed(answer, why_not=why_not)
                 continue
             folder = out / f"{name}-eps{epsilon:g}"
-            try:
-                run(_on_twin(asked, answer, twin, folder, records), on_progress)
-                made = _released(folder)
-            except InputError as error:
-                # One method's prompts may not fit the engine: the others still have their turn.
-                found[epsilon][name] = Rehearsed(answer, why_not=str(error))
-                continue
-            on_progress(Progress("scoring", len(found[epsilon]), len(answers), name))
-            found[epsilon][name] = Rehearsed(answer, judge.scores(made))
+            own = _on_twin(asked, answer, twin, folder, records)
+            found[epsilon][name] = _scored(own, answer, run, judge, on_progress)
     sizes = {"records": len(half), "drawn": len(drawn), "test_records": len(test)}
     return Rehearsal(config, {"file": public} | sizes, judge.score, real, found)
+
+
+def _judge(
+    config: Config,
+    real: Sequence[dict[str, Any]],
+    test: Sequence[dict[str, Any]],
+    load_embedder: Callable[[str], Embedder],
+) -> Judge:
+    # Imported late: bad input should not have to wait for scikit-learn.
+    from dpray.evaluation.judge import Judge
+
+    embedder, labelled = load_embedder(config.embedder.model), config.data.label is not None
+    return Judge(embedder, as_released(config, real), as_released(config, test), labelled)
+
+
+def _scored(
+    config: Config, answer: Answer, run: RunMethod, judge: Judge, on_progress: OnProgress
+) -> Rehearsed:
+    """Run a method on the twin, and score what it releases."""
+    try:
+        run(config, on_progress)
+        on_progress(Progress("scoring", detail=config.method.name))
+        return Rehearsed(answer, judge.scores(_released(Path(config.output.path))))
+    except InputError as error:
+        # One method's prompts may not fit the engine: the others still have their turn.
+        return Rehearsed(answer, why_not=str(error))
 
 
 def _check(config: Config, epsilons: Sequence[float], records: int, methods: Sequence[str]) -> None:

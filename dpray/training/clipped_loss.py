@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpray.config.training import Precision
 from dpray.training.ghost_norms import GhostNorms, NoNormRule, Recorded, weighted_sum
+from dpray.training.settings import Precision
 from dpray.training.step import TrainingText
 from dpray.types import DprayError
 

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import torch
 from torch.optim import SGD, AdamW, Optimizer
 
-from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator
 from dpray.training.clipped_loss import PerExampleLoss
+from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep
 from dpray.types import DprayError
 

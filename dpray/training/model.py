@@ -15,10 +15,10 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from dpray.config.training import TrainingSettings
 from dpray.engines.model_path import resolve_model
 from dpray.training.clipped_loss import Forward, PerExampleLoss, check_norm_rules
 from dpray.training.partitions import gathered, is_partitioned
+from dpray.training.settings import TrainingSettings
 from dpray.training.tensor_file import write_tensors
 from dpray.types import InputError
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.gradient_noise import (
@@ -24,6 +23,7 @@ from dpray.training.gradient_noise import (
 from dpray.training.journal import MOMENTS, Journal, TrainingState, empty_moments
 from dpray.training.model import load_loss, save_model
 from dpray.training.partitions import shape_of
+from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, TrainingText
 from dpray.types import InputError
 

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import new_key
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.gradient_noise import add_noise, set_learning_rate
 from dpray.training.journal import empty_moments
 from dpray.training.model import check_norms, deepspeed_on_stderr
 from dpray.training.partitions import gathered, is_partitioned, own_part
+from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, TrainingText
 from dpray.training.training import ReferenceTrainer
 

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from dpray.config.training import TrainingSettings
 from dpray.methods.dp_sgd import algorithm as dp_sgd
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.training.clipped_loss import PerExampleLoss
+from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep
 from tests.auditing.prediction_faults import Fault
 

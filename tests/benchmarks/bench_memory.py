@@ -31,10 +31,10 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpray.config.training import TrainingSettings
 from dpray.training import zero
 from dpray.training.model import deepspeed_on_stderr, load_loss
 from dpray.training.partitions import is_partitioned, shape_of
+from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, TrainingText
 
 STEP = DpSgdStep(0.5, 1.0, 1.0, 4.0)

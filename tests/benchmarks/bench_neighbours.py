@@ -24,9 +24,9 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpray.config.training import Precision
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.ghost_norms import weighted_sum
+from dpray.training.settings import Precision
 from dpray.training.step import TrainingText, share
 from tests.training.tiny_gradients import llama, lora
 

@@ -15,7 +15,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim import Optimizer
 
-from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator
 from dpray.methods.dp_sgd.algorithm import DpSgd, Units, fine_tune
 from dpray.training.clipped_loss import PerExampleLoss
@@ -24,6 +23,7 @@ from dpray.training.gradient_noise import GradientNoise
 from dpray.training.journal import TrainingState
 from dpray.training.model import load_loss
 from dpray.training.partitions import is_partitioned
+from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, TrainingText
 from tests.training.states import state_of, weights_of
 from tests.training.tiny_gradients import gpt2, llama, lora, texts

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import new_key
 from dpray.training.model import load_loss, save_model
+from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep
 from dpray.training.training import ReferenceTrainer
 from tests.training.states import weights_of

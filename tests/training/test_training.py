@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from dpray.config.training import TrainingSettings
 from dpray.ledger.protocol import NullLedger
 from dpray.mechanisms.randomness import new_key
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.journal import Journal
+from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep
 from dpray.training.training import ReferenceTrainer, Training, train_here
 from dpray.types import DprayError, InputError

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dpray.config.config import Config
 from dpray.methods import part
 from dpray.methods.chain.plan import make_plan, planned
 from dpray.methods.chain.settings import INPUT_KEY, ChainSettings
-from dpray.runs.choice import Choice, Signal
+from dpray.runs.choice import Choice
 from dpray.runs.plan import Plan
 
 
 def choose(config: Config, settings: ChainSettings, records: int) -> Choice:
-    """Have each method choose for so many records, at the epsilon that those before it leave. The
-    chain's signal is the strongest of its methods': it learns something where one of them does. The
+    """Have each method choose for `records` texts, at the epsilon that those before it leave. The
+    chain's signal is the strongest of its methods': it learns something if one of them does. The
     reasons name the signals that are below their noise. Keys that are set stay as they are."""
     choices: dict[str, Choice] = {}
 
@@ -22,23 +24,27 @@ def choose(config: Config, settings: ChainSettings, records: int) -> Choice:
 
     planned(config, settings, choose_one)
     given = set(INPUT_KEY.values())
-    methods = [
-        choice.plan.settings.model_dump(exclude_unset=True, exclude=given)
-        for choice in choices.values()
-    ]
-    chosen = ChainSettings.model_validate({"name": "chain", "methods": methods})
+    chosen = ChainSettings.model_validate(
+        {
+            "name": "chain",
+            "methods": [
+                choice.plan.settings.model_dump(exclude_unset=True, exclude=given)
+                for choice in choices.values()
+            ],
+        }
+    )
     # Planned once more: this is the plan of the configuration that is written, to the last number.
     plan = make_plan(config.model_copy(update={"method": chosen}), chosen)
-    signals = [
-        Signal(each.value, each.enough, f"{name}: {each.meaning}")
-        for name, choice in choices.items()
-        if (each := choice.signal) is not None
-    ]
+    signals, reasons = [], []
+    for name, choice in choices.items():
+        reasons += [f"{name}: {why}" for why in choice.reasons]
+        if (signal := choice.signal) is None:
+            continue
+        signals.append(replace(signal, meaning=f"{name}: {signal.meaning}"))
+        if not signal.is_enough:
+            reasons.append(
+                f"{name}: {signal.meaning}: {signal.value:,.3g}, below the {signal.enough:g} that "
+                "are enough"
+            )
     strongest = max(signals, key=lambda signal: signal.value / signal.enough, default=None)
-    reasons = [f"{name}: {why}" for name, choice in choices.items() for why in choice.reasons]
-    reasons += [
-        f"{each.meaning}: {each.value:,.3g}, below the {each.enough:g} that are enough"
-        for each in signals
-        if not each.is_enough
-    ]
     return Choice(plan, strongest, tuple(reasons))

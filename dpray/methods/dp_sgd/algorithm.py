@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
-from dpray.config.training import TrainingSettings
+from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, Trainer, TrainingText, share
 
 T = TypeVar("T")

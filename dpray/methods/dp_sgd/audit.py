@@ -21,10 +21,10 @@ from torch import nn
 from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.one_run import OneRun
 from dpray.auditing.target import Target
-from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
 from dpray.training.clipped_loss import PerExampleLoss
+from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, TrainingText
 from dpray.training.training import ReferenceTrainer
 

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from dpray.config.base import Count, MethodSettings, Positive
-from dpray.config.training import TrainingSettings
+from dpray.training.settings import TrainingSettings
 
 Value = Annotated[str, BeforeValidator(str)]
 

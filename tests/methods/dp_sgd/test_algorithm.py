@@ -11,7 +11,6 @@ import torch
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
-from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import (
     DpSgd,
@@ -21,6 +20,7 @@ from dpray.methods.dp_sgd.algorithm import (
     poisson_batch,
 )
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
+from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, TrainingText
 from dpray.training.training import ReferenceTrainer
 from tests.training.tiny_gradients import (

@@ -16,7 +16,6 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.config import Config
-from dpray.config.training import TrainingSettings
 from dpray.engines.base import EngineError, PlainPrompt
 from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.randomness import generator, new_key
@@ -25,6 +24,7 @@ from dpray.training import journal
 from dpray.training.gradient_noise import GradientNoise
 from dpray.training.journal import TrainingState
 from dpray.training.model import load_loss
+from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep
 from dpray.training.training import ReferenceTrainer
 from dpray.types import BudgetRefused, DprayError, InputError, Progress, Resumable
