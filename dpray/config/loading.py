@@ -88,25 +88,30 @@ def parse(model: type[M], values: Any) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        first, *more = error.errors(include_url=False, include_input=False)
-        place = list(first["loc"])
-        if place[:3] == ["method", "chain", "methods"]:
-            place[:5] = ["methods", *place[3:4]]  # without names of methods, which are no keys
-        elif place[:1] == ["method"] and len(place) > 1:
-            del place[1]
-        message = first["msg"].removeprefix("Value error, ")
-        # What checks a whole section names the key itself.
-        if named := re.match(r"([a-z0-9_.]+): ", message):
-            place.append(named[1])
-            message = message[named.end() :]
-        key = ".".join(map(str, place))
-        if first["type"] == "extra_forbidden":
-            message = "there is no such key"
-        elif first["type"] in ("model_type", "model_attributes_type"):
-            message = "has keys of its own, and no value"
-        elif first["type"].startswith("union_tag"):
-            known = first.get("ctx", {}).get("expected_tags")
-            key = f"{key}.name"
-            message = f"one of {known}" if known else "has to name a method"
-        also = f" (and {len(more)} more)" if more else ""
-        raise InputError(f"{key or 'config'}: {message}{also}") from None
+        raise InputError(_one_line(error)) from None
+
+
+def _one_line(error: ValidationError) -> str:
+    """Return the first error's key and what is wrong with it."""
+    first, *more = error.errors(include_url=False, include_input=False)
+    place = list(first["loc"])
+    if place[:3] == ["method", "chain", "methods"]:
+        place[:5] = ["methods", *place[3:4]]  # without names of methods, which are no keys
+    elif place[:1] == ["method"] and len(place) > 1:
+        del place[1]
+    message = first["msg"].removeprefix("Value error, ")
+    # What checks a whole section names the key itself.
+    if named := re.match(r"([a-z0-9_.]+): ", message):
+        place.append(named[1])
+        message = message[named.end() :]
+    key = ".".join(map(str, place))
+    if first["type"] == "extra_forbidden":
+        message = "there is no such key"
+    elif first["type"] in ("model_type", "model_attributes_type"):
+        message = "has keys of its own, and no value"
+    elif first["type"].startswith("union_tag"):
+        known = first.get("ctx", {}).get("expected_tags")
+        key = f"{key}.name"
+        message = f"one of {known}" if known else "has to name a method"
+    also = f" (and {len(more)} more)" if more else ""
+    return f"{key or 'config'}: {message}{also}"
