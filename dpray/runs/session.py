@@ -107,24 +107,19 @@ class Session(Generic[P]):
         return generator(named_key(self.salt, name))
 
     def secret_key(self, name: str, lost: str) -> SecretKey:
-        """Return the key of the run's secret coins, or of one stage's in a chain, which is kept in
+        """Return the key of the run's secret coins, or of one method's in a chain, which is kept in
         a file of that name in `private`: the same in every attempt. Raises InputError where a run
         that has begun misses the file (the error says what is `lost` with it) or has something else
         in its place."""
         path = self.folder.private / f"{self.folder.prefix}{name}"
         if not path.exists():
             has_begun = any(unit != "labels" for unit, _ in self.ledger.started(self.key()))
-            shared = self.folder.private / name
-            if has_begun and shared.exists():
-                # Once all stages of a chain had one file. What began with that key goes on with it.
-                path = shared
-            elif has_begun:
+            if has_begun:
                 raise InputError(
                     f"output.path: {path} is missing, so that {lost}; put it back, or choose "
                     "another folder"
                 )
-            else:
-                write_durably(path, new_key(), private=True)
+            write_durably(path, new_key(), private=True)
         key = path.read_bytes().strip()
         # An empty key, of an empty file, would let everybody draw the coins.
         if not re.fullmatch(rb"[0-9a-f]{64}", key):

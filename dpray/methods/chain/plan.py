@@ -76,8 +76,9 @@ class ChainPlan(Plan):
             yield from link.audit_targets()
 
     def method_summary(self) -> dict[str, Any]:
+        delta = self.config.privacy.delta
         links = {
-            name: link.method_summary() | {"epsilon_alone": self._alone(link)}
+            name: link.method_summary() | {"epsilon_alone": cost(link.method_event, delta).epsilon}
             for name, link in self.links.items()
         }
         methods = [link["method"] for link in links.values()]
@@ -94,25 +95,19 @@ class ChainPlan(Plan):
         }
 
     def lines(self) -> dict[str, str]:
-        found = {}
-        for name, link in self.links.items():
-            found[name] = f"eps {self._alone(link):.4f} alone, at the same delta"
-            found |= {f"{name}: {key}": line for key, line in link.lines().items()}
-        return found
-
-    def _alone(self, link: Plan) -> float:
-        return cost(link.method_event, self.config.privacy.delta).epsilon
+        return {
+            f"{name}: {key}": line
+            for name, link in self.links.items()
+            for key, line in link.lines().items()
+        }
 
 
 def make_plan(config: Config, settings: ChainSettings) -> ChainPlan:
     """Plan one method after the other. Raises InputError if a method has no plan, naming its
     key."""
-
-    def plan_link(name: str, own: Config) -> Plan:
-        made: Plan = part(own.method.name, "plan").make_plan(own, own.method)
-        return made
-
-    return planned(config, settings, plan_link)
+    return planned(
+        config, settings, lambda _, own: part(own.method.name, "plan").make_plan(own, own.method)
+    )
 
 
 def planned(

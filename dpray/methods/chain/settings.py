@@ -21,14 +21,14 @@ Link = Annotated[
 ]
 
 INPUT_KEY = {"dp_kps": "terms", "topics": "terms", "private_prediction": "first_texts"}
-"""The key of the next method that names the file of what each of these methods released."""
+"""The key of the next method that names the file of what each of these methods released. A method
+without that key cannot follow."""
 
-FOLLOW = {
-    "dp_kps": ("private_prediction", "aug_pe", "dp_sgd"),
-    "topics": ("private_prediction", "aug_pe", "dp_sgd"),
-    "private_prediction": ("aug_pe",),
+FOLLOWERS = {
+    "private_prediction": PrivatePredictionSettings,
+    "aug_pe": AugPeSettings,
+    "dp_sgd": DpSgdSettings,
 }
-"""A method may be followed by one of these, which have that key."""
 
 
 class ChainSettings(MethodSettings):
@@ -54,8 +54,14 @@ def misplaced(names: Sequence[str]) -> str | None:
         return "topics writes no texts; another method has to follow it"
     if len(names) < 2:
         return "a chain has two methods or more; one alone stands as `method`"
+    pairs = [
+        (one, after)
+        for one, key in INPUT_KEY.items()
+        for after, settings in FOLLOWERS.items()
+        if key in settings.model_fields
+    ]
     for one, after in pairwise(names):
-        if after not in FOLLOW.get(one, ()):
-            pairs = [f"{a} -> {b}" for a, others in FOLLOW.items() for b in others]
-            return f"{after} cannot follow {one}; the pairs are {', '.join(pairs)}"
+        if (one, after) not in pairs:
+            known = ", ".join(f"{a} -> {b}" for a, b in pairs)
+            return f"{after} cannot follow {one}; the pairs are {known}"
     return None

@@ -26,19 +26,23 @@ class TopicsPlan(Plan):
     """The plan of topics. `public` are the records whose texts are clustered."""
 
     settings: TopicsSettings
-    method: TopicHistogram
+    votes: VoteHistogram
     public: Sequence[Record] = field(repr=False)
+
+    @property
+    def method(self) -> TopicHistogram:
+        return TopicHistogram(self.settings, self.votes)
 
     @property
     def method_event(self) -> Event:
         return self.method.dp_event
 
     def audit_targets(self) -> Iterator[Target]:
-        yield votes_target("topic histogram", self.method.votes)
+        yield votes_target("topic histogram", self.votes)
 
     @property
     def noise_multiplier(self) -> float:
-        return self.method.votes.sigma / self.method.votes.sensitivity
+        return self.votes.sigma / self.votes.sensitivity
 
     @property
     def counts(self) -> int:
@@ -60,7 +64,7 @@ class TopicsPlan(Plan):
             "topics": f"{settings.topics} of {len(self.public):,} public texts, named by "
             f"{settings.words} words each",
             "histogram": f"{self.counts:,} counts, of {mean:.3g} records on average, with "
-            f"noise of deviation {self.method.votes.sigma:.3g}; a count below "
+            f"noise of deviation {self.votes.sigma:.3g}; a count below "
             f"{self.method.least_count:.3g} is 0",
             "records": f"{settings.records:,}, {settings.words} terms each",
             "LLM calls": "none",
@@ -80,8 +84,7 @@ def make_plan(config: Config, settings: TopicsSettings) -> TopicsPlan:
 
     noise = resolved_noise(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS)
     assert noise is not None  # a chain with topics has a finite epsilon
-    method = TopicHistogram(settings, votes(noise))
-    plan = TopicsPlan(config, config.data.proportions, settings, method, public)
+    plan = TopicsPlan(config, config.data.proportions, settings, votes(noise), public)
     return affordable(plan, noise)
 
 

@@ -61,7 +61,7 @@ def measured(session: TopicsSession) -> Measured:
         topics = PublicTopics.of(texts, labels, embedded(voters, texts), plan.settings)
 
         def mechanism() -> dict[str, Any]:
-            vote = Vote(voters, plan.method.votes)
+            vote = Vote(voters, plan.votes)
             noisy = vote(dict.fromkeys(plan.proportions, topics.means))
             none_T = np.zeros(len(topics.words), dtype=np.int64)
             return {

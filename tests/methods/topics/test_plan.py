@@ -44,8 +44,8 @@ def test_texts_without_words_are_left_out_and_the_longest_words_stand_in(asked: 
     assert plan.cost.epsilon == pytest.approx(plan.config.privacy.epsilon, rel=1e-3)
     units = {"data__unit": "label", "data__max_records_per_unit": 3}
     of_three = make_plan(*asked(rows(2), 2.0, units, topics=2))
-    assert of_three.method.votes.sigma == pytest.approx(3 * plan.method.votes.sigma, rel=0.02)
-    assert of_three.noise_multiplier == of_three.method.votes.sigma / 3
+    assert of_three.votes.sigma == pytest.approx(3 * plan.votes.sigma, rel=0.02)
+    assert of_three.noise_multiplier == of_three.votes.sigma / 3
 
 
 @pytest.mark.parametrize(
