@@ -12,7 +12,7 @@ from dpray.engines.model_path import preparation, resolve_model
 from dpray.extras import require
 from dpray.io.file_list import list_files
 from dpray.io.files import read_json
-from dpray.methods import part
+from dpray.methods import choose_of, part
 from dpray.runs.choice import Choice
 from dpray.runs.plan import Plan
 from dpray.types import InputError, OnProgress, Progress
@@ -33,7 +33,7 @@ def make_plan(config: Config) -> Plan:
 def choose(config: Config, records: int) -> Choice:
     """Return the method's plan for so many records, with the parameters that are free chosen.
     Raises InputError where it has none."""
-    chosen: Choice = part(config.method.name, "choice").choose(config, config.method, records)
+    chosen: Choice = choose_of(config.method.name)(config, config.method, records)
     return chosen
 
 

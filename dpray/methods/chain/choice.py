@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpray.config.config import Config
-from dpray.methods import part
+from dpray.methods import choose_of
 from dpray.methods.chain.plan import make_plan, planned
 from dpray.methods.chain.settings import Chained, ChainSettings
 from dpray.runs.choice import Choice, Signal
@@ -17,7 +17,7 @@ def choose(config: Config, settings: ChainSettings, records: int) -> Choice:
     choices: dict[str, Choice] = {}
 
     def choose_one(name: str, own: Config, method: Chained, *before: Before) -> Plan:
-        choices[name] = part(method.name, "choice").choose(own, method, records, *before)
+        choices[name] = choose_of(method.name)(own, method, records, *before)
         return choices[name].plan
 
     planned(config, settings, choose_one)

@@ -20,6 +20,7 @@ from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
 from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.runs.choice import Choice, Signal
 from dpray.runs.plan import Before, Handed, Losses, Plan, TokenLimit, resolved_noise
 from dpray.training.step import DpSgdStep
 from dpray.types import InputError, OnProgress
@@ -27,6 +28,16 @@ from dpray.workers.rows import Row
 
 NO_NOISE = 1e-12
 """A run that is not private has this noise multiplier, lost in the rounding of every coordinate."""
+
+EPOCHS = (50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
+
+BATCHES = 16
+"""An epoch has so many batches: larger ones have less noise, and fewer steps."""
+
+UNITS = 60.0
+"""A batch's sum has so many clipped gradients for each deviation of the noise on a coordinate: on
+two data sets runs with more taught more, on average, than runs with fewer
+(experiments/results_tables.md)."""
 
 
 @dataclass(frozen=True)
@@ -245,3 +256,34 @@ def check_terms(
                 f"method.max_length: {settings.max_length} has room for {most} tokens of a control "
                 f"code, and one with the longest label and term has {needs}"
             )
+
+
+def choose(
+    config: Config, settings: DpSgdSettings, records: int, before: Before | None = None
+) -> Choice:
+    """Take the most passes whose batches stand above their noise; where none do, one pass. Keys
+    that are set stay as they are."""
+    given = settings.model_fields_set
+    batch_size = max(1, config.data.public_size // BATCHES)
+    if "batch_size" in given:
+        batch_size = settings.batch_size
+    best: DpSgdPlan | None = None
+    for epochs in (settings.epochs,) if "epochs" in given else EPOCHS:
+        tried = settings.model_copy(update={"epochs": epochs, "batch_size": batch_size})
+        best = make_plan(config.model_copy(update={"method": tried}), tried, before)
+        if units(best) >= UNITS:
+            break
+    assert best is not None
+    what = f"{best.settings.epochs:g} passes in batches of {batch_size}: "
+    why = "the most whose batches stand above the noise"
+    if "epochs" in given:
+        why = "as they are set"
+    elif units(best) < UNITS:
+        why = "the least noise that is tried"
+    return Choice(best, Signal(units(best), UNITS, "q N / sigma of a batch"), (what + why,))
+
+
+def units(plan: DpSgdPlan) -> float:
+    """Return q N / sigma, the clipped gradients of a batch over the noise of their sum."""
+    step = plan.method.mechanism
+    return step.expected_batch_size / step.noise_multiplier
