@@ -79,23 +79,18 @@ class PerExampleLoss(nn.Module):
     """Maps a micro-batch to one loss per example of a causal language model.
 
     An example's loss is the mean over its own labelled tokens, 0 where it has none: it depends on
-    that example alone. Raises NoNormRule where a trainable layer has no rule for its norm.
-
-    `checkpointing` recomputes the activations of the model's blocks in the backward pass.
+    that example alone. Raises NoNormRule if a trainable layer has no rule for its norm.
 
     With `bfloat16` the frozen layers compute in it; a trainable one computes in float32, so that
     no sum over examples is ever rounded to 8 bits: such rounding moves with everybody's gradients
     and is not within C.
     """
 
-    def __init__(
-        self, model: nn.Module, precision: Precision = "float32", checkpointing: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, precision: Precision = "float32") -> None:
         super().__init__()
         self.model = model
         self.precision = precision
-        self.checkpointing = checkpointing
-        self.ghost = GhostNorms(model, checkpointing)
+        self.ghost = GhostNorms(model)
         if precision == "bfloat16":
             for module in model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):
@@ -147,13 +142,11 @@ class PerExampleLoss(nn.Module):
 
         An example whose loss or norm is not finite has weight 0: in the sum it would turn
         everything to NaN. `forward` runs this module, through a training engine where there is one.
-        `two_passes` is for engines whose parameters are whole only while their layer runs. There
-        are two with `checkpointing` too: keeping the layers' inputs would cost the memory that it
-        saves.
+        `two_passes` is for engines whose parameters are whole only while their layer runs.
         """
         run: Forward = self if forward is None else forward
         norms_B, recorded = self.norms(batch, run)
-        if not (two_passes or self.checkpointing):
+        if not two_passes:
             yield scale * _clipped_sum(recorded, _weights(norms_B, clip_norm))
             return
         del recorded

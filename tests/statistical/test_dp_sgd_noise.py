@@ -14,9 +14,8 @@ from scipy import stats
 from dpray.config.training import TrainingSettings
 from dpray.mechanisms.randomness import new_key
 from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.gradient_noise import GradientNoise
 from dpray.training.step import DpSgdStep
-from dpray.training.training import ReferenceTrainer
+from dpray.training.training import GradientNoise, ReferenceTrainer
 from tests.statistical.two_sided import ALPHA, WRONG_SCALES, fits_distribution
 from tests.training.tiny_gradients import gpt2
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss, check_norm_rules
 from dpray.training.ghost_norms import (
@@ -45,21 +43,6 @@ def test_norms_are_those_of_the_gradients(model: str) -> None:
     torch.testing.assert_close(norms, plain.double(), rtol=2e-5, atol=0)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_checkpointed_blocks_have_the_same_norms_and_keep_nothing(model: str) -> None:
-    batch = MicroBatch.of(texts(5))
-    plain = PerExampleLoss(MODELS[model]()).eval()
-    norms, _ = plain.norms(batch, plain)
-    loss = PerExampleLoss(MODELS[model](), checkpointing=True).eval()
-    checkpointed, recorded = loss.norms(batch, loss)
-    torch.testing.assert_close(checkpointed, norms, rtol=1e-5, atol=0)
-    inside = {p for p in loss.model.get_decoder().parameters() if p in recorded.squared}
-    assert len(inside) == len(recorded.squared) > 0
-    blocks = re.compile(r"\.(h|layers)\.\d")
-    kept = [name for name, p in loss.model.named_parameters() if p in recorded.parts]
-    assert not any(map(blocks.search, kept))
-
-
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -68,16 +51,6 @@ class Twice(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.layer(self.layer(x))
         return result
-
-
-def test_what_checkpointing_cannot_do_is_refused() -> None:
-    batch = MicroBatch.of(texts(2))
-    block = type("Block", (GradientCheckpointingLayer, Twice), {})
-    loss = PerExampleLoss(Logits(block()), checkpointing=True).eval()
-    with pytest.raises(NoNormRule, match="more than once"):
-        loss.norms(batch, loss)
-    with pytest.raises(NoNormRule, match="no blocks"):
-        PerExampleLoss(Logits(nn.Linear(8, 8)), checkpointing=True)
 
 
 def test_eager_attention_is_the_same() -> None:

@@ -19,7 +19,6 @@ from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompt
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.runs.choice import Choice, Signal
 from dpray.runs.plan import Before, Handed, Plan, resolved_noise
-from dpray.types import InputError
 
 ITERATIONS = (10, 8, 6, 5, 4, 3, 2, 1)
 VARIATIONS = (7, 4, 2)
@@ -67,7 +66,7 @@ class AugPePlan(Plan):
     @property
     def noise_multiplier(self) -> float:
         """Return sigma over the votes' sensitivity; 0 for a run without noise."""
-        return 0.0 if self.votes is None else self.votes.sigma / self.votes.sensitivity
+        return 0.0 if self.votes is None else self.votes.sigma / self.votes.records_per_unit
 
     def method_summary(self) -> dict[str, Any]:
         settings = self.settings
@@ -109,15 +108,8 @@ def make_plan(config: Config, settings: AugPeSettings, before: Before | None = N
         settings.template, settings.variation, settings.demonstrations, proportions
     ).showing(handed.terms)
 
-    if k > 1 < settings.votes_per_record:
-        raise InputError(
-            "method.votes_per_record: several votes are for units of one record, and "
-            f"data.max_records_per_unit is {k}"
-        )
-    shape = VoteHistogram(1.0, k, settings.votes_per_record)
-
     def votes(z: float) -> VoteHistogram:
-        return replace(shape, sigma=z * shape.sensitivity)
+        return VoteHistogram(z * k, k)
 
     def event(z: float) -> Event:
         return SelfComposed(votes(z).dp_event, settings.iterations)
@@ -173,9 +165,7 @@ def new_texts(plan: AugPePlan) -> tuple[int, int]:
 
 
 def votes(plan: AugPePlan) -> float:
-    """Return n / (n_syn L sigma), times the sum of the weights of a record's votes: the votes of a
-    text over their noise."""
+    """Return n / (n_syn L sigma): the votes of a text over their noise."""
     assert plan.votes is not None
     candidates = plan.settings.records * plan.settings.variations
-    cast = plan.config.data.public_size * sum(plan.votes.weights)
-    return cast / (candidates * plan.votes.sigma)
+    return plan.config.data.public_size / (candidates * plan.votes.sigma)

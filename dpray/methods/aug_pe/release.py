@@ -17,7 +17,6 @@ import numpy as np
 from dpray.config.config import Config
 from dpray.engines.requests import Ask
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
-from dpray.mechanisms.votes import weights
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
 from dpray.runs.session import Release, Session
@@ -89,9 +88,8 @@ def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards, Ask]]:
     config = side_by_side(session.config)
     # If there are engines, the GPUs are theirs: they have more to do.
     gpus = 0.0 if on_pool(config) else config.runtime.gpus_per_actor
-    cast = weights(session.plan.settings.votes_per_record)
     with (
-        session.shards(partial(Voters, weights=cast), config, gpus or 0.0) as voters,
+        session.shards(Voters, config, gpus or 0.0) as voters,
         session.language_model(config) as ask,
     ):
         yield voters, ask
@@ -109,8 +107,6 @@ def side_by_side(config: Config) -> Config:
 
 def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
     plan = session.plan
-    Q = plan.settings.votes_per_record
-    nearest = f"{Q} nearest texts, with decaying weights," if Q > 1 else "nearest text"
     noise = "get no noise" if plan.not_private else "get noise once, in one place"
     return {
         "calls": session.calls,
@@ -121,7 +117,7 @@ def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
             for checkpoint in done
         ],
         "sampling": {
-            "votes": f"each private record votes in an iteration for the {nearest} of its label; "
+            "votes": "each private record votes in an iteration for the nearest text of its label; "
             f"all counts {noise}",
             "embeddings": "to vote, each private text is embedded by itself; the language model, "
             "which varies the texts that are voted on, reads none",

@@ -48,8 +48,8 @@ def targets(plan: DpSgd) -> Iterator[Target]:
 
 
 class CanaryTable(nn.Module):
-    """Is a model of one number for each canary. Canary i is the text (i + 1, 0); its loss depends
-    on the table's entry i + 1 alone."""
+    """A model of one number for each canary. Canary i is the text (i + 1, 0); its loss depends on
+    the table's entry i + 1 alone."""
 
     def __init__(self, canaries: int, gradient: float) -> None:
         super().__init__()

@@ -42,16 +42,12 @@ two data sets runs with more taught more, on average, than runs with fewer
 
 @dataclass(frozen=True)
 class DpSgdPlan(Plan):
-    """Plans a run that trains in blocks of `checkpoint_steps`.
+    """The plan of a run that trains in blocks of `checkpoint_steps`.
 
     An interrupted training resumes from its last checkpoint. The steps after it may have been made
-    and seen (their noise has been drawn), so they count, and so do those that are made in their
-    place: T planned steps and R repeated ones are T + R steps of one mechanism, and the time of a
-    loss does not depend on the data. The first `method.repeats` of them are in the run's first
-    charge; the others are charged when they are lost, before they are repeated.
-
-    The report states the cost of all steps that were charged, as one composition. A ledger whose
-    budget composes by `basic` adds the charges' epsilons and deltas up instead, which is more.
+    and seen, so they count, and so do those that are made in their place: T planned steps and R
+    repeated ones are T + R steps of one mechanism. The first `method.repeats` of them are in the
+    run's first charge; the others are charged when they are lost, before they are repeated.
     """
 
     settings: DpSgdSettings
@@ -60,17 +56,17 @@ class DpSgdPlan(Plan):
     codes: ControlCodes
 
     def try_models(self, build: Callable[..., Engine], on_progress: OnProgress) -> None:
-        """Load the model as it is tuned. An engine that cannot load the tuned one costs nothing:
-        the tuned model is kept, and its texts are free."""
+        """Load the model as it is tuned."""
         # Imported late: a plan that is only looked at needs neither torch nor Ray.
-        from dpray.training.model import load_loss
+        from dpray.training.model import check_norms, load_loss
         from dpray.workers.engine import check_loads, with_absolute_model
 
         engine = with_absolute_model(self.config.engine)
 
         def load() -> None:
             check_lengths(codec_of(engine), self.settings, self.codes)
-            load_loss(engine.model, self.settings)
+            loss = load_loss(engine.model, self.settings)
+            check_norms(loss, loss)
 
         check_loads(self.config, load, on_progress)
 
@@ -104,7 +100,7 @@ class DpSgdPlan(Plan):
         return super().column_values | control
 
     def released_losses(self, folder: Path) -> Losses:
-        from dpray.methods.dp_sgd.released_model import released_losses
+        from dpray.methods.dp_sgd.release import released_losses
         from dpray.runs.folder import MODEL
 
         return released_losses(self.config, self.settings, folder / MODEL)
@@ -163,8 +159,7 @@ class DpSgdPlan(Plan):
 
     @property
     def cut(self) -> str:
-        """Return the public sentence about private texts that are too long; how many there are is
-        private."""
+        """Return the sentence about private texts that are too long; their number is private."""
         return (
             f"a private text is cut where it and its control code have more than "
             f"{self.settings.max_length} tokens (method.max_length)"

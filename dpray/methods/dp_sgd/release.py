@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
@@ -23,17 +24,25 @@ from dpray.accounting.report import NOT_COVERED
 from dpray.config.config import Config, DataConfig
 from dpray.engines.adapters import BASE_PLACE
 from dpray.engines.base import PlainPrompt, Sampling
-from dpray.engines.model_path import absolute_model
+from dpray.engines.model_path import absolute_model, resolve_model
 from dpray.engines.requests import Request, answered
 from dpray.engines.text import TextCodec
 from dpray.io.files import disk_is_full, sha256_of, sync_all, write_durably
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.algorithm import fine_tune
-from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
+from dpray.methods.dp_sgd.control_codes import (
+    control_codes,
+    draw_values,
+    text_encoder,
+    unit_texts,
+)
 from dpray.methods.dp_sgd.plan import DpSgdPlan
+from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
+from dpray.runs.plan import Losses
 from dpray.runs.public_names import model_name
 from dpray.runs.session import Release, Session
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.journal import Journal, lost_blocks
 from dpray.training.model import ADAPTER
 from dpray.training.step import SUM_ROUNDING
@@ -45,6 +54,8 @@ from dpray.workers.engine import with_absolute_model
 from dpray.workers.placement import gpus_of_rank
 
 DpSgdSession = Session[DpSgdPlan]
+
+TEXTS_PER_BATCH = 64
 
 
 def release(session: DpSgdSession) -> Release:
@@ -80,39 +91,15 @@ def train(session: DpSgdSession) -> dict[str, Any]:
     """Make all steps that are not made yet; return the files to release with their SHA-256."""
     charge_repeats(session)
     tuned, private = tuned_folder(session), session.folder.private.resolve()
-    tokens = private / TOKENS
+    tokens, steps = private / TOKENS, session.plan.method.steps
     for left in (tuned, tokens):
         shutil.rmtree(left, ignore_errors=True)
     tokens.mkdir()
-    plan = replace(session.plan, config=with_absolute_paths(session.config))
-    method = plan.method
-    training = Training(
-        step=method.mechanism,
-        settings=plan.settings,
-        base=plan.config.engine.model,
-        base_name=model_name(session.config.engine.model),
-        loop=partial(fine_tune_on_records, plan, str(tokens)),
-        folder=str(tuned),
-        journal=Journal(
-            session.ledger,
-            session.key(),
-            session.attempt_id,
-            str(private / CHECKPOINTS),
-            method.steps,
-            plan.checkpoint_steps,
-        ),
-    )
-
-    def show(t: int) -> None:
-        session.show("training steps", t, method.steps)
-
-    session.show("loading the model, encoding records", 0, method.steps)
+    session.show("loading the model, encoding records", 0, steps)
     try:
-        if session.in_process:
-            train_here(training, show)
-        else:
-            train_on_actors(session, training, show)
-        session.show("hashing the model")
+        run_training(
+            session, training_of(session), lambda t: session.show("training steps", t, steps)
+        )
         sync_all(tuned)
     except Exception as error:
         # Unlike other mechanisms, repeated steps are charged again: the unit need not fail.
@@ -126,7 +113,32 @@ def train(session: DpSgdSession) -> dict[str, Any]:
     return {"files": hashes(released_folder(session))}
 
 
-def train_on_actors(session: DpSgdSession, training: Training, show: OnStep) -> None:
+def training_of(session: DpSgdSession) -> Training:
+    plan = replace(session.plan, config=with_absolute_paths(session.config))
+    private = session.folder.private.resolve()
+    return Training(
+        step=plan.method.mechanism,
+        settings=plan.settings,
+        base=plan.config.engine.model,
+        base_name=model_name(session.config.engine.model),
+        loop=partial(fine_tune_on_records, plan, str(private / TOKENS)),
+        folder=str(tuned_folder(session)),
+        journal=Journal(
+            session.ledger,
+            session.key(),
+            session.attempt_id,
+            str(private / CHECKPOINTS),
+            plan.method.steps,
+            plan.checkpoint_steps,
+        ),
+    )
+
+
+def run_training(session: DpSgdSession, training: Training, show: OnStep) -> None:
+    """Train in this process, or on Ray's workers."""
+    if session.in_process:
+        train_here(training, show)
+        return
     # Imported late: a training in this process needs neither Ray Train nor DeepSpeed.
     from dpray.training.ray_train import train_on_ray
 
@@ -150,8 +162,8 @@ def fine_tune_on_records(
     after_step: OnStep,
     start: int,
 ) -> None:
-    """Run the algorithm on a rank. Records are never sent: each rank reads the data and encodes its
-    shard of the units into the folder `tokens`, which all ranks see."""
+    """Run the algorithm on a rank, which reads the data itself and encodes its shard of the units
+    into the folder `tokens`; all ranks see it."""
     data, folder = plan.config.data, Path(tokens)
     encoder = text_encoder(plan.config.engine, plan.settings)
     texts = unit_texts(data, encoder, plan.codes, trainer.rank, trainer.ranks)
@@ -163,8 +175,7 @@ def fine_tune_on_records(
 
 def charge_repeats(session: DpSgdSession) -> None:
     """Reserve the cost of repeating the lost blocks, beyond the steps charged beforehand;
-    idempotent. Raises BudgetRefused where it is more than `privacy.epsilon` or the budget allows.
-    """
+    idempotent. Raises BudgetRefused if it is more than `privacy.epsilon` or the budget allows."""
     plan, privacy = session.plan, session.config.privacy
     if not (lost := lost_blocks(session.ledger, session.key())):
         return
@@ -172,22 +183,18 @@ def charge_repeats(session: DpSgdSession) -> None:
         f"{sum(lost)} of {plan.method.steps} steps were lost and would be repeated; "
         f"method.spare_steps pays for such steps beforehand"
     )
-    whole = plan.with_repeats(lost).cost
+    whole = budget_of(plan.with_repeats(lost).dp_event, privacy.delta)
     if whole.epsilon > privacy.epsilon:
-        raise BudgetRefused(
-            privacy.dataset,
-            Budget(whole.epsilon, whole.delta),
-            Budget(plan.cost.epsilon, plan.cost.delta),
-            Budget(privacy.epsilon - plan.cost.epsilon, 0.0),
-            f"privacy.epsilon is {privacy.epsilon:g}: {why}",
-        )
+        charged = budget_of(plan.dp_event, privacy.delta)
+        left = Budget(privacy.epsilon - charged.epsilon, 0.0)
+        why = f"privacy.epsilon is {privacy.epsilon:g}: {why}"
+        raise BudgetRefused(privacy.dataset, whole, charged, left, why)
+    step = plan.method.mechanism.dp_event
     charges: dict[str, tuple[Event, Budget]] = {}
     for number, steps in enumerate(plan.unpaid_repeats(lost), start=1):
         if steps:
-            event = SelfComposed(plan.method.mechanism.dp_event, steps)
-            price = cost(event, privacy.delta)
-            budget = Budget(price.epsilon, price.delta)
-            charges[session.key(f"again-{number}")] = event, budget
+            event = SelfComposed(step, steps)
+            charges[session.key(f"again-{number}")] = event, budget_of(event, privacy.delta)
     try:
         stated_for = plan.privacy_unit, NEIGHBORING_RELATION
         session.ledger.reserve(privacy.dataset, charges, *stated_for, tenant=privacy.tenant)
@@ -196,12 +203,14 @@ def charge_repeats(session: DpSgdSession) -> None:
         raise BudgetRefused(*known, why) from None
 
 
-def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a text of the tuned model for each of the control values, "" where it wrote none.
+def budget_of(event: Event, delta: float) -> Budget:
+    price = cost(event, delta)
+    return Budget(price.epsilon, price.delta)
 
-    The prompt is, token for token, the start of a training text: the start token and the code. Code
-    and text together have at most `max_length` tokens.
-    """
+
+def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a text of the tuned model for each of the control values, "" if it wrote none. The
+    prompt is, token for token, the start of a training text."""
     plan, settings, label = session.plan, session.plan.settings, session.config.data.label
     tuned = session.config.engine.model_copy(update={"model": str(tuned_folder(session))})
     codec = TextCodec(tuned.model, tuned.max_model_len)
@@ -280,8 +289,7 @@ def released_folder(session: DpSgdSession) -> Path:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """Make paths absolute for ranks, which have another working directory. A path that does not
-    exist here is left as it is: it may exist on their nodes."""
+    """Make paths absolute for ranks, which have another working directory."""
     data = config.data
     if "://" not in data.path:
         path = str(Path(data.path).expanduser().absolute())
@@ -293,3 +301,31 @@ def hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of the folder's own files by their names."""
     files = sorted(path for path in folder.glob("*") if path.is_file())
     return {path.name: sha256_of(path) for path in files}
+
+
+def released_losses(config: Config, settings: DpSgdSettings, folder: Path) -> Losses:
+    """Load the model folder, or the adapter's folder, that a run of `config` released, to evaluate
+    it. A text's loss is the mean negative log-likelihood of its tokens after its control code."""
+    from transformers import AutoModelForCausalLM
+
+    base = resolve_model(config.engine.model)
+    lora = settings.tuning == "lora"
+    model: Any = AutoModelForCausalLM.from_pretrained(base if lora else folder, dtype="float32")
+    if lora:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(folder))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loss = PerExampleLoss(model.requires_grad_(False)).eval().to(device)
+    encoder, codes = text_encoder(config.engine, settings), control_codes(config.data, settings)
+
+    def losses(texts: Sequence[str], values: Mapping[str, str]) -> list[float]:
+        encoded = [encoder.training_text(codes.code(values), text) for text in texts]
+        found: list[float] = []
+        with torch.inference_mode():
+            for start in range(0, len(encoded), TEXTS_PER_BATCH):
+                batch = MicroBatch.of(encoded[start : start + TEXTS_PER_BATCH]).to(device)
+                found += loss(batch.ids, batch.mask, batch.labels).tolist()
+        return found
+
+    return losses

@@ -38,7 +38,7 @@ class TopicsPlan(Plan):
 
     @property
     def noise_multiplier(self) -> float:
-        return self.method.votes.sigma / self.method.votes.sensitivity
+        return self.method.votes.sigma / self.method.votes.records_per_unit
 
     @property
     def counts(self) -> int:

@@ -102,24 +102,6 @@ def test_a_run_from_data_to_release(config: Callable[..., Config], asked: Asked)
     ledger.close()
 
 
-def test_decaying_votes_are_cast_and_paid_for(config: Callable[..., Config], asked: Asked) -> None:
-    """Nearly without noise, every record's weights are in the counts."""
-    run = config(privacy__epsilon=1e5)
-    method = run.method.model_copy(update={"votes_per_record": 2})
-    run = run.model_copy(update={"method": method})
-    report = asked.run(run)
-    assert {m["parameters"]["sensitivity"] for m in report["mechanisms"]} == {1, 2}
-    first = json.loads((Path(run.output.path) / "private/parts/votes-0001.json").read_text())
-    for label, texts in first["population"].items():
-        of_record = 2 + (len(set(texts)) > 1)
-        assert sum(first["votes"][label]) == pytest.approx(30 * of_record, abs=3)
-    plan = methods.make_plan(run)
-    assert plan.votes.sigma == pytest.approx(plan.noise_multiplier * 5**0.5)
-    units = run.data.model_copy(update={"unit": "unit", "max_records_per_unit": 2})
-    with pytest.raises(InputError, match=r"^method.votes_per_record: .* data.max_records_per_unit"):
-        methods.make_plan(run.model_copy(update={"data": units}))
-
-
 def test_private_text_reaches_neither_the_model_nor_a_file(
     config: Callable[..., Config], asked: Asked, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
