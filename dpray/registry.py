@@ -18,7 +18,11 @@ from dpray.runs.plan import Plan
 from dpray.types import InputError, OnProgress, Progress
 from dpray.workers.engine import BuildEngine, build_engine
 
-NEEDS = {"private_prediction": ("torch",), "dp_sgd": ("deepspeed", "peft", "torch")}
+NEEDS = {
+    "private_prediction": ("torch",),
+    "aug_pe": ("torch", "sentence_transformers"),
+    "dp_sgd": ("deepspeed", "peft", "torch"),
+}
 """The optional modules that a method's run imports, whatever the engine. A plan needs none."""
 
 

@@ -1,6 +1,5 @@
-"""This module computes norms and clipped sums of per-example gradients without forming the
-gradients (Li et al. 2022b, section 4, "ghost clipping"; Bu et al. 2022 for the choice between the
-two ways to an inner product; Bu et al. 2023, "book-keeping", for the sums).
+"""Norms and clipped sums of per-example gradients without forming the gradients (Li et al. 2022b,
+section 4, "ghost clipping"; Bu et al. 2022 and 2023, "book-keeping").
 
 A linear layer's gradient for one example is `sum_t g_t a_t^T`, g_t the gradient of that example's
 loss with respect to the layer's output at position t, a_t its input. Its squared norm is

@@ -2,9 +2,9 @@
 charged for every step that it may have made.
 
 A block is begun in the ledger, durably, before any of its noise is drawn; after its last step the
-state is written, flushed, and its SHA-256 published under the block's name. A block that was begun
-and not published may have made any number of its steps: when it is begun anew, all of them are
-charged a second time. The states of the noise and of the sampling are never stored.
+state is written, and its SHA-256 published under the block's name. A block that was begun and not
+published may have made any number of its steps: when it is begun anew, all of them are charged a
+second time. The states of the noise and of the sampling are never stored.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def write_tensors(
 
 
 def block_steps(unit: str) -> range:
-    """Return the steps, from 0, of the block of this name; an empty range for another unit of the
-    run."""
+    """Return the steps, from 0, of the block of this name; none for another unit of the run."""
     kind, _, numbers = unit.partition("-")
     if kind != "steps":
         return range(0)
@@ -112,7 +111,7 @@ class Journal:
 
     def latest(self) -> TrainingState | None:
         """Return the state of the last block that was published, None before there is one. Raises
-        DprayError where its file is not what was published."""
+        DprayError if its file is not what was published."""
         if (last := self._last_block()) is None:
             return None
         unit, attempt, sha = last

@@ -78,9 +78,8 @@ def save_model(
     also saved by themselves, with the tokenizer, in the folder `ADAPTER`, and call the model they
     belong to `base_name`.
 
-    `weights` are the trained ones by their names in `PerExampleLoss.trainable_parameters`. Those
-    that are mapped from a file are never all in memory, nor are the base model's: adapters are
-    merged weight by weight, through a file.
+    `weights` are the trained ones by their names in `PerExampleLoss.trainable_parameters`. No more
+    than one weight has to be in memory: adapters are merged one by one, through a file.
     """
     model = with_adapters(_load(base, "auto"), settings)
     parameters = dict(model.named_parameters())
@@ -130,7 +129,7 @@ def _merge_into(path: Path, adapted: Any) -> Any:
 
 
 def with_adapters(model: Any, settings: TrainingSettings) -> Any:
-    """Return the model with the adapters that are trained, or as it is where all of it is."""
+    """Return the model with the adapters that are trained, or as it is if all of it is."""
     if settings.tuning == "full":
         return model
     from peft import LoraConfig, get_peft_model

@@ -1,5 +1,4 @@
-"""`ZeroTrainer` makes the same steps over ranks with DeepSpeed ZeRO: noise is added where the sum
-is.
+"""`ZeroTrainer` makes the same steps over ranks with DeepSpeed ZeRO.
 
 The engine sums the gradients over ranks and shows each rank's partition of the sum to that rank's
 optimizer alone, so a hook adds the noise right before the optimizer's step. Everything in DeepSpeed
@@ -24,8 +23,8 @@ from dpray.training.step import DpSgdStep, TrainingText
 from dpray.training.training import ReferenceTrainer
 
 BUCKET = 50_000_000
-"""So many elements of the gradient are summed over ranks in one call; under stage 3 at most so many
-weights are gathered ahead, in all."""
+"""The elements of the gradient that are summed over ranks in one call; under stage 3 also the most
+weights that are gathered ahead, in all."""
 
 
 def shared_key(device: torch.device) -> str:

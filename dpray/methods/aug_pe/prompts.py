@@ -46,7 +46,7 @@ class VariationPrompts:
     sequences: Sequences = field(default_factory=dict)
 
     def showing(self, sequences: Sequences) -> VariationPrompts:
-        """Return the template with sequences of terms for its random texts. Raises InputError where
+        """Return the template with sequences of terms for its random texts. Raises InputError if
         it does not show them."""
         if sequences:
             self.template.check_terms("random")
@@ -62,15 +62,15 @@ class VariationPrompts:
     def variation(
         self, kind: Variation, label: str, text: str, words: int | None, rng: np.random.Generator
     ) -> Prompt:
-        """Return the prompt for a variation of `text` in a random style; of `words` words where it
-        is a number. For "fill_in_the_blanks" the blanks are in `text` already."""
+        """Return the prompt for a variation of `text` in a random style; of `words` words if it is
+        a number. For "fill_in_the_blanks" the blanks are in `text` already."""
         style = _one_of(self.styles, rng, "")
         number = "" if words is None else str(words)
         return self._prompt(kind, label=label, text=text, words=number, style=style)
 
     def keywords_of(self, label: str) -> tuple[str, ...]:
-        """Return the label's keywords; none where the template has none at all. Raises KeyError
-        where it has some for other labels only."""
+        """Return the label's keywords; none if the template has none at all. Raises KeyError if it
+        has some for other labels only."""
         if not self.keywords:
             return ()
         keys = [key for key in self.keywords if label.startswith(key)]
@@ -88,7 +88,7 @@ class VariationPrompts:
 
 
 def _one_of(choices: Sequence[T], rng: np.random.Generator, nothing: T) -> T:
-    """Return one of the choices, each as likely; `nothing` where there are none."""
+    """Return one of the choices, each as likely, or `nothing`."""
     return choices[int(rng.integers(len(choices)))] if choices else nothing
 
 

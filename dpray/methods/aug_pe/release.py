@@ -20,7 +20,6 @@ from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
 from dpray.runs.session import Release, Session
-from dpray.types import Progress
 from dpray.workers.engine_pool import on_pool
 from dpray.workers.shards import Shards
 from dpray.workers.voters import Embeddings, Vote, Voters, embedded
@@ -37,9 +36,9 @@ def release(session: AugPeSession) -> Release:
     if len(done) < plan.settings.iterations:
         with voters_and_model(session) as (voters, ask):
             dp_nn_histogram = partial(published_vote, session, Vote(voters, plan.votes))
-            embed, show = partial(embedded, voters), partial(show_progress, session)
+            embed = partial(embedded, voters)
             run = AugPeRun(
-                plan.method, plan.prompts, ask, embed, dp_nn_histogram, session.salt, show
+                plan.method, plan.prompts, ask, embed, dp_nn_histogram, session.salt, session.show
             )
             run.algorithm_1(done[-1] if done else None)
         done = checkpoints(session)
@@ -63,10 +62,6 @@ def published_vote(
 
     checkpoint = Checkpoint(**session.publish_once(unit(t), mechanism))
     return {label: np.array(votes, np.int64) for label, votes in checkpoint.votes.items()}
-
-
-def show_progress(session: AugPeSession, progress: Progress) -> None:
-    session.show(progress.stage, progress.completed, progress.total, progress.detail)
 
 
 def unit(t: int) -> str:
@@ -133,13 +128,9 @@ def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
 
 
 def iteration_history(checkpoint: Checkpoint, kept: Population) -> dict[str, Any]:
-    """Return the concentration of the noisy votes and the lengths of the kept texts;
-    post-processing.
-
-    `top_tenth_share` is the share of the votes, cut at 0, that the most voted tenth of the texts
-    has: 0.1 if all have equally many, more if the votes agree. `effective_texts` is the inverse of
-    the sum of the squared shares.
-    """
+    """Return the concentration of the noisy votes, cut at 0, and the lengths of the kept texts.
+    `top_tenth_share` is the share of the most voted tenth of the texts, 0.1 if the votes agree on
+    nothing; `effective_texts` is the inverse of the sum of the squared shares."""
     votes_N = np.concatenate([np.array(v, dtype=np.float64) for v in checkpoint.votes.values()])
     shares_N = np.sort(np.maximum(votes_N, 0.0))[::-1]
     total = shares_N.sum()

@@ -2,7 +2,7 @@
 
 1. The private vocabulary: `vocabulary_counts` of a shard, and `noisy_vocabulary` of the sum.
 2. The kernel density of each class: `DensityPass.sums` of a shard, and `noisy_sums` of the sum.
-3. `Sequences` draws from both. It is post-processing, and so are the texts.
+3. `Sequences` draws from both: post-processing.
 
 Sums of shards are exact and private, and add up; only the two `noisy_...` results may be released.
 
@@ -53,15 +53,14 @@ class DpKps:
     """The frozen plan of a run; it is public.
 
     `epsilon_vocabulary` and `epsilon_kde` are the shares of the two mechanisms. With a
-    `noise_factor` of 1, each has the noise at which it costs its share by itself (at `delta` for
-    Gaussian noise, else purely). At a delta above 0 both together cost less, so a common
-    `noise_factor` below 1 multiplies their noises.
+    `noise_factor` of 1, each has the noise at which it costs its share by itself. At a delta above
+    0 both together cost less, so a common `noise_factor` below 1 multiplies their noises.
 
     Guarantee: add or remove one unit, at most `records_per_unit` records of any classes: the whole
     costs `dp_event`. A record's phrases go to the estimators of its own class only, so the classes
     compose in parallel, and an ensemble's estimators one after the other: each gets an equal part
     of `epsilon_kde`. A unit with records in several classes moves their sums together by no more
-    than it could move one class's. Sequences are post-processing, in any number.
+    than it could move one class's.
     Proof: docs/privacy.md, sections 4.6 and 4.7.
     """
 
@@ -128,10 +127,8 @@ class DpKps:
 
     @cached_property
     def kde(self) -> VocabularyHistogram | FeatureSum:
-        """Return the mechanism of one class and one estimator.
-
-        With `exact`, a record gives each of its S terms the weight 1/S, here in units of 1/S.
-        """
+        """Return the mechanism of one class and one estimator. With `exact`, a record gives each of
+        its S terms the weight 1/S, here in units of 1/S."""
         settings = self.settings
         if settings.estimator == "exact":
             return self._histogram(self.terms, self.epsilon_kde)
@@ -144,9 +141,8 @@ class DpKps:
 
     @property
     def kde_event(self) -> Event:
-        """Return the cost of all densities: an ensemble's estimators one after the other, the
-        classes in parallel. Every class runs the same mechanism, so all of them cost what one does
-        (Amin et al. 2024, Lemma 2)."""
+        """Return the cost of all densities, which is that of one class (Amin et al. 2024, Lemma
+        2)."""
         return SelfComposed(self.kde.dp_event, max(1, len(self.estimators)))
 
     @property
@@ -179,9 +175,8 @@ class DpKps:
 
 
 class DensityPass:
-    """Private pass 2, with what every shard needs: the matcher of the N terms, and their features
-    (rff) or their angles in every block (iterative: N * I * 8 bytes for each block of each
-    estimator)."""
+    """Private pass 2, with the matcher of the N terms and their features (rff) or their angles in
+    every block (iterative: N * I * 8 bytes for each block of each estimator)."""
 
     def __init__(self, plan: DpKps, terms: Sequence[str], vectors_ND: npt.NDArray[Any]) -> None:
         self.plan, self.matcher = plan, TermMatcher(terms)

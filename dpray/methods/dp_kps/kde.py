@@ -109,15 +109,11 @@ class FeatureSum:
     Noise: `noise_multiplier` times the sensitivity, in L1 for Laplace (1 / noise_multiplier is the
     pure epsilon), in L2 for Gaussian. Densities are free.
 
-    Laplace noise is discrete Laplace noise, and its event is that of I sums that move by
-    `LARGEST k` steps each. Gaussian noise is discrete
-    Gaussian noise of variance `s^2 + t^2` (t = `ROUNDING_STD`), s the standard deviation in the
-    event `Gaussian`. A sum with continuous noise of standard deviation s, rounded at random to the
-    integer n with mass proportional to exp(-(n - x)^2 / (2 t^2)), has just this law, but for a
-    factor of every probability within 1 +- 5 exp(-2 pi^2 t^2) a coordinate (the normaliser of the
-    rounding, by Poisson summation; the convolution theorem of Peikert 2010). Rounding is
-    post-processing, and the factors add less than 1e-75 I to epsilon, and that share to delta: far
-    less than the last digit of either.
+    Laplace noise is discrete Laplace noise; its event is that of I sums that move by `LARGEST k`
+    steps each. Gaussian noise is discrete Gaussian noise of variance `s^2 + t^2` (t =
+    `ROUNDING_STD`), s the standard deviation in the event `Gaussian`: but for less than 1e-75 I of
+    epsilon, that is the law of continuous noise that is rounded at random, which is
+    post-processing (Peikert 2010).
     Proof: docs/privacy.md, sections 4.3, 4.4, 4.5 and 6.8.
 
     Raises ValueError for a multiplier that is not positive, and for noise that is larger than
@@ -176,9 +172,8 @@ class FeatureSum:
         records' features (R, I), one row per record. Shards' sums add up."""
         total_I = np.zeros(self.number, dtype=np.int64)
         for block_RI in blocks_of_records:
-            # Zero is nearer on the grid than the feature, so nothing grows; a row that is not the
-            # features of a point, or an average of such, is cut to what a record may give. Not a
-            # number would be the least integer of all.
+            # Rounded towards zero, nothing grows. A row that is no point's features is cut to what
+            # a record may give; not a number would be the least integer of all.
             cut_RI = np.nan_to_num(np.trunc(block_RI * GRID), nan=0.0)
             np.clip(cut_RI, -LARGEST, LARGEST, out=cut_RI)
             total_I += cut_RI.astype(np.int64).sum(axis=0)
@@ -218,11 +213,9 @@ def record_prefixes(
     terms_of_records: Iterable[Sequence[int]],
     shortest: int,
 ) -> Iterator[Array]:
-    """Yield blocks of shape (R, I): the features of each record's first terms, concatenated.
-
-    `angles_LNI[j]` holds the terms' angles in block j. A record of more terms than blocks gives its
-    first ones; one of fewer is padded with zeros, and has no row below `shortest` terms.
-    """
+    """Yield blocks of shape (R, I): the features of each record's first terms, concatenated and
+    padded with zeros. `angles_LNI[j]` holds the terms' angles in block j. A record of fewer than
+    `shortest` terms has no row."""
     long_enough = (terms for terms in terms_of_records if len(terms) >= shortest)
     for block in _in_blocks(long_enough):
         angles_RI = np.zeros((len(block), features.number))

@@ -43,8 +43,6 @@ class DpKpsPlan(Plan):
 
     @property
     def method_event(self) -> Event:
-        """Return the event of both passes over the private records: together they cost less than
-        one by one."""
         return self.method.dp_event
 
     def audit_targets(self) -> Iterator[Target]:

@@ -2,9 +2,8 @@
 texts follow from them.
 
 Each of the two passes over the private records has one noisy output, which is published once. One
-charge before the first pass pays for both. All that follows is post-processing from public
-randomness, and may be drawn anew. A shard's answer to a pass is exact and private: the noise is
-added to the sum of all shards. No text is kept after it was counted.
+charge before the first pass pays for both. A shard's answer to a pass is exact and private: the
+noise is added to the sum of all shards. All that follows is post-processing.
 """
 
 from __future__ import annotations
@@ -142,14 +141,9 @@ def total_counts(shards: Shards) -> Counts:
 
 
 def total_sums(shards: Shards) -> dict[str, Sums]:
-    """Return each class's exact sums over all shards, added in the order of the shards; private."""
+    """Return each class's exact sums over all shards; private."""
     parts: list[dict[str, Sums]] = shards.call("sums")
     return {label: sum(part[label] for part in parts) for label in parts[0]}  # type: ignore[misc]
-
-
-def uses_vectors(settings: DpKpsSettings) -> bool:
-    """Return whether the method uses the vectors of terms."""
-    return settings.estimator != "exact" or settings.kernel_bandwidth != 0
 
 
 def densities_in_words(data: DataConfig) -> str:
@@ -171,6 +165,10 @@ def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
     from dpray.engines.embedder import SentenceTransformerEmbedder
 
     return SentenceTransformerEmbedder(session.config.embedder.model).embed
+
+
+def uses_vectors(settings: DpKpsSettings) -> bool:
+    return settings.estimator != "exact" or settings.kernel_bandwidth != 0
 
 
 def write_texts(

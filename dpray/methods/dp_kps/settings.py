@@ -71,7 +71,7 @@ class DpKpsSettings(Section):
     )
     few_shot_examples: Count = Field(
         3,
-        description="how many of them a prompt shows, drawn for each prompt, of its class where "
+        description="how many of them a prompt shows, drawn for each prompt, of its class if "
         "the file has `label`",
     )
     max_tokens: Count = Field(256, description="the longest text")

@@ -28,8 +28,7 @@ class VocabularyHistogram:
     Guarantee: add or remove one unit (at most `records_per_unit` k records). A record moves at most
     S counts, each by 1, so a unit moves no count by more than k, and all of them by at most S * k
     in L1. Discrete Laplace noise of `scale` is on all V counts, hit or not. Nothing is worse than S
-    counts that move by k each, and that is S * k / scale-DP (Nagesh et al., B.1). What `top` makes
-    of the noisy counts is free. `size`, S, k and `scale` are public numbers.
+    counts that move by k each, and that is S * k / scale-DP (Nagesh et al., B.1).
     Proof: docs/privacy.md, sections 4.1 and 6.8.
 
     Raises ValueError for a scale that integer noise cannot have.
@@ -73,12 +72,9 @@ class VocabularyHistogram:
 
 
 def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
-    """Return the terms of a UTF-8 file, one per line, in the file's order.
-
-    What follows a tab is left out (so is a column of counts), and so are blank lines, and terms
-    that equal an earlier one but for case. `stop_words` "english" leaves out scikit-learn's list of
-    318 English function words. Raises InputError that names the key and the line.
-    """
+    """Return the terms of a UTF-8 file, one per line, without what follows a tab, blank lines, and
+    terms that equal an earlier one but for case. `stop_words` "english" leaves out scikit-learn's
+    list of 318 English function words. Raises InputError that names the key and the line."""
     return list(read_counts(path, stop_words))
 
 

@@ -147,7 +147,7 @@ def repeated_target(plan: DpSgd) -> MonteCarlo:
     run.
 
     Statistics: the log-likelihood ratio, the sum, and the sum over the steps at which the canary
-    came in a rehearsal, which is informative only where batches can be predicted.
+    came in a rehearsal, which is informative only if batches can be predicted.
     """
     plan = _audited(plan)
 

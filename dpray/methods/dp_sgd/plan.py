@@ -161,7 +161,7 @@ class DpSgdPlan(Plan):
     def cut(self) -> str:
         """Return the sentence about private texts that are too long; their number is private."""
         return (
-            f"a private text is cut where it and its control code have more than "
+            f"a private text is cut if it and its control code have more than "
             f"{self.settings.max_length} tokens (method.max_length)"
         )
 
@@ -179,8 +179,8 @@ class DpSgdPlan(Plan):
 
 
 def make_plan(config: Config, settings: DpSgdSettings, before: Before | None = None) -> DpSgdPlan:
-    """Resolve everything that is null. Raises InputError where the keys together cost more than
-    `privacy.epsilon`, or do not fit the model, where that is a folder here."""
+    """Resolve everything that is null. Raises InputError if the keys together cost more than
+    `privacy.epsilon`, or do not fit the model."""
     codes = control_codes(config.data, settings)
     if is_at_hand(config.engine.model):
         codec = codec_of(config.engine)
@@ -196,7 +196,7 @@ def make_plan(config: Config, settings: DpSgdSettings, before: Before | None = N
     steps = math.ceil(settings.epochs * size / settings.batch_size - 1e-9)
     checkpoint_steps = min(steps, settings.checkpoint_steps or -(-steps // 100))
     repeats = settings.spare_steps
-    if repeats is None:  # one block, where the noise can be made to pay for it
+    if repeats is None:  # one block, if the noise can be made to pay for it
         repeats = checkpoint_steps if settings.noise_multiplier is None else 0
     q = settings.batch_size / size
 
@@ -223,7 +223,7 @@ def codec_of(engine: EngineConfig) -> TextCodec:
 
 
 def check_lengths(codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes) -> None:
-    """Raise InputError where `method.max_length` is more than the model's context, or leaves no
+    """Raise InputError if `method.max_length` is more than the model's context, or leaves no
     token for a text after its control code."""
     if settings.max_length > codec.context_length:
         raise InputError(
@@ -241,8 +241,7 @@ def check_lengths(codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes
 def check_terms(
     codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes, handed: Handed
 ) -> None:
-    """Raise InputError where `method.max_length` leaves no room in a control code for the longest
-    term."""
+    """Raise InputError if `method.max_length` leaves no room for the longest term."""
     most = most_code_tokens(settings.max_length)
     for term in {terms[0] for terms in chain.from_iterable(handed.terms.values())}:
         needs = len(codec.ids(codes.longest(lambda code: len(codec.ids(code)), [term])))
@@ -256,7 +255,7 @@ def check_terms(
 def choose(
     config: Config, settings: DpSgdSettings, records: int, before: Before | None = None
 ) -> Choice:
-    """Take the most passes whose batches stand above their noise; where none do, one pass. Keys
+    """Take the most passes whose batches stand above their noise, or else one pass. Keys
     that are set stay as they are."""
     given = settings.model_fields_set
     batch_size = max(1, config.data.public_size // BATCHES)

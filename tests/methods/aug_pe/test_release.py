@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
 from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
-from dpray.runs import runner
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers import voters
 from dpray.workers.voters import Vote
@@ -102,6 +102,17 @@ def test_a_run_from_data_to_release(config: Callable[..., Config], asked: Asked)
     ledger.close()
 
 
+@pytest.mark.parametrize("module", ["torch", "sentence_transformers"])
+def test_a_missing_extra_is_refused_before_the_charge(
+    config: Callable[..., Config], asked: Asked, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config()
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    with pytest.raises(InputError, match=r"^method aug_pe needs .*pip install 'dpray\[torch\]'"):
+        asked.run(run)
+    assert not asked.prompts and not Path(run.privacy.ledger.partition("///")[2]).exists()
+
+
 def test_private_text_reaches_neither_the_model_nor_a_file(
     config: Callable[..., Config], asked: Asked, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,25 +158,6 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(
     account = ledger.account("notes")
     assert account is not None and len(account.charges) == 1
     ledger.close()
-
-
-def test_the_resumed_run_releases_what_the_uninterrupted_would(
-    config: Callable[..., Config], asked: Asked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """With the noise off and the same salt, an interruption changes nothing but the time."""
-    monkeypatch.setattr(runner, "new_salt", lambda: "ab" * 16)
-    changes = {"privacy__epsilon": float("inf")}
-    whole = config(**changes, output__path=str(tmp_path / "whole"))
-    asked.run(whole)
-    cut = config(**changes, output__path=str(tmp_path / "cut"))
-    asked.left = 30
-    with pytest.raises(Resumable):
-        asked.run(cut)
-    asked.left = 10**9
-    answers = {row["text"] for row in lines(whole)}
-    asked.run(cut)
-    assert len(lines(cut)) == len(lines(whole)) == 7
-    assert answers
 
 
 def test_what_another_model_wrote_is_no_answer_of_this_one(

@@ -82,8 +82,3 @@ def test_the_bandwidth_that_goes_with_the_estimator() -> None:
 def test_settings_that_make_no_sense(change: dict[str, Any], key: str) -> None:
     with pytest.raises(ValidationError, match=key):
         settings(**change)
-
-
-def test_every_setting_is_described() -> None:
-    fields = DpKpsSettings.model_fields
-    assert [name for name in fields if name != "name" and not fields[name].description] == []
