@@ -90,12 +90,6 @@ def test_partitions_with_keys_of_their_own_are_independent() -> None:
     assert uncorrelated(draws(new_key()), draws(new_key()))
 
 
-def test_replicas_with_one_key_are_identical() -> None:
-    key = new_key()
-    assert (draws(key) == draws(key)).all()
-    assert not uncorrelated(draws(key), draws(key))
-
-
 def test_one_generator_never_repeats_itself() -> None:
     noise = GradientNoise(step(), new_key())
     first, second = torch.zeros(20_000), torch.zeros(20_000)

@@ -32,7 +32,6 @@ from dpray.methods.dp_kps.kde import (
     FeatureSum,
     FourierFeatures,
     density,
-    kernel_matrix,
     record_averages,
     record_prefixes,
 )
@@ -106,7 +105,7 @@ class DpKps:
         else:
             number = max(1, (L - 1).bit_length())  # ceil(log2 L)
             shapes = [(2**j, 2 / 2**j) for j in range(1, number + 1)]
-        I, bandwidth = settings.features, settings.kernel_bandwidth  # noqa: E741 (the paper's)
+        I, bandwidth = settings.features, settings.bandwidth  # noqa: E741 (the paper's)
         return tuple(
             FourierFeatures(self.dimension, I, bandwidth, k, blocks, u)
             for k, (blocks, u) in enumerate(shapes)
@@ -229,9 +228,6 @@ class Sequences:
     ) -> None:
         self.plan, self.vectors_ND, self.noisy = plan, vectors_ND, noisy
         self.pool: Sums = np.sum(list(noisy.values()), axis=0)
-        self._kernel_NN: Array | None = None
-        if plan.settings.estimator == "exact":
-            self._kernel_NN = kernel_matrix(vectors_ND, plan.settings.kernel_bandwidth)
         # The blocks of one estimator at a time are in use, L at most.
         self._angles = lru_cache(plan.settings.sequence_length)(self._angles_of)
 
@@ -288,8 +284,8 @@ class Sequences:
         """Return densities as shares of their sum, or zeros for a row in which none is above the
         threshold. `noisy` is the sum of the noisy sums of `classes` classes."""
         floor = self.plan.settings.threshold * self.plan.density_noise * math.sqrt(classes)
-        if self._kernel_NN is not None:
-            scores_RN = np.maximum(noisy - floor, 0.0) @ self._kernel_NN
+        if self.plan.settings.estimator == "exact":
+            scores_RN = np.maximum(noisy - floor, 0.0)
         elif P is None:
             features_NI = self.plan.estimators[0](self.vectors_ND)
             scores_RN = np.maximum(density(noisy[0], features_NI)[None] - floor, 0.0)

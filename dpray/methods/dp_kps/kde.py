@@ -1,5 +1,5 @@
 """Private kernel densities by random Fourier features (Nagesh et al. 2025, Theorem B.2, after
-Wagner et al. 2023), and the kernel itself between known points.
+Wagner et al. 2023).
 
 The kernel is `k(x, y) = exp(-||x - y||^2 / bandwidth^2)`. Shape legend: R records, N terms, D
 dimensions, I features, Q queries.
@@ -224,17 +224,6 @@ def record_prefixes(
             if rows:
                 angles_RI[rows] += angles_NI[[block[row][position] for row in rows]]
         yield features.of_angles(angles_RI)
-
-
-def kernel_matrix(vectors_ND: npt.NDArray[Any], bandwidth: float) -> Array:
-    """Return the kernel between all pairs of N points, shape (N, N); the identity at bandwidth
-    0."""
-    if bandwidth == 0:
-        return np.eye(len(vectors_ND))
-    points_ND = np.asarray(vectors_ND, dtype=np.float64)
-    squares_N = (points_ND**2).sum(axis=1)
-    distances_NN = squares_N[:, None] + squares_N - 2 * points_ND @ points_ND.T
-    return np.exp(-np.maximum(distances_NN, 0) / bandwidth**2)
 
 
 def _in_blocks(rows: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:

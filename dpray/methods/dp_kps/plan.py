@@ -64,7 +64,6 @@ class DpKpsPlan(Plan):
         return {
             "method": resolved
             | {
-                "bandwidth": self.settings.kernel_bandwidth,
                 "epsilon_vocabulary": self.method.epsilon_vocabulary,
                 "epsilon_kde": self.method.epsilon_kde,
                 "noise_factor": self.method.noise_factor,

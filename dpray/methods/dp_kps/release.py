@@ -24,7 +24,6 @@ from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
 from dpray.methods.dp_kps.plan import DpKpsPlan
-from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_kps.vocabulary import read_vocabulary
 from dpray.runs.session import Release, Session
 from dpray.workers.rows import Row
@@ -159,16 +158,12 @@ def densities_in_words(data: DataConfig) -> str:
 
 
 def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
-    """Return the embedder of terms, which are public; zeros if the method uses no vectors."""
-    if not uses_vectors(session.plan.settings):
+    """Return the embedder of terms, which are public; zeros for `exact`, which uses no vectors."""
+    if session.plan.settings.estimator == "exact":
         return lambda terms: np.zeros((len(terms), 1), dtype=np.float32)
     from dpray.engines.embedder import SentenceTransformerEmbedder
 
     return SentenceTransformerEmbedder(session.config.embedder.model).embed
-
-
-def uses_vectors(settings: DpKpsSettings) -> bool:
-    return settings.estimator != "exact" or settings.kernel_bandwidth != 0
 
 
 def write_texts(
@@ -205,6 +200,6 @@ def report(session: DpKpsSession) -> dict[str, Any]:
             "vocabulary": plan.settings.vocabulary,
             "few_shot": plan.settings.few_shot,
         }
-        | ({"embedder": session.config.embedder.model} if uses_vectors(plan.settings) else {}),
+        | ({"embedder": session.config.embedder.model} if plan.settings.estimator == "rff" else {}),
         "noise_source": INTEGER_NOISE_SOURCE,
     }

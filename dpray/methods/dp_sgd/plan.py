@@ -89,7 +89,6 @@ class DpSgdPlan(Plan):
     @property
     def token_limits(self) -> Sequence[TokenLimit]:
         def tokens(codec: TextCodec, row: Row) -> int:
-            """Count the start token, the control code without terms, and the text."""
             return 1 + len(codec.ids(self.codes.code(row["columns"]))) + len(codec.ids(row["text"]))
 
         return (TokenLimit("method.max_length", self.settings.max_length, tokens),)

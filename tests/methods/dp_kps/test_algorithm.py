@@ -232,15 +232,6 @@ def test_the_threshold_of_a_padded_prefix_grows_with_its_factor() -> None:
     )
 
 
-def test_smoothing_by_the_kernel() -> None:
-    plan = changed(EXACT, bandwidth=1.5)
-    near = math.exp(-2 / 1.5**2)  # orthonormal vectors: squared distance 2
-    expected = np.full(5, near)
-    expected[1] = 1.0
-    found = weights(plan, {"a": np.array([[0, 9, 0, 0, 0]])})
-    np.testing.assert_allclose(found, expected / expected.sum())
-
-
 def test_one_class_has_nothing_to_contrast_with() -> None:
     only = {"a": COUNTS["a"]}
     assert weights(changed(EXACT, contrast=1.0), only).tolist() == weights(EXACT, only).tolist()
