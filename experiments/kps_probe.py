@@ -30,8 +30,8 @@ from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences
+from dpray.methods.dp_kps.plan import read_vocabulary
 from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.vocabulary import read_vocabulary
 
 DATA = Path("../shared/data")
 VOCABULARIES = {

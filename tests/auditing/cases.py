@@ -27,8 +27,7 @@ from dpray.methods.dp_kps.audit import (
     joint_target,
     vocabulary_target,
 )
-from dpray.methods.dp_kps.kde import GRID, FeatureSum
-from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
+from dpray.methods.dp_kps.mechanisms import GRID, FeatureSum, VocabularyHistogram
 from dpray.methods.dp_sgd.audit import one_run_target, repeated_target
 from dpray.methods.private_prediction.audit import (
     sparse_vector_target,

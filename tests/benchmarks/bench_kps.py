@@ -24,8 +24,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.mechanisms.term_matcher import TermMatcher
-from dpray.methods.dp_kps.kde import BLOCK, FeatureSum, FourierFeatures
-from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
+from dpray.methods.dp_kps.mechanisms import BLOCK, FeatureSum, FourierFeatures, VocabularyHistogram
 
 D, I, S, V, WORDS = 384, 1000, 10, 400_000, 40  # noqa: E741
 SHARD = 10_000

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 from scipy.spatial.distance import cdist
 
-from dpray.methods.dp_kps.kde import (
+from dpray.methods.dp_kps.mechanisms import (
     GRID,
     FeatureSum,
     FourierFeatures,

@@ -27,16 +27,16 @@ from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
 from dpray.mechanisms.discrete_noise import Counts, laplace_scale
 from dpray.mechanisms.term_matcher import TermMatcher
-from dpray.methods.dp_kps.kde import (
+from dpray.methods.dp_kps.mechanisms import (
     Array,
     FeatureSum,
     FourierFeatures,
+    VocabularyHistogram,
     density,
     record_averages,
     record_prefixes,
 )
 from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
 
 Ids = npt.NDArray[np.int64]
 Sums = npt.NDArray[Any]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dpray.accounting.accountant import cost
@@ -16,7 +18,6 @@ from dpray.io.few_shot import read_few_shot
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.vocabulary import read_counts, read_vocabulary
 from dpray.runs.choice import Choice, Signal
 from dpray.runs.plan import Plan, longest_terms, with_labels
 from dpray.types import InputError
@@ -160,3 +161,41 @@ def words_found(plan: DpKpsPlan) -> int | None:
     # A record names S terms; one that is in every record is counted once in each.
     expected = [n * min(1.0, settings.phrases_per_record * count / total) for count in known]
     return sum(count > noise for count in expected)
+
+
+def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
+    """Return the terms of a UTF-8 file, one per line, without what follows a tab, blank lines, and
+    terms that equal an earlier one but for case. `stop_words` "english" leaves out scikit-learn's
+    list of 318 English function words. Raises InputError that names the key and the line."""
+    return list(read_counts(path, stop_words))
+
+
+def read_counts(path: str | Path, stop_words: str = "keep") -> dict[str, int | None]:
+    """Return the terms of `read_vocabulary`, each with its public count or None."""
+    terms: dict[str, tuple[str, int | None]] = {}
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    raise InputError(
+                        f"method.vocabulary: {path}, line {number}: the bytes are not valid UTF-8"
+                    ) from None
+                first, _, rest = text.partition("\t")
+                term, count = " ".join(first.split()), rest.strip()
+                if term:
+                    folded = unicodedata.normalize("NFC", term.casefold())
+                    terms.setdefault(folded, (term, int(count) if count.isdecimal() else None))
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise InputError(f"method.vocabulary: {path}: {reason}") from None
+    if stop_words == "english":
+        # Imported late: it takes a second.
+        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+        for word in ENGLISH_STOP_WORDS:
+            terms.pop(word, None)
+    if not terms:
+        raise InputError(f"method.vocabulary: {path}: there is no term in the file")
+    return dict(terms.values())

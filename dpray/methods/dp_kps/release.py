@@ -23,8 +23,7 @@ from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
-from dpray.methods.dp_kps.plan import DpKpsPlan
-from dpray.methods.dp_kps.vocabulary import read_vocabulary
+from dpray.methods.dp_kps.plan import DpKpsPlan, read_vocabulary
 from dpray.runs.session import Release, Session
 from dpray.workers.rows import Row
 from dpray.workers.shards import Shards

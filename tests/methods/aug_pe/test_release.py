@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,17 +99,6 @@ def test_a_run_from_data_to_release(config: Callable[..., Config], asked: Asked)
     assert sorted(units) == ["votes-0001", "votes-0002", "votes-0003"]
     assert ledger.verify() == []
     ledger.close()
-
-
-@pytest.mark.parametrize("module", ["torch", "sentence_transformers"])
-def test_a_missing_extra_is_refused_before_the_charge(
-    config: Callable[..., Config], asked: Asked, module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = config()
-    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    with pytest.raises(InputError, match=r"^method aug_pe needs .*pip install 'dpray\[torch\]'"):
-        asked.run(run)
-    assert not asked.prompts and not Path(run.privacy.ledger.partition("///")[2]).exists()
 
 
 def test_private_text_reaches_neither_the_model_nor_a_file(

@@ -14,7 +14,7 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences
-from dpray.methods.dp_kps.kde import GRID, LARGEST, FeatureSum, density, record_prefixes
+from dpray.methods.dp_kps.mechanisms import GRID, LARGEST, FeatureSum, density, record_prefixes
 from dpray.methods.dp_kps.settings import DpKpsSettings
 
 WORDS = ["goal", "team", "match", "stock", "bank", "oil", "moon", "star", "comet", "common"]

@@ -16,7 +16,7 @@ from dpray.engines.base import Completion, EngineError
 from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.methods.dp_kps import release as dp_kps_run
-from dpray.methods.dp_kps.kde import GRID
+from dpray.methods.dp_kps.mechanisms import GRID
 from dpray.types import Budget, BudgetRefused, InputError, Progress, Resumable
 from dpray.workers.shards import CHUNK
 from tests.workers.outcomes import lines

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteLaplace, Gaussian
-from dpray.methods.dp_kps.kde import (
+from dpray.methods.dp_kps.mechanisms import (
     GRID,
     LARGEST,
     FeatureSum,

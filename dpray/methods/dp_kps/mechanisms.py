@@ -1,8 +1,8 @@
-"""Private kernel densities by random Fourier features (Nagesh et al. 2025, Theorem B.2, after
-Wagner et al. 2023).
+"""The two mechanisms of DP-KPS (Nagesh et al. 2025): a histogram of terms (B.1), and kernel
+densities by random Fourier features (Theorem B.2, after Wagner et al. 2023).
 
-The kernel is `k(x, y) = exp(-||x - y||^2 / bandwidth^2)`. Shape legend: R records, N terms, D
-dimensions, I features, Q queries.
+The kernel is `k(x, y) = exp(-||x - y||^2 / bandwidth^2)`. Shape legend: R records, V terms of the
+public list, N of the private one, D dimensions, I features, Q queries.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.mechanisms.discrete_noise import (
     MAX_SCALE,
     Counts,
+    checked_scale,
     discrete_gaussian,
     discrete_laplace,
     laplace_scale,
@@ -42,6 +43,57 @@ ROUNDING_STD = 3.0
 which the proof of `FeatureSum` turns Gaussian noise into discrete Gaussian noise."""
 
 BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class VocabularyHistogram:
+    """Counts how many records hold each of the V terms of a public list, with noise on every one of
+    them.
+
+    Guarantee: add or remove one unit (at most `records_per_unit` k records). A record moves at most
+    S counts, each by 1, so a unit moves no count by more than k, and all of them by at most S * k
+    in L1. Discrete Laplace noise of `scale` is on all V counts, hit or not. Nothing is worse than S
+    counts that move by k each, and that is S * k / scale-DP (Nagesh et al., B.1).
+    Proof: docs/privacy.md, sections 4.1 and 6.8.
+
+    Raises ValueError for a scale that integer noise cannot have.
+    """
+
+    size: int
+    phrases_per_record: int
+    scale: float
+    records_per_unit: int = 1
+
+    def __post_init__(self) -> None:
+        checked_scale(self.scale)
+
+    @property
+    def dp_event(self) -> SelfComposed:
+        """Return the cost of one call."""
+        one_count = DiscreteLaplace(self.scale, self.records_per_unit)
+        return SelfComposed(one_count, self.phrases_per_record)
+
+    def count(self, terms_of_records: Iterable[Sequence[int]]) -> Counts:
+        """Return the private counts of a shard of records, shape (V,); shards' counts add up.
+
+        Only the first S distinct ids of a record count, however many it is given with.
+        """
+        counts_V = np.zeros(self.size, dtype=np.int64)
+        for term_ids in terms_of_records:
+            counts_V[list(islice(dict.fromkeys(term_ids), self.phrases_per_record))] += 1
+        return counts_V
+
+    def __call__(self, counts_V: Counts) -> Counts:
+        """Return the counts of all records as they may be released."""
+        if counts_V.shape != (self.size,):
+            raise ValueError(f"counts have shape {counts_V.shape}, not ({self.size},)")
+        return discrete_laplace(counts_V, self.scale)
+
+    def top(self, noisy_V: Counts, number: int, rng: np.random.Generator) -> list[int]:
+        """Return the ids of the `number` (N) highest noisy counts, highest first, ties broken at
+        random; all V if there are no more."""
+        order = np.lexsort((rng.random(self.size), -noisy_V))
+        return [int(term_id) for term_id in order[:number]]
 
 
 @dataclass(frozen=True)
