@@ -99,7 +99,7 @@ class DpSgdPlan(Plan):
         return super().column_values | control
 
     def released_losses(self, folder: Path) -> Losses:
-        from dpray.methods.dp_sgd.release import released_losses
+        from dpray.methods.dp_sgd.audit import released_losses
         from dpray.runs.folder import MODEL
 
         return released_losses(self.config, self.settings, folder / MODEL)

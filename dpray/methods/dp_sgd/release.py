@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
@@ -24,25 +23,17 @@ from dpray.accounting.report import NOT_COVERED
 from dpray.config.config import Config, DataConfig
 from dpray.engines.adapters import BASE_PLACE
 from dpray.engines.base import PlainPrompt, Sampling
-from dpray.engines.model_path import absolute_model, resolve_model
+from dpray.engines.model_path import absolute_model
 from dpray.engines.requests import Request, answered
 from dpray.engines.text import TextCodec
 from dpray.io.files import disk_is_full, sha256_of, sync_all, write_durably
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.algorithm import fine_tune
-from dpray.methods.dp_sgd.control_codes import (
-    control_codes,
-    draw_values,
-    text_encoder,
-    unit_texts,
-)
+from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
 from dpray.methods.dp_sgd.plan import DpSgdPlan
-from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
-from dpray.runs.plan import Losses
 from dpray.runs.public_names import model_name
 from dpray.runs.session import Release, Session
-from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.journal import Journal, lost_blocks
 from dpray.training.model import ADAPTER
 from dpray.training.step import SUM_ROUNDING
@@ -54,8 +45,6 @@ from dpray.workers.engine import with_absolute_model
 from dpray.workers.placement import gpus_of_rank
 
 DpSgdSession = Session[DpSgdPlan]
-
-TEXTS_PER_BATCH = 64
 
 
 def release(session: DpSgdSession) -> Release:
@@ -301,31 +290,3 @@ def hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of the folder's own files by their names."""
     files = sorted(path for path in folder.glob("*") if path.is_file())
     return {path.name: sha256_of(path) for path in files}
-
-
-def released_losses(config: Config, settings: DpSgdSettings, folder: Path) -> Losses:
-    """Load the model folder, or the adapter's folder, that a run of `config` released, to evaluate
-    it. A text's loss is the mean negative log-likelihood of its tokens after its control code."""
-    from transformers import AutoModelForCausalLM
-
-    base = resolve_model(config.engine.model)
-    lora = settings.tuning == "lora"
-    model: Any = AutoModelForCausalLM.from_pretrained(base if lora else folder, dtype="float32")
-    if lora:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, str(folder))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loss = PerExampleLoss(model.requires_grad_(False)).eval().to(device)
-    encoder, codes = text_encoder(config.engine, settings), control_codes(config.data, settings)
-
-    def losses(texts: Sequence[str], values: Mapping[str, str]) -> list[float]:
-        encoded = [encoder.training_text(codes.code(values), text) for text in texts]
-        found: list[float] = []
-        with torch.inference_mode():
-            for start in range(0, len(encoded), TEXTS_PER_BATCH):
-                batch = MicroBatch.of(encoded[start : start + TEXTS_PER_BATCH]).to(device)
-                found += loss(batch.ids, batch.mask, batch.labels).tolist()
-        return found
-
-    return losses
