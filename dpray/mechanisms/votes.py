@@ -171,7 +171,8 @@ class _NearestText:
         true tie."""
         exact_BD = rows_BD.astype(np.float64) * GRID
         order_BU = self.squares_U - 2.0 * (exact_BD @ self.exact_UD.T)
-        return order_BU.argmin(axis=1)
+        nearest_B: npt.NDArray[np.int64] = order_BU.argmin(axis=1)
+        return nearest_B
 
 
 def _gpu_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any] | None:
