@@ -12,13 +12,17 @@ from dpray.engines.model_path import preparation, resolve_model
 from dpray.extras import require
 from dpray.io.file_list import list_files
 from dpray.io.files import read_json
-from dpray.methods import part
+from dpray.methods import choose_of, part
 from dpray.runs.choice import Choice
 from dpray.runs.plan import Losses, Plan
 from dpray.types import InputError, OnProgress, Progress
 from dpray.workers.engine import BuildEngine, build_engine
 
-NEEDS = {"private_prediction": ("torch",), "dp_sgd": ("deepspeed", "peft", "torch")}
+NEEDS = {
+    "private_prediction": ("torch",),
+    "aug_pe": ("torch", "sentence_transformers"),
+    "dp_sgd": ("deepspeed", "peft", "torch"),
+}
 """The optional modules that a method's run imports, whatever the engine. A plan needs none."""
 
 
@@ -33,7 +37,7 @@ def make_plan(config: Config) -> Plan:
 def choose(config: Config, records: int) -> Choice:
     """Return the method's plan for so many records, with the parameters that are free chosen.
     Raises InputError where it has none."""
-    chosen: Choice = part(config.method.name, "choice").choose(config, config.method, records)
+    chosen: Choice = choose_of(config.method.name)(config, config.method, records)
     return chosen
 
 
@@ -44,7 +48,7 @@ def released_losses(plan: Plan, folder: Path) -> Losses | None:
         return None
     from dpray.runs.folder import MODEL
 
-    model = part("dp_sgd", "released_model")
+    model = part("dp_sgd", "audit")
     losses: Losses = model.released_losses(plan.config, plan.settings, folder / MODEL)
     return losses
 

@@ -20,7 +20,7 @@ from runs import CANDIDATES, DATA, HERE, RUNS, accuracy, audit_canaries, finishe
 from dpray.evaluation.downstream import Embedded
 from dpray.io.records import read_rows
 from dpray.methods.config import load_config
-from dpray.methods.dp_sgd.released_model import released_losses
+from dpray.methods.dp_sgd.audit import released_losses
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.runs.folder import MODEL
 

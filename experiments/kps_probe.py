@@ -30,8 +30,8 @@ from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences
+from dpray.methods.dp_kps.plan import read_vocabulary
 from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.vocabulary import read_vocabulary
 
 DATA = Path("../shared/data")
 VOCABULARIES = {
@@ -61,7 +61,7 @@ LINEAR = {**RFF, "sampling": "iterative", "ensemble": "linear", "top_m": 10}
 LOGARITHMIC = {**LINEAR, "ensemble": "logarithmic"}
 
 ROWS = [
-    Row("DP histogram (exact, bandwidth 0)"),
+    Row("DP histogram (exact)"),
     Row("the same, no stop words, threshold, contrast", "words_alpha", "english", OURS),
     Row("the same, eps in halves (the defaults)", "words_alpha", "english", OURS, HALVES),
     *(
@@ -76,7 +76,6 @@ ROWS = [
     Row("histogram, threshold", plan={"threshold": 1.0}),
     Row("histogram without noise", no_noise=True),
     Row("DP histogram, unigrams", "unigrams"),
-    *(Row(f"exact, bandwidth {b:g}", plan={"bandwidth": b}) for b in (1.0, 0.7, 0.5, 0.35)),
     Row("RFF, I = 200, bandwidth 1", plan={**RFF, "features": 200}),
     Row("RFF, I = 1000, bandwidth 1", plan=RFF),
     Row("RFF, I = 1000, bandwidth 0.5", plan={**RFF, "bandwidth": 0.5}),

@@ -26,26 +26,23 @@ def labels_target(histogram: LabelHistogram) -> MonteCarlo:
 
 
 def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> MonteCarlo:
-    """Audit the votes; those of all the unit's records fall on the same texts, in every
+    """Audit the votes; those of all the unit's records fall on the same text, in every
     iteration."""
-    k, Q = votes.records_per_unit, votes.votes_per_record
-    texts = np.eye(Q + 1, dtype=np.float32)
-    # The unit is nearest to the first text, then to the second, and so on.
-    one = np.linspace(1.0, 0.0, Q + 1, dtype=np.float32)[None]
-    others, unit = np.tile(texts, (OTHERS // 2, 1)), np.tile(one / np.linalg.norm(one), (k, 1))
+    k, texts = votes.records_per_unit, np.eye(2, dtype=np.float32)
+    others, unit = np.tile(texts, (OTHERS // 2, 1)), np.tile(texts[:1], (k, 1))
 
     def draw(with_unit: bool, trials: int) -> Scores:
         private = np.concatenate([others, unit]) if with_unit else others
-        # The last text's count is the same in both worlds.
-        counts_Q = count_votes(private, texts, votes.weights)[:Q]
-        released = votes(np.tile(counts_Q, iterations * trials))
+        # The other text's count is the same in both worlds.
+        count = count_votes(private, texts)[:1]
+        released = votes(np.tile(count, iterations * trials))
         # This sum is a sufficient statistic of Gaussian noise.
-        scores = released.reshape(trials, iterations, Q) @ np.array(votes.weights)
+        scores = released.reshape(trials, iterations)
         return scores.sum(axis=1, dtype=np.float64)[None]
 
     return MonteCarlo(
         name,
-        f"{k} more record(s) that vote for the same {Q} text(s) in each",
+        f"{k} more record(s) that vote for the same text in each",
         SelfComposed(votes.dp_event, iterations),
         draw,
         at_once=max(1, 20_000 // iterations),

@@ -17,8 +17,8 @@ from dpray.mechanisms.randomness import generator, named_key
 
 
 def content_id(text: str, label: str | None) -> str:
-    """Return the id of a record that is its own privacy unit: a hash of its content, so that it
-    depends on that record alone and not on its place in a file."""
+    """Return the id of a record that is its own privacy unit, a hash of its content: it depends on
+    that record alone."""
     digest = hashlib.blake2b(digest_size=16)
     for part in ("" if label is None else label, text):
         encoded = part.encode("utf-8", "surrogatepass")
@@ -27,15 +27,14 @@ def content_id(text: str, label: str | None) -> str:
 
 
 def content_rank(text: str, label: str | None) -> int:
-    """Return 63 bits of the content's hash, which fit Arrow's int64: which records of a unit stay
-    is decided by the unit's own records."""
+    """Return 63 bits of the content's hash, which fit Arrow's int64."""
     return int(content_id(text, label)[:16], 16) >> 1
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Names batches by their label's position in the public label set, and by their number among
-    the label's, from 0. All of it is public."""
+    """Batches are named by their label's position in the public label set, and by their number
+    among the label's, from 0."""
 
     batches_per_label: Mapping[str, int]
 
@@ -50,8 +49,7 @@ class Batches:
         return list(self.batches_per_label)[int(batch_id.split("/")[0])]
 
     def batch_ids(self) -> Iterator[str]:
-        """Yield every batch, the labels mixed in their shares: the first batches have the mix of
-        all."""
+        """Yield every batch; the first ones have the labels in the same shares as all."""
         places = (
             ((number + 0.5) / count, i, number)
             for i, count in enumerate(self.batches_per_label.values())
@@ -109,10 +107,9 @@ class PoissonBatches(Batches):
     """Lets each unit join each batch of its label with the label's public probability.
 
     Claim: given who joined which other batches, and whatever the other units are, a unit joins a
-    batch with just this probability. The coins are those of a keyed pseudorandom function of the
-    unit's place in the data (the numbers of its file and row, or the value that makes several rows
-    a unit), never of its content: copies of a text have coins of their own. Who is in a batch is
-    secret, and so is the key.
+    batch with just this probability. The coins come from a keyed pseudorandom function of the
+    unit's place in the data, never of its content: copies of a text have coins of their own. Who is
+    in a batch is secret, and so is the key.
     Proof: docs/privacy.md, section 2.8.
 
     >>> batches = PoissonBatches.expected(1000, {"a": 0.5, "b": 0.5}, batch_size=50, batches=20)
@@ -129,12 +126,10 @@ class PoissonBatches(Batches):
     def expected(
         public_size: int, proportions: Mapping[str, float], batch_size: int, batches: int
     ) -> PoissonBatches:
-        """Divide `batches` among the labels by their proportions, and expect `batch_size` of
-        `public_size` records in each, or all of a label that has fewer.
-
-        Each label with a share has at least one batch, and a label without a share has none. A
-        rare label (`common_shares`) has the largest probability of the common ones, and so fewer
-        units in a batch: it would price the whole run.
+        """Divide `batches` among the labels by their proportions, at least one for a label with a
+        share, and expect `batch_size` of `public_size` records in each, or all of a label that has
+        fewer. A rare label (`common_shares`), which would price the whole run, has the largest
+        probability of the common ones.
         """
         common = common_shares(proportions)
 

@@ -1,13 +1,12 @@
 """Exact integer noise for integer counts, by the samplers of `opendp`.
 
 The samplers are those of Canonne, Kamath and Steinke (2020), in integer arithmetic on the exact
-rational value of the scale: no floating-point noise anywhere. They take no generator and no seed:
-the bits come from OpenSSL's cryptographic generator inside `opendp`, which the operating system
-seeds, anew after a fork.
+rational value of the scale. The bits come from OpenSSL's cryptographic generator inside `opendp`,
+which the operating system seeds, anew after a fork.
 
-Overflow: `opendp` adds in big integers and then cuts the sum to int64. Cutting is post-processing
-of a private value, so an extreme count costs no privacy and raises no error that would reveal it.
-The scale is public. It is refused above `MAX_SCALE`, at which noise alone would be cut.
+`opendp` adds in big integers and then cuts the sum to int64, which is post-processing: an extreme
+count raises no error that would reveal it. A scale above `MAX_SCALE`, at which noise alone would be
+cut, is refused.
 """
 
 from __future__ import annotations

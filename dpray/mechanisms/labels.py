@@ -29,10 +29,9 @@ RARE = 0.25
 class LabelHistogram:
     """Counts records per label, with discrete Laplace noise on every count.
 
-    Claim: relation add-or-remove-one unit. A record adds one to one count, a unit with
-    k = `records_per_unit` records at most k in all: L1 sensitivity k. Noise of scale k/epsilon on
-    every label of the public set, the absent ones too: `epsilon`-DP, once. Everything computed
-    from the released counts is free.
+    Guarantee: add or remove one unit, of at most k = `records_per_unit` records. A record adds one
+    to one count: L1 sensitivity k. Noise of scale k/epsilon is on every label of the public set,
+    the absent ones too: `epsilon`-DP, once.
     Proof: docs/privacy.md, section 1.5.
 
     Raises ValueError for an empty label set, a label named twice, or a bad epsilon or unit size.

@@ -1,9 +1,8 @@
 """Every draw of floating-point noise comes from a generator of this module.
 
-A generator is ChaCha20 keyed with 256 bits of the operating system's entropy. The key is explicit,
-so that several ranks that must draw the same token can (they are handed the same key), and so that
-nothing depends on a global generator. A key is used for one purpose once; a run that is repeated
-draws with a new one. `NOISE_SOURCE` names this source in the privacy report.
+A generator is ChaCha20 keyed with 256 bits of the operating system's entropy. The key is explicit:
+ranks that must draw the same token are handed the same key, and nothing depends on a global
+generator. A key is used for one purpose once; a run that is repeated draws with a new one.
 """
 
 from __future__ import annotations

@@ -42,9 +42,6 @@ class TermMatcher:
                 self._automaton.add_word(key, (len(key), term_id))
         self._automaton.make_automaton()
 
-    def __len__(self) -> int:
-        return len(self.terms)
-
     def __reduce__(self) -> tuple[type[TermMatcher], tuple[tuple[str, ...]]]:
         return type(self), (self.terms,)
 

@@ -1,6 +1,5 @@
-"""Private records vote for their nearest synthetic texts (Xie et al. 2024, step 3), each for one
-or, with decaying weights, for several (after WASP, Zou et al. 2025). In the place of texts there
-may be any public vectors, such as the centroids of topics.
+"""Private records vote for their nearest synthetic texts (Xie et al. 2024, step 3). Any public
+vectors may stand in the place of texts, such as the centroids of topics.
 
 The vote of a record has to depend on that record and the synthetic texts alone. A float32 search
 does not ensure that by itself: how a matrix product rounds depends on how many rows it has, so that
@@ -15,16 +14,12 @@ Shapes: M private records, N synthetic texts, D dimensions of an embedding.
 from __future__ import annotations
 
 import importlib.util
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dpray.accounting.composed_events import Composed
-from dpray.accounting.event import Event
 from dpray.accounting.events import DiscreteGaussian
 from dpray.mechanisms.discrete_noise import Counts, discrete_gaussian
 
@@ -41,32 +36,23 @@ NOISE_MULTIPLIERS = (1e-3, 1e7)
 Array = npt.NDArray[np.float64]
 
 
-def weights(votes_per_record: int) -> tuple[int, ...]:
-    """Return the weights of a record's votes, for its nearest text first: 2^(Q-1), ..., 4, 2, 1."""
-    return tuple(2**power for power in reversed(range(votes_per_record)))
-
-
 @dataclass(frozen=True)
 class VoteHistogram:
-    """One vote: discrete Gaussian noise on every count.
+    """One vote: discrete Gaussian noise of deviation `sigma` on every count.
 
-    Claim: the relation is add-or-remove-one unit. In an iteration a record casts Q =
-    `votes_per_record` votes with the `weights`, for texts that depend on that record and the public
-    population alone (`count_votes`); a unit with k records casts those of at most k =
-    `records_per_unit`. For Q = 1 the sensitivity is k in L1, and k in L2 too, because all of a
-    unit's votes may fall on one text. For Q > 1, and k = 1, Q counts move by exactly the weights,
-    each by one of them: an L2 sensitivity of sqrt(1 + 4 + ... + 4^(Q-1)). That covers the counts of
-    all classes together: a record votes in its own class only. The cost is `dp_event` for an
-    iteration, T of them for T iterations (each one's population depends on the iterations before:
-    adaptive composition). Noise goes on EVERY text's count, the ones without a vote too. Proof:
-    docs/privacy.md, sections 3.2 and 3.3.
+    Guarantee: add or remove one unit. In an iteration each record votes for one text, which depends
+    on that record and the public population alone (`count_votes`). A unit casts at most k =
+    `records_per_unit` votes, over the counts of all classes together, and all of them may fall on
+    one text: the sensitivity is k, in L1 and in L2. Each iteration costs `dp_event`; its population
+    depends on the iterations before (adaptive composition). Proof: docs/privacy.md, sections 3.2
+    and 3.3.
 
-    Raises ValueError unless sigma is positive and finite (a run without noise is not private and
-    does not come through here), and for both k and Q above 1.
+    Raises ValueError unless sigma is positive and finite: a run without noise is not private and
+    does not come through here.
 
     >>> vote = VoteHistogram(sigma=4.0)
     >>> private = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=np.float32)
-    >>> exact = count_votes(private, np.eye(2, dtype=np.float32), vote.weights)  # private
+    >>> exact = count_votes(private, np.eye(2, dtype=np.float32))  # private
     >>> exact
     array([2, 1])
     >>> noisy = vote(exact)  # may be released
@@ -76,28 +62,14 @@ class VoteHistogram:
 
     sigma: float
     records_per_unit: int = 1
-    votes_per_record: int = 1
 
     def __post_init__(self) -> None:
-        if self.records_per_unit > 1 < self.votes_per_record:
-            raise ValueError("several votes of a record are for units of one record")
         _ = self.dp_event
 
     @property
-    def dp_event(self) -> Event:
+    def dp_event(self) -> DiscreteGaussian:
         """Return the cost of one iteration."""
-        if self.votes_per_record == 1:
-            return DiscreteGaussian(self.sigma, self.records_per_unit)
-        return Composed(tuple(DiscreteGaussian(self.sigma, w) for w in self.weights))
-
-    @property
-    def weights(self) -> tuple[int, ...]:
-        return weights(self.votes_per_record)
-
-    @property
-    def sensitivity(self) -> float:
-        """Return how far a unit moves the counts, in L2."""
-        return self.records_per_unit * math.sqrt(sum(w**2 for w in self.weights))
+        return DiscreteGaussian(self.sigma, self.records_per_unit)
 
     def __call__(self, exact_N: npt.NDArray[np.integer]) -> Counts:
         """Return the released votes, shape (N,), from the exact ones of all private records; they
@@ -106,18 +78,14 @@ class VoteHistogram:
 
 
 def count_votes(
-    private_MD: npt.NDArray[np.float32],
-    synthetic_ND: npt.NDArray[np.float32],
-    weights: Sequence[int] = (1,),
+    private_MD: npt.NDArray[np.float32], synthetic_ND: npt.NDArray[np.float32]
 ) -> Counts:
-    """Count the private records that are nearest, in L2, to each synthetic text, shape (N,). With
-    several weights, the first one counts for a record's nearest text, the second for the next one,
-    and so on; if there are fewer distinct texts, the last weights are not cast.
+    """Count the private records that are nearest, in L2, to each synthetic text, shape (N,).
 
     Private, not for release. Embeddings are rounded to multiples of 2^-24; among equally near texts
-    the lowest index comes first, and of duplicates it alone gets votes. Votes of shards of the
-    records add up to the votes of all. Memory grows with N, and with M not at all. Runs on GPU 0
-    where FAISS is installed and sees one.
+    the lowest index gets the vote, and so does the first of duplicates. Votes of shards of the
+    records add up to the votes of all. Memory grows with N, and with M not at all. Runs on GPU 0 if
+    FAISS is installed and sees one.
     Proof: docs/privacy.md, section 3.1.
 
     Raises ValueError for an empty synthetic set, shapes that do not match, and vectors that are not
@@ -136,9 +104,8 @@ def count_votes(
     counts_N = np.zeros(len(synthetic_ND), dtype=np.int64)
     rows = max(1, CELLS // len(synthetic_ND))
     for start in range(0, len(private_MD), rows):
-        nearest_BQ = search.nearest(private_MD[start : start + rows], len(weights))
-        for nearest_B, weight in zip(nearest_BQ.T, weights, strict=False):
-            counts_N += weight * np.bincount(nearest_B, minlength=len(counts_N))
+        nearest_B = search.nearest(private_MD[start : start + rows])
+        counts_N += np.bincount(nearest_B, minlength=len(counts_N))
     return counts_N
 
 
@@ -157,39 +124,36 @@ class _NearestText:
         self.largest_norm = float(_norms(self.rows_UD).max())
         self.gpu = _gpu_index(self.rows_UD)
 
-    def nearest(self, private_BD: npt.NDArray[np.float32], number: int) -> npt.NDArray[np.int64]:
-        """Return the indices in the synthetic set of each row's nearest texts, nearest first, as
-        many as asked for or as there are distinct ones, shape (B, Q)."""
-        rows_BD, Q = _on_grid(private_BD, "private"), min(number, len(self.index_U))
+    def nearest(self, private_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """Return the index in the synthetic set of each row's nearest text, shape (B,)."""
+        rows_BD = _on_grid(private_BD, "private")
         if len(self.index_U) == 1:
-            return np.zeros((len(rows_BD), 1), dtype=np.int64)
-        nearest_BQ, gap_B = self._by_gpu(rows_BD, Q) if self.gpu else self._by_numpy(rows_BD, Q)
+            return np.zeros(len(rows_BD), dtype=np.int64)
+        nearest_B, gap_B = self._by_gpu(rows_BD) if self.gpu else self._by_numpy(rows_BD)
         unsure = np.flatnonzero(gap_B <= self._largest_rounding_gap(rows_BD))
         step = max(1, EXACT_CELLS // len(self.index_U))
         for start in range(0, len(unsure), step):
             part = unsure[start : start + step]
-            nearest_BQ[part] = self._exactly(rows_BD[part], Q)
-        return self.index_U[nearest_BQ]
+            nearest_B[part] = self._exactly(rows_BD[part])
+        return self.index_U[nearest_B]
 
-    def _by_numpy(
-        self, rows_BD: npt.NDArray[np.float32], Q: int
-    ) -> tuple[npt.NDArray[np.int64], Array]:
-        """Return the Q nearest texts in float32, and the smallest step, squared, from one of them
-        to the next one, or from the last to any other text."""
+    def _by_numpy(self, rows_BD: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], Array]:
+        """Return the nearest text in float32, and by how much the next one's squared distance is
+        larger."""
         order_BU = rows_BD @ self.rows_UD.T
         order_BU *= -2
         order_BU += self.rounded_squares_U
-        nearest_BQ, least_BQ = _least(order_BU, Q)
-        steps_BQ = np.diff(least_BQ, axis=1, append=order_BU.min(axis=1, keepdims=True))
-        return nearest_BQ, steps_BQ.min(axis=1)
+        rows_B, nearest_B = np.arange(len(rows_BD)), order_BU.argmin(axis=1)
+        least_B = order_BU[rows_B, nearest_B].astype(np.float64)
+        order_BU[rows_B, nearest_B] = np.inf
+        return nearest_B, order_BU.min(axis=1) - least_B
 
-    def _by_gpu(
-        self, rows_BD: npt.NDArray[np.float32], Q: int
-    ) -> tuple[npt.NDArray[np.int64], Array]:
+    def _by_gpu(self, rows_BD: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], Array]:
         """Return the same by FAISS."""
         assert self.gpu is not None
-        squared, found = self.gpu[0].search(rows_BD, min(Q + 1, len(self.index_U)))
-        return found[:, :Q].copy(), np.diff(squared.astype(np.float64), axis=1).min(axis=1)
+        squared_B2, found_B2 = self.gpu[0].search(rows_BD, 2)
+        gap_B: Array = squared_B2[:, 1].astype(np.float64) - squared_B2[:, 0]
+        return found_B2[:, 0].copy(), gap_B
 
     def _largest_rounding_gap(self, rows_BD: npt.NDArray[np.float32]) -> Array:
         """Return the largest gap between two float32 squared distances that rounding alone can
@@ -201,26 +165,14 @@ class _NearestText:
         gaps_B: Array = 2 * gamma * (_norms(rows_BD) + self.largest_norm) ** 2
         return gaps_B
 
-    def _exactly(self, rows_BD: npt.NDArray[np.float32], Q: int) -> npt.NDArray[np.int64]:
+    def _exactly(self, rows_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """Find the nearest exactly: |y|^2 - 2 x.y orders the texts as |x - y|^2 does; every sum in
         it is an integer below 2^53, so the product is exact and argmin takes the lowest index of a
         true tie."""
         exact_BD = rows_BD.astype(np.float64) * GRID
         order_BU = self.squares_U - 2.0 * (exact_BD @ self.exact_UD.T)
-        return _least(order_BU, Q)[0]
-
-
-def _least(order_BU: npt.NDArray[Any], Q: int) -> tuple[npt.NDArray[np.int64], Array]:
-    """Return the places and the values of each row's Q least entries, the lowest place first among
-    equals, and overwrite them by infinity."""
-    places_BQ = np.empty((len(order_BU), Q), dtype=np.int64)
-    values_BQ = np.empty((len(order_BU), Q))
-    rows_B = np.arange(len(order_BU))
-    for q in range(Q):
-        places_BQ[:, q] = order_BU.argmin(axis=1)
-        values_BQ[:, q] = order_BU[rows_B, places_BQ[:, q]]
-        order_BU[rows_B, places_BQ[:, q]] = np.inf
-    return places_BQ, values_BQ
+        nearest_B: npt.NDArray[np.int64] = order_BU.argmin(axis=1)
+        return nearest_B
 
 
 def _gpu_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any] | None:

@@ -73,7 +73,7 @@ def render_report(
             relation=RELATIONS.get(relation, relation),
             made_by=", then ".join(each["name"] for each in methods),
             batch_kind=_of("private_prediction", methods).get("batches"),
-            votes={"votes_per_record": 1, "selection": "rank"} | _of("aug_pe", methods),
+            votes={"selection": "rank"} | _of("aug_pe", methods),
             **_in_words(privacy_report["epsilon"], privacy_report["delta"]),
             iterations=None if hidden else privacy_report.get("iterations"),
             pictures=pictures,

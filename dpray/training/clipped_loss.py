@@ -37,8 +37,8 @@ class MicroBatch:
     """Token ids, attention mask and labels, (B, T) each, padded on the right.
 
     Padding changes an example's loss in the last bits, in bfloat16 in the third digit: kernels are
-    chosen by shape, and by whether anything is padded. Where one example may not move another's
-    gradient, micro-batches have a fixed shape (`dpray.training.step.share`).
+    chosen by shape, and by whether anything is padded. So training pads to fixed shapes
+    (`dpray.training.step.share`).
     """
 
     ids: torch.Tensor = field(repr=False)
@@ -47,8 +47,8 @@ class MicroBatch:
 
     @staticmethod
     def of(texts: Sequence[TrainingText], rows: int = 1, positions: int = 2) -> MicroBatch:
-        """Pad the texts to at least so many rows and positions. A row without a text is a dummy of
-        weight zero, one token without a label: so the model runs without texts, too."""
+        """Pad the texts to at least so many rows and positions. A row without a text is a dummy:
+        one token without a label, whose loss is 0."""
         longest = max((len(text.ids) for text in texts), default=0)
         ids_BT = torch.zeros(max(rows, len(texts)), max(positions, longest), dtype=torch.long)
         mask_BT = torch.zeros_like(ids_BT)
@@ -65,7 +65,7 @@ class MicroBatch:
         return MicroBatch(self.ids.to(device), self.mask.to(device), self.labels.to(device))
 
     def with_dummies(self, dummy_B: torch.Tensor) -> MicroBatch:
-        """Replace the rows where `dummy_B` is true by dummies, padded as they were."""
+        """Turn the rows that `dummy_B` marks into dummies, padded as they were."""
         dummy_B1 = dummy_B.unsqueeze(1)
         return MicroBatch(
             self.ids.masked_fill(dummy_B1, 0), self.mask, self.labels.masked_fill(dummy_B1, IGNORED)
@@ -78,24 +78,18 @@ Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 class PerExampleLoss(nn.Module):
     """Maps a micro-batch to one loss per example of a causal language model.
 
-    An example's loss is the mean over its own labelled tokens, 0 where it has none: it depends on
-    that example alone. Raises NoNormRule where a trainable layer has no rule for its norm.
+    An example's loss is the mean over its own labelled tokens, 0 without any: it depends on that
+    example alone. Raises NoNormRule if a trainable layer has no rule for its norm.
 
-    `checkpointing` recomputes the activations of the model's blocks in the backward pass.
-
-    With `bfloat16` the frozen layers compute in it; a trainable one computes in float32, so that
-    no sum over examples is ever rounded to 8 bits: such rounding moves with everybody's gradients
-    and is not within C.
+    With `bfloat16` the frozen layers compute in it; a trainable one computes in float32: a sum over
+    examples that is rounded to 8 bits would move with everybody's gradients, by more than C.
     """
 
-    def __init__(
-        self, model: nn.Module, precision: Precision = "float32", checkpointing: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, precision: Precision = "float32") -> None:
         super().__init__()
         self.model = model
         self.precision = precision
-        self.checkpointing = checkpointing
-        self.ghost = GhostNorms(model, checkpointing)
+        self.ghost = GhostNorms(model)
         if precision == "bfloat16":
             for module in model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):
@@ -142,18 +136,16 @@ class PerExampleLoss(nn.Module):
         Claim: each example's part of that gradient has a norm of at most `scale * C`. In one pass
         it is made of the numbers that its norm was made of (`squared_norms`). In two, the second
         pass may round otherwise than the first: it clips to a little less than C, and measures what
-        it adds. Raises DprayError, and the step is not made, where that is longer than C.
+        it adds. Raises DprayError, and the step is not made, if that is longer than C.
         Proof: docs/privacy.md, section 5.2.
 
-        An example whose loss or norm is not finite has weight 0: in the sum it would turn
-        everything to NaN. `forward` runs this module, through a training engine where there is one.
-        `two_passes` is for engines whose parameters are whole only while their layer runs. There
-        are two with `checkpointing` too: keeping the layers' inputs would cost the memory that it
-        saves.
+        An example whose loss or norm is not finite has weight 0. `forward` runs this module in a
+        training engine. `two_passes` is for engines whose parameters are whole only while their
+        layer runs.
         """
         run: Forward = self if forward is None else forward
         norms_B, recorded = self.norms(batch, run)
-        if not (two_passes or self.checkpointing):
+        if not two_passes:
             yield scale * _clipped_sum(recorded, _weights(norms_B, clip_norm))
             return
         del recorded
@@ -170,8 +162,8 @@ class PerExampleLoss(nn.Module):
             )
 
     def norms(self, batch: MicroBatch, forward: Forward) -> tuple[torch.Tensor, Recorded]:
-        """Return per-example gradient norms (B,), float64, bounded from above and infinite where
-        the loss or the norm is not finite, and what they were made of. Private."""
+        """Return per-example gradient norms (B,), float64, bounded from above, and what they were
+        made of. A norm is infinite if it or the loss is not finite. Private."""
         if self.training:
             raise ValueError("dropout has to be off (eval): the norm is one model's")
 
@@ -200,7 +192,7 @@ def _clipped_sum(recorded: Recorded, weight_B: torch.Tensor) -> torch.Tensor:
 
 
 class _GivenGradients(torch.autograd.Function):
-    """Makes a scalar, 0, whose backward pass gives `gradients` to `parameters`, once."""
+    """A scalar, 0, whose backward pass gives `gradients` to `parameters`, once."""
 
     @staticmethod
     def forward(ctx: Any, gradients: list[torch.Tensor], *parameters: nn.Parameter) -> torch.Tensor:
@@ -227,9 +219,9 @@ def check_norm_rules(loss: PerExampleLoss, vocabulary: int, forward: Forward | N
     """Compare the norm of every parameter's gradient with plain autograd, one example at a time, on
     two made-up texts: public, whatever the model.
 
-    This finds what the names of layers do not show: a parameter used outside its layer, a layer
-    with another formula than its name's, examples that see each other. Raises NoNormRule that names
-    the parameter. `forward` runs this module where an engine has to; all ranks then call it.
+    This finds a parameter used outside its layer, a layer with another formula than its name's, and
+    examples that see each other. Raises NoNormRule that names the parameter. `forward` runs this
+    module in a training engine; all ranks then call it.
     """
     run: Forward = loss if forward is None else forward
     rng = torch.Generator().manual_seed(0)
@@ -263,8 +255,8 @@ def check_norm_rules(loss: PerExampleLoss, vocabulary: int, forward: Forward | N
 
 
 def _gradient_norms(loss: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[float]:
-    """Return the norm of the loss's gradient to each parameter, 0 where it has none. Each gradient
-    is given up for its norm as soon as it is made: together they are as large as the model."""
+    """Return the norm of the loss's gradient to each parameter. Each gradient is given up for its
+    norm as soon as it is made: together they are as large as the model."""
     norms = [0.0] * len(parameters)
 
     def keep_norm(number: int, gradient: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,5 @@
-"""This module computes norms and clipped sums of per-example gradients without forming the
-gradients (Li et al. 2022b, section 4, "ghost clipping"; Bu et al. 2022 for the choice between the
-two ways to an inner product; Bu et al. 2023, "book-keeping", for the sums).
+"""Norms and clipped sums of per-example gradients without forming the gradients (Li et al. 2022b,
+section 4, "ghost clipping"; Bu et al. 2022 and 2023, "book-keeping").
 
 A linear layer's gradient for one example is `sum_t g_t a_t^T`, g_t the gradient of that example's
 loss with respect to the layer's output at position t, a_t its input. Its squared norm is
@@ -23,8 +22,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dpray.types import InputError
 
@@ -233,25 +230,22 @@ class _Layer:
     name: str
     rule: Rule
     parameters: tuple[nn.Parameter, ...]
-    checkpointed: bool
 
 
 @dataclass(repr=False)
 class Recorded:
-    """The losses (B,) of B examples and the parts of each parameter's per-example gradients. For
-    layers in checkpointed blocks `squared_norms` stand in place of the parts. A parameter without a
-    gradient is in neither."""
+    """The losses (B,) of B examples and the parts of each parameter's per-example gradients; a
+    parameter without a gradient has none."""
 
     losses: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     parts: dict[nn.Parameter, list[Part]] = field(default_factory=dict)
-    squared: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
 
     def norms(self) -> torch.Tensor:
         """Return the examples' norms over all parameters, bounded from above: (B,), float64."""
         return torch.stack(list(self.squared_norms().values())).sum(0).sqrt()
 
     def squared_norms(self) -> dict[nn.Parameter, torch.Tensor]:
-        return {p: squared_norms(parts) for p, parts in self.parts.items()} | self.squared
+        return {p: squared_norms(parts) for p, parts in self.parts.items()}
 
     def add(self, layer: _Layer, a: torch.Tensor, g: torch.Tensor) -> None:
         """Note a use of the layer, by its input and its output's gradient: the last use first."""
@@ -265,50 +259,25 @@ class Recorded:
         a = a.reshape(B, -1, a.shape[-1]).float() if a.is_floating_point() else a.reshape(B, -1)
         parts = layer.rule(a, g.reshape(B, -1, g.shape[-1]).float())
         for parameter, part in zip(layer.parameters, parts, strict=True):
-            if not layer.checkpointed:
-                self.parts.setdefault(parameter, []).insert(0, part)
-            elif parameter in self.squared:
-                raise NoNormRule(f"{layer.name}: in a checkpointed block, and used more than once")
-            else:
-                self.squared[parameter] = squared_norms([part])
+            self.parts.setdefault(parameter, []).insert(0, part)
 
 
 class GhostNorms:
     """Records the inputs and the outputs' gradients of the trainable layers of `model`.
 
-    With `checkpointing` (Chen et al. 2016) the activations of the model's blocks are not kept but
-    computed again in the backward pass. Transformers' own switch works in training mode only, where
-    dropout is on. Layers in such blocks keep no inputs: their norms are computed in the backward
-    pass at once.
-
-    Raises NoNormRule at once where a trainable layer has no rule, so that no gradient goes
-    unaccounted, or where there is no block to checkpoint;
-    `dpray.training.clipped_loss.check_norm_rules` finds what class names do not show.
+    Raises NoNormRule at once if a trainable layer has no rule, so that no gradient goes
+    unaccounted; `dpray.training.clipped_loss.check_norm_rules` finds what class names do not show.
     """
 
-    def __init__(self, model: nn.Module, checkpointing: bool = False) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._recorded: Recorded | None = None
         self._source = torch.zeros((), requires_grad=True)
         """Every recorded output depends on it: the backward pass towards it reaches them all, and
         forms no gradient of a parameter."""
-        blocks = [
-            module
-            for module in model.modules()
-            if checkpointing and isinstance(module, GradientCheckpointingLayer)
-        ]
-        if checkpointing and not blocks:
-            raise NoNormRule(
-                f"method.gradient_checkpointing: {type(model).__name__} has no blocks for it"
-            )
-        for block in blocks:
-            block.forward = partial(
-                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
-            )
-        checkpointed = {module for block in blocks for module in block.modules()}
         for name, module in model.named_modules():
             own = tuple(p for p in module.parameters(recurse=False) if p.requires_grad)
             if own:
-                layer = _Layer(name, rule_of(name, module), own, module in checkpointed)
+                layer = _Layer(name, rule_of(name, module), own)
                 module.register_forward_hook(partial(self._watch, layer))
 
     def record(self, forward: Callable[[], torch.Tensor]) -> Recorded:
@@ -332,10 +301,6 @@ class GhostNorms:
             yield recorded
         finally:
             self._recorded = None
-        if shared := recorded.parts.keys() & recorded.squared.keys():
-            raise NoNormRule(
-                f"{len(shared)} parameters are used in a checkpointed block and outside"
-            )
 
     def _watch(
         self, layer: _Layer, _: nn.Module, inputs: tuple[torch.Tensor, ...], output: object
@@ -351,7 +316,7 @@ class GhostNorms:
 
 class _Watched(torch.autograd.Function):
     """Passes a layer's output on; the backward pass calls `add` with the layer's input and the
-    output's gradient. Autograd keeps the input, or, in a checkpointed block, computes it again."""
+    output's gradient."""
 
     @staticmethod
     def forward(

@@ -2,13 +2,15 @@
 charged for every step that it may have made.
 
 A block is begun in the ledger, durably, before any of its noise is drawn; after its last step the
-state is written, flushed, and its SHA-256 published under the block's name. A block that was begun
-and not published may have made any number of its steps: when it is begun anew, all of them are
-charged a second time. The states of the noise and of the sampling are never stored.
+state is written, and its SHA-256 published under the block's name. A block that was begun and not
+published may have made any number of its steps: when it is begun anew, all of them are charged a
+second time. The states of the noise and of the sampling are never stored.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,26 +19,19 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from torch.optim import Optimizer
 
-from dpray.io.files import sha256_of
+from dpray.io.files import sha256_of, sync
 from dpray.ledger.protocol import NullLedger, RunLedger
-from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.partitions import put
-from dpray.training.tensor_file import write_tensors
 from dpray.types import DprayError
 
 SECONDS_BETWEEN_LOOKS = 2.0
 
-MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
-"""Each optimizer keeps these moments; plain SGD keeps none."""
-
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Is what an interrupted training resumes from, whatever the number of ranks: after `steps`
-    steps, the weights by their names in `PerExampleLoss.trainable_parameters`, on the CPU, and each
-    of the optimizer's moments by the same names. What `load` returns is mapped from its file."""
+    """The state that an interrupted training resumes from, on any number of ranks: after `steps`
+    steps, the weights by their names in `PerExampleLoss.trainable_parameters`, and each of the
+    optimizer's moments by the same names. Tensors are on the CPU, mapped from the state's file."""
 
     steps: int
     weights: Mapping[str, torch.Tensor] = field(repr=False)
@@ -52,22 +47,36 @@ class TrainingState:
                 found.setdefault(kind, {})[name] = file.get_tensor(key)
         return TrainingState(steps, found.pop("weights"), found)
 
-    def put_weights(self, loss: PerExampleLoss) -> None:
-        """Give the model the weights, before any engine runs it."""
-        for name, parameter in loss.trainable_parameters().items():
-            put(parameter, self.weights[name])
 
-
-def empty_moments(optimizer: Optimizer, tensors: Iterable[torch.Tensor], steps: int) -> None:
-    """Give every tensor moments of AdamW that are 0 after `steps` steps, to be filled in."""
-    for tensor in tensors:
-        zeros = {kind: torch.zeros_like(tensor, requires_grad=False) for kind in MOMENTS["adamw"]}
-        optimizer.state[tensor] = {"step": torch.tensor(float(steps)), **zeros}
+def write_tensors(
+    path: Path,
+    shapes: Mapping[str, torch.Size],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write float32 tensors of these names and shapes, which come in this order, durably: a file of
+    this name is whole."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * shape.numel()
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for (name, shape), (given, tensor) in zip(shapes.items(), tensors, strict=True):
+            if (given, tensor.shape, tensor.dtype) != (name, shape, torch.float32):
+                raise ValueError(f"{given} is not the float32 tensor {name} of shape {shape}")
+            file.write(tensor.contiguous().numpy().data)
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(path.parent)
 
 
 def block_steps(unit: str) -> range:
-    """Return the steps, from 0, of the block of this name; an empty range for another unit of the
-    run."""
+    """Return the steps, from 0, of the block of this name; none for another unit of the run."""
     kind, _, numbers = unit.partition("-")
     if kind != "steps":
         return range(0)
@@ -102,7 +111,7 @@ class Journal:
 
     def latest(self) -> TrainingState | None:
         """Return the state of the last block that was published, None before there is one. Raises
-        DprayError where its file is not what was published."""
+        DprayError if its file is not what was published."""
         if (last := self._last_block()) is None:
             return None
         unit, attempt, sha = last

@@ -17,9 +17,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from dpray.engines.model_path import resolve_model
 from dpray.training.clipped_loss import Forward, PerExampleLoss, check_norm_rules
-from dpray.training.partitions import gathered, is_partitioned
+from dpray.training.journal import write_tensors
 from dpray.training.settings import TrainingSettings
-from dpray.training.tensor_file import write_tensors
 from dpray.types import InputError
 
 ADAPTER = "adapter"
@@ -33,21 +32,36 @@ def load_loss(
     """Load the model in `folder` with float32 weights, as per-example losses; dropout is off. It is
     whole and on the CPU, unless `loading`, which is entered meanwhile, makes partitions of it.
 
-    Raises NoNormRule where a trainable layer has no rule for the norms of its gradients, InputError
-    where weights are not finite. A model in partitions runs under its engine only, and so its norms
-    are compared there (`check_norms`).
+    Raises NoNormRule if a trainable layer has no rule for the norms of its gradients, InputError
+    if weights are not finite.
     """
     with loading:
         model = _load(folder, "float32")
     model = with_adapters(model, settings)
     for name, parameter in model.named_parameters():
-        with gathered(parameter):
-            if not torch.isfinite(parameter).all():
-                raise InputError(f"engine.model: {folder}: not finite: some weights of {name}")
-    loss = PerExampleLoss(model, settings.precision, settings.gradient_checkpointing).eval()
-    if not any(map(is_partitioned, loss.parameters())):
-        check_norms(loss, loss)
-    return loss
+        if not torch.isfinite(getattr(parameter, "ds_tensor", parameter)).all():
+            raise InputError(f"engine.model: {folder}: not finite: some weights of {name}")
+    return PerExampleLoss(model, settings.precision).eval()
+
+
+def put_weights(loss: PerExampleLoss, weights: Mapping[str, torch.Tensor]) -> None:
+    """Give the model these weights, by their names in `trainable_parameters`, before any engine
+    runs it. A rank that holds a part of a parameter takes its part."""
+    with torch.no_grad():
+        for name, parameter in loss.trainable_parameters().items():
+            part = getattr(parameter, "ds_tensor", None)
+            if part is None:
+                parameter.copy_(weights[name])
+            else:
+                part.copy_(own_part(parameter, weights[name], torch.distributed.get_rank()))
+
+
+def own_part(parameter: Any, whole: torch.Tensor, rank: int) -> torch.Tensor:
+    """Return the part of `whole`, which is shaped like the parameter, that a rank holds under ZeRO
+    3: parts are equally long, in the order of the ranks, and the last ones are padded."""
+    length = parameter.ds_tensor.ds_numel
+    mine = whole.reshape(-1)[length * rank : length * (rank + 1)]
+    return torch.nn.functional.pad(mine, (0, length - len(mine)))
 
 
 def check_norms(loss: PerExampleLoss, forward: Forward) -> None:
@@ -64,9 +78,8 @@ def save_model(
     also saved by themselves, with the tokenizer, in the folder `ADAPTER`, and call the model they
     belong to `base_name`.
 
-    `weights` are the trained ones by their names in `PerExampleLoss.trainable_parameters`. Those
-    that are mapped from a file are never all in memory, nor are the base model's: adapters are
-    merged weight by weight, through a file.
+    `weights` are the trained ones by their names in `PerExampleLoss.trainable_parameters`. No more
+    than one weight has to be in memory: adapters are merged one by one, through a file.
     """
     model = with_adapters(_load(base, "auto"), settings)
     parameters = dict(model.named_parameters())
@@ -116,7 +129,7 @@ def _merge_into(path: Path, adapted: Any) -> Any:
 
 
 def with_adapters(model: Any, settings: TrainingSettings) -> Any:
-    """Return the model with the adapters that are trained, or as it is where all of it is."""
+    """Return the model with the adapters that are trained, or as it is if all of it is."""
     if settings.tuning == "full":
         return model
     from peft import LoraConfig, get_peft_model

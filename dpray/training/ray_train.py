@@ -39,8 +39,8 @@ _NO_RETRIES = ray.train.FailureConfig(
 )
 
 MACHINES_COME = 3600
-"""A cluster has so many seconds to bring the machines of all ranks. Ray Train by itself gives up
-after a minute, in which no cloud starts a machine with a GPU."""
+"""The seconds in which a cluster has to bring the machines of all ranks. Ray Train by itself gives
+up after a minute, in which no cloud starts a machine with a GPU."""
 
 
 def train_on_ray(
@@ -52,9 +52,8 @@ def train_on_ray(
 ) -> None:
     """Fine-tune on `workers` ranks; returns when the model is in `training.folder`.
 
-    `scratch` is a folder for Ray Train's own files, on storage that all nodes share where there is
-    more than one. Raises what a rank raised, Ray's error where a worker was lost, and Resumable
-    where the cluster has no room for the ranks.
+    `scratch` is a folder for Ray Train's own files, on storage that all nodes share. Raises what a
+    rank raised, Ray's error if a worker was lost, and Resumable if the cluster has no room.
     """
     # No argument of Ray Train sets this.
     os.environ.setdefault(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR, str(MACHINES_COME))
@@ -76,8 +75,7 @@ def train_on_ray(
 
 
 def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
-    """Return the resources of the ranks, `gpus` and `cpus` each. Ray Train sums over ranks by NCCL
-    where they have GPUs, else by Gloo."""
+    """Return the resources of the ranks, `gpus` and `cpus` each."""
     resources = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
     return ray.train.ScalingConfig(
         num_workers=workers, use_gpu=gpus > 0, resources_per_worker=resources
@@ -85,8 +83,8 @@ def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
 
 
 def reason(error: TrainingFailedError) -> BaseException:
-    """Return the first cause: a DprayError of a rank, else a worker that was lost or that Ray ended
-    for want of memory: not the errors of the others, which miss it."""
+    """Return the first cause: a DprayError of a rank, else a worker that was lost or ended for want
+    of memory, and not the errors of the others, which miss it."""
     if isinstance(error, PreemptionError):
         return WorkerCrashedError()
     failures = list(_failures(error))
@@ -106,7 +104,7 @@ def reason(error: TrainingFailedError) -> BaseException:
 
 
 def _failures(error: TrainingFailedError) -> Iterator[BaseException]:
-    """Yield the ranks' errors, out of Ray Train's wrappers; its own where no rank has one."""
+    """Yield the ranks' errors, out of Ray Train's wrappers, or its own."""
     found = error.worker_failures.values() if isinstance(error, WorkerGroupError) else [error]
     for failure in found:
         controller = getattr(failure, "controller_failure", failure)

@@ -17,8 +17,7 @@ SUM_ROUNDING = (
     "others' clipped gradients a little, beside its own part within the clip norm C (by 4e-6 C in "
     "512 texts with a tiny model on a CPU; it grows with the batch and was not measured on a GPU)"
 )
-"""The report states this line on DP-SGD beside the limits of every run; docs/benchmarks.md has
-figures."""
+"""A limit of DP-SGD, in the words of the report; docs/benchmarks.md has figures."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class TrainingText:
-    """A record's token ids. The loss is over `ids[given:]`, its own tokens. Ids in a mapped file
-    are read when they are used."""
+    """A record's token ids. The loss is over `ids[given:]`, its own tokens."""
 
     ids: Sequence[int] | npt.NDArray[np.int32] = field(repr=False)
     given: int
@@ -86,12 +84,12 @@ def share(
     batch: Sequence[TrainingText], size: int, rank: int, ranks: int
 ) -> list[tuple[Sequence[TrainingText], int]]:
     """Return a rank's micro-batches of at most `size` texts, each with the number of positions that
-    it is padded to. Every rank has as many, and at least one, so that all meet in the same
+    it is padded to. All ranks have equally many, at least one, so that they meet in the same
     collective calls; some are empty.
 
     Texts go through the model together if they are padded to the same number of positions, which
-    depends on a text alone (`padded_length`). With dummies in the remaining rows, every text is
-    computed in a shape of its own, whoever else is in the batch.
+    depends on a text alone (`padded_length`): a text is computed in the same shape whoever else is
+    in the batch.
     """
     groups: dict[int, list[TrainingText]] = {}
     for text in batch:
@@ -107,11 +105,8 @@ def share(
 
 
 def padded_length(tokens: int) -> int:
-    """Return one more than the least of 4, 6, 8, 12, 16, 24, 32, ... that is not below `tokens`.
-
-    There is always some padding: without any, attention would take another kernel for all texts of
-    a micro-batch, depending on its other texts.
-    """
+    """Return one more than the least of 4, 6, 8, 12, 16, 24, 32, ... that is not below `tokens`. A
+    text without any padding would make attention take another kernel for its whole micro-batch."""
     power = 4
     while power < tokens:
         power *= 2

@@ -2,7 +2,7 @@
 
 Units are divided among shards by a public hash of their names. Each rank encodes one shard
 (`write_shard`), and every rank maps them all (`MappedUnits`): a rank's memory does not grow with
-the number of records, but for what the operating system keeps of the files while there is room.
+the number of records.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def write_shard(
     folder: Path, shard: int, texts: Iterable[tuple[str, int, TrainingText]], most: int
 ) -> None:
     """Write a shard's texts, each with its unit's name and its rank in that unit, in any order; of
-    each unit the `most` texts of lowest rank are kept. While it is written, 48 bytes of a text are
-    in memory. The units' names are not in the files."""
+    each unit the `most` texts of lowest rank are kept. The units' names are not in the files."""
     digests, numbers = bytearray(), array("q")
     with open(folder / f"ids-{shard}.bin", "wb") as file:
         for unit, rank, text in texts:
@@ -56,12 +55,8 @@ def write_shard(
 
 
 class MappedUnits:
-    """Gives every unit's texts from the files of `shards` shards in `folder`. The order of units is
-    the same for all who map the same files.
-
-    What is asked for is not read yet: a text has views of the files, and its ids are read when they
-    are used.
-    """
+    """Every unit's texts, from the files of `shards` shards in `folder`, in the same order for all
+    who map them. A text's ids are read when they are used."""
 
     def __init__(self, folder: Path, shards: int) -> None:
         self._shards = [_MappedShard(folder, shard) for shard in range(shards)]

@@ -1,10 +1,8 @@
-"""`ZeroTrainer` makes the same steps over ranks with DeepSpeed ZeRO: noise is added where the sum
-is.
+"""`ZeroTrainer` makes the same steps over ranks with DeepSpeed ZeRO.
 
-The engine sums the gradients over ranks and shows each rank's partition of the sum (stage 0: all of
-it) to that rank's optimizer alone, so a hook adds the noise right before the optimizer's step
-(`dpray.training.gradient_noise`). Everything in DeepSpeed that would look at the gradients by
-itself is off: its clipping, its gradient norm, its loss scale.
+The engine sums the gradients over ranks and shows each rank's partition of the sum to that rank's
+optimizer alone, so a hook adds the noise right before the optimizer's step. Everything in DeepSpeed
+that would look at the gradients by itself is off: its clipping, its gradient norm, its loss scale.
 """
 
 from __future__ import annotations
@@ -19,17 +17,14 @@ from torch.optim import Optimizer
 
 from dpray.mechanisms.randomness import new_key
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.training.gradient_noise import add_noise, set_learning_rate
-from dpray.training.journal import empty_moments
-from dpray.training.model import check_norms, deepspeed_on_stderr
-from dpray.training.partitions import gathered, is_partitioned, own_part
+from dpray.training.model import deepspeed_on_stderr, own_part
 from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, TrainingText
 from dpray.training.training import ReferenceTrainer
 
 BUCKET = 50_000_000
-"""So many elements of the gradient are summed over ranks in one call; under stage 3 at most so many
-weights are gathered ahead, in all."""
+"""The elements of the gradient that are summed over ranks in one call; under stage 3 also the most
+weights that are gathered ahead, in all."""
 
 
 def shared_key(device: torch.device) -> str:
@@ -51,9 +46,9 @@ def zero_config(stage: int) -> dict[str, Any]:
         "contiguous_gradients": True,
         "reduce_bucket_size": BUCKET,
     }
-    if stage in (1, 2):
+    if stage == 2:
         zero["compute_grad_norm"] = False
-    if stage == 3:
+    else:
         # Layers are given up once they have run. Each module that runs gathers another bucket
         # ahead, so that the sum of all needs a bound too.
         zero |= {
@@ -75,7 +70,7 @@ def zero_config(stage: int) -> dict[str, Any]:
 def loading(stage: int) -> Iterator[None]:
     """Have transformers load a model for a stage of ZeRO. For stage 3 all ranks load together and
     split each parameter into parts, so that one after the other is whole on a rank."""
-    if stage < 3:
+    if stage == 2:
         yield
         return
     from transformers.integrations import HfDeepSpeedConfig
@@ -89,9 +84,8 @@ def loading(stage: int) -> Iterator[None]:
 class ZeroTrainer(ReferenceTrainer):
     """A trainer on one rank of an initialised process group.
 
-    Claim: every coordinate of the weights gets its noise once a step. Stage 0 keeps the whole
-    optimizer on every rank: the ranks share a noise key and so their replicas stay equal. From
-    stage 1 on a coordinate is in one rank's partition, and every rank has a key of its own.
+    Claim: every coordinate of the weights gets its noise once a step. It is in one rank's
+    partition, and every rank has a noise key of its own.
     """
 
     def __init__(
@@ -103,33 +97,17 @@ class ZeroTrainer(ReferenceTrainer):
     ) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._stage = settings.zero_stage
-        in_parts = any(map(is_partitioned, loss.parameters()))
-        key = shared_key(device) if self._stage == 0 else new_key()
-        super().__init__(step, settings, loss, key, device)
+        super().__init__(step, settings, loss, new_key(), device)
         with deepspeed_on_stderr() as deepspeed:
             self._engine, *_ = deepspeed.initialize(
                 model=self._loss, optimizer=self._optimizer, config=zero_config(self._stage)
             )
         self._engine.eval()
-        if in_parts:
-            check_norms(loss, self._forward)
 
     def wait_for_ranks(self) -> None:
         dist.barrier()
 
-    def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
-        self._engine.set_gradient_accumulation_boundary(last)
-        with self._loss.clipped(
-            MicroBatch.of(texts, *shape).to(self._device),
-            self._step.clip_norm,
-            self.ranks / self._step.expected_batch_size,  # the engine averages over ranks
-            forward=self._forward,
-            two_passes=self._stage == 3,
-        ) as clipped:
-            self._engine.backward(clipped, scale_wrt_gas=False)
-
-    def _forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        """Run the loss on a micro-batch under the engine; return the losses, shape (B,)."""
+    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
         # DeepSpeed gives up what a backward pass left whole only after its own `backward`. The one
         # that makes the norms is not its own: without this the embeddings stay whole, and other
         # weights are gathered ahead beside them.
@@ -138,51 +116,56 @@ class ZeroTrainer(ReferenceTrainer):
         losses_B: torch.Tensor = self._engine(*batch)
         return losses_B
 
+    def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(last)
+        with self._loss.clipped(
+            MicroBatch.of(texts, *shape).to(self._device),
+            self._step.clip_norm,
+            self.ranks / self._step.expected_batch_size,  # the engine averages over ranks
+            forward=self.forward,
+            two_passes=self._stage == 3,
+        ) as clipped:
+            self._engine.backward(clipped, scale_wrt_gas=False)
+
     def add_noise(self) -> None:
         """Have the optimizer add the noise right before it makes a step in `update`. Under stage 3
         the engine hands it this rank's partitions one by one, each with a step of its own."""
 
         def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            add_noise(optimizer, self._noise)
+            self._noise.add_to(optimizer)
 
         self._hook = self._optimizer.register_step_pre_hook(before_step)
 
     def update(self, learning_rate: float) -> None:
-        set_learning_rate(self._optimizer, learning_rate)
+        self._set_learning_rate(learning_rate)
         self._engine.step()
         self._hook.remove()
-        partitions = 1 if self._stage == 0 else self.ranks
-        self._noise.check(-(-self._coordinates // partitions))
+        self._noise.check(-(-self._coordinates // self.ranks))
 
-    def _weight(self, parameter: torch.Tensor) -> torch.Tensor:
-        with deepspeed_on_stderr(), gathered(parameter):
-            return parameter.detach().cpu().clone()
+    def close(self) -> None:
+        self._engine.destroy()
 
-    def _empty_moments(self, steps: int) -> None:
+    def _stepped(self) -> Sequence[torch.Tensor]:
         if self._stage == 3:  # its engine hands this rank's partitions to the optimizer one by one
-            stepped = list(self._engine.optimizer.fp32_partitioned_groups_flat)
-        else:
-            stepped = [p for group in self._optimizer.param_groups for p in group["params"]]
-        empty_moments(self._optimizer, stepped, steps)
-        if self._stage in (1, 2):
+            return list(self._engine.optimizer.fp32_partitioned_groups_flat)
+        return super()._stepped()
+
+    def _moments_are_there(self) -> None:
+        if self._stage == 2:
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
+    def _weight(self, parameter: torch.Tensor) -> torch.Tensor:
+        with deepspeed_on_stderr() as deepspeed, deepspeed.zero.GatheredParameters(parameter):
+            return parameter.detach().cpu().clone()
+
     def _moment(self, parameter: torch.Tensor, kind: str) -> torch.Tensor:
-        if self._stage == 0:
-            return super()._moment(parameter, kind)
         with deepspeed_on_stderr() as deepspeed:
             return deepspeed.utils.safe_get_full_optimizer_state(parameter, kind)
 
-    def _put_moment(self, parameter: Any, kind: str, moment: torch.Tensor) -> None:
-        if self._stage == 0:
-            super()._put_moment(parameter, kind, moment)
-            return
+    def _put_moment(self, parameter: torch.Tensor, kind: str, moment: torch.Tensor) -> None:
         with deepspeed_on_stderr() as deepspeed:
-            if self._stage < 3:
+            if self._stage == 2:
                 deepspeed.utils.safe_set_full_optimizer_state(parameter, moment, kind)
                 return
             mine = own_part(parameter, moment, self.rank)
             deepspeed.utils.safe_set_local_optimizer_state(parameter, mine, kind)
-
-    def close(self) -> None:
-        self._engine.destroy()

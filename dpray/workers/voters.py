@@ -23,8 +23,7 @@ class Voters:
     """One shard of the private records, embedded once. Its counts are exact and private: `Vote`
     adds the noise to the sum of all shards."""
 
-    def __init__(self, config: Config, weights: Sequence[int] = (1,)) -> None:
-        self._weights = weights
+    def __init__(self, config: Config) -> None:
         self._embedder = SentenceTransformerEmbedder(config.embedder.model)
         self._parts: defaultdict[str, list[Embeddings]] = defaultdict(list)
 
@@ -49,7 +48,7 @@ class Voters:
             mine = self._parts.get(label, [])
             private_MD = np.concatenate(mine) if mine else np.zeros((0, of_label_ND.shape[1]), "f4")
             self._parts[label] = [private_MD]
-            counts[label] = count_votes(private_MD, of_label_ND, self._weights)
+            counts[label] = count_votes(private_MD, of_label_ND)
         return counts
 
 

@@ -27,8 +27,7 @@ from dpray.methods.dp_kps.audit import (
     joint_target,
     vocabulary_target,
 )
-from dpray.methods.dp_kps.kde import GRID, FeatureSum
-from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
+from dpray.methods.dp_kps.mechanisms import GRID, FeatureSum, VocabularyHistogram
 from dpray.methods.dp_sgd.audit import one_run_target, repeated_target
 from dpray.methods.private_prediction.audit import (
     sparse_vector_target,
@@ -111,7 +110,6 @@ def twice_epsilon() -> AbstractContextManager[Any]:
 
 VOTES = VoteHistogram(math.sqrt(4) * 1.5)
 TOPICS = TopicHistogram(TopicsSettings(name="topics", public=""), VoteHistogram(3 * 1.5, 3))
-DECAYING = VoteHistogram(math.sqrt(5) * 1.5, votes_per_record=2)
 TERMS = VocabularyHistogram(1000, 3, 3.0)
 DENSITIES = VocabularyHistogram(1000, 3, 6.0)
 FOURIER = FeatureSum(100, "laplace", 0.5)
@@ -121,9 +119,7 @@ NORMAL = FeatureSum(100, "gaussian", 1.5)
 def votes_of(number: int) -> Fault:
     """Cast so many votes of a record for its nearest text."""
     right = shared_targets.count_votes
-    return lambda: patch.object(
-        shared_targets, "count_votes", lambda p, s, w: number * right(p, s, w)
-    )
+    return lambda: patch.object(shared_targets, "count_votes", lambda p, s: number * right(p, s))
 
 
 def noise_of_one_record() -> AbstractContextManager[Any]:
@@ -134,12 +130,6 @@ def noise_of_one_record() -> AbstractContextManager[Any]:
         return noisy(replace(self, sigma=self.sigma / self.records_per_unit), counts)
 
     return patch.object(VoteHistogram, "__call__", less)
-
-
-def votes_for_the_nearest_text() -> AbstractContextManager[Any]:
-    """Cast all votes of a record for one text."""
-    right = shared_targets.count_votes
-    return patch.object(shared_targets, "count_votes", lambda p, s, w: right(p, s, (2 * sum(w),)))
 
 
 def all_terms() -> AbstractContextManager[Any]:
@@ -246,13 +236,6 @@ def _cases() -> dict[str, Case]:
         ("no noise", noiseless(VoteHistogram), True),
         (halved, half_noise(VoteHistogram, "sigma"), True),
         ("three votes a record", votes_of(3), True),
-    )
-    add(
-        "Aug-PE, decaying votes",
-        lambda: votes_target("votes", DECAYING),
-        16_000,
-        (halved, half_noise(VoteHistogram, "sigma"), True),
-        ("twice all weights on one text", votes_for_the_nearest_text, True),
     )
     add(
         "topics, histogram, units of 3 records",

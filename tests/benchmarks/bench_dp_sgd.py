@@ -89,8 +89,8 @@ def plain(model: Any) -> Step:
     return lambda batch: losses(model, batch).sum().backward()
 
 
-def dpray(model: Any, two_passes: bool = False, checkpointing: bool = False) -> Step:
-    loss = PerExampleLoss(model, checkpointing=checkpointing).eval()
+def dpray(model: Any, two_passes: bool = False) -> Step:
+    loss = PerExampleLoss(model).eval()
 
     def step(batch: MicroBatch) -> None:
         with loss.clipped(batch, 1.0, two_passes=two_passes) as clipped:
@@ -151,7 +151,6 @@ WAYS: dict[str, Callable[[Any], Step]] = {
     "plain training": plain,
     "dpray": dpray,
     "dpray, two passes": lambda model: dpray(model, two_passes=True),
-    "dpray, checkpointing": lambda model: dpray(model, checkpointing=True),
     "Opacus ghost clipping": opacus_ghost,
     "Opacus per-sample": opacus_per_sample,
 }

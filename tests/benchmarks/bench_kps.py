@@ -24,8 +24,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.mechanisms.term_matcher import TermMatcher
-from dpray.methods.dp_kps.kde import BLOCK, FeatureSum, FourierFeatures
-from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
+from dpray.methods.dp_kps.mechanisms import BLOCK, FeatureSum, FourierFeatures, VocabularyHistogram
 
 D, I, S, V, WORDS = 384, 1000, 10, 400_000, 40  # noqa: E741
 SHARD = 10_000
@@ -96,7 +95,7 @@ class VocabularyPass:
         words = [f"w{number:x}" for number in range(V * 3 // 4)]
         pairs = [f"{words[i]} {words[j]}" for i, j in rng.integers(0, 2000, (V // 4, 2))]
         self.matcher = TermMatcher(words + pairs)
-        self.histogram = VocabularyHistogram(len(self.matcher), S, scale=10.0)
+        self.histogram = VocabularyHistogram(len(self.matcher.terms), S, scale=10.0)
         draws = np.minimum(rng.zipf(1.3, (SHARD, WORDS)), 2 * V) - 1
         self.texts = [" ".join(f"w{number:x}" for number in row) for row in draws]
 
@@ -122,7 +121,7 @@ def bench_vocabulary(records: int) -> Iterator[str]:
         before = max(ray.get([actor.resident_mib.remote() for actor in actors]))
         pool = ray.util.ActorPool(actors)
         shards = [min(SHARD, records - start) for start in range(0, records, SHARD)]
-        total = np.zeros(len(local.matcher), dtype=np.int64)
+        total = np.zeros(len(local.matcher.terms), dtype=np.int64)
         began = time.perf_counter()
         for counts in pool.map_unordered(lambda actor, size: actor.count.remote(size), shards):
             total += counts
@@ -136,7 +135,7 @@ def bench_vocabulary(records: int) -> Iterator[str]:
     ray.shutdown()
     yield ""
     noise = seconds(lambda: local.histogram(total))
-    yield f"Exact noise on all {len(local.matcher):,} counts: {noise:.1f} s."
+    yield f"Exact noise on all {len(local.matcher.terms):,} counts: {noise:.1f} s."
     yield exact_noise()
 
 

@@ -12,10 +12,9 @@ import torch
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
 from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.gradient_noise import GradientNoise
 from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep
-from dpray.training.training import ReferenceTrainer
+from dpray.training.training import GradientNoise, ReferenceTrainer
 from tests.benchmarks.bench_dp_sgd import measure
 from tests.training.tiny_gradients import flat, gpt2, llama, lora, texts
 

@@ -81,11 +81,9 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_every_stage_makes_the_references_steps(
     saved: Saved, name: str, optimizer: Any, precision: Any
 ) -> None:
-    # A checkpointed model makes two passes at every stage (`zero_ranks._trained`).
-    checkpointed = (name, precision) == ("llama_lora", "float32")
-    for stages, two_passes in ((STAGES[:3], checkpointed), (STAGES[3:], True)):
+    for stage in STAGES:
         loss = PerExampleLoss(MODELS[name](), precision).eval()
-        clipped: Any = partial(loss.clipped, two_passes=two_passes)
+        clipped: Any = partial(loss.clipped, two_passes=stage == 3)
         loss.clipped = clipped  # type: ignore[method-assign]
         ours = plan(1e-9, optimizer)
         trainer = ReferenceTrainer(ours.mechanism, ours.settings, loss, new_key())
@@ -97,9 +95,8 @@ def test_every_stage_makes_the_references_steps(
         moved = float((reference - start).abs().max())
         # float32's, in another order: 1.06e-6 was seen.
         tolerance = 5e-6 if precision == "float32" else 2 * PASS_ROUNDING["bfloat16"] * moved
-        for stage in stages:
-            for weights in saved.trained(stage, name, optimizer, precision):
-                torch.testing.assert_close(weights, reference, rtol=0, atol=tolerance)
+        for weights in saved.trained(stage, name, optimizer, precision):
+            torch.testing.assert_close(weights, reference, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("tuning", TUNINGS)
@@ -149,13 +146,10 @@ def test_every_coordinate_gets_its_noise_once(saved: Saved, stage: int) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_partitions_are_independent_and_replicas_draw_the_same(saved: Saved, stage: int) -> None:
+def test_partitions_are_independent(saved: Saved, stage: int) -> None:
     ranks = saved.noise(stage)
     drawn = [rank["drawn"].double().numpy() for rank in ranks]
     weights = len(ranks[0]["moved"])
-    if stage == 0:
-        assert all((each == drawn[0]).all() for each in drawn) and len(drawn[0]) == weights
-        return
     # A partition may be padded by some coordinates; without gaps or overlaps otherwise.
     assert weights <= sum(map(len, drawn)) <= weights + 200 * saved.ranks
     for first, second in combinations(drawn, 2):

@@ -19,16 +19,15 @@ from dpray.mechanisms.randomness import generator
 from dpray.methods.dp_sgd.algorithm import DpSgd, Units, fine_tune
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.ghost_norms import NoNormRule
-from dpray.training.gradient_noise import GradientNoise
 from dpray.training.journal import TrainingState
-from dpray.training.model import load_loss
-from dpray.training.partitions import is_partitioned
+from dpray.training.model import check_norms, load_loss, put_weights
 from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, TrainingText
+from dpray.training.training import GradientNoise
 from tests.training.states import state_of, weights_of
 from tests.training.tiny_gradients import gpt2, llama, lora, texts
 
-STAGES = (0, 1, 2, 3)
+STAGES = (2, 3)
 TUNINGS = ("full", "lora")
 SAMPLING_KEY = "5a" * 32
 SIGMA, C, B = 1.3, 0.5, 4.0
@@ -48,7 +47,7 @@ MODELS: dict[str, Callable[[], Any]] = {"gpt2": gpt2, "llama_lora": poisoned_lor
 
 CASES: tuple[tuple[str, Any, Any], ...] = (
     ("gpt2", "adamw", "float32"),
-    ("llama_lora", "sgd", "float32"),  # with checkpointing, but for stage 3
+    ("llama_lora", "sgd", "float32"),
     ("llama_lora", "sgd", "bfloat16"),
 )
 """Model, optimizer, precision."""
@@ -131,10 +130,9 @@ def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str,
     state: TrainingState | None = None
     halves = ((0, 2), (2, 4)) if optimizer == "adamw" else ((0, 4),)
     for start, end in halves:
-        checkpointing = name == "llama_lora" and precision == "float32" and stage < 3
-        loss = PerExampleLoss(MODELS[name](), precision, checkpointing).eval()
+        loss = PerExampleLoss(MODELS[name](), precision).eval()
         if state is not None:
-            state.put_weights(loss)
+            put_weights(loss, state.weights)
         ours = plan(1e-9, optimizer, stage)
         trainer = ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
         if state is not None:
@@ -160,9 +158,9 @@ def _trained_in_parts(folder: str, tuning: str) -> dict[str, torch.Tensor]:
     for start, end in ((0, 2), (2, 4)):
         loss = load_loss(folder, ours.settings, loading(3))
         base = [p for name, p in loss.named_parameters() if "lora_" not in name]
-        assert base and all(is_partitioned(p) and p.numel() == 0 for p in base)
+        assert base and all(hasattr(p, "ds_id") and p.numel() == 0 for p in base)
         if state is not None:
-            state.put_weights(loss)
+            put_weights(loss, state.weights)
         trainer = ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
         if state is not None:
             trainer.restore(state)
@@ -239,8 +237,9 @@ def _refused(folder: str) -> str:
     loss: Any = load_loss(folder, ours.settings, loading(3))
     norm = loss.model.transformer.ln_f
     norm.register_forward_hook(lambda layer, given, output: output + layer.weight)
+    trainer = ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
     with pytest.raises(NoNormRule) as refused:
-        ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
+        check_norms(loss, trainer.forward)
     return f"model.{refused.value}"
 
 

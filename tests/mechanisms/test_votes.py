@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,9 +10,9 @@ from hypothesis.extra.numpy import arrays
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
-from dpray.accounting.events import DiscreteGaussian, Gaussian
+from dpray.accounting.events import DiscreteGaussian
 from dpray.mechanisms import votes as vote_histogram
-from dpray.mechanisms.votes import GRID, VoteHistogram, count_votes, weights
+from dpray.mechanisms.votes import GRID, VoteHistogram, count_votes
 
 D = 3
 # Coarse values make ties and duplicates; steps of the grid make near-ties float32 cannot see.
@@ -27,9 +26,7 @@ def matrix(rows: list[np.ndarray]) -> np.ndarray:
     return np.array(rows, dtype=np.float32).reshape(len(rows), D)
 
 
-def by_definition(
-    private: np.ndarray, synthetic: np.ndarray, weights: Sequence[int] = (1,)
-) -> list[int]:
+def by_definition(private: np.ndarray, synthetic: np.ndarray) -> list[int]:
     """Python's integers on the grid; the first of the nearest, and of duplicates."""
 
     def on_grid(rows: np.ndarray) -> list[list[int]]:
@@ -39,10 +36,7 @@ def by_definition(
     texts = on_grid(synthetic)
     for x in on_grid(private):
         distances = [sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) for y in texts]
-        order = sorted(range(len(texts)), key=distances.__getitem__)
-        distinct = [place for place in order if texts.index(texts[place]) == place]
-        for place, weight in zip(distinct, weights, strict=False):
-            votes[place] += weight
+        votes[distances.index(min(distances))] += 1
     return votes
 
 
@@ -65,26 +59,6 @@ def test_a_record_moves_one_count_by_one(private, new, place, synthetic) -> None
         matrix(private), matrix(synthetic)
     )
     assert sorted(moved.tolist()) == [0] * (len(synthetic) - 1) + [1]
-
-
-@given(rows, population, st.integers(1, 4))
-def test_decaying_votes_are_those_of_the_definition(private, synthetic, Q) -> None:  # type: ignore[no-untyped-def]
-    votes = count_votes(matrix(private), matrix(synthetic), weights(Q))
-    assert votes.tolist() == by_definition(matrix(private), matrix(synthetic), weights(Q))
-
-
-@settings(max_examples=60)
-@given(rows, row, st.integers(0, 40), population, st.integers(1, 4))
-def test_a_record_moves_the_counts_by_its_weights(private, new, place, synthetic, Q) -> None:  # type: ignore[no-untyped-def]
-    """Each weight falls on another text: the L2 norm is never more than what noise is scaled to."""
-    more = [*private[:place], new, *private[place:]]
-    cast = weights(Q)
-    moved = count_votes(matrix(more), matrix(synthetic), cast) - count_votes(
-        matrix(private), matrix(synthetic), cast
-    )
-    distinct = len({tuple(text) for text in (matrix(synthetic) + 0.0).tolist()})
-    assert sorted(moved[moved != 0].tolist(), reverse=True) == list(cast[:distinct])
-    assert (moved**2).sum() <= round(VoteHistogram(1.0, 1, Q).sensitivity ** 2)
 
 
 @settings(max_examples=40)
@@ -194,21 +168,3 @@ def test_noise_is_on_every_count() -> None:
     """Sigma 10^9: a count without noise fewer than once in 10^8 runs."""
     noisy = VoteHistogram(1e9)(np.zeros(5, dtype=np.int64))
     assert noisy.dtype == np.int64 and (noisy != 0).all()
-
-
-@pytest.mark.parametrize("Q", [2, 3, 5])
-def test_cost_of_decaying_votes(Q: int) -> None:
-    """Sum of squares, and, with much noise, that of a Gaussian mechanism of this L2 sensitivity."""
-    one = VoteHistogram(200.0, 1, Q)
-    squares = sum(weight**2 for weight in one.weights)
-    assert squares == (4**Q - 1) // 3 == pytest.approx(one.sensitivity**2)
-    assert one.dp_event.zcdp_rho() == pytest.approx(squares / 2 / 200.0**2)
-    continuous = Gaussian(200.0 / math.sqrt(squares))
-    for delta in (1e-3, 1e-6):
-        found, near = (cost(SelfComposed(e, 10), delta) for e in (one.dp_event, continuous))
-        assert near.epsilon * 0.999 < found.epsilon < near.epsilon * 1.02
-
-
-def test_decaying_votes_are_for_units_of_one_record() -> None:
-    with pytest.raises(ValueError, match="units of one record"):
-        VoteHistogram(1.0, 2, 2)

@@ -38,7 +38,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "rank": [{"name": "aug_pe"}],
-    "probability": [{"name": "aug_pe", "selection": "probability", "votes_per_record": 2}],
+    "probability": [{"name": "aug_pe", "selection": "probability"}],
     "exact": [{"name": "dp_kps"}],
     "laplace": [{"name": "dp_kps", "estimator": "rff", "features": 20}],
     "gaussian": [{"name": "dp_kps", "estimator": "rff", "features": 20, "noise": "gaussian"}],
@@ -69,7 +69,6 @@ SEVERAL = "One unit may be in several batches, or in none"
 GATE = "where the public logits alone are sure of a token"
 SPARSE = "noisy comparison (sparse vector)"
 NEAREST = "of one privacy unit, vote for the nearest text of a population"
-SEVERAL_NEAREST = "vote for the 2 nearest texts, with decaying weights, of a population"
 MOST_VOTED = "the texts with the most of them are kept"
 DRAWN = "texts are drawn in proportion to them and kept"
 NO_COST = "they cost nothing"
@@ -111,7 +110,7 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("rank", {}, VOTES),
     ("rank", UNIT, VOTES),
     ("rank", NO_NOISE, {NOT_PRIVATE}),
-    ("probability", {}, VOTES - {NEAREST, MOST_VOTED} | {SEVERAL_NEAREST, DRAWN}),
+    ("probability", {}, VOTES - {MOST_VOTED} | {DRAWN}),
     ("exact", {}, WORDS),
     ("exact", UNIT, WORDS - {PARALLEL} | {UNITS_CLASSES}),
     ("laplace", {}, WORDS),

@@ -11,9 +11,9 @@ import torch
 
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.mechanisms.randomness import new_key
-from dpray.training import gradient_noise
-from dpray.training.gradient_noise import GradientNoise
+from dpray.training import training
 from dpray.training.step import DpSgdStep
+from dpray.training.training import GradientNoise
 from dpray.types import DprayError
 
 STEP = DpSgdStep(
@@ -50,7 +50,7 @@ def test_numbers_that_make_no_mechanism_are_refused(changes: dict[str, Any]) -> 
 
 
 def test_noise_is_added_to_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_noise, "BLOCK", 7)
+    monkeypatch.setattr(training, "BLOCK", 7)
     key = new_key()
     bare, shifted = torch.zeros(5, 6), torch.full((5, 6), 3.0)
     GradientNoise(STEP, key).add_(bare)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from dpray.training.tensor_file import write_tensors
+from dpray.training.journal import write_tensors
 
 TENSORS = {"weights/b": torch.arange(6.0).view(2, 3).T, "a": torch.tensor(7.0), "0": torch.ones(5)}
 SHAPES = {name: tensor.shape for name, tensor in TENSORS.items()}

@@ -4,8 +4,8 @@ The paper's symbols: n_syn `records`, T `iterations`, L `variations`, K `lookahe
 noise of `votes`, S the population, S' (`kept`) the texts that are selected from it, Phi the
 embedder, x a text, w the words asked for.
 
-Private records are touched in one place, `dp_nn_histogram`. What goes into it and all that follows
-from its noisy answer is public, and so are the prompts: they show synthetic texts only.
+Private records are touched in one place, `dp_nn_histogram`. All else is public: what goes into it,
+what follows from its noisy answer, and the prompts, which show synthetic texts only.
 
 Shapes: N texts of a label's population, D dimensions of an embedding.
 """
@@ -31,7 +31,7 @@ from dpray.mechanisms.randomness import generator, named_key
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.prompts import VariationPrompts
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.types import DprayError, OnProgress, Progress
+from dpray.types import DprayError
 
 Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]
 Population = dict[str, list[str]]
@@ -52,8 +52,8 @@ returns. It never counts an iteration that has a checkpoint a second time."""
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on after an iteration's vote, as plain JSON values. Each is public
-    or differentially private: `votes` are the noisy ones."""
+    """The state of a run after an iteration's vote, as plain JSON values. `votes` are the noisy
+    ones."""
 
     iteration: int
     population: Population = field(repr=False)
@@ -114,14 +114,14 @@ def _calls(
 
 @dataclass(frozen=True)
 class AugPe:
-    """The frozen plan of a run; it is public. `records` is n_syn of each label. `first` are texts
-    that the method before in a chain released: the first population begins with them.
+    """The frozen plan of a run; it is public. `records` is n_syn of each label. The first
+    population begins with the texts in `first`.
 
     Guarantee: add or remove one unit. A record votes in its own label only, so an iteration is ONE
     application of `votes`, over the counts of all labels together, and a run costs `dp_event`: T of
-    them, each on a population that depends on the noisy votes before. Rank or probability,
-    variations, lookahead, prompts and lengths are post-processing. A run without noise has None for
-    `votes`: it is not private and has no event. Proof: docs/privacy.md, section 3.4.
+    them, each on a population that depends on the noisy votes before. All else is post-processing.
+    A run without noise has None for `votes`: it is not private and has no event.
+    Proof: docs/privacy.md, section 3.4.
     """
 
     settings: AugPeSettings
@@ -178,8 +178,7 @@ class AugPe:
         return self.select(checkpoint.iteration, checkpoint.population, noisy, salt)
 
     def select(self, t: int, S: Population, noisy: Mapping[str, Counts], salt: str) -> Population:
-        """Return S', n_syn texts of each label, the best by rank (Aug-PE) or drawn in proportion to
-        the votes (original PE)."""
+        """Return S', n_syn texts of each label."""
         kept: Population = {}
         for label, texts in S.items():
             n_syn, rng = self.records[label], generator(named_key(salt, f"select-{t}-{label}"))
@@ -192,11 +191,9 @@ class AugPe:
 
 
 def select_by_rank(noisy_N: Counts, n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return the indices of the n most voted texts, n <= N, each once, best first (Aug-PE).
-
-    Counts are cut at the paper's threshold H = 0. That makes many ties, which are broken at random:
-    by index they would favour whatever the population lists first.
-    """
+    """Return the indices of the n most voted texts, n <= N, best first (Aug-PE). Counts are cut at
+    the paper's threshold H = 0, and ties are broken at random: by index they would favour whatever
+    the population lists first."""
     shuffled = rng.permutation(len(noisy_N))
     order = np.argsort(-np.maximum(noisy_N, 0)[shuffled], kind="stable")
     return shuffled[order[:n]]
@@ -217,9 +214,8 @@ def select_by_probability(
 class AugPeRun:
     """A run of a plan: `ask` is the language model, `embed` is Phi.
 
-    `salt` (`new_salt`) is public and fixed for a run. Keywords, styles, masks, lengths, draws and
-    ties depend on it and on names alone, so that a run goes on from a checkpoint as if it had not
-    stopped.
+    All random choices depend on names and on `salt` (`new_salt`), which is public and fixed for a
+    run, so that a run goes on from a checkpoint as if it had not stopped.
     """
 
     plan: AugPe
@@ -228,7 +224,7 @@ class AugPeRun:
     embed: Embed
     dp_nn_histogram: Histogram
     salt: str
-    on_progress: OnProgress = lambda progress: None
+    show: Callable[[str, int, int, str], None] = lambda *progress: None
 
     def algorithm_1(self, checkpoint: Checkpoint | None = None) -> Population:
         """Return S' of the last iteration, at most n_syn texts of each label. Raises `DprayError`
@@ -252,19 +248,15 @@ class AugPeRun:
         return self.population(1, "random texts", calls, given)
 
     def variation_api(self, t: int, kept: Population) -> Population:
-        """Return the kept texts and L - 1 variations of each.
-
-        L = 1 is the original PE: one variation takes the place of each kept text (with none, no
-        iteration would bring a new text).
-        """
+        """Return the kept texts and L - 1 variations of each; for L = 1 (the original PE) one
+        variation in the place of each."""
         L = self.plan.settings.variations
         calls = _calls("variation", t, kept, max(L - 1, 1))
         return self.population(t, "variations", calls, kept if L > 1 else {})
 
     def embeddings(self, t: int, S: Population) -> dict[str, Embeddings]:
-        """Return each label's embeddings_ND: for K = 0 the texts' own; for K > 0 the mean over K
-        variations of each text, or its own if none was answered. As in PE, the mean is not
-        renormalised."""
+        """Return each label's embeddings_ND: the mean over K variations of each text, or its own if
+        K = 0 or none was answered. As in PE, the mean is not renormalised."""
         K = self.plan.settings.lookahead
         answers = self.answers(t, "lookahead", _calls("lookahead", t, S, K))
         texts = [x for of_label in S.values() for x in of_label]
@@ -283,8 +275,7 @@ class AugPeRun:
     def population(
         self, t: int, doing: Doing, calls: Sequence[_Call], kept: Population
     ) -> Population:
-        """Return the kept texts and the answers that are not empty, of each label that has
-        records."""
+        """Return the kept texts and the answers that are not empty, by label."""
         S = {label: list(kept.get(label, [])) for label, n in self.plan.records.items() if n}
         for call, text in zip(calls, self.answers(t, doing, calls), strict=True):
             if text:
@@ -299,7 +290,7 @@ class AugPeRun:
 
     def answers(self, t: int, doing: Doing, calls: Sequence[_Call]) -> list[str]:
         """Return texts in the order of the calls. An empty or refused one is asked for up to
-        `max_retries` times more, under a new id and with new random choices; then it is ""."""
+        `max_retries` times more, with new random choices; then it is ""."""
         return answered(
             self.ask,
             lambda number, attempt: self.request(calls[number], attempt),
@@ -324,4 +315,4 @@ class AugPeRun:
 
     def progress(self, t: int, doing: Doing, texts: int) -> None:
         T = self.plan.settings.iterations
-        self.on_progress(Progress(f"iteration {t} of {T}: {doing}", t - 1, T, f"{texts} texts"))
+        self.show(f"iteration {t} of {T}: {doing}", t - 1, T, f"{texts} texts")

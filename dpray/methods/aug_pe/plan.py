@@ -17,9 +17,16 @@ from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
+from dpray.runs.choice import Choice, Signal
 from dpray.runs.plan import Plan, affordable, resolved_noise
 from dpray.runs.public_input import read_terms, read_texts
-from dpray.types import InputError
+
+ITERATIONS = (10, 8, 6, 5, 4, 3, 2, 1)
+VARIATIONS = (7, 4, 2)
+
+VOTES = 1.0
+"""Enough votes of an average text, in standard deviations of their noise: below it, the noise
+chooses most winners."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class AugPePlan(Plan):
     @property
     def noise_multiplier(self) -> float:
         """Return sigma over the votes' sensitivity; 0 for a run without noise."""
-        return 0.0 if self.votes is None else self.votes.sigma / self.votes.sensitivity
+        return 0.0 if self.votes is None else self.votes.sigma / self.votes.records_per_unit
 
     def method_summary(self) -> dict[str, Any]:
         settings = self.settings
@@ -89,15 +96,9 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
     `privacy.epsilon`."""
     proportions, k = config.data.proportions, config.data.max_records_per_unit
     prompts, first = prompts_of(config, settings), read_texts(settings.first_texts, config)
-    if k > 1 < settings.votes_per_record:
-        raise InputError(
-            "method.votes_per_record: several votes are for units of one record, and "
-            f"data.max_records_per_unit is {k}"
-        )
-    shape = VoteHistogram(1.0, k, settings.votes_per_record)
 
     def votes(z: float) -> VoteHistogram:
-        return replace(shape, sigma=z * shape.sensitivity)
+        return VoteHistogram(z * k, k)
 
     def event(z: float) -> Event:
         return SelfComposed(votes(z).dp_event, settings.iterations)
@@ -121,3 +122,50 @@ def with_public_files(plan: AugPePlan) -> AugPePlan:
     """Return the plan with the public files that its settings name, read anew."""
     first = read_texts(plan.settings.first_texts, plan.config)
     return replace(plan, prompts=prompts_of(plan.config, plan.settings), first=first)
+
+
+def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
+    """Take the most new variations in all, iterations before variations of one, whose votes stand
+    above their noise; if none do, what comes nearest. Keys that are set stay as they are."""
+    given = settings.model_fields_set
+    iterations = [settings.iterations] if "iterations" in given else ITERATIONS
+    variations = [settings.variations] if "variations" in given else VARIATIONS
+    plans = []
+    for t in iterations:
+        # The noise is that of T votes, whatever stands for election.
+        plan = _plan(config, settings.model_copy(update={"iterations": t}))
+        plans += [_varied(plan, number) for number in variations]
+    above = [plan for plan in plans if votes(plan) >= VOTES]
+    best = max(above, key=new_texts, default=None) or max(plans, key=votes)
+    chosen = best.settings
+    what = f"T {chosen.iterations}, L {chosen.variations}: "
+    why = "the most variations whose votes stand above the noise"
+    if given >= {"iterations", "variations"}:
+        why = "as they are set"
+    elif not above:
+        why = "the votes that come nearest to their noise"
+    meaning = "votes a text, n / (n_syn L), over their noise"
+    return Choice(best, Signal(votes(best), VOTES, meaning), (what + why,))
+
+
+def _plan(config: Config, settings: AugPeSettings) -> AugPePlan:
+    return make_plan(config.model_copy(update={"method": settings}), settings)
+
+
+def _varied(plan: AugPePlan, variations: int) -> AugPePlan:
+    settings = plan.settings.model_copy(update={"variations": variations})
+    return replace(
+        plan, config=plan.config.model_copy(update={"method": settings}), settings=settings
+    )
+
+
+def new_texts(plan: AugPePlan) -> tuple[int, int]:
+    settings = plan.settings
+    return settings.iterations * max(1, settings.variations - 1), settings.iterations
+
+
+def votes(plan: AugPePlan) -> float:
+    """Return n / (n_syn L sigma): the votes of a text over their noise."""
+    assert plan.votes is not None
+    candidates = plan.settings.records * plan.settings.variations
+    return plan.config.data.public_size / (candidates * plan.votes.sigma)

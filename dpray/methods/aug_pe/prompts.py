@@ -36,8 +36,8 @@ DEMONSTRATION_KEYS = {"label", "blanks", "text"}
 
 @dataclass(frozen=True)
 class VariationPrompts:
-    """A template; `keywords` maps beginnings of labels to keywords, and `demonstrations` is the
-    text of as many as the configuration asks for."""
+    """A template; `keywords` maps beginnings of labels to keywords, `demonstrations` is the text of
+    all that are shown."""
 
     template: Template
     styles: tuple[str, ...] = ()
@@ -46,15 +46,14 @@ class VariationPrompts:
     sequences: Sequences = field(default_factory=dict)
 
     def showing(self, sequences: Sequences) -> VariationPrompts:
-        """Return the template with sequences of terms for its random texts. Raises InputError where
+        """Return the template with sequences of terms for its random texts. Raises InputError if
         it does not show them."""
         if sequences:
             self.template.check_terms("random")
         return replace(self, sequences=sequences)
 
     def random(self, label: str, rng: np.random.Generator) -> Prompt:
-        """Return the prompt for a text of the label, with a random one of its keywords, and of its
-        sequences of terms."""
+        """Return the prompt for a text of the label, with one of its keywords and sequences."""
         keyword = _one_of(self.keywords_of(label), rng, "")
         terms = _one_of(self.sequences.get(label, ()), rng, ())
         return self._prompt("random", label=label, keyword=keyword, terms=", ".join(terms))
@@ -62,21 +61,16 @@ class VariationPrompts:
     def variation(
         self, kind: Variation, label: str, text: str, words: int | None, rng: np.random.Generator
     ) -> Prompt:
-        """Return the prompt for a variation of `text` in a random style; of `words` words where it
-        is a number. For "fill_in_the_blanks" the blanks are in `text` already."""
+        """Return the prompt for a variation of `text` in a random style; of `words` words if it is
+        a number. For "fill_in_the_blanks" the blanks are in `text` already."""
         style = _one_of(self.styles, rng, "")
         number = "" if words is None else str(words)
         return self._prompt(kind, label=label, text=text, words=number, style=style)
 
     def keywords_of(self, label: str) -> tuple[str, ...]:
-        """Return the label's keywords; none where the template has none at all. Raises KeyError
-        where it has some for other labels only."""
-        if not self.keywords:
-            return ()
+        """Return the keywords of the longest beginning of the label that has some."""
         keys = [key for key in self.keywords if label.startswith(key)]
-        if not keys:
-            raise KeyError(label)
-        return self.keywords[max(keys, key=len)]
+        return self.keywords[max(keys, key=len)] if keys else ()
 
     def _prompt(self, request: str, **given: str) -> Prompt:
         values = dict.fromkeys(("keyword", "terms", "style", "text", "words"), "") | given
@@ -88,7 +82,7 @@ class VariationPrompts:
 
 
 def _one_of(choices: Sequence[T], rng: np.random.Generator, nothing: T) -> T:
-    """Return one of the choices, each as likely; `nothing` where there are none."""
+    """Return one of the choices, each as likely, or `nothing`."""
     return choices[int(rng.integers(len(choices)))] if choices else nothing
 
 
@@ -107,13 +101,9 @@ def load_variation_prompts(
     template = file.template(TEXTS)
     shown = _demonstrations(file, template, demonstrations)
     prompts = VariationPrompts(template, file.words("styles"), _keywords(file), shown)
-    for label in labels:
-        try:
-            prompts.keywords_of(label)
-        except KeyError:
-            raise file.fault(
-                f'has none for the label {label!r} ("": all others)', "keywords"
-            ) from None
+    for label in labels if prompts.keywords else ():
+        if not any(label.startswith(key) for key in prompts.keywords):
+            raise file.fault(f'has none for the label {label!r} ("": all others)', "keywords")
     return prompts
 
 

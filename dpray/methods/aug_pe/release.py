@@ -17,11 +17,9 @@ import numpy as np
 from dpray.config.config import Config
 from dpray.engines.requests import Ask
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
-from dpray.mechanisms.votes import weights
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
 from dpray.runs.session import Release, Session
-from dpray.types import Progress
 from dpray.workers.engine_pool import on_pool
 from dpray.workers.shards import Shards
 from dpray.workers.voters import Embeddings, Vote, Voters, embedded
@@ -38,9 +36,9 @@ def release(session: AugPeSession) -> Release:
     if len(done) < plan.settings.iterations:
         with voters_and_model(session) as (voters, ask):
             dp_nn_histogram = partial(published_vote, session, Vote(voters, plan.votes))
-            embed, show = partial(embedded, voters), partial(show_progress, session)
+            embed = partial(embedded, voters)
             run = AugPeRun(
-                plan.method, plan.prompts, ask, embed, dp_nn_histogram, session.salt, show
+                plan.method, plan.prompts, ask, embed, dp_nn_histogram, session.salt, session.show
             )
             run.algorithm_1(done[-1] if done else None)
         done = checkpoints(session)
@@ -66,10 +64,6 @@ def published_vote(
     return {label: np.array(votes, np.int64) for label, votes in checkpoint.votes.items()}
 
 
-def show_progress(session: AugPeSession, progress: Progress) -> None:
-    session.show(progress.stage, progress.completed, progress.total, progress.detail)
-
-
 def unit(t: int) -> str:
     """Return the name of an iteration's vote in the ledger."""
     return f"votes-{t:04d}"
@@ -89,9 +83,8 @@ def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards, Ask]]:
     config = side_by_side(session.config)
     # If there are engines, the GPUs are theirs: they have more to do.
     gpus = 0.0 if on_pool(config) else config.runtime.gpus_per_actor
-    cast = weights(session.plan.settings.votes_per_record)
     with (
-        session.shards(partial(Voters, weights=cast), config, gpus or 0.0) as voters,
+        session.shards(Voters, config, gpus or 0.0) as voters,
         session.language_model(config) as ask,
     ):
         yield voters, ask
@@ -109,8 +102,6 @@ def side_by_side(config: Config) -> Config:
 
 def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
     plan = session.plan
-    Q = plan.settings.votes_per_record
-    nearest = f"{Q} nearest texts, with decaying weights," if Q > 1 else "nearest text"
     noise = "get no noise" if plan.config.not_private else "get noise once, in one place"
     return {
         "calls": session.calls,
@@ -121,7 +112,7 @@ def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
             for checkpoint in done
         ],
         "sampling": {
-            "votes": f"each private record votes in an iteration for the {nearest} of its label; "
+            "votes": "each private record votes in an iteration for the nearest text of its label; "
             f"all counts {noise}",
             "embeddings": "to vote, each private text is embedded by itself; the language model, "
             "which varies the texts that are voted on, reads none",
@@ -137,13 +128,9 @@ def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
 
 
 def iteration_history(checkpoint: Checkpoint, kept: Population) -> dict[str, Any]:
-    """Return the concentration of the noisy votes and the lengths of the kept texts;
-    post-processing.
-
-    `top_tenth_share` is the share of the votes, cut at 0, that the most voted tenth of the texts
-    has: 0.1 if all have equally many, more if the votes agree. `effective_texts` is the inverse of
-    the sum of the squared shares.
-    """
+    """Return the concentration of the noisy votes, cut at 0, and the lengths of the kept texts.
+    `top_tenth_share` is the share of the most voted tenth of the texts, 0.1 if the votes agree on
+    nothing; `effective_texts` is the inverse of the sum of the squared shares."""
     votes_N = np.concatenate([np.array(v, dtype=np.float64) for v in checkpoint.votes.values()])
     shares_N = np.sort(np.maximum(votes_N, 0.0))[::-1]
     total = shares_N.sum()

@@ -23,13 +23,6 @@ class AugPeSettings(MethodSettings):
     lookahead: int = Field(
         0, ge=0, description="K, variations whose mean stands for a text; 0: its own embedding"
     )
-    votes_per_record: int = Field(
-        1,
-        ge=1,
-        le=8,
-        description="Q: a record votes for its Q nearest texts, with weights 2^(Q-1), ..., 2, 1 "
-        "(after WASP); above 1 for units of one record",
-    )
     selection: Literal["rank", "probability"] = Field(
         "rank", description="the most voted texts, or draws by votes (the original PE)"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dpray.config.config import Config
-from dpray.methods import part
+from dpray.methods import choose_of
 from dpray.methods.chain.plan import make_plan, planned
 from dpray.methods.chain.settings import INPUT_KEY, ChainSettings
 from dpray.runs.choice import Choice
@@ -19,7 +19,7 @@ def choose(config: Config, settings: ChainSettings, records: int) -> Choice:
     choices: dict[str, Choice] = {}
 
     def choose_one(name: str, own: Config) -> Plan:
-        choices[name] = part(own.method.name, "choice").choose(own, own.method, records)
+        choices[name] = choose_of(own.method.name)(own, own.method, records)
         return choices[name].plan
 
     planned(config, settings, choose_one)

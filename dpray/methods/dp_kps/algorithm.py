@@ -2,7 +2,7 @@
 
 1. The private vocabulary: `vocabulary_counts` of a shard, and `noisy_vocabulary` of the sum.
 2. The kernel density of each class: `DensityPass.sums` of a shard, and `noisy_sums` of the sum.
-3. `Sequences` draws from both. It is post-processing, and so are the texts.
+3. `Sequences` draws from both: post-processing.
 
 Sums of shards are exact and private, and add up; only the two `noisy_...` results may be released.
 
@@ -27,17 +27,16 @@ from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
 from dpray.mechanisms.discrete_noise import Counts, laplace_scale
 from dpray.mechanisms.term_matcher import TermMatcher
-from dpray.methods.dp_kps.kde import (
+from dpray.methods.dp_kps.mechanisms import (
     Array,
     FeatureSum,
     FourierFeatures,
+    VocabularyHistogram,
     density,
-    kernel_matrix,
     record_averages,
     record_prefixes,
 )
 from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
 
 Ids = npt.NDArray[np.int64]
 Sums = npt.NDArray[Any]
@@ -53,15 +52,14 @@ class DpKps:
     """The frozen plan of a run; it is public.
 
     `epsilon_vocabulary` and `epsilon_kde` are the shares of the two mechanisms. With a
-    `noise_factor` of 1, each has the noise at which it costs its share by itself (at `delta` for
-    Gaussian noise, else purely). At a delta above 0 both together cost less, so a common
-    `noise_factor` below 1 multiplies their noises.
+    `noise_factor` of 1, each has the noise at which it costs its share by itself. At a delta above
+    0 both together cost less, so a common `noise_factor` below 1 multiplies their noises.
 
     Guarantee: add or remove one unit, at most `records_per_unit` records of any classes: the whole
     costs `dp_event`. A record's phrases go to the estimators of its own class only, so the classes
     compose in parallel, and an ensemble's estimators one after the other: each gets an equal part
     of `epsilon_kde`. A unit with records in several classes moves their sums together by no more
-    than it could move one class's. Sequences are post-processing, in any number.
+    than it could move one class's.
     Proof: docs/privacy.md, sections 4.6 and 4.7.
     """
 
@@ -107,7 +105,7 @@ class DpKps:
         else:
             number = max(1, (L - 1).bit_length())  # ceil(log2 L)
             shapes = [(2**j, 2 / 2**j) for j in range(1, number + 1)]
-        I, bandwidth = settings.features, settings.kernel_bandwidth  # noqa: E741 (the paper's)
+        I, bandwidth = settings.features, settings.bandwidth  # noqa: E741 (the paper's)
         return tuple(
             FourierFeatures(self.dimension, I, bandwidth, k, blocks, u)
             for k, (blocks, u) in enumerate(shapes)
@@ -128,10 +126,8 @@ class DpKps:
 
     @cached_property
     def kde(self) -> VocabularyHistogram | FeatureSum:
-        """Return the mechanism of one class and one estimator.
-
-        With `exact`, a record gives each of its S terms the weight 1/S, here in units of 1/S.
-        """
+        """Return the mechanism of one class and one estimator. With `exact`, a record gives each of
+        its S terms the weight 1/S, here in units of 1/S."""
         settings = self.settings
         if settings.estimator == "exact":
             return self._histogram(self.terms, self.epsilon_kde)
@@ -144,9 +140,8 @@ class DpKps:
 
     @property
     def kde_event(self) -> Event:
-        """Return the cost of all densities: an ensemble's estimators one after the other, the
-        classes in parallel. Every class runs the same mechanism, so all of them cost what one does
-        (Amin et al. 2024, Lemma 2)."""
+        """Return the cost of all densities, which is that of one class (Amin et al. 2024, Lemma
+        2)."""
         return SelfComposed(self.kde.dp_event, max(1, len(self.estimators)))
 
     @property
@@ -179,9 +174,8 @@ class DpKps:
 
 
 class DensityPass:
-    """Private pass 2, with what every shard needs: the matcher of the N terms, and their features
-    (rff) or their angles in every block (iterative: N * I * 8 bytes for each block of each
-    estimator)."""
+    """Private pass 2, with the matcher of the N terms and their features (rff) or their angles in
+    every block (iterative: N * I * 8 bytes for each block of each estimator)."""
 
     def __init__(self, plan: DpKps, terms: Sequence[str], vectors_ND: npt.NDArray[Any]) -> None:
         self.plan, self.matcher = plan, TermMatcher(terms)
@@ -234,9 +228,6 @@ class Sequences:
     ) -> None:
         self.plan, self.vectors_ND, self.noisy = plan, vectors_ND, noisy
         self.pool: Sums = np.sum(list(noisy.values()), axis=0)
-        self._kernel_NN: Array | None = None
-        if plan.settings.estimator == "exact":
-            self._kernel_NN = kernel_matrix(vectors_ND, plan.settings.kernel_bandwidth)
         # The blocks of one estimator at a time are in use, L at most.
         self._angles = lru_cache(plan.settings.sequence_length)(self._angles_of)
 
@@ -293,8 +284,8 @@ class Sequences:
         """Return densities as shares of their sum, or zeros for a row in which none is above the
         threshold. `noisy` is the sum of the noisy sums of `classes` classes."""
         floor = self.plan.settings.threshold * self.plan.density_noise * math.sqrt(classes)
-        if self._kernel_NN is not None:
-            scores_RN = np.maximum(noisy - floor, 0.0) @ self._kernel_NN
+        if self.plan.settings.estimator == "exact":
+            scores_RN = np.maximum(noisy - floor, 0.0)
         elif P is None:
             features_NI = self.plan.estimators[0](self.vectors_ND)
             scores_RN = np.maximum(density(noisy[0], features_NI)[None] - floor, 0.0)

@@ -14,8 +14,7 @@ from dpray.auditing.monte_carlo import MonteCarlo, Scores, laplace_scores
 from dpray.auditing.shared_targets import OTHERS
 from dpray.auditing.target import Target
 from dpray.methods.dp_kps.algorithm import DpKps
-from dpray.methods.dp_kps.kde import GRID, LARGEST, FeatureSum
-from dpray.methods.dp_kps.vocabulary import VocabularyHistogram
+from dpray.methods.dp_kps.mechanisms import GRID, LARGEST, FeatureSum, VocabularyHistogram
 
 FAR_TOO_LONG = 1e3
 """The unit's records have such a feature; the largest that a record may contribute is sqrt(2)."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dpray.accounting.accountant import cost
@@ -16,13 +18,19 @@ from dpray.io.few_shot import read_few_shot
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.vocabulary import read_vocabulary
+from dpray.runs.choice import Choice, Signal
 from dpray.runs.plan import Plan, with_spent
 from dpray.types import InputError
 
 NOISE_FACTORS = (2.0**-20, 4.0)
 """The common factor on both noises lies within these. It is above 1 only if the accountant's bound
 on both mechanisms is worse than the sum of its bounds on each."""
+
+WORDS = 50.0
+"""Enough words to tell topics apart: on AG News a classifier trained on the sequences has an
+accuracy of 0.43 with 6 expected words, at eps 1, and of 0.81 with 94, at eps 4."""
+
+MEANING = "words expected above the noise of the vocabulary, S ln |V| / eps"
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,6 @@ class DpKpsPlan(Plan):
 
     @property
     def method_event(self) -> Event:
-        """Return the event of both passes over the private records: together they cost less than
-        one by one."""
         return self.method.dp_event
 
     def audit_targets(self) -> Iterator[Target]:
@@ -55,7 +61,6 @@ class DpKpsPlan(Plan):
         return {
             "method": resolved
             | {
-                "bandwidth": self.settings.kernel_bandwidth,
                 "epsilon_vocabulary": self.method.epsilon_vocabulary,
                 "epsilon_kde": self.method.epsilon_kde,
                 "noise_factor": self.method.noise_factor,
@@ -134,3 +139,64 @@ def joint_noise(config: Config, method: DpKps, epsilon: float) -> float:
 def public_terms(plan: DpKpsPlan) -> list[str]:
     """Return all terms that a release may have."""
     return read_vocabulary(plan.settings.vocabulary, plan.settings.stop_words)
+
+
+def choose(config: Config, settings: DpKpsSettings, records: int) -> Choice:
+    """Take the settings as they are. Raises InputError if there is no public vocabulary."""
+    plan = make_plan(config.model_copy(update={"method": settings}), settings)
+    found = words_found(plan)
+    signal = None if found is None else Signal(found, WORDS, MEANING)
+    return Choice(plan, signal, ("the defaults and what is set: no key is free",))
+
+
+def words_found(plan: DpKpsPlan) -> int | None:
+    """Return the number of public terms whose expected count is above the largest of the |V|
+    noises, if the private texts use words as often as the public ones; None if the file of terms
+    has no counts."""
+    settings, n = plan.settings, plan.config.data.public_size
+    counts = list(read_counts(settings.vocabulary, settings.stop_words).values())
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts):
+        return None
+    total, noise = sum(known), plan.method.vocabulary.scale * math.log(len(counts))
+    # A record names S terms; one that is in every record is counted once in each.
+    expected = [n * min(1.0, settings.phrases_per_record * count / total) for count in known]
+    return sum(count > noise for count in expected)
+
+
+def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
+    """Return the terms of a UTF-8 file, one per line, without what follows a tab, blank lines, and
+    terms that equal an earlier one but for case. `stop_words` "english" leaves out scikit-learn's
+    list of 318 English function words. Raises InputError that names the key and the line."""
+    return list(read_counts(path, stop_words))
+
+
+def read_counts(path: str | Path, stop_words: str = "keep") -> dict[str, int | None]:
+    """Return the terms of `read_vocabulary`, each with its public count or None."""
+    terms: dict[str, tuple[str, int | None]] = {}
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    raise InputError(
+                        f"method.vocabulary: {path}, line {number}: the bytes are not valid UTF-8"
+                    ) from None
+                first, _, rest = text.partition("\t")
+                term, count = " ".join(first.split()), rest.strip()
+                if term:
+                    folded = unicodedata.normalize("NFC", term.casefold())
+                    terms.setdefault(folded, (term, int(count) if count.isdecimal() else None))
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise InputError(f"method.vocabulary: {path}: {reason}") from None
+    if stop_words == "english":
+        # Imported late: it takes a second.
+        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+        for word in ENGLISH_STOP_WORDS:
+            terms.pop(word, None)
+    if not terms:
+        raise InputError(f"method.vocabulary: {path}: there is no term in the file")
+    return dict(terms.values())

@@ -33,7 +33,7 @@ class KeyphrasePrompts:
     def prompt(
         self, terms: Sequence[str], label: str, rng: np.random.Generator, *, name_label: bool
     ) -> Prompt:
-        """Make the prompt for a sequence of the class `label`, which it names where it may; `rng`
+        """Make the prompt for a sequence of the class `label`, which it names if it may; `rng`
         draws the examples."""
         render = self.template.render
         about = {"document_type": self.document_type, "label": label if name_label else ""}

@@ -2,9 +2,8 @@
 texts follow from them.
 
 Each of the two passes over the private records has one noisy output, which is published once. One
-charge before the first pass pays for both. All that follows is post-processing from public
-randomness, and may be drawn anew. A shard's answer to a pass is exact and private: the noise is
-added to the sum of all shards. No text is kept after it was counted.
+charge before the first pass pays for both. A shard's answer to a pass is exact and private: the
+noise is added to the sum of all shards. All that follows is post-processing.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
-from dpray.methods.dp_kps.plan import DpKpsPlan
-from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.methods.dp_kps.vocabulary import read_vocabulary
+from dpray.methods.dp_kps.plan import DpKpsPlan, read_vocabulary
 from dpray.runs.session import Release, Session
 from dpray.workers.rows import Row
 from dpray.workers.shards import Shards
@@ -142,14 +139,9 @@ def total_counts(shards: Shards) -> Counts:
 
 
 def total_sums(shards: Shards) -> dict[str, Sums]:
-    """Return each class's exact sums over all shards, added in the order of the shards; private."""
+    """Return each class's exact sums over all shards; private."""
     parts: list[dict[str, Sums]] = shards.call("sums")
     return {label: sum(part[label] for part in parts) for label in parts[0]}  # type: ignore[misc]
-
-
-def uses_vectors(settings: DpKpsSettings) -> bool:
-    """Return whether the method uses the vectors of terms."""
-    return settings.estimator != "exact" or settings.kernel_bandwidth != 0
 
 
 def densities_in_words(data: DataConfig) -> str:
@@ -165,8 +157,8 @@ def densities_in_words(data: DataConfig) -> str:
 
 
 def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
-    """Return the embedder of terms, which are public; zeros if the method uses no vectors."""
-    if not uses_vectors(session.plan.settings):
+    """Return the embedder of terms, which are public; zeros for `exact`, which uses no vectors."""
+    if session.plan.settings.estimator == "exact":
         return lambda terms: np.zeros((len(terms), 1), dtype=np.float32)
     from dpray.engines.embedder import SentenceTransformerEmbedder
 
@@ -207,6 +199,6 @@ def report(session: DpKpsSession) -> dict[str, Any]:
             "vocabulary": plan.settings.vocabulary,
             "few_shot": plan.settings.few_shot,
         }
-        | ({"embedder": session.config.embedder.model} if uses_vectors(plan.settings) else {}),
+        | ({"embedder": session.config.embedder.model} if plan.settings.estimator == "rff" else {}),
         "noise_source": INTEGER_NOISE_SOURCE,
     }

@@ -37,12 +37,7 @@ class DpKpsSettings(MethodSettings):
         "exact", description="random Fourier features, as in the paper, or the terms' histogram"
     )
     features: Count = Field(1000, description="I, of rff")
-    bandwidth: float | None = Field(
-        None,
-        ge=0,
-        allow_inf_nan=False,
-        description="of the kernel exp(-d^2 / bandwidth^2); null: 1 for rff, 0 (none) for exact",
-    )
+    bandwidth: Positive = Field(1.0, description="of rff's kernel exp(-d^2 / bandwidth^2)")
     noise: Literal["laplace", "gaussian"] = Field("laplace", description="of rff's sums")
     sampling: Literal["independent", "iterative"] = Field(
         "independent", description="of a sequence's terms; iterative needs rff"
@@ -72,7 +67,7 @@ class DpKpsSettings(MethodSettings):
     )
     few_shot_examples: Count = Field(
         3,
-        description="how many of them a prompt shows, drawn for each prompt, of its class where "
+        description="how many of them a prompt shows, drawn for each prompt, of its class if "
         "the file has `label`",
     )
     max_tokens: Count = Field(256, description="the longest text")
@@ -88,15 +83,7 @@ class DpKpsSettings(MethodSettings):
             raise ValueError("noise: gaussian is for estimator rff")
         if self.estimator == "exact" and self.sampling == "iterative":
             raise ValueError("sampling: iterative is for estimator rff")
-        if self.estimator == "rff" and self.bandwidth == 0:
-            raise ValueError("bandwidth: must be above 0 for estimator rff")
         return self
-
-    @property
-    def kernel_bandwidth(self) -> float:
-        if self.bandwidth is not None:
-            return self.bandwidth
-        return 1.0 if self.estimator == "rff" else 0.0
 
     def epsilons(self, total: float, labels: float = 0.0) -> tuple[float, float, float]:
         """Return eps_voc, eps_kde and the sum of all shares, in a run that may cost `total`, of

@@ -29,8 +29,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Units(Protocol[T_co]):
-    """The private data: the records of every unit, at least one each, by the unit's number. They
-    are lists, or files that are read when a record is asked for."""
+    """The private data: the records of every unit, at least one each, by the unit's number."""
 
     def __len__(self) -> int: ...
 
@@ -51,10 +50,6 @@ class DpSgd:
     Guarantee: add or remove one unit. Every step is a `DpSgdStep` on a Poisson sample of its own,
     `steps` is fixed before the data is opened, and all that leaves a step is its noisy mean: the
     weights after any of them cost `dp_event` at most. Losses, norms and batch sizes are private.
-
-    `settings.micro_batch_size` and the number of ranks divide a batch; they change the sum in the
-    last bits only. Micro-batches have fixed shapes: an example's own gradient does not depend on
-    who else is in the batch, in bfloat16 either (`dpray.training.step.share`).
     Proof: docs/privacy.md, section 5.4.
     """
 
@@ -62,8 +57,8 @@ class DpSgd:
     steps: int
     settings: TrainingSettings
     repeats: int = 0
-    """Counts the steps that are paid for beside `steps`: an interrupted training repeats its last
-    ones, with noise of their own, and both times count."""
+    """The steps that are paid for beside `steps`: an interrupted training repeats its last ones,
+    with noise of their own."""
 
     @property
     def dp_event(self) -> Event:
@@ -110,10 +105,9 @@ def poisson_batch(units: int, q: float, rng: np.random.Generator) -> npt.NDArray
     or sampling each micro-batch by itself are other mechanisms with other costs.
 
     Claim: each unit joins with probability q (rounded up to a multiple of 2^-53), independently of
-    the other units and of every other step. Given how many of n independent coins with one chance
-    succeed, every set of so many is equally likely; so the number is drawn first, and then the
-    set. Both are drawn in whole numbers: the law is that of n coins, with nothing rounded. Work
-    and memory grow with the batch (from q = 1/20 on, with n), and n / 4 random bytes.
+    the other units and of every other step. The number of units is drawn first, and then the set:
+    given their number, every set is equally likely. Both are drawn in whole numbers, with nothing
+    rounded.
 
     `rng` is a `dpray.mechanisms.randomness.generator` with a key of its own: nobody else draws from
     it, and its state is never stored, so that no step's batch can be drawn twice.
@@ -127,12 +121,8 @@ def poisson_batch(units: int, q: float, rng: np.random.Generator) -> npt.NDArray
 
 def binomial(coins: int, threshold: int, rng: np.random.Generator) -> int:
     """Draw how many of `coins` independent numbers of `COIN_BITS` random bits are below
-    `threshold`.
-
-    The numbers are compared with the threshold bit by bit from the highest on, all at once: of
-    those that agree with it so far only the number is kept. Half of them, but for chance, are
-    decided by each bit.
-    """
+    `threshold`. All are compared with it at once, bit by bit from the highest on; only the number
+    of those that agree with it so far is kept."""
     if threshold >> COIN_BITS:
         return coins
     below, undecided = 0, coins
@@ -146,7 +136,7 @@ def binomial(coins: int, threshold: int, rng: np.random.Generator) -> int:
 
 
 def fair_coins(coins: int, rng: np.random.Generator) -> int:
-    """Draw how many of so many fair coins show heads: the bits that are set in random words."""
+    """Draw how many fair coins show heads: the bits that are set in random words."""
     heads = 0
     for start in range(0, coins, COINS_AT_ONCE):
         number = min(COINS_AT_ONCE, coins - start)
@@ -161,10 +151,9 @@ def one_record_each(
 ) -> list[T]:
     """Draw one record of every unit of the batch, uniformly from that unit's records.
 
-    Claim: a unit brings one record to a step however many it has, so adding or removing a unit
-    changes a sum of vectors of norm at most C by at most C, and the guarantee is the unit's: no
-    factor for its number of records. The draw depends on that unit and `rng` alone; a mixture over
-    it is dominated by its worst member.
+    Claim: a unit brings one record to a step however many it has, so the guarantee is the unit's:
+    adding or removing it changes a sum of vectors of norm at most C by at most C. The draw depends
+    on that unit and `rng` alone; a mixture over it is dominated by its worst member.
     Proof: docs/privacy.md, section 5.1.
     """
     drawn = (units[int(unit)] for unit in batch)
@@ -175,9 +164,9 @@ def one_record_each(
 class TextEncoder:
     """Encodes records as token ids. `encode` maps a string to ids without special tokens.
 
-    The code and the text are encoded apart, so that the prompt for a text is token for token the
-    start of the training texts. A record longer than `max_length` tokens is cut there, a rule on
-    that record alone; `start` stands before the code, `eos` after a text that was not cut.
+    Code and text are encoded apart, so that the prompt for a text is token for token the start of
+    the training texts. A longer record is cut at `max_length`, a rule on that record alone; `start`
+    stands before the code, `eos` after a text that was not cut.
     """
 
     encode: Callable[[str], Sequence[int]]

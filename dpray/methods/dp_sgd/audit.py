@@ -3,13 +3,15 @@
 The model is a table with one number for each canary, so that a canary's gradient lies on a
 coordinate of its own, is longer than the clip norm, and what a step released of it is read off the
 weights: the worst case of Nasr et al. (2021) and of Steinke et al. (2023, section 6, white box).
-Sampling, per-example norms, clipping, noise and the optimizer's step are the code that trains.
+Sampling, per-example norms, clipping, noise and the optimizer's step are the code that trains. For
+canaries among the records, `released_losses` evaluates the model that a run released.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +23,14 @@ from torch import nn
 from dpray.auditing.monte_carlo import MonteCarlo, Scores
 from dpray.auditing.one_run import OneRun
 from dpray.auditing.target import Target
+from dpray.config.config import Config
+from dpray.engines.model_path import resolve_model
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
-from dpray.training.clipped_loss import PerExampleLoss
+from dpray.methods.dp_sgd.control_codes import control_codes, text_encoder
+from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.runs.plan import Losses
+from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, TrainingText
 from dpray.training.training import ReferenceTrainer
@@ -38,6 +45,8 @@ TOO_LONG = 10.0
 AT_ONCE = 20_000
 """A training has at most so many canaries."""
 
+TEXTS_PER_BATCH = 64
+
 Array = npt.NDArray[np.float64]
 
 
@@ -48,8 +57,8 @@ def targets(plan: DpSgd) -> Iterator[Target]:
 
 
 class CanaryTable(nn.Module):
-    """Is a model of one number for each canary. Canary i is the text (i + 1, 0); its loss depends
-    on the table's entry i + 1 alone."""
+    """A model of one number for each canary. Canary i is the text (i + 1, 0); its loss depends on
+    the table's entry i + 1 alone."""
 
     def __init__(self, canaries: int, gradient: float) -> None:
         super().__init__()
@@ -147,7 +156,7 @@ def repeated_target(plan: DpSgd) -> MonteCarlo:
     run.
 
     Statistics: the log-likelihood ratio, the sum, and the sum over the steps at which the canary
-    came in a rehearsal, which is informative only where batches can be predicted.
+    came in a rehearsal, which is informative only if batches can be predicted.
     """
     plan = _audited(plan)
 
@@ -178,3 +187,31 @@ def _audited(plan: DpSgd) -> DpSgd:
     only post-processes it."""
     settings = TrainingSettings(optimizer="sgd", learning_rate=1.0, micro_batch_size=512)
     return replace(plan, steps=min(plan.steps, MOST_STEPS), repeats=0, settings=settings)
+
+
+def released_losses(config: Config, settings: DpSgdSettings, folder: Path) -> Losses:
+    """Load the model folder, or the adapter's folder, that a run of `config` released, to evaluate
+    it. A text's loss is the mean negative log-likelihood of its tokens after its control code."""
+    from transformers import AutoModelForCausalLM
+
+    base = resolve_model(config.engine.model)
+    lora = settings.tuning == "lora"
+    model: Any = AutoModelForCausalLM.from_pretrained(base if lora else folder, dtype="float32")
+    if lora:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(folder))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loss = PerExampleLoss(model.requires_grad_(False)).eval().to(device)
+    encoder, codes = text_encoder(config.engine, settings), control_codes(config.data, settings)
+
+    def losses(texts: Sequence[str], values: Mapping[str, str]) -> list[float]:
+        encoded = [encoder.training_text(codes.code(values), text) for text in texts]
+        found: list[float] = []
+        with torch.inference_mode():
+            for start in range(0, len(encoded), TEXTS_PER_BATCH):
+                batch = MicroBatch.of(encoded[start : start + TEXTS_PER_BATCH]).to(device)
+                found += loss(batch.ids, batch.mask, batch.labels).tolist()
+        return found
+
+    return losses

@@ -1,8 +1,8 @@
 """A control code names the values of a text's control columns, and stands before it in training.
 
 The values and their shares are public; the records are private. After DP-KPS or topics in a chain,
-a code also names terms: in training the released terms that occur in the record, and in the prompt
-of a written text those of a released sequence.
+a code also names terms: in training the released terms that occur in the record, in a prompt those
+of a released sequence.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ TERMS = "Terms"
 @dataclass(frozen=True)
 class ControlCodes:
     """`names` gives each column's name in the code, in the code's order; `values` the public values
-    of every column with their public shares, for the label the expected ones; `sequences` the
-    sequences of terms that the method before this one released, by label, or all under "" where the
-    codes name no label."""
+    of every column with their public shares; `sequences` the released sequences of terms, by label,
+    or all under "" if the codes name no label."""
 
     names: Mapping[str, str]
     values: Mapping[str, Mapping[str, float]]
@@ -43,9 +42,7 @@ class ControlCodes:
     def with_sequences(
         self, sequences: Mapping[str, Sequence[Sequence[str]]], label_column: str | None
     ) -> ControlCodes:
-        """Return these codes with the released sequences of terms, in which each term then stands
-        once, as in a record's code. They stay apart by label where the codes name the label's
-        column, and are all under "" where they do not."""
+        """Return these codes with the released sequences; each names a term once."""
         distinct = {
             label: [tuple(dict.fromkeys(terms)) for terms in of_label]
             for label, of_label in sequences.items()
@@ -55,9 +52,8 @@ class ControlCodes:
         return replace(self, sequences=distinct)
 
     def code(self, values: Mapping[str, str], terms: Sequence[str] = ()) -> str:
-        """Return what stands before a text with these values of its columns, and these terms:
-        `Business Type: Restaurants | Review Stars: 5.0 | Terms: pizza, wine` and a newline; empty
-        without any."""
+        """Return what stands before a text: `Business Type: Restaurants | Terms: pizza, wine` and a
+        newline, or nothing."""
         named = [f"{name}: {values[column]}" for column, name in self.names.items()]
         if terms:
             named.append(f"{TERMS}: {', '.join(terms)}")
@@ -70,24 +66,24 @@ class ControlCodes:
         encode: Callable[[str], Sequence[int]],
         max_length: int,
     ) -> str:
-        """Return the code with as many of the terms, from the first on, as keep it within
-        `most_code_tokens(max_length)`, or else with none: a rule on this text alone."""
+        """Return the code with as many of the first terms as keep it within
+        `most_code_tokens(max_length)`: a rule on this text alone."""
         most = most_code_tokens(max_length)
         while terms and len(encode(self.code(values, terms))) > most:
             terms = terms[:-1]
         return self.code(values, terms)
 
     def term_finder(self) -> Callable[[str], list[str]]:
-        """Return a function that finds in a text the terms of the released sequences: as many
-        distinct ones, in order of appearance, as the longest sequence has."""
+        """Return a function that finds the released terms in a text, at most as many as the longest
+        sequence has."""
         sequences = list(chain.from_iterable(self.sequences.values()))
         terms = sorted(set(chain.from_iterable(sequences)))
         most, matcher = max(map(len, sequences), default=0), TermMatcher(terms)
         return lambda text: [terms[number] for number in matcher.first_terms(text, most)]
 
     def draw_terms(self, labels: Sequence[str], rng: np.random.Generator) -> list[Sequence[str]]:
-        """Draw a sequence of its label for each text: all of them in a random order, and then in
-        the same order again; none where the label has none. `rng` is public."""
+        """Deal each text a sequence of its label, in a random order that repeats. `rng` is
+        public."""
         turns = {
             label: cycle([of_label[place] for place in rng.permutation(len(of_label))])
             for label, of_label in self.sequences.items()
@@ -96,9 +92,8 @@ class ControlCodes:
         return [next(turns[label]) if label in turns else () for label in labels]
 
     def longest(self, length: Callable[[str], int], terms: Sequence[str] = ()) -> str:
-        """Return the code with these terms that has the greatest `length`, which takes a whole
-        code. Each column's value is chosen with the values of the others as they are by then: where
-        a tokenizer joins neighbours, another code may be a little longer."""
+        """Return the code with these terms that has the greatest `length`, found column by column:
+        if a tokenizer joins neighbours, another code may be a little longer."""
         longest = {column: next(iter(self.values[column])) for column in self.names}
         for column in self.names:
             tried = {value: longest | {column: value} for value in self.values[column]}
@@ -131,8 +126,8 @@ def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
 def draw_values(
     shares: Mapping[str, Mapping[str, float]], number: int, rng: np.random.Generator
 ) -> Sequence[dict[str, str]]:
-    """Draw a value of every column for each of `number` texts: each value as often as its share
-    says, the columns independent of each other. `rng` is public."""
+    """Give each of `number` texts a value of every column, each value by its share, the columns
+    independent of each other. `rng` is public."""
     drawn: list[dict[str, str]] = [{} for _ in range(number)]
     for column, value_shares in shares.items():
         counts = largest_remainder(number, value_shares)
@@ -151,13 +146,9 @@ def text_encoder(engine: EngineConfig, settings: DpSgdSettings) -> TextEncoder:
 def unit_texts(
     data: DataConfig, encoder: TextEncoder, codes: ControlCodes, shard: int, shards: int
 ) -> Iterator[tuple[str, int, TrainingText]]:
-    """Read all records, and encode those whose units belong to one of `shards` shards: yield each
-    one's unit, its rank in that unit, and its text with its control code as token ids. Without a
-    unit column each record is a unit, its copies too. A code follows from its record, and from what
-    is public.
-
-    Raises InputError that names the row.
-    """
+    """Read all records, and encode those of one of `shards` shards of the units: yield each one's
+    unit, its rank in that unit, and its text with its control code. Without a unit column each
+    record is a unit, its copies too. Raises InputError that names the row."""
     rows = (row for piece in data_pieces(data) for row in record_rows(piece, data, codes.values))
     terms_in = codes.term_finder()
     for row in rows:

@@ -20,6 +20,7 @@ from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
 from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.runs.choice import Choice, Signal
 from dpray.runs.plan import Plan, Reads, TokenLimit, affordable, resolved_noise
 from dpray.runs.public_input import read_terms
 from dpray.training.step import DpSgdStep
@@ -29,19 +30,25 @@ from dpray.workers.rows import Row
 NO_NOISE = 1e-12
 """A run that is not private has this noise multiplier, lost in the rounding of every coordinate."""
 
+EPOCHS = (50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
+
+BATCHES = 16
+"""An epoch has so many batches: larger ones have less noise, and fewer steps."""
+
+UNITS = 60.0
+"""A batch's sum has so many clipped gradients for each deviation of the noise on a coordinate: on
+two data sets runs with more taught more, on average, than runs with fewer
+(experiments/results_tables.md)."""
+
 
 @dataclass(frozen=True)
 class DpSgdPlan(Plan):
-    """Plans a run that trains in blocks of `checkpoint_steps`.
+    """The plan of a run that trains in blocks of `checkpoint_steps`.
 
     An interrupted training resumes from its last checkpoint. The steps after it may have been made
-    and seen (their noise has been drawn), so they count, and so do those that are made in their
-    place: T planned steps and R repeated ones are T + R steps of one mechanism, and the time of a
-    loss does not depend on the data. The first `method.repeats` of them are in the run's first
-    charge; the others are charged when they are lost, before they are repeated.
-
-    The report states the cost of all steps that were charged, as one composition. A ledger whose
-    budget composes by `basic` adds the charges' epsilons and deltas up instead, which is more.
+    and seen, so they count, and so do those that are made in their place: T planned steps and R
+    repeated ones are T + R steps of one mechanism. The first `method.repeats` of them are in the
+    run's first charge; the others are charged when they are lost, before they are repeated.
     """
 
     settings: DpSgdSettings
@@ -66,7 +73,6 @@ class DpSgdPlan(Plan):
     @property
     def reads(self) -> Reads:
         def tokens(codec: TextCodec, row: Row) -> int:
-            """Count the start token, the control code without terms, and the text."""
             return 1 + len(codec.ids(self.codes.code(row["columns"]))) + len(codec.ids(row["text"]))
 
         control = {name: tuple(shares) for name, shares in self.settings.control_values.items()}
@@ -128,10 +134,9 @@ class DpSgdPlan(Plan):
 
     @property
     def cut(self) -> str:
-        """Return the public sentence about private texts that are too long; how many there are is
-        private."""
+        """Return the sentence about private texts that are too long; their number is private."""
         return (
-            f"a private text is cut where it and its control code have more than "
+            f"a private text is cut if it and its control code have more than "
             f"{self.settings.max_length} tokens (method.max_length)"
         )
 
@@ -149,8 +154,8 @@ class DpSgdPlan(Plan):
 
 
 def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
-    """Resolve everything that is null. Raises InputError where the keys together cost more than
-    `privacy.epsilon`, or do not fit the model, where that is a folder here."""
+    """Resolve everything that is null. Raises InputError if the keys together cost more than
+    `privacy.epsilon`, or do not fit the model."""
     codes = codes_of(config, settings)
     if is_at_hand(config.engine.model):
         codec = codec_of(config.engine)
@@ -165,7 +170,7 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     steps = math.ceil(settings.epochs * size / settings.batch_size - 1e-9)
     checkpoint_steps = min(steps, settings.checkpoint_steps or -(-steps // 100))
     repeats = settings.spare_steps
-    if repeats is None:  # one block, where the noise can be made to pay for it
+    if repeats is None:  # one block, if the noise can be made to pay for it
         repeats = checkpoint_steps if settings.noise_multiplier is None else 0
     q = settings.batch_size / size
 
@@ -199,10 +204,11 @@ def with_public_files(plan: DpSgdPlan) -> DpSgdPlan:
 def load_untuned(engine: EngineConfig, settings: DpSgdSettings, codes: ControlCodes) -> None:
     """Load the model that is tuned, and check that the codes fit its context."""
     # Imported late: a plan that is only looked at needs no torch.
-    from dpray.training.model import load_loss
+    from dpray.training.model import check_norms, load_loss
 
     check_lengths(codec_of(engine), settings, codes)
-    load_loss(absolute_model(engine.model), settings)
+    loss = load_loss(absolute_model(engine.model), settings)
+    check_norms(loss, loss)
 
 
 def codec_of(engine: EngineConfig) -> TextCodec:
@@ -211,7 +217,7 @@ def codec_of(engine: EngineConfig) -> TextCodec:
 
 
 def check_lengths(codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes) -> None:
-    """Raise InputError where `method.max_length` is more than the model's context, or leaves no
+    """Raise InputError if `method.max_length` is more than the model's context, or leaves no
     token for a text after its control code."""
     if settings.max_length > codec.context_length:
         raise InputError(
@@ -227,8 +233,7 @@ def check_lengths(codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes
 
 
 def check_terms(codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes) -> None:
-    """Raise InputError where `method.max_length` leaves no room in a control code for the longest
-    term."""
+    """Raise InputError if `method.max_length` leaves no room for the longest term."""
     most = most_code_tokens(settings.max_length)
     for term in {terms[0] for terms in chain.from_iterable(codes.sequences.values())}:
         needs = len(codec.ids(codes.longest(lambda code: len(codec.ids(code)), [term])))
@@ -237,3 +242,32 @@ def check_terms(codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes) 
                 f"method.max_length: {settings.max_length} has room for {most} tokens of a control "
                 f"code, and one with the longest label and term has {needs}"
             )
+
+
+def choose(config: Config, settings: DpSgdSettings, records: int) -> Choice:
+    """Take the most passes whose batches stand above their noise, or else one pass. Keys
+    that are set stay as they are."""
+    given = settings.model_fields_set
+    batch_size = max(1, config.data.public_size // BATCHES)
+    if "batch_size" in given:
+        batch_size = settings.batch_size
+    best: DpSgdPlan | None = None
+    for epochs in (settings.epochs,) if "epochs" in given else EPOCHS:
+        tried = settings.model_copy(update={"epochs": epochs, "batch_size": batch_size})
+        best = make_plan(config.model_copy(update={"method": tried}), tried)
+        if units(best) >= UNITS:
+            break
+    assert best is not None
+    what = f"{best.settings.epochs:g} passes in batches of {batch_size}: "
+    why = "the most whose batches stand above the noise"
+    if "epochs" in given:
+        why = "as they are set"
+    elif units(best) < UNITS:
+        why = "the least noise that is tried"
+    return Choice(best, Signal(units(best), UNITS, "q N / sigma of a batch"), (what + why,))
+
+
+def units(plan: DpSgdPlan) -> float:
+    """Return q N / sigma, the clipped gradients of a batch over the noise of their sum."""
+    step = plan.method.mechanism
+    return step.expected_batch_size / step.noise_multiplier

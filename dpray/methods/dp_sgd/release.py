@@ -81,39 +81,15 @@ def train(session: DpSgdSession) -> dict[str, Any]:
     """Make all steps that are not made yet; return the files to release with their SHA-256."""
     charge_repeats(session)
     tuned, private = tuned_folder(session), session.folder.private.resolve()
-    tokens = private / TOKENS
+    tokens, steps = private / TOKENS, session.plan.method.steps
     for left in (tuned, tokens):
         shutil.rmtree(left, ignore_errors=True)
     tokens.mkdir()
-    plan = replace(session.plan, config=with_absolute_paths(session.config))
-    method = plan.method
-    training = Training(
-        step=method.mechanism,
-        settings=plan.settings,
-        base=plan.config.engine.model,
-        base_name=model_name(session.config.engine.model),
-        loop=partial(fine_tune_on_records, plan, str(tokens)),
-        folder=str(tuned),
-        journal=Journal(
-            session.ledger,
-            session.key(),
-            session.attempt_id,
-            str(private / CHECKPOINTS),
-            method.steps,
-            plan.checkpoint_steps,
-        ),
-    )
-
-    def show(t: int) -> None:
-        session.show("training steps", t, method.steps)
-
-    session.show("loading the model, encoding records", 0, method.steps)
+    session.show("loading the model, encoding records", 0, steps)
     try:
-        if session.in_process:
-            train_here(training, show)
-        else:
-            train_on_actors(session, training, show)
-        session.show("hashing the model")
+        run_training(
+            session, training_of(session), lambda t: session.show("training steps", t, steps)
+        )
         sync_all(tuned)
     except Exception as error:
         # Unlike other mechanisms, repeated steps are charged again: the unit need not fail.
@@ -127,7 +103,32 @@ def train(session: DpSgdSession) -> dict[str, Any]:
     return {"files": hashes(released_folder(session))}
 
 
-def train_on_actors(session: DpSgdSession, training: Training, show: OnStep) -> None:
+def training_of(session: DpSgdSession) -> Training:
+    plan = replace(session.plan, config=with_absolute_paths(session.config))
+    private = session.folder.private.resolve()
+    return Training(
+        step=plan.method.mechanism,
+        settings=plan.settings,
+        base=plan.config.engine.model,
+        base_name=model_name(session.config.engine.model),
+        loop=partial(fine_tune_on_records, plan, str(private / TOKENS)),
+        folder=str(tuned_folder(session)),
+        journal=Journal(
+            session.ledger,
+            session.key(),
+            session.attempt_id,
+            str(private / CHECKPOINTS),
+            plan.method.steps,
+            plan.checkpoint_steps,
+        ),
+    )
+
+
+def run_training(session: DpSgdSession, training: Training, show: OnStep) -> None:
+    """Train in this process, or on Ray's workers."""
+    if session.in_process:
+        train_here(training, show)
+        return
     # Imported late: a training in this process needs neither Ray Train nor DeepSpeed.
     from dpray.training.ray_train import train_on_ray
 
@@ -151,8 +152,8 @@ def fine_tune_on_records(
     after_step: OnStep,
     start: int,
 ) -> None:
-    """Run the algorithm on a rank. Records are never sent: each rank reads the data and encodes its
-    shard of the units into the folder `tokens`, which all ranks see."""
+    """Run the algorithm on a rank, which reads the data itself and encodes its shard of the units
+    into the folder `tokens`; all ranks see it."""
     data, folder = plan.config.data, Path(tokens)
     encoder = text_encoder(plan.config.engine, plan.settings)
     texts = unit_texts(data, encoder, plan.codes, trainer.rank, trainer.ranks)
@@ -164,8 +165,7 @@ def fine_tune_on_records(
 
 def charge_repeats(session: DpSgdSession) -> None:
     """Reserve the cost of repeating the lost blocks, beyond the steps charged beforehand;
-    idempotent. Raises BudgetRefused where it is more than `privacy.epsilon` or the budget allows.
-    """
+    idempotent. Raises BudgetRefused if it is more than `privacy.epsilon` or the budget allows."""
     plan, privacy = session.plan, session.config.privacy
     if not (lost := lost_blocks(session.ledger, session.key())):
         return
@@ -173,22 +173,18 @@ def charge_repeats(session: DpSgdSession) -> None:
         f"{sum(lost)} of {plan.method.steps} steps were lost and would be repeated; "
         f"method.spare_steps pays for such steps beforehand"
     )
-    whole = plan.with_repeats(lost).cost
+    whole = budget_of(plan.with_repeats(lost).dp_event, privacy.delta)
     if whole.epsilon > privacy.epsilon:
-        raise BudgetRefused(
-            privacy.dataset,
-            Budget(whole.epsilon, whole.delta),
-            Budget(plan.cost.epsilon, plan.cost.delta),
-            Budget(privacy.epsilon - plan.cost.epsilon, 0.0),
-            f"privacy.epsilon is {privacy.epsilon:g}: {why}",
-        )
+        charged = budget_of(plan.dp_event, privacy.delta)
+        left = Budget(privacy.epsilon - charged.epsilon, 0.0)
+        why = f"privacy.epsilon is {privacy.epsilon:g}: {why}"
+        raise BudgetRefused(privacy.dataset, whole, charged, left, why)
+    step = plan.method.mechanism.dp_event
     charges: dict[str, tuple[Event, Budget]] = {}
     for number, steps in enumerate(plan.unpaid_repeats(lost), start=1):
         if steps:
-            event = SelfComposed(plan.method.mechanism.dp_event, steps)
-            price = cost(event, privacy.delta)
-            budget = Budget(price.epsilon, price.delta)
-            charges[session.key(f"again-{number}")] = event, budget
+            event = SelfComposed(step, steps)
+            charges[session.key(f"again-{number}")] = event, budget_of(event, privacy.delta)
     try:
         stated_for = privacy_unit(plan.config.data.unit), NEIGHBORING_RELATION
         session.ledger.reserve(privacy.dataset, charges, *stated_for, tenant=privacy.tenant)
@@ -197,12 +193,14 @@ def charge_repeats(session: DpSgdSession) -> None:
         raise BudgetRefused(*known, why) from None
 
 
-def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a text of the tuned model for each of the control values, "" where it wrote none.
+def budget_of(event: Event, delta: float) -> Budget:
+    price = cost(event, delta)
+    return Budget(price.epsilon, price.delta)
 
-    The prompt is, token for token, the start of a training text: the start token and the code. Code
-    and text together have at most `max_length` tokens.
-    """
+
+def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a text of the tuned model for each of the control values, "" if it wrote none. The
+    prompt is, token for token, the start of a training text."""
     plan, settings, label = session.plan, session.plan.settings, session.config.data.label
     tuned = session.config.engine.model_copy(update={"model": str(tuned_folder(session))})
     codec = TextCodec(tuned.model, tuned.max_model_len)
@@ -281,8 +279,7 @@ def released_folder(session: DpSgdSession) -> Path:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """Make paths absolute for ranks, which have another working directory. A path that does not
-    exist here is left as it is: it may exist on their nodes."""
+    """Make paths absolute for ranks, which have another working directory."""
     data = config.data
     if "://" not in data.path:
         path = str(Path(data.path).expanduser().absolute())

@@ -1,7 +1,7 @@
 """`DpSgdSettings` are the keys of `method` for DP-SGD (Yue et al. 2023).
 
 `engine.model` is the base model, which is tuned; `engine.kind` runs the tuned one to write the
-texts. `runtime.actors` is the number of ranks, where the run is on Ray.
+texts. `runtime.actors` is the number of ranks on Ray.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DpSgdSettings(TrainingSettings, MethodSettings):
         None,
         ge=0,
         description="repeated steps of an interrupted run that are charged beforehand; null: "
-        "checkpoint_steps where the noise is from epsilon, none where it is given",
+        "checkpoint_steps if the noise is from epsilon, none if it is given",
     )
     max_length: int = Field(
         128,

@@ -42,7 +42,7 @@ class TopicsPlan(Plan):
 
     @property
     def noise_multiplier(self) -> float:
-        return self.votes.sigma / self.votes.sensitivity
+        return self.votes.sigma / self.votes.records_per_unit
 
     @property
     def counts(self) -> int:

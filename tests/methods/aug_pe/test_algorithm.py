@@ -31,7 +31,7 @@ from dpray.methods.aug_pe.algorithm import (
     words,
 )
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.types import DprayError, Progress, Prompt
+from dpray.types import DprayError, Prompt
 from tests.statistical.two_sided import fits_probabilities
 
 SALT = "5a" * 16
@@ -251,11 +251,6 @@ def test_labels_without_records_take_no_part() -> None:
     assert not model.named("random-1-Rare")
 
 
-def test_without_labels() -> None:
-    result = run(replace(PLAN, records={"": 4}), Model(), Voters())
-    assert len(result[""]) == 4
-
-
 def test_the_original_pe() -> None:
     """L = 1, draws by probability: each population is one variation of each text drawn."""
     plan = plan_with({"": 6}, variations=1, selection="probability", lookahead=2)
@@ -366,9 +361,10 @@ def test_a_plan_that_makes_nothing_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_progress_has_public_numbers_only() -> None:
-    seen: list[Progress] = []
-    run(plan_with(iterations=2, lookahead=1), Model(), Voters(), on_progress=seen.append)
-    assert [(p.completed + 1, p.stage.partition(": ")[2], p.detail) for p in seen] == [
+    seen: list[tuple[str, int, int, str]] = []
+    show = lambda *progress: seen.append(progress)  # noqa: E731
+    run(plan_with(iterations=2, lookahead=1), Model(), Voters(), show=show)
+    assert [(done + 1, what.partition(": ")[2], detail) for what, done, _, detail in seen] == [
         (1, "random texts", "15 texts"),
         (1, "lookahead", "15 texts"),
         (1, "embeddings", "15 texts"),
@@ -378,7 +374,7 @@ def test_progress_has_public_numbers_only() -> None:
         (2, "embeddings", "15 texts"),
         (2, "votes", "15 texts"),
     ]
-    assert {p.total for p in seen} == {2}
+    assert {total for _, _, total, _ in seen} == {2}
 
 
 def counts(*values: int) -> np.ndarray:
@@ -415,9 +411,3 @@ def test_probability_is_proportional_to_the_cut_counts() -> None:
 def test_no_votes_are_uniform() -> None:
     drawn = select_by_probability(counts(-4, 0, -1), 9000, generator(new_key()))
     assert fits_probabilities(np.bincount(drawn, minlength=3).tolist(), [1 / 3] * 3)
-
-
-def test_the_generator_decides() -> None:
-    votes = counts(0, 2, 2, 2, 5, 0, 0)
-    for select in (select_by_rank, select_by_probability):
-        assert (select(votes, 4, generator(KEY)) == select(votes, 4, generator(KEY))).all()

@@ -18,7 +18,6 @@ from dpray.engines.base import EngineError
 from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
-from dpray.runs import runner
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers import voters
 from dpray.workers.voters import Vote
@@ -103,24 +102,6 @@ def test_a_run_from_data_to_release(config: Callable[..., Config], asked: Asked)
     ledger.close()
 
 
-def test_decaying_votes_are_cast_and_paid_for(config: Callable[..., Config], asked: Asked) -> None:
-    """Nearly without noise, every record's weights are in the counts."""
-    run = config(privacy__epsilon=1e5)
-    method = run.method.model_copy(update={"votes_per_record": 2})
-    run = run.model_copy(update={"method": method})
-    report = asked.run(run)
-    assert {m["parameters"]["sensitivity"] for m in report["mechanisms"]} == {1, 2}
-    first = json.loads((Path(run.output.path) / "private/parts/votes-0001.json").read_text())
-    for label, texts in first["population"].items():
-        of_record = 2 + (len(set(texts)) > 1)
-        assert sum(first["votes"][label]) == pytest.approx(30 * of_record, abs=3)
-    plan = methods.make_plan(run)
-    assert plan.votes.sigma == pytest.approx(plan.noise_multiplier * 5**0.5)
-    units = run.data.model_copy(update={"unit": "unit", "max_records_per_unit": 2})
-    with pytest.raises(InputError, match=r"^method.votes_per_record: .* data.max_records_per_unit"):
-        methods.make_plan(run.model_copy(update={"data": units}))
-
-
 def test_private_text_reaches_neither_the_model_nor_a_file(
     config: Callable[..., Config], asked: Asked, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,25 +147,6 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(
     account = ledger.account("notes")
     assert account is not None and len(account.charges) == 1
     ledger.close()
-
-
-def test_the_resumed_run_releases_what_the_uninterrupted_would(
-    config: Callable[..., Config], asked: Asked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """With the noise off and the same salt, an interruption changes nothing but the time."""
-    monkeypatch.setattr(runner, "new_salt", lambda: "ab" * 16)
-    changes = {"privacy__epsilon": float("inf")}
-    whole = config(**changes, output__path=str(tmp_path / "whole"))
-    asked.run(whole)
-    cut = config(**changes, output__path=str(tmp_path / "cut"))
-    asked.left = 30
-    with pytest.raises(Resumable):
-        asked.run(cut)
-    asked.left = 10**9
-    answers = {row["text"] for row in lines(whole)}
-    asked.run(cut)
-    assert len(lines(cut)) == len(lines(whole)) == 7
-    assert answers
 
 
 def test_what_another_model_wrote_is_no_answer_of_this_one(

@@ -8,19 +8,6 @@ from pydantic import ValidationError
 from dpray.methods.aug_pe.settings import AugPeSettings
 
 
-def test_every_key_has_a_default_and_a_description() -> None:
-    config = AugPeSettings.model_validate({"name": "aug_pe"})
-    assert (config.records, config.iterations, config.variations, config.lookahead) == (
-        2000,
-        10,
-        7,
-        0,
-    )
-    assert config.noise_multiplier is None and config.selection == "rank"
-    fields = {name: f for name, f in AugPeSettings.model_fields.items() if name != "name"}
-    assert all(f.description and not f.is_required() for f in fields.values())
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

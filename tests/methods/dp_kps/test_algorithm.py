@@ -14,7 +14,7 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences
-from dpray.methods.dp_kps.kde import GRID, LARGEST, FeatureSum, density, record_prefixes
+from dpray.methods.dp_kps.mechanisms import GRID, LARGEST, FeatureSum, density, record_prefixes
 from dpray.methods.dp_kps.settings import DpKpsSettings
 
 WORDS = ["goal", "team", "match", "stock", "bank", "oil", "moon", "star", "comet", "common"]
@@ -137,10 +137,6 @@ def test_the_linear_ensemble() -> None:
     assert [LINEAR.estimator_of(prefix) for prefix in (1, 2, 3, 4)] == [0, 1, 2, 3]
 
 
-def test_estimators_draw_features_of_their_own() -> None:
-    assert len({K.seed for K in LINEAR.estimators}) == 4
-
-
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_shards_sums_add_up_to_the_last_bit(plan: DpKps) -> None:
     sums, texts = DensityPass(plan, WORDS, VECTORS).sums, [*SPORT, *MONEY, "moon", "nothing"]
@@ -236,15 +232,6 @@ def test_the_threshold_of_a_padded_prefix_grows_with_its_factor() -> None:
     )
 
 
-def test_smoothing_by_the_kernel() -> None:
-    plan = changed(EXACT, bandwidth=1.5)
-    near = math.exp(-2 / 1.5**2)  # orthonormal vectors: squared distance 2
-    expected = np.full(5, near)
-    expected[1] = 1.0
-    found = weights(plan, {"a": np.array([[0, 9, 0, 0, 0]])})
-    np.testing.assert_allclose(found, expected / expected.sum())
-
-
 def test_one_class_has_nothing_to_contrast_with() -> None:
     only = {"a": COUNTS["a"]}
     assert weights(changed(EXACT, contrast=1.0), only).tolist() == weights(EXACT, only).tolist()
@@ -262,11 +249,6 @@ def test_a_class_without_records_still_gives_sequences(plan: DpKps) -> None:
     }
     assert all(np.abs(sums).max() > 0 for sums in noisy.values())
     assert len(drawn(plan, noisy, "sport")) == len(drawn(plan, noisy, "money")) == 40
-
-
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_no_sequences_where_none_are_wanted(plan: DpKps) -> None:
-    assert drawn(plan, without_noise(plan, sport=SPORT), "sport", number=0) == []
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -325,11 +307,6 @@ def test_the_terms_of_an_iterative_sequence_are_distinct(plan: DpKps) -> None:
     noisy = {"sport": plan.noisy_sums(exact_sums(plan, sport=SPORT)["sport"])}
     for row in drawn(plan, noisy, "sport"):
         assert sorted(row[: len(WORDS)]) == sorted(WORDS)
-
-
-def test_a_seed_gives_the_same_sequences() -> None:
-    noisy = without_noise(ITERATIVE, sport=SPORT)
-    assert drawn(ITERATIVE, noisy, "sport") == drawn(ITERATIVE, noisy, "sport")
 
 
 def test_gaussian_noise_needs_a_delta() -> None:

@@ -17,7 +17,7 @@ from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.methods.config import parse_config
 from dpray.methods.dp_kps import release as dp_kps_run
-from dpray.methods.dp_kps.kde import GRID
+from dpray.methods.dp_kps.mechanisms import GRID
 from dpray.types import Budget, BudgetRefused, InputError, Progress, Resumable
 from dpray.workers.shards import CHUNK
 from tests.workers.outcomes import lines
@@ -107,7 +107,6 @@ def test_one_charge_pays_for_both_passes(config: Callable[..., Config], delta: f
         {"estimator": "rff", "features": 50, "noise": "gaussian"},
         {"estimator": "rff", "features": 50, "sampling": "iterative", "ensemble": "linear"},
         {"estimator": "rff", "features": 50, "sampling": "iterative"},
-        {"bandwidth": 0.5},
     ],
 )
 def test_every_estimator_runs(
@@ -219,12 +218,13 @@ def test_a_bad_row_is_found_before_a_pass_begins_and_can_be_mended(
 def test_an_embedder_that_is_not_there_is_found_before_a_pass_begins(
     config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rff = {"method__estimator": "rff", "method__features": 20}
     with pytest.raises(InputError, match=r"embedder\.model"):
-        methods.run(config(method__bandwidth=0.5, embedder={"model": str(tmp_path / "none")}))
+        methods.run(config(**rff, embedder={"model": str(tmp_path / "none")}))
     monkeypatch.setattr(
         dp_kps_run, "embedder", lambda session: lambda terms: np.eye(8)[: len(terms)]
     )
-    assert methods.run(config(method__bandwidth=0.5))["records"] == 40
+    assert methods.run(config(**rff))["records"] == 40
 
 
 def test_how_the_model_is_reached_may_change_and_what_it_writes_may_not(
@@ -278,21 +278,6 @@ def test_what_costs_too_much_is_refused(config: Callable[..., Config], tmp_path:
     account = ledger.account("notes")
     assert account is not None and account.charges == ()
     ledger.close()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "there is no term in the file"),
-        (b"fever\n\xff\xfe\n", "line 2: the bytes are not valid UTF-8"),
-    ],
-)
-def test_a_bad_vocabulary_is_refused_by_its_line(
-    config: Callable[..., Config], tmp_path: Path, content: bytes, message: str
-) -> None:
-    (tmp_path / "words.txt").write_bytes(content)
-    with pytest.raises(InputError, match=rf"method\.vocabulary: .*{message}"):
-        methods.make_plan(config())
 
 
 def test_a_vocabulary_without_a_hit_still_gives_records(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteLaplace
 from dpray.mechanisms.term_matcher import TermMatcher
-from dpray.methods.dp_kps.vocabulary import VocabularyHistogram, read_vocabulary
+from dpray.methods.dp_kps.mechanisms import VocabularyHistogram
+from dpray.methods.dp_kps.plan import read_vocabulary
 from dpray.types import InputError
 
 

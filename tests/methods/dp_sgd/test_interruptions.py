@@ -21,12 +21,11 @@ from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
 from dpray.training import journal
-from dpray.training.gradient_noise import GradientNoise
 from dpray.training.journal import TrainingState
-from dpray.training.model import load_loss
+from dpray.training.model import load_loss, put_weights
 from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep
-from dpray.training.training import ReferenceTrainer
+from dpray.training.training import GradientNoise, ReferenceTrainer
 from dpray.types import BudgetRefused, DprayError, InputError, Progress, Resumable
 from dpray.workers.engine import build_engine
 from tests.training.states import state_of
@@ -130,7 +129,7 @@ def test_a_state_that_was_stored_steps_like_the_one_that_went_on(model_folder: s
     def trained(start: int, end: int, state: TrainingState | None) -> TrainingState:
         loss = load_loss(model_folder, settings)
         if state is not None:
-            state.put_weights(loss)
+            put_weights(loss, state.weights)
         trainer = ReferenceTrainer(step, settings, loss, new_key())
         if state is not None:
             trainer.restore(state)

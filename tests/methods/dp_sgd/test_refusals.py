@@ -37,10 +37,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         ({"method__control_values": {"stars": {"1": 1}}}, r"stars is not in method\.control_col"),
         ({"method__control_values": {"label": {"1": 1}}}, r"label is data\.label"),
         ({"method__control_values": {"stars": {"1": 0.4}}}, r"shares of stars .* sum to 1"),
-        (
-            {"method__gradient_checkpointing": True, "method__zero_stage": 3},
-            r"gradient_checkpointing: not with zero_stage 3",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_key(

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteLaplace, Gaussian
-from dpray.methods.dp_kps.kde import (
+from dpray.methods.dp_kps.mechanisms import (
     GRID,
     LARGEST,
     FeatureSum,
     FourierFeatures,
     density,
-    kernel_matrix,
     record_averages,
     record_prefixes,
 )
@@ -230,12 +229,3 @@ def test_the_density_is_not_divided_by_the_number_of_records() -> None:
     table = features(TERMS)
     sums = FeatureSum(20_000, "laplace", 1.0).sum(record_averages(table, [[2]] * 50)) / GRID
     assert density(sums, table)[2] == pytest.approx(50, rel=0.05)
-
-
-def test_kernel_matrix() -> None:
-    assert (kernel_matrix(TERMS, 0) == np.eye(N)).all()
-    matrix = kernel_matrix(TERMS, 0.5)
-    difference = TERMS[1] - TERMS[4]
-    assert matrix[1, 4] == pytest.approx(math.exp(-(difference @ difference) / 0.25))
-    np.testing.assert_allclose(np.diag(matrix), 1.0)
-    np.testing.assert_allclose(matrix, matrix.T)

@@ -1,8 +1,8 @@
-"""Private kernel densities by random Fourier features (Nagesh et al. 2025, Theorem B.2, after
-Wagner et al. 2023), and the kernel itself between known points.
+"""The two mechanisms of DP-KPS (Nagesh et al. 2025): a histogram of terms (B.1), and kernel
+densities by random Fourier features (Theorem B.2, after Wagner et al. 2023).
 
-The kernel is `k(x, y) = exp(-||x - y||^2 / bandwidth^2)`. Shape legend: R records, N terms, D
-dimensions, I features, Q queries.
+The kernel is `k(x, y) = exp(-||x - y||^2 / bandwidth^2)`. Shape legend: R records, V terms of the
+public list, N of the private one, D dimensions, I features, Q queries.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.mechanisms.discrete_noise import (
     MAX_SCALE,
     Counts,
+    checked_scale,
     discrete_gaussian,
     discrete_laplace,
     laplace_scale,
@@ -42,6 +43,57 @@ ROUNDING_STD = 3.0
 which the proof of `FeatureSum` turns Gaussian noise into discrete Gaussian noise."""
 
 BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class VocabularyHistogram:
+    """Counts how many records hold each of the V terms of a public list, with noise on every one of
+    them.
+
+    Guarantee: add or remove one unit (at most `records_per_unit` k records). A record moves at most
+    S counts, each by 1, so a unit moves no count by more than k, and all of them by at most S * k
+    in L1. Discrete Laplace noise of `scale` is on all V counts, hit or not. Nothing is worse than S
+    counts that move by k each, and that is S * k / scale-DP (Nagesh et al., B.1).
+    Proof: docs/privacy.md, sections 4.1 and 6.8.
+
+    Raises ValueError for a scale that integer noise cannot have.
+    """
+
+    size: int
+    phrases_per_record: int
+    scale: float
+    records_per_unit: int = 1
+
+    def __post_init__(self) -> None:
+        checked_scale(self.scale)
+
+    @property
+    def dp_event(self) -> SelfComposed:
+        """Return the cost of one call."""
+        one_count = DiscreteLaplace(self.scale, self.records_per_unit)
+        return SelfComposed(one_count, self.phrases_per_record)
+
+    def count(self, terms_of_records: Iterable[Sequence[int]]) -> Counts:
+        """Return the private counts of a shard of records, shape (V,); shards' counts add up.
+
+        Only the first S distinct ids of a record count, however many it is given with.
+        """
+        counts_V = np.zeros(self.size, dtype=np.int64)
+        for term_ids in terms_of_records:
+            counts_V[list(islice(dict.fromkeys(term_ids), self.phrases_per_record))] += 1
+        return counts_V
+
+    def __call__(self, counts_V: Counts) -> Counts:
+        """Return the counts of all records as they may be released."""
+        if counts_V.shape != (self.size,):
+            raise ValueError(f"counts have shape {counts_V.shape}, not ({self.size},)")
+        return discrete_laplace(counts_V, self.scale)
+
+    def top(self, noisy_V: Counts, number: int, rng: np.random.Generator) -> list[int]:
+        """Return the ids of the `number` (N) highest noisy counts, highest first, ties broken at
+        random; all V if there are no more."""
+        order = np.lexsort((rng.random(self.size), -noisy_V))
+        return [int(term_id) for term_id in order[:number]]
 
 
 @dataclass(frozen=True)
@@ -109,15 +161,11 @@ class FeatureSum:
     Noise: `noise_multiplier` times the sensitivity, in L1 for Laplace (1 / noise_multiplier is the
     pure epsilon), in L2 for Gaussian. Densities are free.
 
-    Laplace noise is discrete Laplace noise, and its event is that of I sums that move by
-    `LARGEST k` steps each. Gaussian noise is discrete
-    Gaussian noise of variance `s^2 + t^2` (t = `ROUNDING_STD`), s the standard deviation in the
-    event `Gaussian`. A sum with continuous noise of standard deviation s, rounded at random to the
-    integer n with mass proportional to exp(-(n - x)^2 / (2 t^2)), has just this law, but for a
-    factor of every probability within 1 +- 5 exp(-2 pi^2 t^2) a coordinate (the normaliser of the
-    rounding, by Poisson summation; the convolution theorem of Peikert 2010). Rounding is
-    post-processing, and the factors add less than 1e-75 I to epsilon, and that share to delta: far
-    less than the last digit of either.
+    Laplace noise is discrete Laplace noise; its event is that of I sums that move by `LARGEST k`
+    steps each. Gaussian noise is discrete Gaussian noise of variance `s^2 + t^2` (t =
+    `ROUNDING_STD`), s the standard deviation in the event `Gaussian`: but for less than 1e-75 I of
+    epsilon, that is the law of continuous noise that is rounded at random, which is
+    post-processing (Peikert 2010).
     Proof: docs/privacy.md, sections 4.3, 4.4, 4.5 and 6.8.
 
     Raises ValueError for a multiplier that is not positive, and for noise that is larger than
@@ -176,9 +224,8 @@ class FeatureSum:
         records' features (R, I), one row per record. Shards' sums add up."""
         total_I = np.zeros(self.number, dtype=np.int64)
         for block_RI in blocks_of_records:
-            # Zero is nearer on the grid than the feature, so nothing grows; a row that is not the
-            # features of a point, or an average of such, is cut to what a record may give. Not a
-            # number would be the least integer of all.
+            # Rounded towards zero, nothing grows. A row that is no point's features is cut to what
+            # a record may give; not a number would be the least integer of all.
             cut_RI = np.nan_to_num(np.trunc(block_RI * GRID), nan=0.0)
             np.clip(cut_RI, -LARGEST, LARGEST, out=cut_RI)
             total_I += cut_RI.astype(np.int64).sum(axis=0)
@@ -218,11 +265,9 @@ def record_prefixes(
     terms_of_records: Iterable[Sequence[int]],
     shortest: int,
 ) -> Iterator[Array]:
-    """Yield blocks of shape (R, I): the features of each record's first terms, concatenated.
-
-    `angles_LNI[j]` holds the terms' angles in block j. A record of more terms than blocks gives its
-    first ones; one of fewer is padded with zeros, and has no row below `shortest` terms.
-    """
+    """Yield blocks of shape (R, I): the features of each record's first terms, concatenated and
+    padded with zeros. `angles_LNI[j]` holds the terms' angles in block j. A record of fewer than
+    `shortest` terms has no row."""
     long_enough = (terms for terms in terms_of_records if len(terms) >= shortest)
     for block in _in_blocks(long_enough):
         angles_RI = np.zeros((len(block), features.number))
@@ -231,17 +276,6 @@ def record_prefixes(
             if rows:
                 angles_RI[rows] += angles_NI[[block[row][position] for row in rows]]
         yield features.of_angles(angles_RI)
-
-
-def kernel_matrix(vectors_ND: npt.NDArray[Any], bandwidth: float) -> Array:
-    """Return the kernel between all pairs of N points, shape (N, N); the identity at bandwidth
-    0."""
-    if bandwidth == 0:
-        return np.eye(len(vectors_ND))
-    points_ND = np.asarray(vectors_ND, dtype=np.float64)
-    squares_N = (points_ND**2).sum(axis=1)
-    distances_NN = squares_N[:, None] + squares_N - 2 * points_ND @ points_ND.T
-    return np.exp(-np.maximum(distances_NN, 0) / bandwidth**2)
 
 
 def _in_blocks(rows: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
