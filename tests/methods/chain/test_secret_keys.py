@@ -10,7 +10,6 @@ import pytest
 
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
-from dpray.mechanisms.randomness import new_key
 from dpray.registry import make_plan
 from dpray.runs.folder import BATCHES_KEY, ReleaseFolder
 from dpray.runs.session import Session
@@ -51,21 +50,6 @@ def test_two_stages_have_two_keys_and_each_keeps_its_own(key: Key, ledger: Ledge
     assert first != second
     ledger.begin(RUN, "attempt", [f"{stage}.batch" for stage in STAGES])
     assert [key(stage) for stage in STAGES] == [first, second]
-
-
-def test_a_stage_that_began_with_the_key_of_all_stages_goes_on_with_it(
-    key: Key, ledger: Ledger, tmp_path: Path
-) -> None:
-    """An earlier version kept one file for all stages."""
-    key(STAGES[0])  # makes the folder
-    private = tmp_path / "out" / "private"
-    for path in private.glob(f"*{BATCHES_KEY}"):
-        path.unlink()
-    (private / BATCHES_KEY).write_text(old := new_key())
-    ledger.begin(RUN, "attempt", [f"{STAGES[0]}.batch"])
-    assert key(STAGES[0]) == old and key(STAGES[0]) == old
-    assert key(STAGES[1]) != old
-    assert (private / BATCHES_KEY).read_text() == old
 
 
 def test_a_key_that_is_missing_after_its_stage_began_is_not_made_anew(
