@@ -38,7 +38,7 @@ class Charged(Enum):
 
 
 class Standing:
-    """Whether a run is charged, by its `run.json`. The runner corrects `is_other_plan`,
+    """The charge of a run, as its `run.json` states it. The runner corrects `is_other_plan`,
     `is_same_plan` and `resume_hint` if going on is not for free."""
 
     def __init__(self, config: Config | None) -> None:
