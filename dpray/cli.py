@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pkgutil import resolve_name
 from traceback import walk_tb
@@ -88,7 +89,13 @@ def _root(version: Annotated[bool, _Version] = False) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    interrupt_on_sigterm()
     sys.exit(run_command(arguments))
+
+
+def interrupt_on_sigterm() -> None:
+    """Let SIGTERM end a command as Ctrl-C does: a run then tells whether it is charged."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def run_command(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""These values are common to all layers: records, budgets, errors and their messages.
+"""Values common to all layers: records, budgets, errors and their messages.
 
 A `Record` never shows its text: `repr`, log lines and tracebacks that hold one print its public
 fields only.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 class DprayError(Exception):
-    """A `DprayError` is one that a person can act on. The command line ends with its `exit_code`.
+    """An error that a person can act on. The command line ends with its `exit_code`.
 
     The message goes to terminals and logs: it names a key, a row number or a path, and never holds
     a record's text.
@@ -20,7 +20,7 @@ class DprayError(Exception):
     exit_code = 1
 
     standing = ""
-    """For an error that ended a run: whether the run is charged, and how it goes on."""
+    """For an error that ended a run: whether the run is charged, and how to continue."""
 
     def __str__(self) -> str:
         message = self._message()
@@ -57,7 +57,7 @@ class BudgetRefused(DprayError):
 
 
 class Resumable(DprayError):
-    """The run finished in part; the same command goes on from where it stopped."""
+    """The run finished in part; the same command resumes it."""
 
     exit_code = 4
 
@@ -66,9 +66,33 @@ class RunFailed(DprayError):
     """The run cannot be finished: a mechanism failed, or was lost and may not be repeated."""
 
 
+class LedgerError(DprayError):
+    """The ledger cannot be read or written. A charge that may have been made stays charged."""
+
+
+class LedgerUnavailable(LedgerError):
+    """The database fails now; the same operation may succeed later."""
+
+
+class LedgerFull(LedgerUnavailable, Resumable):
+    """No space is left on the disk of the ledger."""
+
+
+class LedgerConflict(LedgerError):
+    """The ledger holds the key already, for something else."""
+
+
+class AlreadyPublished(LedgerConflict):
+    """Another attempt has published this unit: a charge pays for one release of each."""
+
+
+class MissingLedger(InputError):
+    """There is no ledger at the URL."""
+
+
 @dataclass(frozen=True)
 class Budget:
-    """A `Budget` is an (epsilon, delta) pair under add-or-remove-one-unit differential privacy."""
+    """An (epsilon, delta) pair under add-or-remove-one-unit differential privacy."""
 
     epsilon: float
     delta: float
@@ -79,7 +103,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Record:
-    """A `Record` is one private text. `unit_id` names the privacy unit; without a unit column it is
+    """One private text. `unit_id` names the privacy unit; without a unit column it is
     the record's own content hash, so it depends on that record alone."""
 
     text: str = field(repr=False)
@@ -89,11 +113,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A `Prompt` is a user turn and the beginning of the answer. `repr` shows neither: both may
+    """A user turn and the beginning of the answer. `repr` shows neither: both may
     hold private text.
 
-    Engines apply the model's chat template where it has one; otherwise the prompt is `user`, a
-    blank line, `prefix`, with the model's bos token before it.
+    Engines apply the model's chat template if it has one; otherwise the prompt is `user`, a blank
+    line, `prefix`, with the model's bos token before it.
     """
 
     user: str = field(repr=False)
@@ -102,8 +126,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Progress:
-    """`Progress` holds public quantities of work under way: how far its present stage is. There is
-    no total where that would reveal how many records there are."""
+    """Public quantities of work under way: the progress of its present part. There is no total if
+    it would reveal the number of records."""
 
     stage: str
     completed: int = 0
@@ -126,5 +150,5 @@ surrogates."""
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return the first line of an error's message, or its class where it has none."""
+    """Return the first line of an error's message, or its class if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from dpray.ledger.url import parse_url
+from dpray.ledger.store import parse_url
 
 BINARIES = ("initdb", "pg_ctl")
 

@@ -31,8 +31,8 @@ COMMANDS = {
     "file",
     "dpray ledger": "",
     "dpray ledger create": "--composition --dataset --delta --epsilon --json --ledger --order "
-    "--parent --tenant --unit",
-    "dpray ledger export": "--json --ledger --out",
+    "--parent --unit",
+    "dpray ledger export": "--json --ledger",
     "dpray ledger show": "--html --json --ledger",
     "dpray ledger verify": "--contains --json --ledger",
     "dpray plan": "--compare --json --write config overrides",

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 BLOCK = 256
-"""The curves of up to so many draws are computed in one pass, and kept."""
+"""The curves of at most this many draws are computed in one pass, and kept."""
 
 TAIL = 1e-15
-"""A grid ends where the delta of all its draws together is below this."""
+"""A grid ends once the delta of all its draws together is below this."""
 
 ROUNDING = 1.0 + 2.0**-49
 """A step adds products of positive numbers: it rounds by less than this factor."""
@@ -147,7 +147,7 @@ def subsampled_loss(loss: float, q: float) -> float:
 
 
 def composed_draws(eta: float, draws: int) -> Curve:
-    """Return the curve of the worst adaptive composition of so many draws of range `eta`, in either
+    """Return the curve of the worst adaptive composition of `draws` draws of range `eta`, in either
     direction: a swap of the worlds leaves a range as it is."""
     if draws > BLOCK:
         grid = _Grid(eta, draws)

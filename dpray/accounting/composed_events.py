@@ -93,7 +93,7 @@ class Parallel(Event):
 
     @staticmethod
     def of(events: Iterable[Event]) -> Event:
-        """Return the one event, where all are equal."""
+        """Return the events in parallel; a single event if all are equal."""
         different = tuple(dict.fromkeys(events))
         return different[0] if len(different) == 1 else Parallel(different)
 

@@ -1,4 +1,4 @@
-"""A composition rule says how the costs of the runs on one data set add up against its budget.
+"""A composition rule adds up the costs of the runs on one data set against its budget.
 
 A run's parameters may be chosen after seeing what earlier runs released, so only bounds that hold
 under fully adaptive composition are offered. A budget names its composition once, at creation.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Context, Decimal, Inexact, localcontext
 from fractions import Fraction
+from functools import reduce
 from typing import ClassVar
 
 import numpy as np
@@ -19,20 +19,18 @@ from dpray.accounting.event import Event, check_delta
 from dpray.types import Budget
 
 Total = tuple[Fraction | float, ...]
-"""It is what charges add up to by a rule, exactly; infinite where a charge has no finite cost."""
+"""The exact sum of charges by a rule; infinite if a charge has no finite cost."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """A run's reservation: its frozen plan, the (epsilon, delta) that it asked for, and the tenant
-    that it was made for, if any.
+    """A run's reservation: its frozen plan, and the (epsilon, delta) that it asked for.
 
     Raises ValueError for an epsilon below 0, a delta outside [0, 1), or a NaN.
     """
 
     event: Event
     reserved: Budget
-    tenant: str | None = None
 
     def __post_init__(self) -> None:
         if not self.reserved.epsilon >= 0:
@@ -56,8 +54,7 @@ class BasicComposition:
         _check_budget(self.budget)
 
     def total(self, charges: Iterable[Charge]) -> Total:
-        reserved = [charge.reserved for charge in charges]
-        return _sum(r.epsilon for r in reserved), _sum(r.delta for r in reserved)
+        return reduce(self.add, charges, (Fraction(0), Fraction(0)))
 
     def add(self, total: Total, charge: Charge) -> Total:
         epsilon, delta = total
@@ -98,15 +95,12 @@ class RenyiComposition:
             raise ValueError(f"order must be a finite number above 1.01, got {self.order}")
 
     def total(self, charges: Iterable[Charge]) -> Total:
-        return (sum((self._divergence(charge) for charge in charges), Fraction(0)),)
+        return reduce(self.add, charges, (Fraction(0),))
 
     def add(self, total: Total, charge: Charge) -> Total:
-        return (total[0] + self._divergence(charge),)
-
-    def _divergence(self, charge: Charge) -> Fraction | float:
         divergence = float(charge.event.rdp((self.order,))[0])
         # Exact sums are rounded once, so that they do not depend on the order of the charges.
-        return Fraction(divergence) if math.isfinite(divergence) else math.inf
+        return (total[0] + (Fraction(divergence) if math.isfinite(divergence) else math.inf),)
 
     def spent(self, total: Total) -> Budget:
         if not total[0]:
@@ -148,16 +142,6 @@ def default_order(budget: Budget) -> float:
     orders = np.round(1 + np.geomspace(0.05, 1e4, 1000), 2)
     overhead = np.log1p(-1 / orders) - np.log(budget.delta * orders) / (orders - 1)
     return float(orders[np.argmax((budget.epsilon - overhead) / orders)])
-
-
-def _sum(values: Iterable[float]) -> Fraction | float:
-    values = list(values)
-    if not all(map(math.isfinite, values)):
-        return math.inf
-    # As decimals, in C: a thousand fractions are slow to add up. Two thousand digits hold every sum
-    # of floats in full; the trap says so.
-    with localcontext(Context(prec=2000, traps=[Inexact])):
-        return Fraction(sum((Decimal(repr(float(value))) for value in values), Decimal(0)))
 
 
 def _rounded_down(exact: Fraction | float) -> float:

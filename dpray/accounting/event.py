@@ -1,9 +1,9 @@
-"""An `Event` says what was done to the data: a frozen value that knows its own privacy bounds.
+"""An `Event` describes a mechanism: a frozen value that knows its own privacy bounds.
 
-Every event is stated for one neighbouring relation: add or remove one privacy unit. An event knows
-what it costs under four bounds (pure, zero-concentrated, Rényi, privacy loss distribution);
-`dpray.accounting.accountant` says what a whole plan costs. Composition may be adaptive everywhere:
-a later mechanism may depend on the outputs of earlier ones.
+Every event is stated for one neighbouring relation: add or remove one privacy unit. An event has
+four bounds (pure, zero-concentrated, Rényi, privacy loss distribution), from which
+`dpray.accounting.accountant` computes the cost of a whole plan. Composition may be adaptive
+everywhere: a later mechanism may depend on the outputs of earlier ones.
 """
 
 from __future__ import annotations
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 NEIGHBORING_RELATION = "add_or_remove_one"
 
 Array = npt.NDArray[np.float64]
-
-NonNegative = float
-"""A field of this type may be 0; one of type `float` is above it."""
-
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -108,10 +104,6 @@ def _positive(name: str, value: Any) -> float:
     return float(value)
 
 
-def _non_negative(name: str, value: Any) -> float:
-    return 0.0 if value == 0 and not isinstance(value, bool) else _positive(name, value)
-
-
 def _count(name: str, value: Any) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
@@ -127,7 +119,6 @@ def _events(name: str, values: Iterable[Event]) -> tuple[Event, ...]:
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "float": _positive,
-    "NonNegative": _non_negative,
     "int": _count,
     "Event": lambda name, value: _events(name, (value,))[0],
     "tuple[Event, ...]": _events,

@@ -189,7 +189,7 @@ def _ranked(losses: Sequence[float]) -> dict[str, float]:
 def _throwaway(config: Config, folder: Path) -> Config:
     changes = {
         "data": {"path": f"{folder}/records.jsonl", "encoding": None},
-        "privacy": {"ledger": f"sqlite:///{folder}/ledger.db", "tenant": None},
+        "privacy": {"ledger": f"sqlite:///{folder}/ledger.db"},
         "output": {"path": f"{folder}/run"},
     }
     sections = {key: getattr(config, key).model_copy(update=new) for key, new in changes.items()}

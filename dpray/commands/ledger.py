@@ -14,8 +14,9 @@ from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.io.files import read_json, refuse_cloud
 from dpray.ledger.chain import now
 from dpray.ledger.ledger import Ledger
+from dpray.ledger.store import parse_url
 from dpray.terminal import Terminal, printable
-from dpray.types import Budget, InputError
+from dpray.types import Budget, InputError, MissingLedger
 
 app = typer.Typer(no_args_is_help=True, help="The budgets: what each data set may spend and has.")
 
@@ -33,11 +34,8 @@ def create(
     epsilon: Annotated[float, typer.Option(help="What all runs together may spend.")],
     delta: Annotated[float, typer.Option(help="The delta that all runs share.")],
     composition: Annotated[
-        str | None,
-        typer.Option(
-            help="basic: the runs' sums (the default); renyi: a filter at one Renyi order."
-        ),
-    ] = None,
+        str, typer.Option(help="basic: the runs' sums; renyi: a filter at one Renyi order.")
+    ] = "basic",
     unit: Annotated[
         str | None,
         typer.Option(help="The column that names the privacy unit (data.unit); none: a record."),
@@ -52,43 +50,20 @@ def create(
             "whatever is charged to this one is drawn on that one too."
         ),
     ] = None,
-    tenant: Annotated[
-        str | None,
-        typer.Option(
-            help="A team or project: epsilon and delta are then its cap inside the data set's "
-            "budget, which has to be there already."
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a data set its budget; make the ledger if it does not exist. With --tenant, give a
-    tenant its part of a data set's budget."""
-    if tenant is not None:
-        if any(option is not None for option in (composition, unit, order, parent)):
-            raise InputError("--tenant: composition, unit, order and parent are the data set's")
-        _create_tenant(Ledger.open(ledger), dataset, tenant, Budget(epsilon, delta), as_json)
-        return
+    """Give a data set its budget; make the ledger if it does not exist."""
     # Late: `show` needs nothing of a plan, which imports Ray and the accountant.
     from dpray.runs.plan import privacy_unit
 
-    opened = Ledger.create_or_open(ledger)
-    budget = Budget(epsilon, delta)
+    opened, budget = Ledger.create_or_open(ledger), Budget(epsilon, delta)
     stated_for = (privacy_unit(unit), NEIGHBORING_RELATION)
-    opened.create_dataset(dataset, budget, *stated_for, composition or "basic", order, parent)
+    opened.create_dataset(dataset, budget, *stated_for, composition, order, parent)
     account = opened.account(dataset)
     assert account is not None
     # The ledger's own spelling decides, which an earlier call may have set.
     said = f"data set '{account.dataset}' has the budget {budget} in {opened}"
     terms = {"dataset": account.dataset, **account.terms()}
-    typer.echo(json.dumps(terms) if as_json else printable(said))
-
-
-def _create_tenant(
-    opened: Ledger, dataset: str, tenant: str, budget: Budget, as_json: bool
-) -> None:
-    opened.create_tenant(dataset, tenant, budget)
-    said = f"tenant '{tenant}' has {budget} of the budget of '{dataset}' in {opened}"
-    terms = {"dataset": dataset, "tenant": tenant, "budget": vars(budget)}
     typer.echo(json.dumps(terms) if as_json else printable(said))
 
 
@@ -101,32 +76,29 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what every data set may spend, has spent and has left."""
+    """Show the budget of every data set, what it has spent and what is left."""
     if html is not None:
         refuse_cloud(html, "--html")
-    shown = Ledger.open(ledger).show()
-    if html is not None:
-        _write_page(shown, html)
-        typer.echo(json.dumps({"html": str(html)}) if as_json else f"Written to {html}")
-        return
-    if as_json:
-        typer.echo(json.dumps(shown))
-        return
-    console = Terminal()
-    console.print(_overview(shown["datasets"]))
-    for dataset in shown["datasets"]:
-        if dataset["entries"]:
-            console.print(_runs(dataset))
-
-
-def _write_page(shown: dict[str, Any], path: Path) -> None:
-    # Late: most commands draw nothing.
-    from dpray.report.ledger_page import render_ledger
-
     try:
-        path.write_text(render_ledger(shown, now()), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--html {path}: {error.strerror}") from error
+        shown = Ledger.open(ledger).show()
+    except MissingLedger:
+        raise InputError(
+            f"there is no ledger at {parse_url(ledger).render_as_string()} yet, and nothing was "
+            "charged to it: the first run makes it, or `dpray ledger create`"
+        ) from None
+    if html is not None:
+        # Late: most commands draw nothing.
+        from dpray.report.ledger_page import render_ledger
+
+        try:
+            html.write_text(render_ledger(shown, now()), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--html {html}: {error.strerror}") from error
+        typer.echo(json.dumps({"html": str(html)}) if as_json else f"Written to {html}")
+    elif as_json:
+        typer.echo(json.dumps(shown))
+    else:
+        show_budgets(shown["datasets"], Terminal())
 
 
 @app.command()
@@ -143,8 +115,8 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Recompute every hash, cost and total. Exit code 2 if something does not fit."""
-    opened, runs = Ledger.open(ledger), contains or []
-    found = {str(run): opened.holds(*_last_entry(run)) for run in runs}
+    opened = Ledger.open(ledger)
+    found = {str(run): opened.holds(*_last_entry(run)) for run in contains or []}
     problems = opened.verify() + [
         f"{run}: the ledger does not hold the entry that the run's report names as its last one: "
         "it is another ledger, or was put back to an earlier state"
@@ -152,7 +124,7 @@ def verify(
         if not held
     ]
     if as_json:
-        typer.echo(json.dumps({"problems": problems} | ({"contains": found} if runs else {})))
+        typer.echo(json.dumps({"problems": problems} | ({"contains": found} if found else {})))
     else:
         typer.echo(
             printable("\n".join(problems)) or "the ledger is as it was written; every total fits"
@@ -162,29 +134,10 @@ def verify(
 
 
 @app.command()
-def export(
-    ledger: Url,
-    out: Annotated[
-        Path | None, typer.Option(help="A file for the entries; without it they are printed.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write every entry, one JSON object per line, in the order of its chain."""
-    if out is not None:
-        refuse_cloud(out, "--out")
-    rows = (json.dumps(row) for row in Ledger.open(ledger).export())
-    if out is None:
-        for row in rows:
-            typer.echo(row)
-        return
-    number = 0
-    try:
-        with out.open("w", encoding="utf-8") as file:
-            for number, row in enumerate(rows, start=1):  # noqa: B007
-                file.write(row + "\n")
-    except OSError as error:
-        raise InputError(f"--out {out}: {error.strerror}") from error
-    typer.echo(json.dumps({"entries": number, "out": str(out)}) if as_json else f"{number} entries")
+def export(ledger: Url, as_json: AsJson = False) -> None:
+    """Print every entry, one JSON object per line, in the order of its chain."""
+    for row in Ledger.open(ledger).export():
+        typer.echo(json.dumps(row))
 
 
 def _last_entry(run_dir: Path) -> tuple[str, int, str]:
@@ -201,7 +154,8 @@ def _last_entry(run_dir: Path) -> tuple[str, int, str]:
     )
 
 
-def _overview(datasets: list[dict[str, Any]]) -> Table:
+def show_budgets(datasets: list[dict[str, Any]], console: Terminal) -> None:
+    """Print the budgets of all data sets, and the runs on each."""
     table = Table(title="Budgets (epsilon / delta)")
     table.add_column("data set", overflow="fold")
     for heading in ("budget", "spent", "left"):
@@ -212,16 +166,15 @@ def _overview(datasets: list[dict[str, Any]]) -> Table:
         name = f"{dataset['dataset']}\nper {dataset['privacy_unit']}, {rule}"
         if dataset["parent"] is not None:
             name += f"\nchild of {dataset['parent']}"
-        table.add_row(name, *_balance(dataset))
-        for share in dataset["tenants"]:
-            table.add_row(f"  tenant {share['tenant']}", *_balance(share))
-    return table
-
-
-def _balance(account: dict[str, Any]) -> tuple[str, str, str, ProgressBar]:
-    budget, spent, left = (account[name] for name in ("budget", "spent", "left"))
-    bar = ProgressBar(total=budget["epsilon"], completed=spent["epsilon"], width=16)
-    return _pair(budget), _pair(spent), _pair(left), bar
+        budget, spent = dataset["budget"], dataset["spent"]
+        bar = ProgressBar(total=budget["epsilon"], completed=spent["epsilon"], width=16)
+        table.add_row(name, *map(_pair, (budget, spent, dataset["left"])), bar)
+    console.print(table)
+    for dataset in datasets:
+        if dataset["entries"]:
+            console.print(_runs(dataset))
+    if not any(dataset["entries"] for dataset in datasets):
+        console.print("No run is charged yet.")
 
 
 def _runs(dataset: dict[str, Any]) -> Table:
@@ -231,18 +184,15 @@ def _runs(dataset: dict[str, Any]) -> Table:
         table.add_column(heading)
     for run in dataset["entries"]:
         batches = run["batches"]
+        number = "none started"
         if batches["started"]:
             number = f"{batches['published']} of {batches['started']} published"
-        else:
-            number = "none started"
         if batches["failed"]:
             number += f", {batches['failed']} failed"
-        state = "finished" if batches["committed"] else "open"
+        name = f"{run['key']}\non {run['drawn_by']}" if run["drawn_by"] else run["key"]
         reserved = run["at"][:16].replace("T", " ")
-        of = [run["key"]]
-        of += [f"for {run['tenant']}"] if run["tenant"] else []
-        of += [f"on {run['drawn_by']}"] if run["drawn_by"] else []
-        table.add_row("\n".join(of), reserved, _pair(run), number, state)
+        state = "finished" if batches["committed"] else "open"
+        table.add_row(name, reserved, _pair(run), number, state)
     return table
 
 

@@ -167,12 +167,6 @@ class PrivacyConfig(Section):
     # Not shown by `repr`: the URL may hold a password.
     ledger: str = Field("sqlite:///ledger.db", repr=False, description="where the budgets are kept")
     dataset: str = Field(min_length=1, description="the ledger's name for this data")
-    tenant: str | None = Field(
-        None,
-        min_length=1,
-        description="whose part of the data set's budget pays, where it is shared out (`dpray "
-        "ledger create --tenant`)",
-    )
     shares: tuple[Positive, ...] | None = Field(
         None,
         description="chained methods: the share of epsilon of each; they sum to 1; null: equal. "

@@ -1,4 +1,4 @@
-"""The ledger's entries, what they may hold, and the hash chain that they form in each data set.
+"""The ledger's entries, and the hash chain that they form in each data set.
 
 Every entry holds the hash of the one before it, so an entry that is altered, removed or put in
 later does not fit. The chain has no secret in it: it shows accidents and edits by hand, and does
@@ -68,8 +68,7 @@ def _digest(content: Sequence[Any]) -> str:
 class Chain:
     """The end of a data set's chain.
 
-    `reservations` counts the entries of its account, without the first one. `added` are the entries
-    that are not written yet.
+    `reservations` counts the charges. `added` are the entries that are not written yet.
     """
 
     dataset: str
@@ -80,7 +79,7 @@ class Chain:
 
     @property
     def end(self) -> dict[str, Any]:
-        """Return what the data set's row states beside its name."""
+        """Return the columns of the data set's row, without its name."""
         return {"length": self.length, "head": self.head, "reservations": self.reservations}
 
     def append(
@@ -102,34 +101,33 @@ class Chain:
         return entry
 
     def faults(self, entry: Entry) -> Iterator[str]:
-        """Yield what is wrong with `entry` as the next one; the chain goes on behind it all the
-        same."""
-        where = f"data set '{self.dataset}', entry {entry.seq}"
+        """Yield what is wrong with `entry` as the next one, and go on behind it."""
+        place = f"data set '{self.dataset}', entry {entry.seq}"
         if entry.seq != self.length:
-            yield f"{where}: entry {self.length} was expected here"
+            yield f"{place}: entry {self.length} was expected here"
         if entry.prev_hash != self.head:
-            yield f"{where}: it does not follow the entry before it"
+            yield f"{place}: it does not follow the entry before it"
         if entry.hash != entry.digest():
-            yield f"{where}: its content does not have its hash"
+            yield f"{place}: its content does not have its hash"
         self._step(entry)
 
     def _step(self, entry: Entry) -> None:
         self.length, self.head = entry.seq + 1, entry.hash
-        self.reservations += entry.kind in ("create", "reserve") and entry.seq > 0
+        self.reservations += entry.kind == "reserve"
 
 
-def check_name(what: str, name: str) -> str:
-    """Return the name of a new data set or tenant, without needless blanks."""
+def check_name(name: str) -> str:
+    """Return the name of a new data set, without needless blanks."""
     if not (_NAME.fullmatch(name) and name.strip()):
         raise InputError(
-            f"the name of a {what} has 1 to 200 letters (A to Z), digits, blanks, dots, hyphens "
+            "the name of a data set has 1 to 200 letters (A to Z), digits, blanks, dots, hyphens "
             "and underscores"
         )
     return " ".join(name.split())
 
 
 def folded(name: str) -> str:
-    """Return what all spellings of one name have in common: case and blanks make no other name."""
+    """Return what all spellings of one name share: case and blanks make no other name."""
     return " ".join(name.split()).casefold()
 
 
@@ -145,6 +143,6 @@ def check_public(what: str, texts: Iterable[str]) -> None:
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values as reading the ledger gives them."""
+    """Return the values as the ledger gives them back."""
     read: dict[str, Any] = json.loads(canonical_json(values))
     return read

@@ -1,29 +1,31 @@
-"""The writes to a ledger, as values: made and checked where they are asked for, carried out in a
+"""The writes to a ledger, as values: checked where they are asked for, and carried out in a
 transaction that may carry out others too.
 
-One reservation pays for a run's whole partition; a unit is one row, and the work of a `Reserve` or
-a `Publish` does not grow with the other units (beyond the index's logarithm).
+One reservation pays for a run's whole partition, and a unit is one row: the work of an operation
+does not grow with the other units.
 
 One set of records has one budget. Its name is the same however it is written, and a file that was
 charged to one data set is refused under the name of another. The ledger knows a file by a digest of
 all of its bytes under a key of its own: a copy that is edited, sorted, converted or cut in parts is
 another file to it.
 
-A budget may be shared out: each tenant (a team, a project) then has a cap of its own inside it. And
-a data set may be the child of another, a subset or a derived table of the same people: whatever is
+A data set may be the child of another, a subset or a derived table of the same people: whatever is
 charged to it is drawn on its parent, and on the parent's parent, in the same transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import json
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
 from dpray.accounting.composition import Charge, RenyiComposition, composition
 from dpray.accounting.event import Event
+from dpray.ledger import queries
 from dpray.ledger.account import Account, admit, check_price
 from dpray.ledger.chain import (
     CLASS_NAME,
@@ -37,30 +39,157 @@ from dpray.ledger.chain import (
     now,
     plain,
 )
-from dpray.ledger.errors import AlreadyPublished, LedgerConflict
-from dpray.ledger.store import file_digests
-from dpray.ledger.transaction import Outcomes, Transaction, find, find_all, stored_name
-from dpray.types import Budget, InputError
+from dpray.types import AlreadyPublished, Budget, InputError, LedgerConflict, LedgerError
+
+Outcomes = dict[tuple[str, str], dict[str, str]]
+"""By kind and unit, the payloads of the entries that end something: a unit (`publish`, `fail`) or
+the run (`commit`, whose unit is "")."""
+
+
+@dataclass(frozen=True)
+class Tip:
+    """A chain's end as this process last saw it committed, with its account if that was read."""
+
+    length: int
+    head: str
+    account: Account | None = None
+
+
+@dataclass
+class Seen:
+    """Committed facts that a process has read: the ends of chains, and facts that never change: the
+    lineage of a data set by any spelling of its name, and the data set of a run by its key."""
+
+    tips: dict[str, Tip] = field(default_factory=dict)
+    lineages: dict[str, list[str]] = field(default_factory=dict)
+    runs: dict[str, str] = field(default_factory=dict)
+
+
+class Transaction:
+    """The data sets in one transaction that writes. No other one writes meanwhile.
+
+    A data set whose end is still the one that this process saw last is not read again: its account
+    is the one in memory. If the end is another, the one seen last has to be among the
+    entries: a ledger that was put back to an earlier state is refused, however whole it is in
+    itself. An operation adds its entries when nothing can refuse it any more, so that a refused one
+    leaves no trace in a transaction that it shares.
+    """
+
+    def __init__(self, connection: sa.Connection, seen: Seen) -> None:
+        self.connection, self._seen = connection, seen
+        self._chains: dict[str, Chain] = {}
+        self._accounts: dict[str, Account] = {}
+        # Their first maps hold what may be this transaction's own, until it is committed.
+        self._lineages = ChainMap({}, seen.lineages)
+        self._runs = ChainMap({}, seen.runs)
+        self._longer: set[str] = set()
+
+    def lineage(self, dataset: str) -> list[str]:
+        """Return the names of a data set and of its ancestors; they never change."""
+        if dataset not in self._lineages:
+            self._lineages[dataset] = queries.lineage(self.connection, dataset)
+        return self._lineages[dataset]
+
+    def chain(self, dataset: str) -> Chain:
+        """Return the end of a chain. Raises `LedgerError` if it is not what was written."""
+        if dataset not in self._chains:
+            self._chains[dataset] = self._end(dataset)
+        return self._chains[dataset]
+
+    def account(self, dataset: str) -> Account:
+        """Return the account of a data set. Raises `LedgerError` if an entry that counts was
+        altered or is missing."""
+        self.chain(dataset)
+        if dataset not in self._accounts:
+            self._accounts[dataset] = queries.read_account(self.connection, dataset)
+        return self._accounts[dataset]
+
+    def chain_of_run(self, key: str) -> Chain:
+        """Return the chain that a run is charged to. Raises `LedgerConflict` if it has none."""
+        if key not in self._runs:
+            if (entry := queries.find(self.connection, "reserve", key)) is None:
+                raise LedgerConflict(f"the ledger has no reservation '{key}'")
+            self._runs[key] = entry.dataset
+        return self.chain(self._runs[key])
+
+    def open_run(self, key: str, units: Sequence[str]) -> tuple[Chain, Outcomes]:
+        """Return the chain of a run, and the outcomes of these units. Raises `LedgerConflict` if
+        the run is committed."""
+        chain = self.chain_of_run(key)
+        outcomes = {
+            (kind, unit): json.loads(payload)
+            for kind, unit, payload in queries.outcomes(self.connection, key, ["", *units])
+        }
+        if ("commit", "") in outcomes:
+            raise LedgerConflict(f"the run '{key}' is committed: nothing more happens under it")
+        return chain, outcomes
+
+    def add(self, *chains: Chain, accounts: Iterable[Account] = ()) -> None:
+        """Write the new entries of these chains, which add up to `accounts`. Nothing may refuse the
+        operation from here on."""
+        if rows := [vars(entry) for chain in chains for entry in chain.added]:
+            self.connection.execute(queries.INSERT, rows)
+        for chain in chains:
+            if chain.added:
+                chain.added.clear()
+                self._longer.add(chain.dataset)
+        self._accounts |= {account.dataset: account for account in accounts}
+
+    def add_dataset(self, chain: Chain) -> None:
+        """Write a new data set."""
+        row = {"name": chain.dataset, **chain.end}
+        self.connection.execute(sa.insert(queries.datasets), row)
+        self._chains[chain.dataset] = chain
+        self.add(chain)
+
+    def write_ends(self) -> None:
+        """Write the new ends of all chains; the last statement before the commit."""
+        if self._longer:
+            ends = [{"own": name, **self._chains[name].end} for name in sorted(self._longer)]
+            self.connection.execute(queries.SET_END, ends)
+
+    def remember(self) -> None:
+        """Keep the facts that this transaction has read and written; it has to be committed."""
+        self._seen.lineages |= self._lineages.maps[0]
+        self._seen.runs |= self._runs.maps[0]
+        self._seen.tips |= {
+            name: Tip(chain.length, chain.head, self._accounts.get(name))
+            for name, chain in self._chains.items()
+        }
+
+    def _end(self, dataset: str) -> Chain:
+        chain = queries.end(self.connection, dataset)
+        tip = self._seen.tips.get(dataset)
+        if tip is not None and (tip.length, tip.head) == (chain.length, chain.head):
+            if tip.account is not None:
+                self._accounts[dataset] = tip.account
+            return chain
+        if tip is not None:
+            before = queries.entry_at(self.connection, dataset, tip.length - 1)
+            if before is None or before.hash != tip.head:
+                raise LedgerError(
+                    f"the ledger's entries of '{dataset}' are not those that were there before: it "
+                    "was put back to an earlier state, or replaced by another; nothing is charged "
+                    "to it until somebody has looked (see `dpray ledger verify --contains`)"
+                )
+        queries.check_end(self.connection, chain)
+        return chain
 
 
 class Operation:
-    """A write. What refuses it raises a `DprayError`, and nothing of it is written."""
+    """A write. It is refused by a `DprayError`, and nothing of it is written then."""
 
     def check(self) -> None:
-        """Refuse what no ledger would keep, before a transaction begins."""
+        """Refuse input that no ledger would keep, before a transaction begins."""
 
     def apply(self, transaction: Transaction) -> Any:
         """Carry out the write and return its answer. All lookups come before all changes."""
         raise NotImplementedError
 
-    def with_prefix(self, prefix: str) -> Operation:
-        """Return the operation with `prefix` before the names of its units."""
-        return self
-
 
 @dataclass(frozen=True)
 class CreateDataset(Operation):
-    """Give a data set its budget: see `Ledger.create_dataset`."""
+    """Give a data set its budget: see `RunLedger.create_dataset`."""
 
     name: str
     budget: Budget
@@ -75,13 +204,13 @@ class CreateDataset(Operation):
         check_public("privacy unit", [self.privacy_unit])
 
     def apply(self, transaction: Transaction) -> None:
-        known = stored_name(transaction.connection, self.name)
-        above = None
+        account = self._account()
         if self.parent is not None:
-            above = transaction.account(transaction.lineage(self.parent)[0])
-        terms = plain(self._account().below(above).terms())
-        if known is None:
-            chain = Chain(check_name("data set", self.name))
+            parent = transaction.lineage(self.parent)[0]
+            account = account.below(transaction.account(parent))
+        terms = plain(account.terms())
+        if (known := queries.stored_name(transaction.connection, self.name)) is None:
+            chain = Chain(check_name(self.name))
             chain.append("create", chain.dataset, terms, at=now())
             transaction.add_dataset(chain)
         elif plain(transaction.account(known).terms()) != terms:
@@ -98,30 +227,6 @@ class CreateDataset(Operation):
 
 
 @dataclass(frozen=True)
-class CreateTenant(Operation):
-    """Give a tenant its cap on a data set: see `Ledger.create_tenant`."""
-
-    dataset: str
-    tenant: str
-    budget: Budget
-
-    def check(self) -> None:
-        check_name("tenant", self.tenant)
-
-    def apply(self, transaction: Transaction) -> None:
-        own = transaction.lineage(self.dataset)[0]
-        name, account = check_name("tenant", self.tenant), transaction.account(own)
-        if name not in account.tenants:
-            chain = transaction.chain(own)
-            entry = chain.append(
-                "create", own, plain(account.cap(name, self.budget)), unit=name, at=now()
-            )
-            transaction.add(chain, accounts=[account.with_tenant(entry)])
-        elif account.tenants[name].budget != self.budget:
-            raise InputError(f"the tenant '{name}' has another budget on '{own}' already")
-
-
-@dataclass(frozen=True)
 class Reserve(Operation):
     """Charge a run: see `RunLedger.reserve`."""
 
@@ -130,7 +235,7 @@ class Reserve(Operation):
     privacy_unit: str
     neighboring_relation: str
     files: tuple[bytes, ...] = ()
-    tenant: str | None = None
+    is_trial: bool = False
 
     def check(self) -> None:
         for key, (event, asked) in self.charges.items():
@@ -141,15 +246,17 @@ class Reserve(Operation):
         names = transaction.lineage(self.dataset)
         accounts = [transaction.account(name) for name in names]
         own, *ancestors = chains = [transaction.chain(name) for name in names]
-        payloads = {key: self._payload(*charge) for key, charge in self.charges.items()}
-        made = find_all(transaction.connection, "reserve", payloads)
+        payloads = {key: plain(self._payload(*charge)) for key, charge in self.charges.items()}
+        made = queries.find_all(transaction.connection, "reserve", payloads)
         for key, payload in payloads.items():
             if (entry := made.get(key)) is None:
-                charge = Charge(*self.charges[key], self.tenant)
+                charge = Charge(*self.charges[key])
                 accounts = admit(accounts, charge, self.privacy_unit, self.neighboring_relation)
             elif entry.dataset != own.dataset or entry.values() != payload:
                 raise LedgerConflict(f"the key '{key}' was reserved for another charge")
         unbound = self._unbound(transaction.connection, own.dataset)
+        if self.is_trial:
+            return list(made.values())
         # From here on nothing refuses the run.
         at = now()
         for key, payload in payloads.items():
@@ -163,22 +270,19 @@ class Reserve(Operation):
         return [made[key] for key in payloads]
 
     def _payload(self, event: Event, asked: Budget) -> dict[str, Any]:
-        payload = {
+        return {
             "event": event.to_json(),
             "epsilon": asked.epsilon,
             "delta": asked.delta,
             "privacy_unit": self.privacy_unit,
             "neighboring_relation": self.neighboring_relation,
         }
-        return plain(payload if self.tenant is None else payload | {"tenant": self.tenant})
 
     def _unbound(self, connection: sa.Connection, dataset: str) -> list[str]:
         """Return the digests of the files that belong to no data set yet. Raises `InputError` for
         a file of another data set: no second budget pays for its records."""
-        if not self.files:
-            return []
-        digests = file_digests(connection, dict.fromkeys(self.files))
-        owners = find_all(connection, "data", digests)
+        digests = queries.file_digests(connection, dict.fromkeys(self.files))
+        owners = queries.find_all(connection, "data", digests)
         for entry in owners.values():
             if entry.dataset != dataset:
                 raise InputError(
@@ -206,14 +310,11 @@ class Begin(Operation):
             if kind == "publish":
                 raise AlreadyPublished(f"batch '{unit}' is published already")
         _refuse_failed(outcomes)
-        known = transaction.begun(self.key, self.units, self.attempt_id)
+        known = queries.begun(transaction.connection, self.key, self.units, self.attempt_id)
         for unit in self.units:
             if unit not in known:
                 chain.append("begin", self.key, {}, unit=unit, attempt=self.attempt_id)
         transaction.add(chain)
-
-    def with_prefix(self, prefix: str) -> Begin:
-        return replace(self, units=tuple(prefix + unit for unit in self.units))
 
 
 @dataclass(frozen=True)
@@ -251,9 +352,6 @@ class Publish(Operation):
         transaction.add(chain)
         return len(new)
 
-    def with_prefix(self, prefix: str) -> Publish:
-        return replace(self, releases=tuple((prefix + unit, sha) for unit, sha in self.releases))
-
 
 @dataclass(frozen=True)
 class Fail(Operation):
@@ -280,9 +378,6 @@ class Fail(Operation):
         transaction.add(chain)
         return True
 
-    def with_prefix(self, prefix: str) -> Fail:
-        return replace(self, unit=prefix + self.unit)
-
 
 @dataclass(frozen=True)
 class Commit(Operation):
@@ -291,8 +386,8 @@ class Commit(Operation):
     key: str
 
     def apply(self, transaction: Transaction) -> bool:
-        chain = transaction.chain(transaction.dataset_of(self.key))
-        if find(transaction.connection, "commit", self.key):
+        chain = transaction.chain_of_run(self.key)
+        if queries.find(transaction.connection, "commit", self.key):
             return False
         chain.append("commit", self.key, {}, at=now())
         transaction.add(chain)

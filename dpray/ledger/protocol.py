@@ -1,43 +1,96 @@
-"""The ledger as a run sees it, and the two ledgers that keep nothing of their own.
+"""The ledger as a run sees it, and the ledger of a run without noise.
 
-The guarantee holds because of this order: `reserve` (durable), `begin` a unit (durable), only then
-touch the private data, then `publish` the unit's one release. A reservation is spent from the
-moment it is written, whatever becomes of the run. Every operation may be repeated: the same key
-with the same content gives the same answer, with other content it raises `LedgerConflict`.
+The guarantee rests on this order: `reserve` (durable), `begin` a unit (durable), only then touch
+the private data, then `publish` the unit's one release. A reservation is spent from the moment it
+is written, whatever becomes of the run. Every operation may be repeated: the same key with the same
+content gives the same answer, with other content it raises `LedgerConflict`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
+from typing import Any, Literal, Protocol, Self
 
 from dpray.accounting.event import Event
 from dpray.ledger.account import Account
 from dpray.ledger.chain import Entry
-from dpray.ledger.errors import LedgerConflict
-from dpray.ledger.operations import Begin, Commit, Fail, Operation, Publish, Reserve
-from dpray.types import Budget
+from dpray.ledger.operations import Begin, Commit, CreateDataset, Fail, Operation, Publish, Reserve
+from dpray.types import Budget, LedgerConflict
 
-Listing = Literal["begin", "unfinished", "publish", "fail"]
-"""A kind of entries, or the `begin`s of units that were neither published nor failed."""
+Kind = Literal["begin", "publish", "fail"]
+"""A kind of entries that a unit has."""
 
 Place = tuple[str, str]
 """The (unit, attempt) of the last row of a page."""
 
-PAGE = 10_000
-"""A run may have a million units, so they are listed in pages of this size."""
-
 
 class RunLedger(Protocol):
-    """The operations of a run.
-
-    They are carried out by `write`, and units are listed by `page`: a ledger has both of its own,
-    and `account`, `counts`, `last_commit` and `close`.
+    """The operations of a run. An implementation carries them out by `write`, and answers `find`,
+    `entries`, `account`, `names` and `count`.
 
     Every method raises `LedgerError` if the database fails (full disk, lost connection, locked for
     too long): the operation may or may not have happened, and repeating it is safe.
     """
+
+    prefix: str = ""
+    """The ledger shows, and writes, the units alone whose names begin so, without this prefix."""
+
+    def write(self, operation: Operation) -> Any:
+        """Carry out one operation, durably, and return its answer."""
+        ...
+
+    def find(self, kind: Literal["reserve", "commit"], key: str) -> Entry | None:
+        """Return a run's charge, or the entry that closed it; None if it is not there."""
+        ...
+
+    def entries(self, kind: Kind, key: str) -> Iterator[Entry]:
+        """Yield the entries of a run's units of one kind, in their order by unit and attempt."""
+        ...
+
+    def account(self, dataset: str) -> Account | None:
+        """Return a data set's budget and charges, or None if it has no budget."""
+        ...
+
+    def names(self) -> list[str]:
+        """Return the names of the data sets that the ledger has."""
+        ...
+
+    def count(self, key: str, prefix: str) -> dict[str, int]:
+        """Return what `counts` returns, for units whose names begin with `prefix`."""
+        ...
+
+    def close(self) -> None:
+        """Give up the connections to the database."""
+        ...
+
+    def with_prefix(self, prefix: str) -> Self:
+        """Return this ledger for the units of one method in a chain. Charges are made under the
+        run's own keys. The connections are shared: close the original alone."""
+        view = copy(self)
+        view.prefix = prefix
+        return view
+
+    def create_dataset(
+        self,
+        name: str,
+        budget: Budget,
+        privacy_unit: str,
+        neighboring_relation: str,
+        composition: str = "basic",
+        order: float | None = None,
+        parent: str | None = None,
+    ) -> None:
+        """Give a data set its budget, once and for all.
+
+        A name that differs in case or blanks alone means the same data set. `composition` is the
+        rule by which the runs' costs add up: "basic", or "renyi" at the Rényi `order`. `parent` is
+        a data set that holds the same privacy units (this one is a subset of it, or made from it
+        unit by unit), with the same unit and relation. Raises `InputError`, also for a data set
+        that has another budget or parent.
+        """
+        stated_for = privacy_unit, neighboring_relation
+        self.write(CreateDataset(name, budget, *stated_for, composition, order, parent))
 
     def reserve(
         self,
@@ -46,21 +99,24 @@ class RunLedger(Protocol):
         privacy_unit: str,
         neighboring_relation: str,
         files: Iterable[bytes] = (),
-        tenant: str | None = None,
+        *,
+        is_trial: bool = False,
     ) -> list[Entry]:
         """Make a run's charges, all or none, durably, before it touches the data, and return their
         entries. They are never given back.
 
-        `charges` maps the charge's key to the event and to what the run's report will claim for it,
-        which has to cover the event's own cost at that delta. `files` are the digests of the data's
-        files: the ledger binds each to the first data set that it is charged to. `tenant` is who
-        the run is made for. The charge is drawn on every ancestor of the data set too. Raises
-        `BudgetRefused` (nothing is charged anywhere), `LedgerConflict`, and `InputError` for an
-        unknown data set or tenant, a privacy unit or relation other than the budget's, or a file of
+        `charges` maps the charge's key to the event and to the budget that the run's report will
+        claim for it, which has to cover the event's own cost at that delta. `files` are the digests
+        of the data's files: the ledger binds each to the first data set that it is charged to. The
+        charge is drawn on every ancestor of the data set too. A trial charges nothing, and returns
+        only charges that were made before.
+
+        Raises `BudgetRefused` (nothing is charged anywhere), `LedgerConflict`, and `InputError` for
+        an unknown data set, a privacy unit or relation other than the budget's, or a file of
         another data set.
         """
         stated_for = privacy_unit, neighboring_relation
-        operation = Reserve(dataset, charges, *stated_for, tuple(files), tenant)
+        operation = Reserve(dataset, charges, *stated_for, tuple(files), is_trial)
         made: list[Entry] = self.write(operation)
         return made
 
@@ -70,17 +126,19 @@ class RunLedger(Protocol):
         Raises `LedgerConflict`, and records none of them, if one is published (`AlreadyPublished`)
         or has failed, or if the run is committed.
         """
-        self.write(Begin(key, attempt_id, tuple(dict.fromkeys(units))))
+        own = tuple(self.prefix + unit for unit in dict.fromkeys(units))
+        self.write(Begin(key, attempt_id, own))
 
     def publish(self, key: str, attempt_id: str, releases: Iterable[tuple[str, str]]) -> int:
         """Record the one release of each unit, by (unit, SHA-256 of its file), all or none: the
         files may be put in place once this returns.
 
-        Returns how many were not there before: this attempt may publish the very same file again.
+        Returns the number of new releases: this attempt may publish the very same file again.
         Raises `AlreadyPublished` for another attempt, `LedgerConflict` for another file, a unit
         that has failed, or a committed run.
         """
-        return int(self.write(Publish(key, attempt_id, tuple(sorted(set(releases))))))
+        own = sorted({(self.prefix + unit, sha256) for unit, sha256 in releases})
+        return int(self.write(Publish(key, attempt_id, tuple(own))))
 
     def fail(self, key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool:
         """Record that a unit failed: it is never repeated. Of the error, only its class's name is
@@ -89,66 +147,65 @@ class RunLedger(Protocol):
         Returns True the first time; the first failure of a unit stands, and later ones answer
         False. Raises `AlreadyPublished`, and `LedgerConflict` for a committed run.
         """
-        return bool(self.write(Fail(key, unit, attempt_id, reason_class_name)))
+        return bool(self.write(Fail(key, self.prefix + unit, attempt_id, reason_class_name)))
 
     def commit(self, key: str) -> bool:
         """Close a run: nothing begins or is published under it from now on. Returns True the first
         time."""
         return bool(self.write(Commit(key)))
 
-    def write(self, operation: Operation) -> Any:
-        """Carry out one operation, durably, and return its answer."""
-        ...
+    def is_reserved(self, key: str) -> bool:
+        """Return whether the ledger holds the charge with this key."""
+        return self.find("reserve", key) is not None
 
     def last_commit(self, key: str) -> Entry:
-        """Return the entry that closed a run, after which none of its own comes. Raises
-        `LedgerConflict` if it is not closed."""
-        ...
-
-    def account(self, dataset: str) -> Account | None:
-        """Return a data set's budget and charges, or None if it has no budget."""
-        ...
+        """Return the entry that closed a run, its last one. Raises `LedgerConflict` for an open
+        run."""
+        if (entry := self.find("commit", key)) is None:
+            raise LedgerConflict("the run is not committed")
+        return entry
 
     def counts(self, key: str) -> dict[str, int]:
-        """Return how many units of a run were `started`, `published` and `failed`, how many
-        `starts` there were in all, and whether (1 or 0) it is `committed`."""
-        ...
-
-    def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
-        """Return at most `limit` entries of a listing that come after a place, in their order by
-        unit and attempt; ("", "") is the beginning."""
-        ...
-
-    def close(self) -> None:
-        """Give up the connections to the database."""
-        ...
+        """Return how many units of a run were `started`, `published` and `failed`, the `starts` in
+        all, and whether (1 or 0) it is `committed`."""
+        return self.count(key, self.prefix)
 
     def started(self, key: str) -> Iterator[Place]:
-        """Yield (unit, attempt) of every start; a unit that was repeated comes once for each
-        attempt."""
-        return ((entry.unit, entry.attempt) for entry in self._listed("begin", key))
+        """Yield (unit, attempt) of every start, sorted: one for each attempt at a unit."""
+        return ((unit, entry.attempt) for unit, entry in self._units("begin", key))
 
     def unfinished(self, key: str) -> Iterator[Place]:
         """Yield the starts of units that neither were published nor failed: running, or lost."""
-        return ((entry.unit, entry.attempt) for entry in self._listed("unfinished", key))
+        ended = {unit for unit, _ in self._units("publish", key)}
+        ended |= {unit for unit, _ in self._units("fail", key)}
+        return (start for start in self.started(key) if start[0] not in ended)
 
     def published(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
         """Yield each published unit with (the attempt that published it, its file's SHA-256)."""
-        for entry in self._listed("publish", key):
+        for unit, entry in self._units("publish", key):
             release = entry.values()
-            yield entry.unit, (release["attempt"], release["sha256"])
+            yield unit, (release["attempt"], release["sha256"])
 
     def failed(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
         """Yield each unit that failed, with (attempt, name of the error's class)."""
-        for entry in self._listed("fail", key):
+        for unit, entry in self._units("fail", key):
             failure = entry.values()
-            yield entry.unit, (failure["attempt"], failure["reason"])
+            yield unit, (failure["attempt"], failure["reason"])
 
-    def _listed(self, listing: Listing, key: str) -> Iterator[Entry]:
-        after = ("", "")
-        while rows := self.page(listing, key, after):
-            yield from rows
-            after = (rows[-1].unit, rows[-1].attempt)
+    def _units(self, kind: Kind, key: str) -> Iterator[tuple[str, Entry]]:
+        for entry in self.entries(kind, key):
+            if entry.unit.startswith(self.prefix):
+                yield entry.unit.removeprefix(self.prefix), entry
+
+
+def in_pages(
+    page: Callable[[Kind, str, Place], list[Entry]], kind: Kind, key: str
+) -> Iterator[Entry]:
+    """Yield the entries of all pages: a run may have a million units."""
+    after = ("", "")
+    while rows := page(kind, key, after):
+        yield from rows
+        after = (rows[-1].unit, rows[-1].attempt)
 
 
 class NullLedger(RunLedger):
@@ -158,55 +215,20 @@ class NullLedger(RunLedger):
     def write(self, operation: Operation) -> int:
         return 0
 
-    def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
-        return []
+    def find(self, kind: str, key: str) -> None:
+        return None
+
+    def entries(self, kind: Kind, key: str) -> Iterator[Entry]:
+        return iter(())
 
     def account(self, dataset: str) -> None:
         return None
 
-    def counts(self, key: str) -> dict[str, int]:
-        return dict.fromkeys(("started", "starts", "published", "failed", "committed"), 0)
+    def names(self) -> list[str]:
+        return []
 
-    def last_commit(self, key: str) -> Entry:
-        raise LedgerConflict("a run that charges nothing is not committed")
+    def count(self, key: str, prefix: str) -> dict[str, int]:
+        return dict.fromkeys(("started", "starts", "published", "failed", "committed"), 0)
 
     def close(self) -> None:
         pass
-
-
-class StageLedger(RunLedger):
-    """The ledger of one method of a chained run: of the units in `ledger` it shows those whose
-    names begin with `prefix`, without the prefix. Charges are made under the run's own keys."""
-
-    def __init__(self, ledger: RunLedger, prefix: str) -> None:
-        self._ledger, self._prefix = ledger, prefix
-
-    def write(self, operation: Operation) -> Any:
-        return self._ledger.write(operation.with_prefix(self._prefix))
-
-    def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
-        place = after if after == ("", "") else (self._prefix + after[0], after[1])
-        # A database may sort the names of other methods' units in between.
-        while entries := self._ledger.page(listing, key, place, limit):
-            if own := [entry for entry in entries if entry.unit.startswith(self._prefix)]:
-                return [replace(e, unit=e.unit.removeprefix(self._prefix)) for e in own]
-            place = (entries[-1].unit, entries[-1].attempt)
-        return []
-
-    def account(self, dataset: str) -> Account | None:
-        return self._ledger.account(dataset)
-
-    def counts(self, key: str) -> dict[str, int]:
-        starts = [unit for unit, _ in self.started(key)]
-        return self._ledger.counts(key) | {
-            "started": len(set(starts)),
-            "starts": len(starts),
-            "published": sum(1 for _ in self.published(key)),
-            "failed": sum(1 for _ in self.failed(key)),
-        }
-
-    def last_commit(self, key: str) -> Entry:
-        return self._ledger.last_commit(key)
-
-    def close(self) -> None:
-        """Leave the ledger open: the run closes it."""

@@ -1,4 +1,4 @@
-"""The ledger's database: its tables, and its transactions in SQLite or PostgreSQL.
+"""The ledger's database, SQLite or PostgreSQL: its URL, its connections and its transactions.
 
 SQLite is for one machine, PostgreSQL for a cluster. A write is in a transaction that is on disk
 before it returns. One transaction writes at a time: SQLite's `BEGIN IMMEDIATE` lets one writer in,
@@ -8,24 +8,39 @@ because of another.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import os
+import re
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
+from dpray.extras import require
 from dpray.io.files import disk_is_full, touch_private
-from dpray.ledger.errors import LedgerError, LedgerFull, LedgerUnavailable, MissingLedger
-from dpray.ledger.url import check_one_name, parse_url
-from dpray.types import DprayError, InputError, first_line
+from dpray.io.places import (
+    MOUNTS,
+    in_ray_package,
+    is_mounted_alone,
+    names_of_file,
+    network_file_system,
+)
+from dpray.ledger.queries import VERSION, metadata, secret, version
+from dpray.types import (
+    DprayError,
+    InputError,
+    LedgerError,
+    LedgerFull,
+    LedgerUnavailable,
+    MissingLedger,
+    first_line,
+)
 
 SECONDS_TO_WAIT = 60
 """A writer waits this long for the others before it gives up."""
@@ -42,57 +57,6 @@ within a minute. What the URL says instead is kept."""
 
 TRANSIENT = frozenset({"57P01", "57P02", "57P03"})
 """PostgreSQL's states of a server that shuts down, crashed, or starts up."""
-
-VERSION = 1
-"""The version of the tables below. A ledger of another version is refused."""
-
-metadata = sa.MetaData()
-
-version = sa.Table("dpray_version", metadata, sa.Column("version", sa.Integer, primary_key=True))
-
-datasets = sa.Table(
-    "dpray_datasets",
-    metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    # Length and last hash of the chain: entries cut off its end leave no other trace.
-    sa.Column("length", sa.BigInteger, nullable=False),
-    sa.Column("head", sa.Text, nullable=False),
-    # An admission reads the entries of the account alone: without the number of those that follow
-    # the first one (reservations and tenants) it would not miss one.
-    sa.Column("reservations", sa.BigInteger, nullable=False),
-)
-
-ACCOUNT = sa.text("kind IN ('create', 'reserve')")
-"""An admission reads these entries. The condition is written out, because a database matches the
-words of a query with those of its partial index."""
-
-entries = sa.Table(
-    "dpray_entries",
-    metadata,
-    sa.Column("dataset", sa.Text, primary_key=True),
-    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
-    *(
-        sa.Column(name, sa.Text, nullable=False)
-        for name in ("kind", "key", "unit", "attempt", "at", "payload", "prev_hash", "hash")
-    ),
-    sa.Index("dpray_entries_identity", "kind", "key", "unit", "attempt", unique=True),
-    sqlite_with_rowid=False,
-)
-
-account_index = sa.Index(
-    "dpray_entries_account",
-    entries.c.dataset,
-    entries.c.seq,
-    sqlite_where=ACCOUNT,
-    postgresql_where=ACCOUNT,
-)
-
-secret = sa.Table(
-    "dpray_secret",
-    metadata,
-    # One row: the key of the digests by which files of data are known again.
-    sa.Column("data_key", sa.Text, primary_key=True),
-)
 
 _LOCK = 0x6470726179
 
@@ -174,21 +138,18 @@ class Store:
     def _has_tables(self, connection: sa.Connection) -> bool:
         """Return whether the database holds a ledger. Raises `LedgerError` for one that this
         version of dpray did not make, or that has lost a table."""
-        schema = _schema(connection)
-        present = set(sa.inspect(connection).get_table_names(schema))
+        inspected = sa.inspect(connection)
+        # Of the first schema alone: another one of the search path may have a table that is lost.
+        present = inspected.get_table_names(inspected.default_schema_name)
         if not (found := {name for name in present if name.startswith("dpray_")}):
             return False
-        if wrong := found ^ metadata.tables.keys():
-            raise LedgerError(
-                f"the ledger {self} does not have the tables that this version of dpray makes: "
-                f"{', '.join(sorted(wrong))} is lost or unknown"
-            )
-        own = sa.table(version.name, sa.column("version"), schema=schema)
-        known = list(connection.execute(sa.select(own.c.version)).scalars())
+        known = []
+        if found == metadata.tables.keys():
+            known = list(connection.execute(sa.select(version.c.version)).scalars())
         if known != [VERSION]:
             raise LedgerError(
-                f"the ledger {self} has tables of version {', '.join(map(str, known)) or 'none'}, "
-                f"and this dpray knows version {VERSION} alone"
+                f"the ledger {self} does not have the tables of version {VERSION}, which this "
+                "version of dpray makes and knows: it is another version's, or has lost a table"
             )
         return True
 
@@ -246,29 +207,6 @@ def is_transient(error: BaseException) -> bool:
     return state is None or state.startswith("08") or state in TRANSIENT
 
 
-def file_digests(connection: sa.Connection, contents: Iterable[bytes]) -> list[str]:
-    """Return HMAC-SHA256 of each content under the ledger's own key, in hexadecimal. The key
-    leaves the database for this alone: an export confirms no guess of a file."""
-    key = connection.execute(sa.select(secret.c.data_key)).scalar()
-    if key is None:
-        raise LedgerError("the ledger has lost its key: nothing more is charged to it")
-    own = bytes.fromhex(key)
-    return [hmac.new(own, content, hashlib.sha256).hexdigest() for content in contents]
-
-
-def _schema(connection: sa.Connection) -> str:
-    """Return the schema of the ledger's tables: PostgreSQL would take each of them from another one
-    of its search path. For a ledger that is not there yet it is the one where tables are made."""
-    if connection.dialect.name == "postgresql":
-        found = connection.exec_driver_sql(
-            "SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
-            f"WHERE pg_class.oid = to_regclass('{datasets.name}')"
-        ).scalar()
-        if found is not None:
-            return str(found)
-    return str(sa.inspect(connection).default_schema_name)
-
-
 def _sqlite_engine(path: str, mode: str) -> sa.Engine:
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -309,3 +247,97 @@ def _prepare_postgresql(connection: Any, _record: object) -> None:
             "WHERE current_setting('synchronous_commit') = 'off'"
         )
     connection.autocommit = False
+
+
+def parse_url(url: str, mounts: Path = MOUNTS) -> sa.URL:
+    """Return the URL, checked, with its driver named, an SQLite path made absolute (the accountant
+    actor has another working directory), and TLS asked for if PostgreSQL is on another machine.
+
+    Raises `InputError`, also for an SQLite file in a place that would lose it or its locks.
+    """
+    try:
+        parsed = sa.make_url(url)
+    except ArgumentError:
+        raise InputError(
+            "the ledger's URL has to look like sqlite:///ledger.db or postgresql://host/name"
+        ) from None
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        if not parsed.database or parsed.database == ":memory:" or parsed.query:
+            raise InputError("an SQLite ledger is a plain file: sqlite:///path/to/ledger.db")
+        path = os.path.abspath(parsed.database)
+        _check_place(path, mounts)
+        return parsed.set(drivername="sqlite", database=path)
+    if parsed.drivername in ("postgresql", "postgresql+psycopg"):
+        require("a ledger on PostgreSQL", "psycopg")
+        return _with_tls(parsed.set(drivername="postgresql+psycopg"))
+    raise InputError(f"a ledger is SQLite or PostgreSQL, not {parsed.drivername}")
+
+
+def _check_place(path: str, mounts: Path) -> None:
+    if in_ray_package(path):
+        raise InputError(
+            f"the ledger {path} lies in a copy of a job's working directory, which Ray deletes, "
+            "and what was spent with it: give postgresql://host/name, or an absolute path "
+            "(sqlite:////folder/ledger.db) outside"
+        )
+    if (kind := network_file_system(path, mounts)) is not None:
+        raise InputError(
+            f"the ledger {path} lies on a network file system ({kind}), where SQLite's locks do "
+            "not hold and two runs could spend one budget: give postgresql://host/name, or a "
+            "path on a local disk"
+        )
+    check_one_name(path, mounts)
+
+
+def check_one_name(path: str, mounts: Path = MOUNTS) -> None:
+    """Raise `InputError` if an SQLite file can be reached by a second name: SQLite keeps its newest
+    entries, and its locks, in files beside the name by which it was opened. Symbolic links are no
+    second name, because SQLite follows them.
+
+    Called in every transaction, since a name may be added while the ledger is open: whoever comes
+    by the new name is refused, and so is whoever has the old one.
+    """
+    why = (
+        "SQLite keeps the newest entries beside each name, so that one budget would be spent twice"
+    )
+    if (names := names_of_file(path)) > 1:
+        raise InputError(
+            f"the ledger {path} has {names} names (hard links): {why}; end every command that "
+            "uses it, keep the name that has a `-wal` file beside it (any, if none has one), and "
+            "remove the others"
+        )
+    if is_mounted_alone(path, mounts):
+        raise InputError(
+            f"the ledger {path} is mounted as a single file: {why}; mount the folder that holds it"
+        )
+
+
+def _with_tls(url: sa.URL) -> sa.URL:
+    """Return the URL with `sslmode=require` if it leads to another machine. A mode that is stated,
+    in the URL or in libpq's environment, is kept: it may ask for more."""
+    stated = {"sslmode", "service"} & set(url.query) or any(
+        os.environ.get(name) for name in ("PGSSLMODE", "PGSERVICE")
+    )
+    if stated or all(map(_is_here, _hosts(url))):
+        return url
+    return url.update_query_dict({"sslmode": "require"})
+
+
+def _hosts(url: sa.URL) -> list[str]:
+    """Return the hosts that libpq will try, in the URL or else in the environment."""
+    named = [url.host or "", *_values(url, "host"), *_values(url, "hostaddr")]
+    if not any(named):
+        named = [os.environ.get(name, "") for name in ("PGHOSTADDR", "PGHOST")]
+    return [host for hosts in named for host in hosts.split(",") if host]
+
+
+def _values(url: sa.URL, key: str) -> tuple[str, ...]:
+    values = url.query.get(key, ())
+    return (values,) if isinstance(values, str) else values
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a host, with or without a port, is a socket's folder or this machine."""
+    name = re.sub(r":\d+$", "", host) if host.count(":") == 1 else host
+    local = ("localhost", "127.0.0.1", "::1", "[::1]")
+    return name.startswith(("/", "@")) or name in local

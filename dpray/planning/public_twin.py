@@ -100,7 +100,6 @@ def on_twin(config: Config, method: Mapping[str, Any], twin: Path, folder: Path)
         "privacy": {
             "ledger": f"sqlite:///{folder}/private/ledger.db",
             "dataset": "rehearsal",
-            "tenant": None,
         },
         "output": {"path": str(folder)},
     }

@@ -1,4 +1,4 @@
-"""A run's output folder takes staged and published parts, and at the end the release.
+"""A run's output folder: staged and published parts, and at the end the release.
 
 ```
 synthetic.jsonl, privacy_report.json, privacy_report.html, run.json     may be released
@@ -55,16 +55,16 @@ CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL = "checkpoints", "ray_train", "released_m
 TOKENS = "tokens"
 
 BATCHES_KEY = "batches.key"
-"""The file in `private` with the secret key of Poisson batches, which is nowhere else. Nobody needs
-it once the run is finished. In a chain each stage has a file of its own: the stage's name stands
-before this one."""
+"""The file in `private` with the secret key of Poisson batches, which is nowhere else. A finished
+run does not need it. In a chain each method has a file of its own, with its name before this
+one."""
 
 SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL, TOKENS)
 """The folders in `private` that a training fills and a finished run has no use for."""
 
 
 class ReleaseFolder:
-    """A `ReleaseFolder` is one run's output folder, held by one process at a time."""
+    """One run's output folder, held by one process at a time."""
 
     def __init__(self, path: str) -> None:
         if in_ray_package(path):
@@ -97,9 +97,9 @@ class ReleaseFolder:
     def close(self) -> None:
         self._lock.close()
 
-    def stage_of(self, name: str) -> ReleaseFolder:
-        """Return the same folder for one method of a chained run: the names of its parts begin with
-        its own, and it sees no others."""
+    def of_method(self, name: str) -> ReleaseFolder:
+        """Return the same folder for one method of a chained run: it sees, and writes, the parts
+        alone whose names begin with its own."""
         folder = copy.copy(self)
         folder.prefix = f"{name}."
         return folder
@@ -109,7 +109,7 @@ class ReleaseFolder:
         return self.root / "synthetic.jsonl"
 
     def read_run(self) -> dict[str, Any] | None:
-        """Return the content of run.json, or None where no run began here."""
+        """Return the content of run.json, or None if no run began here."""
         if not (self.root / "run.json").exists():
             return None
         run = self.read_json("run.json")
@@ -160,7 +160,7 @@ class ReleaseFolder:
         return (path for path in self.parts.iterdir() if path.suffix in PARTS)
 
     def published_output(self, name: str) -> dict[str, Any] | None:
-        """Return the output of a mechanism, or None where it has not been published."""
+        """Return the output of a mechanism, or None if it is not published."""
         path = self.parts / f"{self.prefix}{name}"
         if not path.exists():
             return None
@@ -201,12 +201,12 @@ class ReleaseFolder:
         staged.replace(target)
 
     def remove_work(self) -> None:
-        """Remove what the release was made from: its batches say nothing that it does not. The
-        outputs of mechanisms stay: everything may be drawn from them anew, at no cost. So does
-        what is not the run's own: people keep ledgers and evaluations in `private`."""
+        """Remove the parts and scratch folders, which say nothing that the release does not. The
+        outputs of mechanisms stay: everything may be drawn from them anew, at no cost. So do files
+        that are not the run's own: people keep ledgers and evaluations in `private`."""
         for path in [*self.staging.iterdir(), *self.parts.glob("*.jsonl")]:
             path.unlink()
-        for path in self.private.glob(f"*{BATCHES_KEY}"):  # a chain's stages have one each
+        for path in self.private.glob(f"*{BATCHES_KEY}"):  # one for each method of a chain
             path.unlink()
         for name in SCRATCH:
             shutil.rmtree(self.private / name, ignore_errors=True)

@@ -14,7 +14,7 @@ from dpray.accounting.accountant import Cost, cost
 from dpray.accounting.calibration import calibrate
 from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
-from dpray.accounting.report import guarantee, no_guarantee
+from dpray.accounting.statement import guarantee, no_guarantee
 from dpray.auditing.target import Target
 from dpray.config.base import MethodSettings
 from dpray.config.config import Config

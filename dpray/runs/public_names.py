@@ -1,8 +1,8 @@
-"""A released file names models and files by their names and digests, without their places.
+"""Released files name models and files by their names and digests, without their places.
 
-A model on a hub and a packaged template are named as the configuration names them; a folder or a
-file on this machine by its own name and a SHA-256 of its content. Where the private data are, which
-endpoint is asked and where the ledger is, no released file says.
+A model on a hub and a packaged template keep the names of the configuration; a folder or a file on
+this machine has its own name and a SHA-256 of its content. No released file tells the places of the
+private data, the endpoint and the ledger.
 """
 
 from __future__ import annotations
@@ -10,19 +10,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpray.engines.model_cache import made_once
 from dpray.engines.model_path import is_hub_name, with_bases
 from dpray.io.columns import looks_like_name
 from dpray.io.files import sha256_of
-from dpray.types import InputError
 
 DIGITS = 16
-"""A digest is cut to so many hexadecimal digits."""
+"""Hexadecimal digits of a released digest."""
 
 MODELS = frozenset({"model", "embedder"})
 FILES = frozenset({"template", "few_shot", "vocabulary", "public"})
@@ -66,43 +63,24 @@ def model_name(model: str) -> str:
 def _model_name(model: str) -> str:
     if model and os.path.isdir(model):
         folder = Path(model).resolve()
-        return f"{folder.name} (sha256 {_folder_digest(folder, _identity(folder))})"
+        files = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
+        newest = max((path.stat().st_mtime_ns for path in files), default=0)
+        return f"{folder.name} (sha256 {_folder_digest(folder, tuple(files), newest)})"
     # A path that is not here may be on the machines of the cluster.
     return model if is_hub_name(model) else Path(model).name
 
 
+@cache
+def _folder_digest(folder: Path, files: tuple[Path, ...], newest: int) -> str:
+    """Return a digest of the names and contents of a folder's files, computed once for those of
+    one time."""
+    lines = [f"{path.relative_to(folder)} {sha256_of(path)}" for path in files]
+    text = "\n".join(lines).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:DIGITS]
+
+
 def file_name(file: str) -> str:
-    """Return the public name of a file; what is no path here, such as a packaged template, is
-    named as it is."""
+    """Return the public name of a file; the name of a packaged template stays as it is."""
     if os.path.isfile(file):
         return f"{Path(file).name} (sha256 {sha256_of(Path(file))[:DIGITS]})"
     return file if file.startswith("hf://") or os.sep not in file else Path(file).name
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("[!.]*") if path.is_file())
-
-
-def _identity(folder: Path) -> str:
-    """Return a digest of the places, sizes and times of a folder's files."""
-    stats = [(path, path.stat()) for path in _files(folder)]
-    lines = [f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats]
-    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-@cache
-def _folder_digest(folder: Path, identity: str) -> str:
-    """Return a digest of the names and contents of a folder's files. Weights are large: it is kept
-    in the user's cache under the files' `identity`, if that can be written."""
-
-    def digest() -> str:
-        lines = [f"{path.relative_to(folder)} {sha256_of(path)}" for path in _files(folder)]
-        text = "\n".join(lines).encode("utf-8", "surrogateescape")
-        return hashlib.sha256(text).hexdigest()[:DIGITS]
-
-    def make(into: Path) -> None:
-        (into / "sha256").write_text(digest())
-
-    with suppress(InputError, OSError):
-        return (made_once(f"digest-{identity[:32]}", make) / "sha256").read_text()
-    return digest()

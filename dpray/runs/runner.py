@@ -1,51 +1,46 @@
 """The runner takes a run of any method from its plan to its release. The order is the guarantee:
 charge, make it durable, begin a mechanism, run it, stage its output, commit that in the ledger,
-publish it.
+publish it. A run has one open ledger.
 
-`Session.publish_once` and the methods' `release` decide what runs again after a crash, and
-`dpray.workers.pool` what another actor takes over: what is published is kept; what was lost
-with its machine, by an interruption or because a model failed is repeated or dropped as
-`privacy.lost_batches` says (a training pays for what it repeats); a mechanism that raised itself,
-or for which the memory did not suffice, is never run again.
+`Session.publish_once` and the methods' `release` decide what runs again after a crash,
+`dpray.runs.attempts` whether another attempt follows.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from dpray.accounting.composition import Charge
-from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.engines.base import Engine
 from dpray.io.digests import file_digests, fingerprint
-from dpray.io.files import disk_is_full, write_durably
-from dpray.ledger.errors import MissingLedger
+from dpray.io.files import read_json, write_durably
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.protocol import NullLedger, RunLedger
 from dpray.mechanisms.randomness import new_salt
-from dpray.runs.call_cache import CALLS, forget_calls
+from dpray.runs.attempts import release_with_repeats
+from dpray.runs.call_cache import CALLS
 from dpray.runs.folder import CONFIG, ReleaseFolder
 from dpray.runs.plan import Plan, privacy_unit, try_model
 from dpray.runs.privacy_report import privacy_report, versions
 from dpray.runs.public_names import public_config
 from dpray.runs.session import Release, Session
-from dpray.runs.standing import DISK_FULL, Standing
+from dpray.runs.standing import Standing
 from dpray.types import (
     Budget,
     BudgetRefused,
-    DprayError,
     InputError,
+    MissingLedger,
     OnProgress,
     Progress,
-    RunFailed,
 )
 from dpray.workers import cluster
-from dpray.workers.accountant import AccountantClient, count_refusal
+from dpray.workers.accountant import AccountantClient
 from dpray.workers.engine import BuildEngine
 from dpray.workers.metrics import nowhere, on_ray, rays_exporter
 from dpray.workers.placement import gpus_of_cluster, resolve_gpus
@@ -57,12 +52,12 @@ CONNECTION_KEYS = {
     "base_url", "max_in_flight", "attempts", "timeout", "max_num_seqs", "max_num_batched_tokens",
     "gpu_memory_utilization", "gpu_memory_gib", "kv_cache_gib",
 }  # fmt: skip
-"""These keys of `engine` say how the model is reached and fed, and shape no text."""
+"""The keys of `engine` by which the model is reached and fed: they shape no text."""
 
 
 class Run:
-    """A `Run` is one run of a plan in its folder. Its states are planned (nothing is charged),
-    reserved (charged) and finished."""
+    """One run of a plan in its folder. Its states are planned (nothing is charged), charging (the
+    ledger knows), reserved (charged) and finished."""
 
     def __init__(
         self,
@@ -84,6 +79,9 @@ class Run:
         }
         self.plan = plan
         self.run_id: str = self.run["run_id"]
+        self.on_ray = cluster.uses_ray(plan.config)
+        kept = folder.private / CONFIG
+        self.config_before = read_json(kept, "output.path") if kept.exists() else None
 
     def execute(self) -> dict[str, Any]:
         """Run the plan, or go on with it, and return the privacy report.
@@ -92,29 +90,30 @@ class Run:
         """
         self._check_same_plan()
         if self.run["state"] == "finished":
+            self._check_same_configuration(has_begun=True)
             self.folder.remove_work()  # it may have been cut off just before
             report: dict[str, Any] = self.folder.read_json("privacy_report.json")
             return report
-        self._write_run(self.run["state"])
-        if cluster.uses_ray(self.plan.config):
+        if self.on_ray:
             self.on_progress(Progress("starting Ray"))
             cluster.start_ray(self.plan.config.runtime.ray_address)
             self._choose_gpus()
         engine = None
-        if self.run["state"] == "planned":
+        if self.run["state"] != "reserved":
             engine = try_model(self.plan, self.build, self.on_progress)
-        try:
-            self._reserve()
-            self._write_run("reserved")
-            ledger = self._open_ledger()
-        except BaseException:
+        with ExitStack() as on_refusal:
             if engine is not None:
-                engine.close()
-            raise
+                on_refusal.callback(engine.close)  # later its session does
+            ledger = self._open_ledger()
+            on_refusal.callback(ledger.close)
+            self._reserve(ledger)
+            on_refusal.pop_all()
         try:
-            return self._finish(*self._release_with_repeats(ledger, engine))
+            sessions = self._sessions(ledger, engine)
+            return self._finish(*release_with_repeats(sessions, self.release, self.standing))
         finally:
-            if cluster.uses_ray(self.plan.config):
+            ledger.close()
+            if self.on_ray:
                 rays_exporter().forget(self.run_id)
 
     def _choose_gpus(self) -> None:
@@ -124,12 +123,31 @@ class Run:
         runtime = config.runtime.model_copy(update={"gpus_per_actor": gpus})
         self.plan = replace(self.plan, config=config.model_copy(update={"runtime": runtime}))
 
-    # Planned: the same run as before, and its charge
+    def _open_ledger(self) -> RunLedger:
+        """Open the run's ledger. A new run on one machine may begin without one: an SQLite file is
+        made, and the report says so. A database that many use is never made because it is not
+        found."""
+        if self.plan.config.not_private:
+            return NullLedger()
+        url = self.plan.config.privacy.ledger
+        try:
+            ledger = Ledger.open(url)
+        except MissingLedger:
+            if self.run["state"] != "planned" or not url.startswith("sqlite"):
+                raise
+            # Noted first: this run may be cut off as soon as the file is there.
+            self.run["made_ledger"] = True
+            self._write_run("planned")
+            ledger = Ledger.create_or_open(url)
+        if not self.on_ray:
+            return ledger
+        ledger.close()
+        return AccountantClient(url)
+
+    # The same run as before
 
     def _check_same_plan(self) -> None:
-        """Check that the folder holds this run: its charge may never change, nor, once a mechanism
-        began, anything that shapes the output. `runtime` may change, and how the model is reached.
-        """
+        """Check that the folder holds this run: its charge may never change."""
         path = self.plan.config.output.path
         if self.run["state"] == "planned" and self.folder.has_output():
             raise InputError(
@@ -137,25 +155,38 @@ class Run:
                 f"folder"
             )
         if self.run.get("charges") != _charged(self.plan):
-            self.standing.may_be_charged = False  # this plan
+            self.standing.is_other_plan = True
             raise InputError(
                 f"output.path: {path} holds a run of another plan; choose another folder"
             )
         self.standing.is_same_plan = True
-        shaping, before = without_connection(self._shaping()), self._config_before()
-        if before is not None and without_connection(before) != shaping:
-            if self._has_begun():
-                raise InputError(
-                    f"output.path: {path} holds a run that began with another configuration"
-                )
-            # The cached texts are of another model, or of the same one with other settings.
-            forget_calls(self.folder.private / CALLS)
 
-    def _check_same_data(self) -> list[bytes]:
+    def _has_begun(self, ledger: RunLedger) -> bool:
+        """Return whether a mechanism of the run has begun."""
+        if self.run["state"] in ("planned", "charging"):
+            return False
+        started = self.plan.config.not_private or ledger.counts(self.run_id)["started"]
+        return bool(started) or self.folder.has_output()
+
+    def _check_same_configuration(self, has_begun: bool) -> None:
+        """Check that nothing that shapes the output has changed since a mechanism began. `runtime`
+        may change, and the way to reach the model."""
+        before = self.config_before
+        if before is None or without_connection(before) == without_connection(self._shaping()):
+            return
+        if has_begun:
+            raise InputError(
+                f"output.path: {self.plan.config.output.path} holds a run that began with another "
+                "configuration"
+            )
+        # The cached texts are of another model, or of the same one with other settings.
+        (self.folder.private / CALLS).unlink(missing_ok=True)
+
+    def _check_same_data(self, has_begun: bool) -> list[bytes]:
         """Return the digests of the data's files. Once a mechanism began, the records may not
         change: one charge would pay for a release of the old ones and one of the new ones, and a
-        person could be in two disjoint parts. Raises InputError where they changed, or where that
-        is unknown."""
+        person could be in two disjoint parts. Raises InputError if they changed, or if that is
+        unknown."""
         config = self.plan.config
         kept = self.folder.private / DATA_FINGERPRINT
 
@@ -165,33 +196,23 @@ class Run:
         show(0.0)
         digests = file_digests(config.data.path, show)
         found = fingerprint(digests)
-        if not self._has_begun():
+        if not has_begun:
             write_durably(kept, found, private=True)
         elif not kept.exists():
             raise InputError(
-                f"output.path: {kept} is missing, so that nobody knows whether the records are "
-                "still those that the run began with; put it back, or choose another folder"
+                f"output.path: cannot verify that the data is unchanged: {kept} is missing; "
+                "restore it, or choose another folder"
             )
         elif kept.read_text() != found:
             raise InputError(
                 f"data.path: the records have changed since the run in {config.output.path} "
-                "began; put them back as they were, or choose another output.path"
+                "began; restore them, or choose another output.path"
             )
         return digests
 
-    def _has_begun(self) -> bool:
-        if self.run["state"] == "planned":
-            return False
-        if (
-            self.run["state"] == "finished"
-            or self.plan.config.not_private
-            or self.folder.has_output()
-        ):
-            return True
-        with closing(Ledger.open(self.plan.config.privacy.ledger)) as ledger:
-            return bool(ledger.counts(self.run_id)["started"])
+    # The charge
 
-    def _reserve(self) -> None:
+    def _reserve(self, ledger: RunLedger) -> None:
         """Charge the whole run once, durably, before a mechanism sees its data; idempotent by its
         id.
 
@@ -202,92 +223,72 @@ class Run:
         ledger keeps only keyed hashes. (A budget that another run takes in between is refused after
         the hashing.)
         """
-        if self.plan.config.not_private:
-            self._check_same_data()
-            return
-        plan, planned = self.plan, self.run["state"] == "planned"
-        with closing(self._ledger_to_charge(planned)) as ledger:
-            held = ledger.is_reserved(self.run_id)
-            if not planned and not held:
-                raise InputError(
-                    f"privacy.ledger: the ledger does not hold this run's charge; a run that began "
-                    f"is not charged anew (output.path: {plan.config.output.path})"
-                )
-            if not held:
-                self._check_budget(ledger)
-            files = self._check_same_data()
-            self.on_progress(Progress("charging the budget"))
-            charge = {self.run_id: (plan.dp_event, Budget(plan.cost.epsilon, plan.cost.delta))}
-            stated_for = privacy_unit(plan.config.data.unit), NEIGHBORING_RELATION
-            privacy = plan.config.privacy
-            # On Ray through the accountant, which shows what is charged.
-            with closing(self._open_ledger()) as charged:
-                self.standing.may_be_charged = True
-                charged.reserve(privacy.dataset, charge, *stated_for, files, privacy.tenant)
+        is_free, state = self.plan.config.not_private, self.run["state"]
+        is_held = not is_free and ledger.is_reserved(self.run_id)
+        if state == "reserved" and not (is_free or is_held):
+            raise InputError(
+                "privacy.ledger: the ledger does not hold this run's charge; a run that began is "
+                f"not charged anew (output.path: {self.plan.config.output.path})"
+            )
+        has_begun = self._has_begun(ledger)
+        self._check_same_configuration(has_begun)
+        if not is_free:
+            state = "reserved" if is_held else "planned"
+        self._write_run(state)
+        if not (is_free or is_held):
+            self._check_budget(ledger)
+        files = self._check_same_data(has_begun)
+        if not is_free:
+            self._charge(ledger, files)
+        self._write_run("reserved")
 
-    def _check_budget(self, ledger: Ledger) -> None:
-        """Check that the budget holds the plan, as do those of its tenant and of the data set's
-        ancestors, and then that the columns are there.
+    def _charge(self, ledger: RunLedger, files: list[bytes]) -> None:
+        self.on_progress(Progress("charging the budget"))
+        charge, before = self._charge_asked(), self.run["state"]
+        if before == "planned":
+            self._write_run("charging")
+        try:
+            ledger.reserve(*charge, files)
+        except (BudgetRefused, InputError):
+            self._write_run(before)
+            raise
+
+    def _charge_asked(self) -> tuple[str, dict[str, tuple[Event, Budget]], str, str]:
+        """Return the data set, the charge, and the unit and relation that it is stated for."""
+        plan = self.plan
+        charges = {self.run_id: (plan.dp_event, Budget(plan.cost.epsilon, plan.cost.delta))}
+        return (
+            plan.config.privacy.dataset,
+            charges,
+            privacy_unit(plan.config.data.unit),
+            NEIGHBORING_RELATION,
+        )
+
+    def _check_budget(self, ledger: RunLedger) -> None:
+        """Check that the budget holds the plan, as do those of the data set's ancestors, and then
+        that the columns are there.
 
         A data set gets a budget of just the plan's cost in a ledger that this run made; in any
         other, an unknown name is more likely mistyped than new. Raises BudgetRefused, and
         InputError for an unknown data set, another privacy unit or another relation, and for a
         first row that is no record.
         """
-        name, tenant = self.plan.config.privacy.dataset, self.plan.config.privacy.tenant
-        whole = Budget(self.plan.cost.epsilon, self.plan.cost.delta)
-        stated_for = privacy_unit(self.plan.config.data.unit), NEIGHBORING_RELATION
-        is_new = ledger.account(name) is None
-        if is_new:
-            names = ledger.names()
-            # A run cut off between making the file and the data set left the ledger empty.
-            if names or not self.run.get("made_ledger"):
-                raise InputError(
-                    f"privacy.dataset: the ledger has no data set {name!r}; it has "
-                    f"{', '.join(map(repr, names)) or 'none'} (`dpray ledger create` makes one)"
-                )
-        else:
-            try:
-                ledger.check(name, Charge(self.plan.dp_event, whole, tenant), *stated_for)
-            except BudgetRefused as refused:
-                if cluster.uses_ray(self.plan.config):
-                    count_refusal(self.plan.config.privacy.ledger, refused.dataset)
-                raise
+        dataset, charges, unit, relation = self._charge_asked()
+        # A run cut off between making the file and the data set left the ledger empty.
+        is_new = self.run.get("made_ledger") and not ledger.names()
+        if not is_new:
+            ledger.reserve(dataset, charges, unit, relation, is_trial=True)
         check_first_records(self.plan.config.data, self.plan.reads.text_of is not None)
         if is_new:
-            ledger.create_dataset(name, whole, *stated_for)
+            [(_, whole)] = charges.values()
+            ledger.create_dataset(dataset, whole, unit, relation)
 
-    def _ledger_to_charge(self, planned: bool) -> Ledger:
-        """Open the ledger. A new run on one machine may begin without one: an SQLite file is made,
-        and the report says so. A database that many use is never made because it is not found."""
-        url, tenant = self.plan.config.privacy.ledger, self.plan.config.privacy.tenant
-        try:
-            return Ledger.open(url)
-        except MissingLedger:
-            # A tenant's cap was set by somebody, in another ledger.
-            if not planned or not url.startswith("sqlite") or tenant is not None:
-                raise
-        # Noted first: this run may be cut off as soon as the file is there.
-        self.run["made_ledger"] = True
-        self._write_run("planned")
-        return Ledger.create_or_open(url)
+    # The release
 
-    # Reserved: attempts at the release
-
-    def _open_ledger(self) -> RunLedger:
-        if self.plan.config.not_private:
-            return NullLedger()
-        url = self.plan.config.privacy.ledger
-        return AccountantClient(url) if cluster.uses_ray(self.plan.config) else Ledger.open(url)
-
-    def _release_with_repeats(
-        self, ledger: RunLedger, engine: Engine | None
-    ) -> tuple[Session[Any], Release]:
-        """Repeat what was lost with a machine or an engine, up to `runtime.max_attempts`; stop
-        where other code raised."""
-        attempts = self.plan.config.runtime.max_attempts
-        record = on_ray if cluster.uses_ray(self.plan.config) else nowhere
-        for left in reversed(range(attempts)):
+    def _sessions(self, ledger: RunLedger, engine: Engine | None) -> Iterator[Session[Any]]:
+        """Yield a session for each attempt; the first one has the engine that was tried."""
+        epsilon = 0.0 if self.plan.config.not_private else self.plan.cost.epsilon
+        for number in range(1, self.plan.config.runtime.max_attempts + 1):
             session = Session(
                 self.plan,
                 self.folder,
@@ -297,75 +298,17 @@ class Run:
                 self.on_progress,
                 self.build,
                 engine,
-                record,
+                on_ray if self.on_ray else nowhere,
             )
             engine = None
-            epsilon = 0.0 if self.plan.config.not_private else self.plan.cost.epsilon
-            session.metrics.attempt(attempts - left, epsilon)
-            try:
-                self.folder.recover(self._committed(ledger))
-                session.check_records()
-                session.measure_labels()
-                return session, self.release(session)
-            # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
-            except (KeyboardInterrupt, SystemExit):
-                raise session.unfinished("interrupted") from None
-            except Exception as error:
-                if disk_is_full(error):
-                    raise session.unfinished(DISK_FULL) from error
-                if isinstance(error, DprayError):
-                    raise
-                if cluster.ended_for_memory(error):
-                    raise self._ended_for_memory(session, error) from error
-                last = error.last if isinstance(error, cluster.LostTooOften) else error
-                if (why := cluster.reason_to_repeat(last)) is None:
-                    raise self._stopped(ledger, error) from error
-                if last is not error or not left:
-                    raise session.unfinished(f"{why} ({attempts} times)") from error
-            finally:
-                self.standing.resume_hint = session.resume_hint
-                session.close()
-        raise AssertionError("runtime.max_attempts is at least 1")
-
-    def _committed(self, ledger: RunLedger) -> Callable[[str], bool]:
-        if self.plan.config.not_private:
-            return lambda sha: True
-        shas = {sha for _, (_, sha) in ledger.published(self.run_id)}
-        return shas.__contains__
-
-    def _ended_for_memory(self, session: Session[Any], error: Exception) -> DprayError:
-        """Record as failed the units that workers had under way when Ray ended a process for want
-        of memory, and not those that were lost before that. Return the error that stops the run."""
-        what = "Ray ended a process of the run because its machine was low on memory"
-        ended = cluster.find_error(error, cluster.EndedForMemory)
-        at_work = frozenset() if ended is None else ended.attempt_ids
-        for unit, attempt in list(session.ledger.unfinished(self.run_id)):
-            # How much memory a batch needs depends on its private rows.
-            if attempt in at_work:
-                session.ledger.fail(self.run_id, unit, attempt, "OutOfMemoryError")
-        failed = [unit for unit, _ in session.ledger.failed(self.run_id)]
-        if not failed:
-            return session.unfinished(f"{what}, and nothing was being drawn")
-        return RunFailed(
-            f"{what}: {failed[0]} (and {len(failed) - 1} more) failed with it and cannot be "
-            f"repeated, so this run cannot be finished"
-        )
-
-    def _stopped(self, ledger: RunLedger, error: Exception) -> DprayError:
-        """Return the error of a run that code of dpray's own or of a library's stopped."""
-        why = f"the run stopped: {type(error).__name__}; nothing that was not finished was released"
-        with suppress(DprayError):
-            if ledger.counts(self.run_id)["failed"]:
-                return RunFailed(f"{why}, and this run cannot be finished")
-        return DprayError(why)
-
-    # Finished: records, commit, report
+            session.metrics.attempt(number, epsilon)
+            yield session
 
     def _finish(self, session: Session[Any], release: Release) -> dict[str, Any]:
         stamp = {"not_private": True} if self.plan.config.not_private else {}
         session.show("writing the release")
         records = self.folder.assemble(record | stamp for record in release.records)
-        # Before the report, which says where in the ledger the run ends.
+        # Before the report, which names the entry that closes the run.
         session.ledger.commit(self.run_id)
         report = privacy_report(session, self.run, release.report, records)
         if release.model is not None:
@@ -376,14 +319,6 @@ class Run:
         return report
 
     # run.json
-
-    def _config_before(self) -> dict[str, Any] | None:
-        """Return the configuration that this folder's run had in its last attempt; an earlier
-        version kept it in run.json, places included."""
-        if (self.folder.private / CONFIG).exists() and "config" in self.run:
-            return self.folder.read_json(f"private/{CONFIG}")
-        before: dict[str, Any] | None = self.run.get("config")
-        return before
 
     def _shaping(self) -> dict[str, Any]:
         """Return the part of the configuration that shapes the output."""
@@ -415,6 +350,6 @@ def _charged(plan: Plan) -> dict[str, Any]:
 
 
 def without_connection(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration without the keys that say how the model is reached."""
+    """Return the configuration without the keys by which the model is reached."""
     engine = {key: value for key, value in config["engine"].items() if key not in CONNECTION_KEYS}
     return config | {"engine": engine}

@@ -1,4 +1,4 @@
-"""A session is what a method's `release` is given, and the one way to run a mechanism.
+"""A method's `release` gets a session, the one way to run a mechanism.
 
     def release(session: Session[SomePlan]) -> Release:
         with session.shards(MyWorker) as shards:
@@ -29,7 +29,7 @@ from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
 from dpray.io.files import write_durably
-from dpray.ledger.protocol import RunLedger, StageLedger
+from dpray.ledger.protocol import RunLedger
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
@@ -49,9 +49,8 @@ P = TypeVar("P", bound=Plan)
 
 @dataclass(frozen=True)
 class Release:
-    """A `Release` is what a method releases. `records` have a `text` and a `label`; `report` is the
-    method's own part of the privacy report. The files in the folder `model` are released together
-    with the report."""
+    """The release of a method. `records` have a `text` and a `label`; `report` is the method's own
+    part of the privacy report. The files in the folder `model` are released with the report."""
 
     records: Iterable[dict[str, Any]]
     report: dict[str, Any]
@@ -60,11 +59,11 @@ class Release:
 
 @dataclass(eq=False)
 class Session(Generic[P]):
-    """A `Session` is one attempt at a run that was charged.
+    """One attempt at a run that was charged.
 
-    `plan` is the plan that was charged; its label proportions are the measured ones, where they are
-    measured. `salt` is public and the same in all attempts at a run; `attempt_id` is not. Workers
-    that begin units themselves have ids of their own that begin with it.
+    `plan` is the plan that was charged, with the measured label proportions, if any. `salt` is
+    public and the same in all attempts at a run; `attempt_id` is not. Workers that begin units
+    themselves have ids of their own that begin with it.
     """
 
     plan: P
@@ -79,9 +78,9 @@ class Session(Generic[P]):
     record: Record = nowhere
     attempt_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     resume_hint: str = RESUME_HINT
-    """An error that ends the run ends with these words: how it goes on, and at what cost."""
+    """Appended to an error that ends the run: how to continue, and the cost."""
     charged: float | None = None
-    """The epsilon that was charged, where it is not the plan's own."""
+    """The epsilon that was charged, if it is not the plan's own."""
     _stage: str = field(default="", init=False)
 
     @property
@@ -107,14 +106,12 @@ class Session(Generic[P]):
         return generator(named_key(self.salt, name))
 
     def secret_key(self, name: str, lost: str) -> SecretKey:
-        """Return the key of the run's secret coins, or of one method's in a chain, which is kept in
-        a file of that name in `private`: the same in every attempt. Raises InputError where a run
-        that has begun misses the file (the error says what is `lost` with it) or has something else
-        in its place."""
+        """Return the key of the secret coins of the run, or of one method in a chain, which is kept
+        in a file of that name in `private`: the same in every attempt. Raises InputError if a run
+        that has begun misses the file, with what is `lost`, or has something else in its place."""
         path = self.folder.private / f"{self.folder.prefix}{name}"
         if not path.exists():
-            has_begun = any(unit != "labels" for unit, _ in self.ledger.started(self.key()))
-            if has_begun:
+            if any(unit != "labels" for unit, _ in self.ledger.started(self.key())):
                 raise InputError(
                     f"output.path: {path} is missing, so that {lost}; put it back, or choose "
                     "another folder"
@@ -147,7 +144,7 @@ class Session(Generic[P]):
         self._show(Progress(stage, completed, total, detail))
 
     def _show(self, progress: Progress) -> None:
-        """Raises Resumable where the caller's function raises: no mechanism failed by that."""
+        """Raises Resumable if the caller's function raises: no mechanism failed by that."""
         self.metrics.progress(progress)
         try:
             self.on_progress(progress)
@@ -168,8 +165,8 @@ class Session(Generic[P]):
             replace(
                 whole,
                 plan=plan,
-                folder=self.folder.stage_of(name),
-                ledger=StageLedger(self.ledger, f"{name}."),
+                folder=self.folder.of_method(name),
+                ledger=self.ledger.with_prefix(f"{name}."),
                 salt=named_key(self.salt, name),
                 on_progress=lambda p: self.on_progress(replace(p, stage=f"{name}: {p.stage}")),
                 engine=engine,
@@ -180,7 +177,7 @@ class Session(Generic[P]):
     # Mechanisms
 
     def check_records(self) -> None:
-        """Read every record once, and keep none, where the plan asks for it and nothing has begun.
+        """Read every record once, and keep none, if the plan asks for it and nothing has begun.
         Raises InputError that names the row."""
         if self.plan.reads.checked_first and not self.has_begun:
             self.show("checking records")
@@ -189,7 +186,7 @@ class Session(Generic[P]):
                     pass
 
     def published(self, unit: str) -> dict[str, Any] | None:
-        """Return the output of a mechanism of the plan, or None where it is not published yet."""
+        """Return the output of a mechanism of the plan, or None before it is published."""
         return self.folder.published_output(f"{unit}.json")
 
     def publish_once(
@@ -240,14 +237,12 @@ class Session(Generic[P]):
         failed = dict(self.ledger.failed(key))
         if unit in failed:
             raise RunFailed(
-                f"{unit} failed with {failed[unit][1]}; a mechanism that raised itself, or "
-                f"for which the memory did not suffice, is never repeated, so this run cannot be "
-                f"finished"
+                f"{unit} failed with {failed[unit][1]}; a mechanism that raised itself, or for "
+                "which the memory did not suffice, is never repeated: this run cannot be finished"
             )
 
     def measure_labels(self) -> None:
-        """Replace the assumed label proportions of the plan by measured ones, where it measures
-        them."""
+        """Replace the assumed label proportions of a plan that measures them."""
         if (histogram := label_histogram(self.config)) is None:
             return
         output = self.published("labels")
@@ -288,7 +283,7 @@ class Session(Generic[P]):
 
         A local model of a run on Ray is in actors; any other is used from this process, which is
         all that an endpoint needs. Finished texts are cached, so that each is generated once.
-        Raises Resumable where the model fails.
+        Raises Resumable if the model fails.
         """
         engine = self._generator(config)
 
@@ -338,7 +333,7 @@ class Session(Generic[P]):
 
 
 class LabelCounter:
-    """A `LabelCounter` holds a shard's exact counts of labels, which are private."""
+    """A shard's exact counts of labels, which are private."""
 
     def __init__(self, config: Config) -> None:
         histogram = label_histogram(config)

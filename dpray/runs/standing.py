@@ -1,16 +1,23 @@
-"""Every error that ends a run says whether the run is charged, and how it goes on."""
+"""Every error that ends a run tells whether the run is charged, and how it goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from dpray.config.config import Config
 from dpray.io.files import disk_is_full, read_json
-from dpray.types import BudgetRefused, DprayError, InputError, Resumable, RunFailed
+from dpray.types import (
+    BudgetRefused,
+    DprayError,
+    InputError,
+    LedgerUnavailable,
+    Resumable,
+    RunFailed,
+)
 
 RESUME_HINT = "the same command goes on from there, at no further cost"
 
@@ -20,23 +27,28 @@ DISK_FULL = "output.path: no space is left on its disk, or on the ledger's; make
 class Charged(Enum):
     NO = "nothing was charged"
     YES = "the run is charged"
+    UNDER_WAY = (
+        "the charge was under way: the same command asks the ledger whether the run is charged, "
+        "and charges nothing twice"
+    )
     UNKNOWN = (
-        "the ledger did not say whether the run is charged: the same command asks it, and charges "
-        "nothing twice"
+        "run.json in output.path cannot be read, so the run may be charged: `dpray ledger show` "
+        "lists the charges"
     )
 
 
 class Standing:
-    """A `Standing` knows from `run.json` and the ledger whether a run is charged. The runner sets
-    `may_be_charged` before it charges, and `resume_hint` if going on is not for free."""
+    """The charge of a run, as its `run.json` states it. The runner corrects `is_other_plan`,
+    `is_same_plan` and `resume_hint` if going on is not for free."""
 
     def __init__(self, config: Config | None) -> None:
-        # None as long as it is not read.
-        self._config = config
-        self.may_be_charged = config is not None and self._file(config).exists()
+        """Take the run's configuration; None as long as it is not read."""
+        self._file = None if config is None else Path(config.output.path) / "run.json"
         self.resume_hint = RESUME_HINT
+        self.is_other_plan = False
+        """The folder holds a run of another plan: nothing is charged for this one."""
         self.is_same_plan = False
-        """It is True once the runner knows that the run in the folder is of this plan."""
+        """The folder holds a run of this plan."""
 
     @contextmanager
     def said(self) -> Iterator[None]:
@@ -46,7 +58,7 @@ class Standing:
         try:
             yield
         except BaseException as error:
-            charged = self._charged(error)
+            charged = self._charged()
             ended = _resumable(error, charged)
             ended.standing = sentence = self._sentence(ended, charged)  # type: ignore[attr-defined]
             if not isinstance(ended, DprayError):
@@ -55,30 +67,16 @@ class Standing:
             # Without its cause, a library's error that may quote a text: Python shows both.
             raise ended from None
 
-    def _charged(self, error: BaseException) -> Charged:
-        from dpray.ledger.errors import LedgerUnavailable
-        from dpray.ledger.ledger import Ledger
-
-        if not self.may_be_charged or self._config is None:
+    def _charged(self) -> Charged:
+        if self._file is None or self.is_other_plan or not self._file.exists():
             return Charged.NO
         try:
-            run: dict[str, Any] = read_json(self._file(self._config))
+            run: dict[str, Any] = read_json(self._file)
         except InputError:
-            # A run began here: without its run.json nobody knows how far it came.
-            return Charged.UNKNOWN if self._file(self._config).exists() else Charged.NO
-        if run.get("not_private"):
+            return Charged.UNKNOWN
+        if run.get("not_private") or run.get("state") == "planned":
             return Charged.NO
-        if run.get("state") != "planned":
-            return Charged.YES
-        # It may have been stopped between the charge and the note in run.json.
-        if isinstance(error, LedgerUnavailable):
-            return Charged.UNKNOWN
-        try:
-            with closing(Ledger.open(self._config.privacy.ledger)) as ledger:
-                held = ledger.is_reserved(str(run.get("run_id")))
-        except DprayError:  # a ledger that is missing may have been moved
-            return Charged.UNKNOWN
-        return Charged.YES if held else Charged.NO
+        return Charged.UNDER_WAY if run.get("state") == "charging" else Charged.YES
 
     def _sentence(self, error: BaseException, charged: Charged) -> str:
         words = charged.value
@@ -98,20 +96,14 @@ class Standing:
         mended = "with that mended, " if isinstance(error, InputError) else ""
         return f"{words}: {mended}{self.resume_hint}"
 
-    @staticmethod
-    def _file(config: Config) -> Path:
-        return Path(config.output.path) / "run.json"
-
 
 def _resumable(error: BaseException, charged: Charged) -> BaseException:
     """Return the error as a `Resumable` if it is one for this run."""
-    from dpray.ledger.errors import LedgerUnavailable
-
     if isinstance(error, Resumable):
         return error
     if disk_is_full(error):
         return Resumable(DISK_FULL)
-    if charged is Charged.YES:
+    if charged in (Charged.YES, Charged.UNDER_WAY):
         # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
         if isinstance(error, KeyboardInterrupt | SystemExit):
             return Resumable("interrupted")

@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
@@ -25,8 +27,8 @@ from dpray.ledger.account import Account
 from dpray.ledger.chain import Entry
 from dpray.ledger.ledger import Heads, Ledger
 from dpray.ledger.operations import Operation, Reserve
-from dpray.ledger.protocol import PAGE, Listing, Place, RunLedger
-from dpray.ledger.url import parse_url
+from dpray.ledger.protocol import Kind, RunLedger, in_pages
+from dpray.ledger.store import parse_url
 from dpray.types import BudgetRefused, DprayError
 from dpray.version import __version__
 from dpray.workers.metrics import Record, on_ray, show_budget
@@ -70,7 +72,7 @@ class Accountant:
         self._waiting.put((operation, answer))
         written = answer.result()
         if isinstance(written, BudgetRefused):
-            self.refused(written.dataset)
+            self._record("dpray_refusals", 1, {"dataset": written.dataset})
         elif isinstance(operation, Reserve):
             self._show_soon(ledger, operation.dataset)
         return written, ledger.chain_heads()
@@ -85,10 +87,6 @@ class Accountant:
         if question == "account":  # a run asks for it when it is finished
             self._show_soon(ledger, arguments[0], at_once=True)
         return answer
-
-    def refused(self, dataset: str) -> None:
-        """Count a charge that the budget refused."""
-        self._record("dpray_refusals", 1, {"dataset": dataset})
 
     def _write_queue(self) -> None:
         """Write all that waits, again and again."""
@@ -159,27 +157,27 @@ class AccountantClient(RunLedger):
         self._heads |= heads
         return answer
 
+    def find(self, kind: str, key: str) -> Entry | None:
+        entry: Entry | None = self._read("find", kind, key)
+        return entry
+
+    def entries(self, kind: Kind, key: str) -> Iterator[Entry]:
+        return in_pages(partial(self._read, "page"), kind, key)
+
     def account(self, dataset: str) -> Account | None:
         account: Account | None = self._read("account", dataset)
         return account
 
-    def counts(self, key: str) -> dict[str, int]:
-        counts: dict[str, int] = self._read("counts", key)
+    def names(self) -> list[str]:
+        names: list[str] = self._read("names")
+        return names
+
+    def count(self, key: str, prefix: str) -> dict[str, int]:
+        counts: dict[str, int] = self._read("count", key, prefix)
         return counts
-
-    def last_commit(self, key: str) -> Entry:
-        entry: Entry = self._read("last_commit", key)
-        return entry
-
-    def page(self, listing: Listing, key: str, after: Place, limit: int = PAGE) -> list[Entry]:
-        entries: list[Entry] = self._read("page", listing, key, after, limit)
-        return entries
 
     def close(self) -> None:
         """Leave the actor running: it serves every run on the ledger."""
-
-    def count_refusal(self, dataset: str) -> None:
-        ray.get(self._actor.refused.remote(dataset))
 
     def _read(self, question: str, *arguments: Any) -> Any:
         answer = self._call("read", question, *arguments)
@@ -196,13 +194,6 @@ class AccountantClient(RunLedger):
             # The ledger may have been put back meanwhile; a new accountant would not know.
             ray.get(self._actor.read.remote("require_heads", self._heads))
             return ray.get(getattr(self._actor, method).remote(*arguments))
-
-
-def count_refusal(url: str, dataset: str) -> None:
-    """Have the accountant count a charge that the driver saw refused. Nothing but monitoring
-    depends on it, so that an error of Ray's is passed over."""
-    with suppress(RayError):
-        AccountantClient(url).count_refusal(dataset)
 
 
 @retry(

@@ -18,12 +18,11 @@ import dpray
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
 from dpray.commands.ledger import app
-from dpray.ledger.errors import MissingLedger
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.registry import make_plan
 from dpray.runs.plan import privacy_unit
-from dpray.types import Budget, DprayError, InputError
+from dpray.types import Budget, DprayError, InputError, MissingLedger
 
 
 @pytest.fixture
@@ -198,35 +197,28 @@ def test_verify_says_what_does_not_fit(url: str):
     assert len(json.loads(result.stdout)["problems"]) == 1
 
 
-def test_export_gives_every_entry(url: str, tmp_path: Path):
+def test_export_gives_every_entry(url: str):
     create(url)
     spend(url)
     rows = [json.loads(line) for line in call("export", url).stdout.splitlines()]
     assert [row["kind"] for row in rows] == ["create", "reserve", "begin", "begin", "publish"]
     assert [row["prev_hash"] for row in rows[1:]] == [row["hash"] for row in rows[:-1]]
-    out = tmp_path / "ledger.jsonl"
-    assert json.loads(call("export", url, "--out", str(out), "--json").stdout)["entries"] == 5
-    assert [json.loads(line) for line in out.read_text().splitlines()] == rows
-    no_folder = call("export", url, "--out", str(tmp_path / "none" / "ledger.jsonl"))
-    assert isinstance(no_folder.exception, InputError)
 
 
-def test_create_takes_a_tenant_and_a_parent(url: str):
+def test_create_takes_a_parent(url: str):
     create(url)
-    part = ("--tenant", "red", "--epsilon", "1", "--json")
-    assert json.loads(create(url, *part).stdout)["budget"] == {"epsilon": 1.0, "delta": 1e-6}
-    assert (
-        json.loads(create(url, "--dataset", "ward", "--parent", "Clinic-notes", "--json").stdout)[
-            "parent"
-        ]
-        == "clinic-notes"
-    )
-    readable = call("show", url).stdout
-    assert "tenant red" in readable and "child of clinic-notes" in readable
-    for option in (("--composition", "basic"), ("--unit", "who"), ("--parent", "ward")):
-        error = create(url, *part, *option).exception
-        assert isinstance(error, InputError) and "--tenant" in str(error)
-    assert isinstance(create(f"{url}-none", *part).exception, MissingLedger)
+    made = create(url, "--dataset", "ward", "--parent", "Clinic-notes", "--json")
+    assert json.loads(made.stdout)["parent"] == "clinic-notes"
+    assert "child of clinic-notes" in call("show", url).stdout
+
+
+def test_show_before_the_first_run_is_one_line(url: str):
+    error = call("show", url).exception
+    assert isinstance(error, InputError) and "there is no ledger at" in str(error)
+    assert "nothing was charged to it: the first run makes it" in str(error)
+    assert "secret" not in str(call("show", "sqlite:///none.db").exception)
+    create(url)
+    assert call("show", url).stdout.rstrip().endswith("No run is charged yet.")
 
 
 def test_show_writes_a_page(url: str, tmp_path: Path):

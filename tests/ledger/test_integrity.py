@@ -16,10 +16,9 @@ from dpray.accounting.event import NEIGHBORING_RELATION, canonical_json
 from dpray.accounting.events import Gaussian, Laplace
 from dpray.ledger.account import Account
 from dpray.ledger.chain import Entry
-from dpray.ledger.errors import LedgerError
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.url import parse_url
-from dpray.types import Budget, BudgetRefused, InputError
+from dpray.ledger.store import parse_url
+from dpray.types import Budget, BudgetRefused, InputError, LedgerError
 
 TENTH = Laplace(10.0)
 ASKED = Budget(0.1, 1e-7)
@@ -80,6 +79,9 @@ EDITS = {
     "all entries": "DELETE FROM dpray_entries",
     "the data set's row": "DELETE FROM dpray_datasets",
     "a shorter chain": "UPDATE dpray_datasets SET length = 7",
+    "another number of charges": "UPDATE dpray_datasets SET reservations = 1",
+    "another head": "UPDATE dpray_datasets SET head = 'x'",
+    "the first row": "DELETE FROM dpray_entries WHERE kind = 'create'",
 }
 
 
@@ -91,8 +93,9 @@ def test_verify_sees_every_edit(ledger: Ledger, edit: Callable[[str], None], cha
 
 @pytest.mark.parametrize(
     "change",
-    ["a smaller charge", "a larger budget", "the last row", "the tail", "all entries",
-     "the data set's row", "a shorter chain"],
+    ["a smaller charge", "a larger budget", "a row in the middle", "the last row", "the tail",
+     "all entries", "the data set's row", "a shorter chain", "another number of charges",
+     "another head", "the first row"],
 )  # fmt: skip
 def test_nothing_more_is_charged_to_an_edited_chain(
     url: str, edit: Callable[[str], None], change: str
@@ -102,7 +105,7 @@ def test_nothing_more_is_charged_to_an_edited_chain(
         reserve(Ledger.open(url), "run-3")
 
 
-@pytest.mark.parametrize("change", ["a smaller charge", "a larger budget", "a row in the middle"])
+@pytest.mark.parametrize("change", ["a smaller charge", "a row in the middle"])
 def test_who_has_seen_the_charges_counts_them_whatever_was_edited_since(
     ledger: Ledger, edit: Callable[[str], None], change: str
 ):
@@ -163,10 +166,8 @@ def test_a_replay_gives_the_same_bits(url: str):
             for row in exported
             if row["dataset"] == composition
         )
-        assert live is not None
         bits = [value.hex() for value in (live.spent.epsilon, live.spent.delta)]
         for again in (reopened, replayed):
-            assert again is not None
             assert [value.hex() for value in (again.spent.epsilon, again.spent.delta)] == bits
         events = {charge.event for charge in live.charges}
         assert events == {event_from_json(charge.event.to_json()) for charge in replayed.charges}
@@ -205,9 +206,7 @@ def test_a_locked_ledger_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.M
             reserve(ledger, "run")
     assert "\n" not in str(failed.value)
     assert failed.value.exit_code == 1
-    account = ledger.account("notes")
-    assert account is not None
-    assert account.charges == ()
+    assert ledger.account("notes").charges == ()
 
 
 @contextmanager
@@ -264,5 +263,4 @@ def test_a_full_disk_never_undercounts(tmp_path: Path, kibibytes: int):
     for run in range(len(kept) + 3):
         reserve(ledger, f"run-{run}")
     account = ledger.account("notes")
-    assert account is not None
     assert len(account.charges) == len(kept) + 3

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ from dpray.accounting.accountant import cost, rdp_to_epsilon
 from dpray.accounting.composition import RenyiComposition
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Gaussian, Laplace
+from dpray.ledger import queries
 from dpray.ledger.account import check_price
-from dpray.ledger.errors import AlreadyPublished, LedgerConflict
 from dpray.ledger.ledger import Ledger
-from dpray.types import Budget, BudgetRefused, InputError
+from dpray.ledger.protocol import in_pages
+from dpray.types import AlreadyPublished, Budget, BudgetRefused, InputError, LedgerConflict
 
 TENTH = Laplace(10.0)
 ASKED = Budget(0.1, 1e-7)
@@ -79,9 +81,7 @@ def test_a_budget_that_is_the_plans_own_cost_holds_it_once(url: str):
     ledger = Ledger.create_or_open(url)
     ledger.create_dataset("own", own, *STATED_FOR)
     ledger.reserve("own", {"first": (event, own)}, *STATED_FOR)
-    account = ledger.account("own")
-    assert account is not None
-    assert account.spent == own
+    assert ledger.account("own").spent == own
     with pytest.raises(BudgetRefused):
         ledger.reserve("own", {"second": (Laplace(1e9), Budget(1e-9, 0.0))}, *STATED_FOR)
 
@@ -110,7 +110,6 @@ def test_a_renyi_budget_adds_divergences_at_its_order(url: str):
     budget = Budget(3.0, 1e-6)
     ledger.create_dataset("notes", budget, *STATED_FOR, composition="renyi")
     account = ledger.account("notes")
-    assert account is not None
     assert isinstance(account.composition, RenyiComposition)
     event = Gaussian(10.0)
     asked = Budget(cost(event, 1e-6).epsilon, 1e-6)
@@ -137,9 +136,7 @@ def test_the_same_reservation_again_is_the_same_answer(ledger: Ledger, url: str)
     first = reserve(ledger, "run")
     assert reserve(ledger, "run") == first
     assert reserve(Ledger.open(url), "run") == first
-    account = ledger.account("notes")
-    assert account is not None
-    assert account.spent == ASKED
+    assert ledger.account("notes").spent == ASKED
 
 
 def test_a_key_with_another_charge_is_a_conflict(ledger: Ledger):
@@ -291,11 +288,10 @@ def test_listings_come_in_pages(ledger: Ledger):
     reserve(ledger, "run")
     units = [f"Ärger & Öl/{n}" for n in range(10)] + ["Z", "a", "_"]
     ledger.begin("run", "attempt-1", units)
-    seen, after = [], ("", "")
-    while page := ledger.page("begin", "run", after, limit=3):
-        assert len(page) <= 3
-        seen += [entry.unit for entry in page]
-        after = (page[-1].unit, page[-1].attempt)
+    with ledger._store.read() as connection:
+        pages = partial(queries.page, connection, limit=3)
+        assert len(pages("begin", "run", ("", ""))) == 3
+        seen = [entry.unit for entry in in_pages(pages, "begin", "run")]
     assert sorted(seen) == sorted(units)
 
 

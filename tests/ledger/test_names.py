@@ -11,10 +11,9 @@ import sqlalchemy as sa
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.ledger.errors import LedgerError
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.url import parse_url
-from dpray.types import Budget, BudgetRefused, InputError
+from dpray.ledger.store import parse_url
+from dpray.types import Budget, BudgetRefused, InputError, LedgerError
 
 BUDGET = Budget(1.0, 1e-6)
 ASKED = Budget(0.5, 1e-7)

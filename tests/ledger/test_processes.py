@@ -28,7 +28,7 @@ import sqlite3
 import sys
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.ledger.errors import AlreadyPublished
+from dpray.types import AlreadyPublished
 from dpray.ledger.ledger import Ledger
 from dpray.types import Budget, BudgetRefused, InputError
 
@@ -127,9 +127,7 @@ def test_racing_for_one_key_reserves_it_once(url: str):
         for child in crowd:
             child.ask("reserve notes the-run")
         assert [child.hear() for child in crowd] == ["won\n"] * 3
-    account = Ledger.open(url).account("notes")
-    assert account is not None
-    assert account.spent == Budget(0.5, 1e-7)
+    assert Ledger.open(url).account("notes").spent == Budget(0.5, 1e-7)
 
 
 def test_a_reservation_outlives_its_killed_process(url: str):
@@ -139,9 +137,7 @@ def test_a_reservation_outlives_its_killed_process(url: str):
         assert [child.hear(), child.hear()] == ["won\n", "won\n"]
         child.kill()
     ledger = Ledger.open(url)
-    account = ledger.account("notes")
-    assert account is not None
-    assert account.spent == Budget(0.5, 1e-7)
+    assert ledger.account("notes").spent == Budget(0.5, 1e-7)
     charge = {"run": (Laplace(2.0), Budget(0.5, 1e-7))}
     [reservation] = ledger.reserve("notes", charge, *STATED_FOR)
     assert reservation.seq == 1
@@ -163,7 +159,6 @@ def test_whatever_was_answered_before_a_kill_is_there_after_it(url: str):
             heard = 1 + child.process.stdout.read().count("\n")
             ledger = Ledger.open(url)
             account = ledger.account(f"d{turn}")
-            assert account is not None
             # One reservation may be there whose answer was never given.
             assert len(account.charges) - heard in (0, 1)
     assert ledger.verify() == []

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Gaussian
-from dpray.ledger.chain import Entry
-from dpray.ledger.errors import AlreadyPublished
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.protocol import NullLedger, StageLedger
-from dpray.types import Budget
+from dpray.types import AlreadyPublished, Budget
 
 SHA = "0" * 64
 
@@ -30,7 +26,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 def test_methods_with_units_of_the_same_names_do_not_meet(ledger: Ledger) -> None:
-    one, two = StageLedger(ledger, "1-a."), StageLedger(ledger, "2-b.")
+    one, two = ledger.with_prefix("1-a."), ledger.with_prefix("2-b.")
     ledger.begin("run", "x", ["labels"])
     ledger.publish("run", "x", [("labels", SHA)])
     for method in (one, two):
@@ -50,25 +46,3 @@ def test_methods_with_units_of_the_same_names_do_not_meet(ledger: Ledger) -> Non
     }  # fmt: skip
     with pytest.raises(AlreadyPublished):
         one.begin("run", "z", ["u"])
-
-
-class Shuffled(NullLedger):
-    """A ledger whose database sorts names as if they had no beginnings."""
-
-    def __init__(self, units: list[str]) -> None:
-        self.units = sorted(units, key=lambda unit: unit.partition(".")[2])
-
-    def page(self, listing: Any, key: str, after: Any, limit: int = 2) -> list[Entry]:
-        begin = 0 if after == ("", "") else self.units.index(after[0]) + 1
-        return [
-            Entry("notes", 0, "begin", key, unit, "x", "", "{}", "")
-            for unit in self.units[begin : begin + 2]  # a short page, whatever is asked for
-        ]
-
-
-def test_units_are_found_however_a_database_sorts_them() -> None:
-    names = [f"{number:02d}" for number in range(9)]
-    foreign = [f"1-a.{name}{end}" for name in names for end in "xyz"]
-    inner = Shuffled([*foreign, *(f"2-b.{name}" for name in names)])
-    view = StageLedger(inner, "2-b.")
-    assert [unit for unit, _ in view.started("run")] == names

@@ -17,10 +17,9 @@ import sqlalchemy as sa
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
 from dpray.cli import run_command
-from dpray.ledger.errors import LedgerConflict, LedgerError
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.store import entries
-from dpray.types import Budget
+from dpray.ledger.queries import entries
+from dpray.types import Budget, LedgerConflict, LedgerError
 
 BUDGET = Budget(1.0, 1e-6)
 ASKED = Budget(0.1, 1e-7)
@@ -46,25 +45,6 @@ def edit(connection: Callable[[], sa.Connection], *statements: str) -> None:
     with connection() as open_connection:
         for statement in statements:
             open_connection.exec_driver_sql(statement)
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "DELETE FROM dpray_entries WHERE kind = 'reserve' AND key = 'run-1'",
-        "DELETE FROM dpray_entries WHERE kind = 'create'",
-        "DELETE FROM dpray_entries WHERE seq > 2",
-        "UPDATE dpray_datasets SET reservations = 1",
-        "UPDATE dpray_datasets SET head = 'x'",
-    ],
-)
-def test_nothing_is_admitted_where_something_was_deleted(
-    ledger: Ledger, url: str, connection: Callable[[], sa.Connection], statement: str
-):
-    edit(connection, statement)
-    with pytest.raises(LedgerError, match="not as they were written"):
-        reserve(Ledger.open(url), "run-3")
-    assert ledger.verify()
 
 
 def test_a_deleted_reservation_is_no_budget_to_look_at(
@@ -137,12 +117,8 @@ def test_who_has_seen_more_than_the_ledger_holds_charges_nothing_to_it(
 ):
     """A database that failed over to an older copy, under a process that goes on."""
     put_back(connection, length)
-    for act in (
-        lambda: reserve(ledger, "run-3"),
-        lambda: ledger.create_tenant("notes", "a", ASKED),
-    ):
-        with pytest.raises(LedgerError, match="put back to an earlier state"):
-            act()
+    with pytest.raises(LedgerError, match="put back to an earlier state"):
+        reserve(ledger, "run-3")
     # Nor once others, who saw nothing of it, have written more than was lost.
     opened = Ledger.open(url)
     for run in range(3, 10):
@@ -241,11 +217,6 @@ def test_a_report_without_its_place_is_named(
     (tmp_path / "privacy_report.json").write_text(json.dumps(report))
     assert verify(url, tmp_path) == 2
     assert "does not name the run's last entry" in capfd.readouterr().err
-
-
-def test_a_folder_that_is_no_runs_is_named(ledger: Ledger, url: str, tmp_path: Path, capfd):
-    assert verify(url, tmp_path / "none") == 2
-    assert "cannot read " in capfd.readouterr().err
 
 
 def test_the_last_commit_is_a_runs_last_entry(ledger: Ledger):

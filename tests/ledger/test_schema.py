@@ -14,11 +14,10 @@ import sqlalchemy as sa
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.ledger.errors import LedgerError, MissingLedger
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.store import VERSION
-from dpray.ledger.url import parse_url
-from dpray.types import Budget
+from dpray.ledger.queries import VERSION
+from dpray.ledger.store import parse_url
+from dpray.types import Budget, LedgerError, MissingLedger
 
 Transaction = Callable[[], AbstractContextManager[sa.Connection]]
 
@@ -42,14 +41,14 @@ def test_a_ledger_that_cannot_be_made_whole_is_not_made(
 
 @pytest.mark.parametrize("open_ledger", [Ledger.open, Ledger.create_or_open])
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    "statement",
     [
-        ("UPDATE dpray_version SET version = 999", "version 999, and this dpray knows version 1"),
-        ("INSERT INTO dpray_version VALUES (999)", "version 1, 999, and this dpray"),
-        ("DELETE FROM dpray_version", "version none, and this dpray"),
-        ("DROP TABLE dpray_version", "dpray_version is lost or unknown$"),
-        ("DROP TABLE dpray_secret", "dpray_secret is lost or unknown$"),
-        ("CREATE TABLE dpray_newer (a INTEGER)", "dpray_newer is lost or unknown$"),
+        "UPDATE dpray_version SET version = 999",
+        "INSERT INTO dpray_version VALUES (999)",
+        "DELETE FROM dpray_version",
+        "DROP TABLE dpray_version",
+        "DROP TABLE dpray_secret",
+        "CREATE TABLE dpray_newer (a INTEGER)",
     ],
 )
 def test_a_ledger_that_is_not_known_is_refused(
@@ -57,12 +56,11 @@ def test_a_ledger_that_is_not_known_is_refused(
     connection: Transaction,
     open_ledger: Callable[[str], Ledger],
     statement: str,
-    said: str,
 ) -> None:
     Ledger.create_or_open(url)
     with connection() as opened:
         opened.exec_driver_sql(statement)
-    with pytest.raises(LedgerError, match=said) as refused:
+    with pytest.raises(LedgerError, match="does not have the tables of version 1") as refused:
         open_ledger(url)
     assert "\n" not in str(refused.value)
 
@@ -93,11 +91,12 @@ def test_two_ledgers_in_two_schemas_are_two_ledgers(postgresql_url: str) -> None
         Ledger.create_or_open(one)
     with engine.begin() as opened:
         opened.exec_driver_sql(f"UPDATE {b}.dpray_version SET version = 999")
-    for path in (both, later):
-        assert Ledger.open(path).verify() == []
+    assert Ledger.open(both).verify() == []
+    with pytest.raises(MissingLedger):  # tables are made, and looked for, in the first schema
+        Ledger.open(later)
     with engine.begin() as opened:
         opened.exec_driver_sql(f"DROP TABLE {a}.dpray_secret")
-    with pytest.raises(LedgerError, match="dpray_secret is lost"):
+    with pytest.raises(LedgerError, match="has lost a table"):
         Ledger.open(both)
     engine.dispose()
 
@@ -151,10 +150,3 @@ def test_one_of_many_makes_the_tables(url: str, connection: Transaction) -> None
         assert opened.execute(sa.text("SELECT version FROM dpray_version")).scalars().all() == [
             VERSION
         ]
-
-
-def test_many_make_a_ledger_each(tmp_path: Path) -> None:
-    urls = [f"sqlite:///{tmp_path}/{number}.db" for number in range(16)]
-    assert at_once([partial(Ledger.create_or_open, url) for url in urls]) == []
-    for url in urls:
-        assert Ledger.open(url).verify() == []

@@ -15,7 +15,7 @@ from dpray.accounting.events import Laplace
 from dpray.io.files import touch_private
 from dpray.io.places import is_mounted_alone
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.url import parse_url
+from dpray.ledger.store import parse_url
 from dpray.types import Budget, InputError
 from tests.ledger.test_processes import Child
 
@@ -111,7 +111,7 @@ def test_a_budget_of_two_charges_is_spent_twice_at_most(
     second.unlink()
     assert len(charged) <= 2
     account = Ledger.open(f"sqlite:///{ledger}").account("notes")
-    assert account is not None and len(account.charges) == len(charged)
+    assert len(account.charges) == len(charged)
 
 
 def test_a_link_that_is_made_while_the_ledger_is_open_is_noticed(ledger: Path):
@@ -141,8 +141,7 @@ def test_a_symbolic_link_is_no_second_name(ledger: Path):
         by_name.reserve("notes", {"second": HALF}, *STATED_FOR)
         assert ledger.with_name("ledger.db-wal").exists()
         assert list(link.parent.iterdir()) == [link]
-    account = by_link.account("notes")
-    assert account is not None and account.spent.epsilon == 1.0
+    assert by_link.account("notes").spent.epsilon == 1.0
 
 
 TABLE = r"""27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw

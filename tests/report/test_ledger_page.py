@@ -26,11 +26,10 @@ def a_ledger(folder: Path) -> dict:
     stated_for = (UNIT, NEIGHBORING_RELATION)
     ledger.create_dataset("hospital", Budget(4.0, 1e-6), *stated_for)
     ledger.create_dataset("clinic", Budget(2.0, 1e-6), *stated_for, "renyi", parent="hospital")
-    ledger.create_tenant("clinic", "red", Budget(1.5, 1e-6))
     ledger.create_dataset("unused", Budget(1.0, 0.0), *stated_for)
     for run, epsilon in (("run-1", 0.5), ("run-2", 0.25)):
         charge = {run: (Laplace(1 / epsilon), Budget(epsilon, 1e-8))}
-        ledger.reserve("clinic", charge, *stated_for, tenant="red")
+        ledger.reserve("clinic", charge, *stated_for)
     ledger.begin("run-1", "attempt-1", ["a/0", "a/1"])
     ledger.publish("run-1", "attempt-1", [("a/0", "a" * 64)])
     ledger.commit("run-1")
@@ -46,17 +45,16 @@ def test_everything_is_stated(tmp_path: Path):
         "as of 2031-05-06 07:08 UTC",
         "hospital 4 / 1e-6 0.75 / 2e-8 3.25 / 9.8e-7 2",
         "Child of hospital: what is charged here is drawn there too",
-        "red 1.5 / 1e-6",
         "renyi at order",
-        "run-1 for red on clinic",
+        "run-1 on clinic",
         "1 of 2 finished",
         "none started open",
-        "run-2 for red",
+        "run-2",
         "unused 1 / 0 0 / 0 1 / 0 0",
         "No run has been charged.",
     ):
         assert stated in text, stated
-    assert html.count('role="img"') == 3 + 1 + 2, "bars of data sets and tenants, two charts"
+    assert html.count('role="img"') == 3 + 2, "bars of data sets, two charts"
 
 
 def test_a_hostile_name_stays_text(tmp_path: Path):
@@ -65,9 +63,8 @@ def test_a_hostile_name_stays_text(tmp_path: Path):
     for dataset in shown["datasets"]:
         dataset["dataset"] += ATTACK
         dataset["parent"] = ATTACK
-        dataset["tenants"] = [share | {"tenant": ATTACK} for share in dataset["tenants"]]
         for run in dataset["entries"]:
-            run |= {"key": ATTACK, "tenant": ATTACK, "drawn_by": ATTACK}
+            run |= {"key": ATTACK, "drawn_by": ATTACK}
     html = render_ledger(shown, MADE_AT)
     seen = Visible(html)
     assert ATTACK in " ".join(seen.texts)

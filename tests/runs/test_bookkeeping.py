@@ -4,7 +4,9 @@ between two steps. By DP-KPS, which runs two mechanisms and needs no model."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,14 +16,14 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from dpray import registry as methods
+from dpray.cli import interrupt_on_sigterm
 from dpray.config.config import Config
-from dpray.ledger.errors import MissingLedger
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.registry import make_plan
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.session import Session
-from dpray.types import Budget, DprayError, InputError, Progress, Resumable
+from dpray.types import Budget, DprayError, InputError, MissingLedger, Progress, Resumable
 from dpray.workers import cluster
 from dpray.workers.engine import build_engine
 
@@ -41,7 +43,6 @@ def spent(run: Config) -> tuple[float, int]:
     ledger = Ledger.open(run.privacy.ledger)
     account = ledger.account("notes")
     ledger.close()
-    assert account is not None
     return account.spent.epsilon, len(account.charges)
 
 
@@ -91,24 +92,34 @@ def test_a_run_that_stopped_after_its_charge_goes_on(
         patch.setattr(Ledger, "reserve", cut_off_afterwards)
         with pytest.raises(DprayError, match="cut off"):
             methods.run(run)
-    assert json.loads((Path(run.output.path) / "run.json").read_text())["state"] == "planned"
+    assert json.loads((Path(run.output.path) / "run.json").read_text())["state"] == "charging"
     before = spent(run)
     assert methods.run(run)["epsilon"] == before[0]
     assert spent(run) == before == (pytest.approx(8.0, rel=1e-4), 1)
 
 
-@pytest.mark.parametrize("signal", [KeyboardInterrupt(), SystemExit(15)], ids=repr)
-def test_a_run_that_is_told_to_end_can_be_resumed(
-    config: Callable[..., Config], signal: BaseException
+@pytest.mark.parametrize("ends", ["SIGTERM", "SystemExit"])
+def test_a_run_that_is_told_to_end_says_what_is_charged_and_can_be_resumed(
+    config: Callable[..., Config], ends: str
 ) -> None:
-    """By Ctrl-C, or by `ray job stop`: Ray makes a SystemExit of SIGTERM."""
+    """By SIGTERM to the command, or by `ray job stop`: Ray makes a SystemExit of it."""
 
     def stop(progress: Progress) -> None:
-        if progress.stage == "densities":
-            raise signal
+        if progress.stage == "densities" and ends == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif progress.stage == "densities":
+            raise SystemExit(15)
 
-    with pytest.raises(Resumable, match=r"^interrupted.*the same command goes on"):
-        methods.run(config(), stop)
+    before = signal.getsignal(signal.SIGTERM)
+    interrupt_on_sigterm()
+    try:
+        with pytest.raises(Resumable) as ended:
+            methods.run(config(), stop)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert str(ended.value) == (
+        "interrupted; the run is charged: the same command goes on from there, at no further cost"
+    )
     assert methods.run(config())["records"] == 8
 
 

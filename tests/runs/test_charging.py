@@ -64,31 +64,22 @@ def test_a_mistyped_column_is_told_before_the_charge(
     assert methods.run(config(privacy__ledger=url))["records"] > 0
 
 
-def test_a_run_is_charged_to_its_tenant_and_drawn_on_the_parent(
+def test_a_run_is_drawn_on_the_parent(
     config: Callable[..., Config], ledger: Ledger, records_file: Path
 ):
-    ledger.create_dataset("part", Budget(100, 1e-3), "record", "add_or_remove_one", parent="notes")
-    ledger.create_tenant("notes", "red", Budget(50, 1e-4))
-    ledger.create_tenant("notes", "poor", Budget(1e-3, 1e-4))
-    of_part = {"privacy__dataset": "part"}
-    for tenant, kind, says in (
-        (None, InputError, r"^privacy\.tenant: .*\(red, poor\)"),
-        ("blue", InputError, "'blue' is not one of them"),
-        ("poor", BudgetRefused, "'part' draws on it; this is what the tenant 'poor' has of it"),
-    ):
-        with Opened([records_file]) as opened:
-            with pytest.raises(kind, match=says):
-                methods.run(config(**of_part, privacy__tenant=tenant))
-            assert opened.flags() == [False]
-    report = methods.run(config(**of_part, privacy__tenant="red"))
-    assert ledger.account("notes").share("red").spent.epsilon == report["epsilon"]
-    assert report["ledger"]["dataset"] == "part"
-
-
-def test_a_tenants_ledger_is_not_made(config: Callable[..., Config], tmp_path: Path):
-    other = {"privacy__ledger": f"sqlite:///{tmp_path}/other.db", "privacy__tenant": "red"}
-    with pytest.raises(InputError, match="there is no ledger"):
-        methods.run(config(**other))
+    for parent, epsilon in (("notes", 100), ("poor", 1e-3)):
+        if parent == "poor":
+            ledger.create_dataset("poor", Budget(epsilon, 1e-3), "record", "add_or_remove_one")
+        name = f"part of {parent}"
+        budget = Budget(100, 1e-3)
+        ledger.create_dataset(name, budget, "record", "add_or_remove_one", parent=parent)
+    with Opened([records_file]) as opened:
+        with pytest.raises(BudgetRefused, match="'part of poor' draws on it"):
+            methods.run(config(privacy__dataset="part of poor"))
+        assert opened.flags() == [False]
+    report = methods.run(config(privacy__dataset="part of notes"))
+    assert ledger.account("notes").spent.epsilon == report["epsilon"]
+    assert report["ledger"]["dataset"] == "part of notes"
 
 
 def test_a_name_in_another_spelling_is_the_same_budget(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +96,3 @@ def test_a_missing_column_is_no_empty_text(tmp_path: Path) -> None:
     path.write_text('{"Text ": "x"}\n')
     with pytest.raises(InputError, match=r"no column 'text'; there are: Text  \(did you mean"):
         list(record_rows(Piece(str(path)), data_of(path)))
-
-
-@pytest.mark.parametrize("rule", ["refuse", "skip"])
-def test_the_plan_says_the_rule(
-    rule: str, config_file: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    from dpray.cli import run_command
-
-    assert run_command(["plan", config_file(data__empty=rule)]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "empty texts" in shown and f"(data.empty: {rule})" in shown

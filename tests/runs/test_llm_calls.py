@@ -62,19 +62,19 @@ def ask(engine: Any, path: Path, *options: Any) -> Any:
 
 def test_only_what_is_missing_is_asked(tmp_path: Path) -> None:
     engine = CountingEngine()
-    cached = ask(engine, tmp_path / "calls.db")
+    cached = ask(engine, tmp_path / "calls.jsonl")
     first = cached(requests(4))
     assert [text.rpartition(" ")[0] for text in first] == [f"prompt {i}" for i in range(4)]
     assert cached(requests(6))[:4] == first
     assert sorted(engine.asked) == [f"prompt {i}" for i in range(6)]
     assert cached(requests(6)[::-1])[2:] == first[::-1]
     assert len(engine.asked) == 6 and cached([]) == []
-    totals = CallCache(tmp_path / "calls.db").totals()
+    totals = CallCache(tmp_path / "calls.jsonl").totals()
     assert tuple(totals.values()) == (6, 18, sum(range(1, 7)))
 
 
 def test_after_a_failure_nothing_finished_is_asked_again(tmp_path: Path) -> None:
-    failing, path = CountingEngine(left=3), tmp_path / "calls.db"
+    failing, path = CountingEngine(left=3), tmp_path / "calls.jsonl"
     with pytest.raises(EngineError, match="gone"):
         ask(failing, path)(requests(8))
     rest = CountingEngine()
@@ -86,7 +86,7 @@ def test_after_a_failure_nothing_finished_is_asked_again(tmp_path: Path) -> None
 
 def test_progress_counts_every_request_once(tmp_path: Path) -> None:
     done: list[int] = []
-    cached = ask(CountingEngine(), tmp_path / "calls.db", lambda: done.append(1))
+    cached = ask(CountingEngine(), tmp_path / "calls.jsonl", lambda: done.append(1))
     cached(requests(4))
     assert len(done) == 4
     cached(requests(7))
@@ -96,14 +96,14 @@ def test_progress_counts_every_request_once(tmp_path: Path) -> None:
 def test_empty_answers_are_kept_too(tmp_path: Path) -> None:
     empty = [Request("a/0", Prompt("empty"), Sampling(5))]
     engine = CountingEngine()
-    cached = ask(engine, tmp_path / "calls.db")
+    cached = ask(engine, tmp_path / "calls.jsonl")
     assert cached(empty) == [""] == cached(empty)
     assert len(engine.asked) == 1
 
 
 def test_the_same_id_with_another_prompt_is_an_error(tmp_path: Path) -> None:
     engine = CountingEngine()
-    cached = ask(engine, tmp_path / "calls.db")
+    cached = ask(engine, tmp_path / "calls.jsonl")
     (request,) = requests(1)
     cached([request])
     for other in (
@@ -160,12 +160,8 @@ def run(server: Server, path: Path, **options: Any) -> tuple[Population, list[Ch
     api = OpenAIEngine(config, max_pause=0.02)
     prompts = load_variation_prompts("yelp", "fill_in_the_blanks", 2, PLAN.records)
     cache = CallCache(path)
-    try:
-        salt = "5a" * 16
-        ask = partial(ask_cached, api, cache)
-        return AugPeRun(PLAN, prompts, ask, embed, vote, salt).algorithm_1(), checkpoints
-    finally:
-        cache.close()
+    ask = partial(ask_cached, api, cache)
+    return AugPeRun(PLAN, prompts, ask, embed, vote, "5a" * 16).algorithm_1(), checkpoints
 
 
 def test_a_run_over_a_bad_endpoint(tmp_path: Path) -> None:
@@ -175,7 +171,7 @@ def test_a_run_over_a_bad_endpoint(tmp_path: Path) -> None:
     long = chat(message={"role": "assistant", "content": "word " * 5000})
     with running_server() as server:
         server.faults = [500, 0, empty, *MALFORMED.values(), refused, long, 503, empty, 429]
-        result, checkpoints = run(server, tmp_path / "calls.db", attempts=30)
+        result, checkpoints = run(server, tmp_path / "calls.jsonl", attempts=30)
         assert not server.faults
     assert {label: len(texts) for label, texts in result.items()} == dict(PLAN.records)
     written = [x for c in checkpoints for texts in c.population.values() for x in texts]
@@ -184,19 +180,19 @@ def test_a_run_over_a_bad_endpoint(tmp_path: Path) -> None:
     assert max(len(text.split()) for text in written if "word word" in text) == 64
     assert longest in written
     # Three answers were empty or refused: three calls more.
-    assert CallCache(tmp_path / "calls.db").totals()["calls"] == PLAN.llm_calls + 3
+    assert CallCache(tmp_path / "calls.jsonl").totals()["calls"] == PLAN.llm_calls + 3
 
 
 def test_a_run_that_the_endpoint_ended_goes_on_without_asking_twice(tmp_path: Path) -> None:
     with running_server() as server:
-        whole, undisturbed = run(server, tmp_path / "whole.db")
+        whole, undisturbed = run(server, tmp_path / "whole.jsonl")
     with running_server() as server:
         server.answers_left = 30
         with pytest.raises(EngineError, match="HTTP status 500"):
-            run(server, tmp_path / "calls.db", attempts=1)
+            run(server, tmp_path / "calls.jsonl", attempts=1)
         assert server.answered == 30
         server.answers_left = 10**9
-        result, checkpoints = run(server, tmp_path / "calls.db")
+        result, checkpoints = run(server, tmp_path / "calls.jsonl")
         assert server.answered == PLAN.llm_calls
     assert (result, checkpoints) == (whole, undisturbed)
-    assert CallCache(tmp_path / "calls.db").totals()["calls"] == PLAN.llm_calls
+    assert CallCache(tmp_path / "calls.jsonl").totals()["calls"] == PLAN.llm_calls

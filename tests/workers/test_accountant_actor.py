@@ -20,11 +20,18 @@ import sqlalchemy as sa
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
-from dpray.ledger.errors import AlreadyPublished, LedgerConflict, LedgerError, MissingLedger
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.operations import Begin, Reserve
-from dpray.ledger.transaction import Transaction
-from dpray.types import Budget, BudgetRefused, DprayError, InputError
+from dpray.ledger.operations import Begin, Reserve, Transaction
+from dpray.types import (
+    AlreadyPublished,
+    Budget,
+    BudgetRefused,
+    DprayError,
+    InputError,
+    LedgerConflict,
+    LedgerError,
+    MissingLedger,
+)
 from dpray.workers.accountant import (
     NAMESPACE,
     Accountant,

@@ -19,7 +19,7 @@ import numpy as np
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
-from dpray.accounting.report import NOT_COVERED
+from dpray.accounting.statement import NOT_COVERED
 from dpray.config.config import Config, DataConfig
 from dpray.engines.adapters import BASE_PLACE
 from dpray.engines.base import PlainPrompt, Sampling
@@ -187,7 +187,7 @@ def charge_repeats(session: DpSgdSession) -> None:
             charges[session.key(f"again-{number}")] = event, budget_of(event, privacy.delta)
     try:
         stated_for = privacy_unit(plan.config.data.unit), NEIGHBORING_RELATION
-        session.ledger.reserve(privacy.dataset, charges, *stated_for, tenant=privacy.tenant)
+        session.ledger.reserve(privacy.dataset, charges, *stated_for)
     except BudgetRefused as refused:
         known = (refused.dataset, refused.asked, refused.spent, refused.left)
         raise BudgetRefused(*known, why) from None

@@ -12,7 +12,7 @@ from operator import itemgetter
 from time import monotonic
 from typing import Any
 
-from dpray.accounting.report import NOT_COVERED
+from dpray.accounting.statement import NOT_COVERED
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.row_variation import rounding_warnings
 from dpray.io.external_sort import external_sort

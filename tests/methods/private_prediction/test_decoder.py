@@ -19,14 +19,13 @@ from dpray.engines.base import EngineError, Lockstep, LockstepGroup, LockstepRes
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.few_shot import FewShot
 from dpray.io.template_file import Template
-from dpray.ledger.errors import AlreadyPublished
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.rows import encode_private, shown_examples
 from dpray.registry import make_plan
-from dpray.types import Budget, DprayError
+from dpray.types import AlreadyPublished, Budget, DprayError
 from dpray.workers.groups import SliceWorker
 from dpray.workers.pool_actor import PoolActor
 

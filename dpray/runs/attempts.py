@@ -1,0 +1,96 @@
+"""Attempts at a run's release: what was lost with a machine or an engine is repeated.
+
+What is published is kept. What was lost with its machine, by an interruption or because a model
+failed is repeated or dropped as `privacy.lost_batches` says (a training pays for what it repeats).
+A mechanism that raised itself, or for which the memory did not suffice, is never run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from dpray.io.files import disk_is_full
+from dpray.runs.session import Release, Session
+from dpray.runs.standing import DISK_FULL, Standing
+from dpray.types import DprayError, RunFailed
+from dpray.workers import cluster
+
+
+def release_with_repeats(
+    sessions: Iterator[Session[Any]],
+    release: Callable[[Session[Any]], Release],
+    standing: Standing,
+) -> tuple[Session[Any], Release]:
+    """Return the release of the first session that comes to its end, and this session. Each session
+    is one attempt; other errors than losses end the run."""
+    for number, session in enumerate(sessions, start=1):
+        try:
+            session.folder.recover(_committed(session))
+            session.check_records()
+            session.measure_labels()
+            return session, release(session)
+        # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
+        except (KeyboardInterrupt, SystemExit):
+            raise session.unfinished("interrupted") from None
+        except Exception as error:
+            why = _reason_to_repeat(session, error)
+            attempts = session.config.runtime.max_attempts
+            if number == attempts or isinstance(error, cluster.LostTooOften):
+                raise session.unfinished(f"{why} ({attempts} times)") from error
+        finally:
+            standing.resume_hint = session.resume_hint
+            session.close()
+    raise AssertionError("runtime.max_attempts is at least 1")
+
+
+def _committed(session: Session[Any]) -> Callable[[str], bool]:
+    if session.config.not_private:
+        return lambda sha: True
+    shas = {sha for _, (_, sha) in session.ledger.published(session.run_id)}
+    return shas.__contains__
+
+
+def _reason_to_repeat(session: Session[Any], error: Exception) -> str:
+    """Return the loss that another attempt makes good. Raises the error that ends the run if the
+    error is no such loss."""
+    if disk_is_full(error):
+        raise session.unfinished(DISK_FULL) from error
+    if isinstance(error, DprayError):
+        raise error
+    if cluster.ended_for_memory(error):
+        raise _ended_for_memory(session, error) from error
+    last = error.last if isinstance(error, cluster.LostTooOften) else error
+    if (why := cluster.reason_to_repeat(last)) is None:
+        raise _stopped(session, error) from error
+    return why
+
+
+def _ended_for_memory(session: Session[Any], error: Exception) -> DprayError:
+    """Record as failed the units that workers had under way when Ray ended a process for want of
+    memory, and not those that were lost before that. Return the error that stops the run."""
+    what = "Ray ended a process of the run because its machine was low on memory"
+    ledger, run_id = session.ledger, session.run_id
+    ended = cluster.find_error(error, cluster.EndedForMemory)
+    at_work = frozenset() if ended is None else ended.attempt_ids
+    for unit, attempt in list(ledger.unfinished(run_id)):
+        # How much memory a batch needs depends on its private rows.
+        if attempt in at_work:
+            ledger.fail(run_id, unit, attempt, "OutOfMemoryError")
+    failed = [unit for unit, _ in ledger.failed(run_id)]
+    if not failed:
+        return session.unfinished(f"{what}, and nothing was being drawn")
+    return RunFailed(
+        f"{what}: {failed[0]} (and {len(failed) - 1} more) failed with it and cannot be repeated, "
+        "so this run cannot be finished"
+    )
+
+
+def _stopped(session: Session[Any], error: Exception) -> DprayError:
+    """Return the error of a run that code of dpray's own or of a library's stopped."""
+    why = f"the run stopped: {type(error).__name__}; nothing that was not finished was released"
+    with suppress(DprayError):
+        if session.ledger.counts(session.run_id)["failed"]:
+            return RunFailed(f"{why}, and this run cannot be finished")
+    return DprayError(why)
