@@ -29,7 +29,7 @@ def rehearse(
         typer.Option(help="Epsilon to try instead of privacy.epsilon; may be given several times."),
     ] = None,
     records: Annotated[
-        int, typer.Option(help="Texts of each run that are looked at; Aug-PE makes all of its own.")
+        int, typer.Option(help="Texts of each run that are scored; Aug-PE makes all of its own.")
     ] = 100,
     method: Annotated[
         list[str] | None,
@@ -56,16 +56,9 @@ def rehearse(
     if write is not None and len(epsilon or []) > 1:
         raise InputError("--write: takes one --epsilon")
     folder = out or Path(loaded.output.path).parent / "rehearsal"
+    options = {"epsilons": epsilon or [], "records": records, "methods": method or []}
     with progress_bar() as on_progress:
-        rehearsed = dpray.rehearse(
-            loaded,
-            public,
-            folder,
-            on_progress,
-            epsilons=epsilon or [],
-            records=records,
-            methods=method or [],
-        )
+        rehearsed = dpray.rehearse(loaded, public, folder, on_progress, **options)
     if write is not None:
         (tried,) = rehearsed.found
         write_config(write, rehearsed.tree(tried))

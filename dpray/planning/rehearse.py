@@ -243,13 +243,12 @@ def _released(folder: Path) -> list[dict[str, Any]]:
 
 
 def _on_twin(config: Config, answer: Answer, twin: Path, folder: Path, records: int) -> Config:
-    """Return the configuration of the method's run on the twin, with a ledger of its own."""
+    """Return the configuration of the method's run on the twin, with a ledger of its own. Only the
+    last method of a chain makes fewer records, and not Aug-PE, which divides its votes among its
+    records: fewer of them would have less noise."""
     method = answer.chosen_method()
-    # Only the last method's texts are scored; the others hand on as many as in a private run.
     last = method["methods"][-1] if "methods" in method else method
-    # Aug-PE divides its votes among its records: fewer records would have less noise.
-    if last["name"] != "aug_pe":
-        for key in records_keys(last["name"]):
-            if last.get(key) is not None:
-                last[key] = min(last[key], records)
+    for key in records_keys(last["name"]) if last["name"] != "aug_pe" else ():
+        if last.get(key) is not None:
+            last[key] = min(last[key], records)
     return parse_config(on_twin(config, method, twin, folder))
