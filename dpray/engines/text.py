@@ -10,6 +10,9 @@ from typing import Any
 from dpray.engines.base import (
     Completion,
     EngineError,
+    FinishReason,
+    LockstepGroup,
+    LockstepResult,
     PlainPrompt,
     Prompt,
     Prompts,
@@ -120,6 +123,25 @@ class TextCodec:
         if ids[-1] in self.eos_ids:
             return self.text(prompt_ids, ids[:-1])
         return cut_at_stop(self.text(prompt_ids, ids), stop) if stop else None
+
+    def is_over(self, group: LockstepGroup, tokens: list[int]) -> bool:
+        """Return whether a group's text has ended, or is as long as it may be."""
+        if len(tokens) >= group.max_tokens:
+            return True
+        return bool(tokens) and self.ended(group.public_prompt, tokens, group.stop) is not None
+
+    def result(
+        self, group: LockstepGroup, tokens: list[int], exhausted: bool, state: dict[str, Any]
+    ) -> LockstepResult:
+        """Make the result of a group's text: one that is over, or that `exhausted` the selector."""
+        ended = None
+        if not exhausted:
+            ended = self.ended(group.public_prompt, tokens, group.stop)
+        text = self.text(group.public_prompt, tokens) if ended is None else ended
+        reason: FinishReason = "length" if ended is None else "stop"
+        return LockstepResult(
+            group.group_id, text, tuple(tokens), "exhausted" if exhausted else reason, state
+        )
 
     def completion(
         self, prompt_ids: tuple[int, ...], ids: list[int], sampling: Sampling

@@ -20,7 +20,7 @@ from dpray.auditing.target import Target
 from dpray.config.base import Section
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
-from dpray.engines.adapters import tuned_without_noise
+from dpray.engines.made_models import tuned_without_noise
 from dpray.engines.base import Engine
 from dpray.engines.model_path import with_bases
 from dpray.engines.text import TextCodec

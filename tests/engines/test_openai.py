@@ -21,7 +21,7 @@ def server() -> Iterator[Server]:
 
 def engine(server: Server, **options: Any) -> OpenAIEngine:
     config = EngineConfig(kind="openai", model="m", base_url=server.url, api_key="key", **options)
-    return OpenAIEngine(config, max_pause=0.05)
+    return OpenAIEngine(config)
 
 
 def test_chat_keeps_the_order_and_bounds_what_is_in_flight(server: Server) -> None:
@@ -63,12 +63,12 @@ def test_completions(server: Server) -> None:
     assert path == "/v1/completions" and body["prompt"] == "hello\n\nText:"
 
 
-@pytest.mark.parametrize("faults", [[429, 429], [500, 503], [0, 0]], ids=str)
+@pytest.mark.parametrize("faults", [[429], [500], [503], [0]], ids=str)
 def test_passing_faults_are_tried_again(server: Server, faults: list[int]) -> None:
     server.faults = list(faults)
     done = engine(server).generate([Prompt("a b")], [Sampling(7)])
     assert done[0].text == "b a"
-    assert len(server.requests) == 3
+    assert len(server.requests) == 2
 
 
 def test_a_late_answer_is_asked_for_again(server: Server) -> None:
@@ -77,18 +77,15 @@ def test_a_late_answer_is_asked_for_again(server: Server) -> None:
     assert done[0].text == "b a" and len(server.requests) >= 2
     server.faults = [SLOW] * 9
     with pytest.raises(EngineError, match="APITimeoutError"):
-        engine(server, timeout=0.2, attempts=2).generate([Prompt("a")], [Sampling(7)])
+        engine(server, timeout=0.2, attempts=1).generate([Prompt("a")], [Sampling(7)])
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=list(MALFORMED))
-def test_malformed_answers_are_tried_again_then_an_error(server: Server, body: str) -> None:
-    server.faults = [body, body]
-    done = engine(server).generate([Prompt("secret words")], [Sampling(7)])
-    assert done[0].text == "words secret" and len(server.requests) == 3
-    server.faults = [body] * 9
+def test_a_malformed_answer_is_an_error_without_the_prompt(server: Server, body: str) -> None:
+    server.faults = [body]
     with pytest.raises(EngineError, match=r"^m: the endpoint's answer has no ") as caught:
-        engine(server, attempts=2).generate([Prompt("secret words")], [Sampling(7)])
-    assert len(server.requests) == 5
+        engine(server).generate([Prompt("secret words")], [Sampling(7)])
+    assert len(server.requests) == 1
     assert "secret" not in str(caught.value) and caught.value.__cause__ is None
 
 
@@ -150,8 +147,8 @@ def test_an_error_of_the_callback_ends_the_call(server: Server) -> None:
 def test_a_lasting_fault_ends_with_an_error_without_the_prompt(server: Server) -> None:
     server.faults = [500] * 99
     with pytest.raises(EngineError, match="HTTP status 500") as caught:
-        engine(server, attempts=3).generate([Prompt("secret words")], [Sampling(7)])
-    assert len(server.requests) == 3
+        engine(server, attempts=2).generate([Prompt("secret words")], [Sampling(7)])
+    assert len(server.requests) == 2
     assert "secret" not in str(caught.value) and caught.value.__cause__ is None
 
 
@@ -166,6 +163,6 @@ def test_a_bad_request_is_not_repeated(server: Server, status: int) -> None:
 
 def test_nobody_there() -> None:
     config = EngineConfig(model="m", base_url="http://127.0.0.1:9/v1", api_key="key", attempts=2)
-    nobody = OpenAIEngine(config, max_pause=0.01)
+    nobody = OpenAIEngine(config)
     with pytest.raises(EngineError, match="APIConnectionError"):
         nobody.generate([Prompt("a")], [Sampling(1)])
