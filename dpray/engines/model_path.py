@@ -77,7 +77,7 @@ def absolute_model(model: str) -> str:
 
 
 def with_bases(model: str, key: str = "engine.model") -> list[str]:
-    """Return the model, where it has adapters the model that they belong to, and so on: all but
+    """Return the model, the model that its adapters belong to if it has some, and so on: all but
     the last one are folders with adapters. Raises InputError that names `key`."""
     found = [_expanded(model)]
     while key in _MERGED and _is_folder(found[-1]) and has_adapters(Path(found[-1])):

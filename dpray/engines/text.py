@@ -119,7 +119,7 @@ class TextCodec:
         self, prompt_ids: tuple[int, ...], ids: list[int], stop: tuple[str, ...]
     ) -> str | None:
         """Return the text before the eos token or stop string that the last of `ids` completed, or
-        None where the text goes on."""
+        None if the text goes on."""
         if ids[-1] in self.eos_ids:
             return self.text(prompt_ids, ids[:-1])
         return cut_at_stop(self.text(prompt_ids, ids), stop) if stop else None
@@ -159,7 +159,7 @@ class TextCodec:
         )
 
     def check_length(self, prompt_tokens: int, max_tokens: int) -> None:
-        """Raise EngineError where the two do not fit the context; the message leaves out the
+        """Raise EngineError if the two do not fit the context; the message leaves out the
         prompt's length, which may be that of a private text."""
         if prompt_tokens + max_tokens > self.context_length:
             raise EngineError(
@@ -169,7 +169,7 @@ class TextCodec:
             )
 
     def encoded(self, prompts: Prompts, samplings: Samplings) -> list[tuple[int, ...]]:
-        """Return the token ids of each prompt. Raises EngineError where one does not fit the
+        """Return the token ids of each prompt. Raises EngineError if one does not fit the
         context with its new tokens."""
         encoded = [self.encode(prompt) for prompt in prompts]
         for ids, each in zip(encoded, samplings, strict=True):
@@ -193,6 +193,6 @@ class TextCodec:
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
-    """Return `text` up to the earliest stop string, or None where it holds none."""
+    """Return `text` up to the earliest stop string, or None if it holds none."""
     ends = [end for end in (text.find(string) for string in stop) if end >= 0]
     return text[: min(ends)] if ends else None

@@ -46,7 +46,7 @@ TokenIds = tuple[tuple[int, ...], ...]
 
 
 def load_model(folder: str, dtype: str, device: torch.device) -> Any:
-    """Load the model in evaluation mode. Raises EngineError where it cannot be loaded."""
+    """Load the model in evaluation mode. Raises EngineError if it cannot be loaded."""
     disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -148,7 +148,7 @@ class PublicPass:
 class TransformersEngine(TextCodec):
     """Is an `Engine` that runs an `AutoModelForCausalLM`.
 
-    `device` "auto" is the first GPU where there is one. At most `max_rows` rows go through the
+    `device` "auto" is the first GPU if there is one. At most `max_rows` rows go through the
     model at a time. A group's public row goes through by itself, so that its logits are a function
     of public values (see `PublicPass`).
 

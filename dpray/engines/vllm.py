@@ -33,7 +33,7 @@ class VllmEngine(VllmModel):
     defaults to what `group` needs: the rows of a typical group, and the tokens of each.
 
     `private_rows` says that groups of private prompts are decoded: kernels whose rows do not depend
-    on each other are taken where vLLM has them (`VLLM_BATCH_INVARIANT`: NVIDIA GPUs of compute
+    on each other are taken if vLLM has them (`VLLM_BATCH_INVARIANT`: NVIDIA GPUs of compute
     capability 8.0 or higher). `public_alone` says that a public row's logits decide which tokens
     may be drawn, or from which rows: they may not share a forward pass with private rows, and
     without such kernels a second copy of the model computes them.
@@ -48,7 +48,7 @@ class VllmEngine(VllmModel):
 
 @dataclass
 class _Entry:
-    """Keeps a group on its way through vLLM, where it has a new name for every attempt."""
+    """A group on its way through vLLM. It has a new name for every attempt."""
 
     group: LockstepGroup
     blocks: int
@@ -130,7 +130,7 @@ class LockstepRun:
         return bool(self.running or self.warming)
 
     def _pull(self) -> bool:
-        """Take a group from the source where none waits; return whether `cold` has one then. A
+        """Take a group from the source if none waits; return whether `cold` has one then. A
         group that does not fit the engine is put by until the others are through."""
         if not (self.cold or self.large) and (group := next(self.source, None)) is not None:
             entry = self._checked(group)
@@ -154,7 +154,7 @@ class LockstepRun:
 
     def _checked(self, group: LockstepGroup) -> _Entry:
         """Return the group with the KV blocks that it needs at full length. Raises EngineError
-        where a prompt does not fit the context."""
+        if a prompt does not fit the context."""
         self.model.check_length(max(map(len, group.prompts)), group.max_tokens)
         lengths = [len(prompt) + group.max_tokens for prompt in group.prompts]
         return _Entry(group, sum(map(self.model.blocks_of, lengths)))

@@ -67,7 +67,7 @@ def vllm_options(config: EngineConfig, *, on_gpu: bool, needed: int = 0) -> dict
 
 
 def take_invariant_kernels(vllm: Any) -> bool:
-    """Set vLLM's batch-invariant mode where the device has it; return whether it is in force."""
+    """Set vLLM's batch-invariant mode if the device has it; return whether it is in force."""
     platform = vllm.platforms.current_platform
     if not (platform.is_cuda() and platform.has_device_capability(80)):
         return False
@@ -109,8 +109,19 @@ class VllmModel(TextCodec):
         rows, tokens = group
         needed = rows * tokens * bytes_per_token(self.model_config, "float32")
         options = vllm_options(config, on_gpu=on_gpu, needed=needed)
+        self.llm = self._load(vllm, model, block_size, options)
+        self.sampling_params = vllm.SamplingParams
+        self.final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
+        self.delta = vllm.sampling_params.RequestOutputKind.DELTA
+        cache = self._start_workers(model if second_copy else None, options["dtype"])
+        self.block_sizes: list[int] = cache["block_sizes"]
+        self.blocks: int = cache["blocks"] - 1  # vLLM keeps one for itself
+        self.serial = count()
+        """It numbers requests and groups; each number is used once."""
+
+    def _load(self, vllm: Any, model: str, block_size: int, options: dict[str, Any]) -> Any:
         try:
-            self.llm = vllm.LLM(
+            return vllm.LLM(
                 model,
                 max_model_len=self.context_length,
                 max_num_batched_tokens=self.max_step_tokens,
@@ -126,14 +137,6 @@ class VllmModel(TextCodec):
         except Exception as error:
             reason = " ".join(str(error).split())[:500]
             raise EngineError(f"vLLM cannot load {model}: {reason}") from error
-        self.sampling_params = vllm.SamplingParams
-        self.final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
-        self.delta = vllm.sampling_params.RequestOutputKind.DELTA
-        cache = self._start_workers(model if second_copy else None, options["dtype"])
-        self.block_sizes: list[int] = cache["block_sizes"]
-        self.blocks: int = cache["blocks"] - 1  # vLLM keeps one for itself
-        self.serial = count()
-        """It numbers requests and groups; each number is used once."""
 
     def _start_workers(self, public_model: str | None, dtype: str) -> dict[str, Any]:
         """Connect the processors of all ranks; return the shape of the KV cache."""

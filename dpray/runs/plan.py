@@ -20,15 +20,15 @@ from dpray.auditing.target import Target
 from dpray.config.base import Section
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
-from dpray.engines.made_models import tuned_without_noise
 from dpray.engines.base import Engine
+from dpray.engines.made_models import tuned_without_noise
 from dpray.engines.model_path import with_bases
 from dpray.engines.text import TextCodec
 from dpray.io.labels import label_name
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.types import InputError, OnProgress
 from dpray.workers.placement import placement
-from dpray.workers.rows import Row, TextOf
+from dpray.workers.rows import Row
 
 Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
 """`Losses` evaluate a released model: they take texts and the values of their columns, and return
@@ -135,15 +135,6 @@ class Plan(ABC):
         method needs that if it reads records, or the columns in `column_values`, only after a
         mechanism has begun, when a bad one cannot be corrected."""
         return False
-
-    @property
-    def text_of(self) -> TextOf | None:
-        """Return what makes a text from a row's columns, None where `data.text` is the text."""
-        return None
-
-    @property
-    def texts_from_columns(self) -> bool:
-        return self.text_of is not None
 
     @property
     def token_limits(self) -> Sequence[TokenLimit]:

@@ -248,7 +248,7 @@ class Run:
                 if cluster.uses_ray(self.plan.config):
                     count_refusal(self.plan.config.privacy.ledger, refused.dataset)
                 raise
-        check_first_records(self.plan.config.data, self.plan.texts_from_columns)
+        check_first_records(self.plan.config.data)
         if is_new:
             ledger.create_dataset(name, whole, *stated_for)
 
