@@ -45,6 +45,9 @@ def test_chat_keeps_the_order_and_bounds_what_is_in_flight(server: Server) -> No
         "top_p": 0.8,
         "stop": ["x"],
     }
+    with pytest.raises(ValueError, match="shorter"):
+        engine(server).generate(prompts, [sampling])
+    assert engine(server).generate([], []) == []
     assert (done[0].prompt_tokens, done[0].completion_tokens) == (3, 2)
     assert done[0].finish_reason == "length"
 
@@ -102,17 +105,6 @@ def test_answers_without_content_are_empty_texts(server: Server, body: str) -> N
     assert done == [Completion("", 0, 0, "stop")] and len(server.requests) == 1
 
 
-def test_sampling_parameters_of_each_prompt(server: Server) -> None:
-    prompts = [Prompt(f"number {i}") for i in range(9)]
-    engine(server).generate(prompts, [Sampling(10 + i, temperature=i / 9) for i in range(9)])
-    for _, body in server.requests:
-        i = int(body["messages"][0]["content"].split()[1])
-        assert (body["max_tokens"], body["temperature"]) == (10 + i, i / 9)
-    with pytest.raises(ValueError, match="shorter"):
-        engine(server).generate(prompts, [Sampling(1)])
-    assert engine(server).generate([], []) == []
-
-
 def test_after_an_error_what_is_in_flight_is_kept_and_nothing_new_begins(server: Server) -> None:
     server.faults = [400]
     finished: dict[int, Completion] = {}
@@ -135,21 +127,15 @@ def test_an_error_of_the_callback_ends_the_call(server: Server) -> None:
     assert len(server.requests) <= 4
 
 
-def test_a_lasting_fault_ends_with_an_error_without_the_prompt(server: Server) -> None:
-    server.faults = [500] * 99
-    with pytest.raises(EngineError, match="HTTP status 500") as caught:
-        engine(server, attempts=2).generate([Prompt("secret words")], [Sampling(7)])
-    assert len(server.requests) == 2
-    assert "secret" not in str(caught.value) and caught.value.__cause__ is None
-
-
-@pytest.mark.parametrize("status", [400, 401, 404])
-def test_a_bad_request_is_not_repeated(server: Server, status: int) -> None:
+@pytest.mark.parametrize(("status", "requests"), [(500, 2), (400, 1), (401, 1), (404, 1)])
+def test_a_lasting_fault_and_a_bad_request_end_with_an_error_without_the_prompt(
+    server: Server, status: int, requests: int
+) -> None:
     server.faults = [status] * 99
     with pytest.raises(EngineError, match=f"HTTP status {status}") as caught:
-        engine(server).generate([Prompt("secret words")], [Sampling(7)])
-    assert len(server.requests) == 1
-    assert "secret" not in str(caught.value)
+        engine(server, attempts=2).generate([Prompt("secret words")], [Sampling(7)])
+    assert len(server.requests) == requests
+    assert "secret" not in str(caught.value) and caught.value.__cause__ is None
 
 
 def test_nobody_there() -> None:
