@@ -307,19 +307,22 @@ def with_batches(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
     settings = base.settings
     if settings.batches != "auto":
         return _affordable(base)
-    affordable: dict[str, int] = {}
+    plans: dict[str, PrivatePredictionPlan] = {}
     refused: list[InputError] = []
     for kind in ("poisson", "disjoint"):
         without_limit = settings.model_copy(update={"batches": kind, "max_records": None})
         try:
-            affordable[kind] = _affordable(replace(base, settings=without_limit)).whole_texts
+            plans[kind] = _affordable(replace(base, settings=without_limit))
         except InputError as error:
             refused.append(error)
-    if not affordable:
+    if not plans:
         raise refused[0]
+    affordable = {kind: plan.whole_texts for kind, plan in plans.items()}
     best = max(affordable, key=affordable.__getitem__)
     chosen = settings.model_copy(update={"batches": best})
-    return _affordable(replace(base, settings=chosen, texts_affordable=affordable))
+    if settings.max_records is not None and affordable[best] >= settings.max_records:
+        return _affordable(replace(base, settings=chosen, texts_affordable=affordable))
+    return replace(plans[best], settings=chosen, texts_affordable=affordable)
 
 
 def _affordable(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
