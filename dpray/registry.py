@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.config.config import Config
-from dpray.engines.model_path import preparation, resolve_model
+from dpray.engines.model_path import resolve_model
 from dpray.extras import require
 from dpray.io.file_list import list_files
 from dpray.io.files import read_json
@@ -77,7 +77,7 @@ def run(
         list_files(config.data.path)
         # Another `build` makes its engine of what it likes.
         if build is build_engine and is_local(config) and config.engine.is_local:
-            on_progress(Progress(preparation(config.engine.model)))
+            on_progress(Progress("finding the model"))
             resolve_model(config.engine.model)
         on_progress(Progress("planning"))
         plan = make_plan(_as_begun(config))

@@ -124,7 +124,7 @@ class Tally:
         self._count_types(where, row)
         plan, data = self.plan, self.plan.config.data
         try:
-            record = checked_row(where, row, data, plan.reads.text_of, plan.reads.column_values)
+            record = checked_row(where, row, data, plan.reads.column_values)
         except InputError as error:
             self._count_other_label(where, row)
             self._refuse_row(where, error)

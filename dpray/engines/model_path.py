@@ -7,8 +7,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from dpray.engines import smollm2
-from dpray.engines.adapters import base_of, has_adapters, merged_folder
+from dpray.engines.made_models import (
+    SMOLLM2,
+    base_of,
+    has_adapters,
+    merged_folder,
+    smollm2_folder,
+)
 from dpray.io.hub import find_on_hub
 from dpray.types import InputError
 
@@ -25,15 +30,7 @@ _MERGED = ("engine.model", "lm")
 def is_at_hand(model: str) -> bool:
     """Return whether the model's files are on this machine, not on a hub."""
     *_, base = with_bases(model)
-    return base == smollm2.NAME or _is_folder(base)
-
-
-def preparation(model: str) -> str:
-    """Describe the first `resolve_model` of a model, for a progress bar."""
-    *adapters, base = with_bases(model)
-    if base == smollm2.NAME and not _is_folder(base) and not smollm2.is_converted():
-        return "converting smollm2, once"
-    return "merging adapters" if adapters else "finding the model"
+    return base == SMOLLM2 or _is_folder(base)
 
 
 def is_hub_name(model: str) -> bool:
@@ -53,8 +50,8 @@ def resolve_model(
     this machine nor the hub has.
     """
     *adapters, base = with_bases(model, key)
-    if base == smollm2.NAME and not _is_folder(base):
-        base = str(smollm2.smollm2_folder())
+    if base == SMOLLM2 and not _is_folder(base):
+        base = str(smollm2_folder())
     elif not _is_folder(base):
         if not is_hub_name(base) or os.path.exists(base):
             whose = f" (the model of the adapters in {adapters[-1]})" if adapters else ""
@@ -80,7 +77,7 @@ def absolute_model(model: str) -> str:
 
 
 def with_bases(model: str, key: str = "engine.model") -> list[str]:
-    """Return the model, where it has adapters the model that they belong to, and so on: all but
+    """Return the model, the model that its adapters belong to if it has some, and so on: all but
     the last one are folders with adapters. Raises InputError that names `key`."""
     found = [_expanded(model)]
     while key in _MERGED and _is_folder(found[-1]) and has_adapters(Path(found[-1])):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import threading
@@ -10,14 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception_type,
-    stop_after_attempt,
-    stop_any,
-    stop_when_event_set,
-    wait_random_exponential,
-)
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
@@ -30,19 +21,6 @@ from dpray.engines.base import (
     Samplings,
 )
 
-
-class _Malformed(Exception):
-    """An answer breaks the API's contract: no JSON, no choices, or no text in its place."""
-
-
-# A timeout is an APIConnectionError; every status from 500 on is an InternalServerError.
-_TRANSIENT = (
-    openai.APIConnectionError,
-    openai.RateLimitError,
-    openai.InternalServerError,
-    _Malformed,
-)
-
 _MISSING = object()
 
 
@@ -51,19 +29,19 @@ class OpenAIEngine:
 
     `api` "chat" sends `Prompt.user` as the user message; a non-empty `prefix` follows as the
     beginning of the assistant's message, which vLLM continues (the two extra body fields) and other
-    servers take as an example. "completions" sends `user`, a blank line and `prefix`. After rate
-    limits, server errors, timeouts, lost connections and malformed answers a request is tried
-    `attempts` times in all, with growing random pauses of at most `max_pause` seconds. An answer
-    without content, or one that a content filter ended, is an empty text. A server that ignores
-    `max_tokens` is not corrected: there is no tokenizer here. `top_k` is no parameter of the API:
-    it is sent in the body only where set. `api_key` None: the client's usual variable, or none.
+    servers take as an example. "completions" sends `user`, a blank line and `prefix`. The client
+    itself tries a request `attempts` times in all, after rate limits, server errors, timeouts and
+    lost connections. An answer without content, or one that a content filter ended, is an empty
+    text. A server that ignores `max_tokens` is not corrected: there is no tokenizer here. `top_k`
+    is no parameter of the API: it is sent in the body only if it is set. `api_key` None: the
+    client's usual variable, or none.
     """
 
-    def __init__(self, config: EngineConfig, *, max_pause: float = 30.0) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         # They log requests, the first with their bodies, at level DEBUG.
         for name in ("openai", "httpx", "httpx2"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        self._config, self._max_pause = config, max_pause
+        self._config = config
 
     def close(self) -> None:
         """Do nothing: the engine holds nothing between calls."""
@@ -73,81 +51,50 @@ class OpenAIEngine:
     ) -> list[Completion]:
         """Generate as the protocol says. After the first error no new call begins; those in flight
         end and are handed to `on_completion`, because they are paid for."""
-        stopping = threading.Event()
-        work = self._generate(prompts, samplings, on_completion, stopping)
-        # In a thread of its own: the caller's may be running an event loop already.
-        with ThreadPoolExecutor(1) as pool:
+        calls = list(enumerate(zip(prompts, samplings, strict=True)))
+        stopping, one_at_a_time = threading.Event(), threading.Lock()
+
+        def completed(call: tuple[int, tuple[Prompt, Sampling]]) -> Completion | None:
+            i, (prompt, sampling) = call
+            if stopping.is_set():
+                return None
             try:
-                return pool.submit(asyncio.run, work).result()
-            finally:
+                completion = self._ask(client, prompt, sampling)
+                if on_completion is not None:
+                    with one_at_a_time:
+                        on_completion(i, completion)
+            except BaseException:
                 stopping.set()
+                raise
+            return completion
 
-    async def _generate(
-        self,
-        prompts: Prompts,
-        samplings: Samplings,
-        on_completion: OnCompletion | None,
-        stopping: threading.Event,
-    ) -> list[Completion]:
-        completions: dict[int, Completion] = {}
-        errors: list[Exception] = []
-        waiting = iter(list(enumerate(zip(prompts, samplings, strict=True))))
+        with self._client() as client, ThreadPoolExecutor(self._config.max_in_flight) as pool:
+            found = list(pool.map(completed, calls))
+        return [completion for completion in found if completion is not None]
 
-        async def work(client: openai.AsyncOpenAI) -> None:
-            for i, (prompt, sampling) in waiting:
-                try:
-                    completions[i] = await self._retried(client, prompt, sampling, stopping)
-                    if on_completion is not None:
-                        on_completion(i, completions[i])
-                except Exception as error:
-                    errors.append(error)
-                    stopping.set()
-                if stopping.is_set():
-                    return
-
-        async with self._client() as client:
-            workers = min(self._config.max_in_flight, len(prompts))
-            await asyncio.gather(*(work(client) for _ in range(workers)))
-        if errors:
-            raise errors[0]
-        return [completions[i] for i in range(len(prompts))]
-
-    def _client(self) -> openai.AsyncOpenAI:
+    def _client(self) -> openai.OpenAI:
         options: dict[str, Any] = self._config.model_dump(include={"base_url", "timeout"})
+        options["max_retries"] = self._config.attempts - 1
         try:
-            return openai.AsyncOpenAI(api_key=self._config.api_key, max_retries=0, **options)
+            return openai.OpenAI(api_key=self._config.api_key, **options)
         except openai.OpenAIError:  # no key anywhere: a local server wants none
-            return openai.AsyncOpenAI(api_key="none", max_retries=0, **options)
+            return openai.OpenAI(api_key="none", **options)
 
-    async def _retried(
-        self,
-        client: openai.AsyncOpenAI,
-        prompt: Prompt,
-        sampling: Sampling,
-        stopping: threading.Event,
-    ) -> Completion:
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(_TRANSIENT),
-            wait=wait_random_exponential(multiplier=0.5, max=self._max_pause),
-            stop=stop_any(stop_after_attempt(self._config.attempts), stop_when_event_set(stopping)),
-            reraise=True,
-        )
+    def _ask(self, client: openai.OpenAI, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Ask once. Raises EngineError, whose message quotes neither the prompt nor the answer."""
+        model = self._config.model
         try:
-            return await retrying(self._ask, client, prompt, sampling)
-        except openai.APIStatusError as error:  # its message may quote the prompt
-            raise EngineError(
-                f"{self._config.model}: the endpoint answered with HTTP status {error.status_code}"
-            ) from None
+            return self._completion(self._answer(client, prompt, sampling))
+        except openai.APIStatusError as error:
+            status = error.status_code
+            raise EngineError(f"{model}: the endpoint answered with HTTP status {status}") from None
         except openai.OpenAIError as error:
-            raise EngineError(
-                f"{self._config.model}: no answer from the endpoint ({type(error).__name__})"
-            ) from None
-        except _Malformed as error:
-            raise EngineError(f"{self._config.model}: the endpoint's answer has {error}") from None
+            name = type(error).__name__
+            raise EngineError(f"{model}: no answer from the endpoint ({name})") from None
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise EngineError(f"{model}: the endpoint's answer has no valid JSON") from None
 
-    async def _ask(
-        self, client: openai.AsyncOpenAI, prompt: Prompt, sampling: Sampling
-    ) -> Completion:
+    def _answer(self, client: openai.OpenAI, prompt: Prompt, sampling: Sampling) -> Any:
         body: dict[str, Any] = {"top_k": sampling.top_k} if sampling.top_k else {}
         common: dict[str, Any] = {
             "model": self._config.model,
@@ -156,34 +103,26 @@ class OpenAIEngine:
             "top_p": sampling.top_p,
             "stop": list(sampling.stop) or None,
         }
-        answer: Any
-        try:
-            if self._config.api == "completions":
-                text = f"{prompt.user}\n\n{prompt.prefix}"
-                answer = await client.completions.create(prompt=text, extra_body=body, **common)
-            else:
-                messages: list[Any] = [{"role": "user", "content": prompt.user}]
-                if prompt.prefix:
-                    messages.append({"role": "assistant", "content": prompt.prefix})
-                    body |= {"continue_final_message": True, "add_generation_prompt": False}
-                answer = await client.chat.completions.create(
-                    messages=messages, extra_body=body, **common
-                )
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            raise _Malformed("no valid JSON") from None
-        return self._completion(answer)
+        if self._config.api == "completions":
+            text = f"{prompt.user}\n\n{prompt.prefix}"
+            return client.completions.create(prompt=text, extra_body=body, **common)
+        messages: list[Any] = [{"role": "user", "content": prompt.user}]
+        if prompt.prefix:
+            messages.append({"role": "assistant", "content": prompt.prefix})
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        return client.chat.completions.create(messages=messages, extra_body=body, **common)
 
     def _completion(self, answer: Any) -> Completion:
         """Read an answer of which the client has checked nothing: any attribute may be missing."""
         choices = getattr(answer, "choices", None)
         if not isinstance(choices, list) or not choices:
-            raise _Malformed("no choices")
+            raise EngineError(f"{self._config.model}: the endpoint's answer has no choices")
         if self._config.api == "completions":
             written = getattr(choices[0], "text", _MISSING)
         else:
             written = getattr(getattr(choices[0], "message", None), "content", _MISSING)
         if not (written is None or isinstance(written, str)):
-            raise _Malformed("no text in its first choice")
+            raise EngineError(f"{self._config.model}: the endpoint's answer has no text")
         reason = getattr(choices[0], "finish_reason", None)
         usage = getattr(answer, "usage", None)
         return Completion(

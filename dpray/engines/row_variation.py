@@ -38,14 +38,18 @@ class RowProbe:
     def __init__(self, token: int) -> None:
         self.token = token
         self.logits: list[list[float]] = []
+        self.added: torch.Tensor | None = None
 
     def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
-        raise NotImplementedError("the groups fit the engine")
+        """Keep the row: only a group of one row comes in parts, if the engine holds one at once."""
+        self.added = logits_private_SV[0]
 
     def select(
         self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
     ) -> Waiting[int]:
-        row_V = logits_private_SV[0].float()
+        first_V = self.added if len(logits_private_SV) == 0 else logits_private_SV[0]
+        assert first_V is not None
+        row_V = first_V.float()
         self.logits.append((yield row_V[:: max(1, len(row_V) // TOKENS)]).tolist())
         return self.token
 

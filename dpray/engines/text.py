@@ -10,6 +10,9 @@ from typing import Any
 from dpray.engines.base import (
     Completion,
     EngineError,
+    FinishReason,
+    LockstepGroup,
+    LockstepResult,
     PlainPrompt,
     Prompt,
     Prompts,
@@ -116,10 +119,29 @@ class TextCodec:
         self, prompt_ids: tuple[int, ...], ids: list[int], stop: tuple[str, ...]
     ) -> str | None:
         """Return the text before the eos token or stop string that the last of `ids` completed, or
-        None where the text goes on."""
+        None if the text goes on."""
         if ids[-1] in self.eos_ids:
             return self.text(prompt_ids, ids[:-1])
         return cut_at_stop(self.text(prompt_ids, ids), stop) if stop else None
+
+    def is_over(self, group: LockstepGroup, tokens: list[int]) -> bool:
+        """Return whether a group's text has ended, or is as long as it may be."""
+        if len(tokens) >= group.max_tokens:
+            return True
+        return bool(tokens) and self.ended(group.public_prompt, tokens, group.stop) is not None
+
+    def result(
+        self, group: LockstepGroup, tokens: list[int], exhausted: bool, state: dict[str, Any]
+    ) -> LockstepResult:
+        """Make the result of a group's text: one that is over, or that `exhausted` the selector."""
+        ended = None
+        if not exhausted:
+            ended = self.ended(group.public_prompt, tokens, group.stop)
+        text = self.text(group.public_prompt, tokens) if ended is None else ended
+        reason: FinishReason = "length" if ended is None else "stop"
+        return LockstepResult(
+            group.group_id, text, tuple(tokens), "exhausted" if exhausted else reason, state
+        )
 
     def completion(
         self, prompt_ids: tuple[int, ...], ids: list[int], sampling: Sampling
@@ -137,7 +159,7 @@ class TextCodec:
         )
 
     def check_length(self, prompt_tokens: int, max_tokens: int) -> None:
-        """Raise EngineError where the two do not fit the context; the message leaves out the
+        """Raise EngineError if the two do not fit the context; the message leaves out the
         prompt's length, which may be that of a private text."""
         if prompt_tokens + max_tokens > self.context_length:
             raise EngineError(
@@ -147,7 +169,7 @@ class TextCodec:
             )
 
     def encoded(self, prompts: Prompts, samplings: Samplings) -> list[tuple[int, ...]]:
-        """Return the token ids of each prompt. Raises EngineError where one does not fit the
+        """Return the token ids of each prompt. Raises EngineError if one does not fit the
         context with its new tokens."""
         encoded = [self.encode(prompt) for prompt in prompts]
         for ids, each in zip(encoded, samplings, strict=True):
@@ -171,6 +193,6 @@ class TextCodec:
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
-    """Return `text` up to the earliest stop string, or None where it holds none."""
+    """Return `text` up to the earliest stop string, or None if it holds none."""
     ends = [end for end in (text.find(string) for string in stop) if end >= 0]
     return text[: min(ends)] if ends else None

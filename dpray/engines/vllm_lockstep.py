@@ -10,7 +10,7 @@ all of this with the same numbers.
 Where public logits decide which tokens may be drawn, or from which rows, the selector gets them
 from a pass of their own (`PublicPass`), unless the kernels are invariant to the batch.
 
-A group that does not fit the engine comes in parts (`PartedGroup`): for every token each of its
+A group that does not fit the engine comes in parts (`_PartedGroup`): for every token each of its
 rows is a request of its own, for one token, and the selector adds up their logits as they come.
 The engine asks for the draw when all rows are in (`LockstepWorker.parts_draw`).
 
@@ -37,24 +37,43 @@ from dpray.engines.base import (
     failure_name,
     select_tokens,
 )
-from dpray.engines.rows import PublicPass, Rows, load_model
+from dpray.engines.transformers import PublicPass, Rows, load_model
 
 Fate = Literal["running", "exhausted", "broken", "failed"]
 
 
-@dataclass(eq=False)
-class _Group:
-    """Keeps track of a group's rows in the present batch, and of its tokens."""
+@dataclass(eq=False, kw_only=True)
+class _Text:
+    """The tokens of a group's text, and what became of it."""
 
     size: int
-    eos: int
-    spec: SelectorSpec | None = None
-    public_prompt: tuple[int, ...] = ()
-    selector: TokenSelector | None = None
     public_row: Rows | None = None
     tokens: list[int] = field(default_factory=list)
     fate: Fate = "running"
     error: str = ""
+
+    def note(self, drawn: int | Exception | None) -> None:
+        """Take up what the selector drew. What it raised is raised by the engine: here it would
+        leave vLLM's scheduler in pieces."""
+        if isinstance(drawn, Exception):
+            self.fate, self.error = "failed", failure_name(drawn)
+        elif drawn is None:
+            self.fate = "exhausted"
+        else:
+            self.tokens.append(drawn)
+
+    def report(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "fate": self.fate, "error": self.error}
+
+
+@dataclass(eq=False, kw_only=True)
+class _Group(_Text):
+    """A group of `size` rows, the public one included, and their places in the present batch."""
+
+    eos: int
+    spec: SelectorSpec | None = None
+    public_prompt: tuple[int, ...] = ()
+    selector: TokenSelector | None = None
     outputs: dict[int, list[int]] = field(default_factory=dict)
     complete: bool = False
     indices: list[int] = field(default_factory=list)
@@ -67,20 +86,15 @@ class _Group:
         return all(len(o) == count and o[-1:] == last for o in self.outputs.values())
 
 
-@dataclass(eq=False)
-class PartedGroup:
-    """A group whose rows come in parts. Each row is added exactly once for every token, however
-    often vLLM preempts it, and nothing is drawn before all rows are in. `public` are the public
-    row's logits at this position."""
+@dataclass(eq=False, kw_only=True)
+class _PartedGroup(_Text):
+    """A group of `size` private rows that come in parts. Each row is added exactly once for every
+    token, however often vLLM preempts it, and nothing is drawn before all rows are in. `public` are
+    the public row's logits at this position."""
 
-    size: int
     selector: TokenSelector
-    public_row: Rows | None = None
     public: torch.Tensor | None = None
-    tokens: list[int] = field(default_factory=list)
     added: set[int] = field(default_factory=set)
-    fate: Fate = "running"
-    error: str = ""
 
     def add(self, rows: dict[int, int], logits: torch.Tensor) -> None:
         """Add the private rows, given by their places in the pass, that are not added yet."""
@@ -91,8 +105,7 @@ class PartedGroup:
         try:
             self.selector.add(logits[list(new.values())], self.public)
         except Exception as error:
-            # Raised here, it would leave vLLM's scheduler in pieces; the engine raises it.
-            self.fate, self.error = "failed", failure_name(error)
+            self.note(error)
         self.added.update(new)
 
     def draw(self) -> None:
@@ -102,13 +115,7 @@ class PartedGroup:
             self.fate = "broken"
             return
         no_rows = self.public.new_empty(0, len(self.public))
-        [token] = select_tokens([self.selector.select(no_rows, self.public)])
-        if isinstance(token, Exception):
-            self.fate, self.error = "failed", failure_name(token)
-        elif token is None:
-            self.fate = "exhausted"
-        else:
-            self.tokens.append(token)
+        self.note(*select_tokens([self.selector.select(no_rows, self.public)]))
         self.public = None
         self.added.clear()
 
@@ -121,7 +128,7 @@ class LockstepProcessor(LogitsProcessor):
             raise ValueError("lockstep decoding needs async_scheduling=False")
         self.device = device
         self.groups: dict[str, _Group] = {}
-        self.parted: dict[str, PartedGroup] = {}
+        self.parted: dict[str, _PartedGroup] = {}
         self.public_pass: PublicPass | None = None
         # The model runner's own array: rows whose prompt is not prefilled yet, by batch index.
         self.unfinished_prefill = np.zeros(0, dtype=bool)
@@ -146,7 +153,7 @@ class LockstepProcessor(LogitsProcessor):
         name, row = ticket["group"], ticket["row"]
         if name in self.parted:
             return name, row
-        group = self.groups.setdefault(name, _Group(ticket["size"], ticket["eos"]))
+        group = self.groups.setdefault(name, _Group(size=ticket["size"], eos=ticket["eos"]))
         group.outputs[row] = output_ids
         if "factory" in ticket:
             group.spec = SelectorSpec(ticket["factory"], ticket["arguments"])
@@ -195,7 +202,7 @@ class LockstepProcessor(LogitsProcessor):
         logits[self._rows, torch.tensor(forced, device=self.device)] = torch.inf
         return logits
 
-    def _add_parts(self, group: PartedGroup, places: dict[int, int], logits: torch.Tensor) -> None:
+    def _add_parts(self, group: _PartedGroup, places: dict[int, int], logits: torch.Tensor) -> None:
         """Take the rows whose prompts are through. Their tokens mean nothing: each is the last of
         its request."""
         whole = {row: i for row, i in places.items() if not self.unfinished_prefill[i]}
@@ -213,13 +220,7 @@ class LockstepProcessor(LogitsProcessor):
         except Exception as error:  # the device's, which does not say whose
             drawn = [error] * len(groups)
         for group, token in zip(groups, drawn, strict=True):
-            if isinstance(token, Exception):
-                # Raised here, it would leave vLLM's scheduler in pieces; the engine raises it.
-                group.fate, group.error = "failed", failure_name(token)
-            elif token is None:
-                group.fate = "exhausted"
-            else:
-                group.tokens.append(token)
+            group.note(token)
 
     def _is_whole(self, group: _Group) -> bool:
         return (
@@ -269,12 +270,8 @@ class LockstepWorker:
         group = self._lockstep_processor().groups.pop(name)
         if group.fate == "running" and not group.same_history():
             group.fate = "broken"
-        return {
-            "tokens": group.tokens,
-            "fate": group.fate,
-            "error": group.error,
-            "state": {} if group.selector is None else group.selector.state(),
-        }
+        state = {} if group.selector is None else group.selector.state()
+        return group.report() | {"state": state}
 
     def parts_start(
         self, name: str, size: int, public_prompt: tuple[int, ...], spec: SelectorSpec
@@ -282,7 +279,7 @@ class LockstepWorker:
         """Begin a group of `size` private rows, which comes in parts. `public_row` of the answer is
         whether the public row has to come before them, for every token."""
         processor = self._lockstep_processor()
-        group = PartedGroup(size, spec.build())
+        group = _PartedGroup(size=size, selector=spec.build())
         if processor.public_pass is not None:
             group.public_row = processor.public_pass.start(public_prompt)
         processor.parted[name] = group
@@ -292,7 +289,7 @@ class LockstepWorker:
         """Draw the group's next token, when all of its rows are in; return what became of it."""
         group = self._lockstep_processor().parted[name]
         group.draw()
-        return {"tokens": group.tokens, "fate": group.fate, "error": group.error}
+        return group.report()
 
     def parts_finish(self, name: str) -> dict[str, Any]:
         """Return what the batch's next text continues from, and forget the group."""

@@ -6,6 +6,7 @@ makes all rows of a group emit the same token.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -16,7 +17,15 @@ from itertools import count
 from typing import Any
 
 from dpray.config.sections import EngineConfig
-from dpray.engines.base import EngineError, engine_error
+from dpray.engines.base import (
+    Completion,
+    EngineError,
+    OnCompletion,
+    Prompts,
+    Sampling,
+    Samplings,
+    engine_error,
+)
 from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
@@ -58,7 +67,7 @@ def vllm_options(config: EngineConfig, *, on_gpu: bool, needed: int = 0) -> dict
 
 
 def take_invariant_kernels(vllm: Any) -> bool:
-    """Set vLLM's batch-invariant mode where the device has it; return whether it is in force."""
+    """Set vLLM's batch-invariant mode if the device has it; return whether it is in force."""
     platform = vllm.platforms.current_platform
     if not (platform.is_cuda() and platform.has_device_capability(80)):
         return False
@@ -67,7 +76,7 @@ def take_invariant_kernels(vllm: Any) -> bool:
 
 
 class VllmModel(TextCodec):
-    """Loads a model and calls vLLM; `VllmEngine` describes the arguments."""
+    """Loads a model, generates by it and calls vLLM; `VllmEngine` describes the arguments."""
 
     def __init__(
         self,
@@ -100,8 +109,19 @@ class VllmModel(TextCodec):
         rows, tokens = group
         needed = rows * tokens * bytes_per_token(self.model_config, "float32")
         options = vllm_options(config, on_gpu=on_gpu, needed=needed)
+        self.llm = self._load(vllm, model, block_size, options)
+        self.sampling_params = vllm.SamplingParams
+        self.final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
+        self.delta = vllm.sampling_params.RequestOutputKind.DELTA
+        cache = self._start_workers(model if second_copy else None, options["dtype"])
+        self.block_sizes: list[int] = cache["block_sizes"]
+        self.blocks: int = cache["blocks"] - 1  # vLLM keeps one for itself
+        self.serial = count()
+        """It numbers requests and groups; each number is used once."""
+
+    def _load(self, vllm: Any, model: str, block_size: int, options: dict[str, Any]) -> Any:
         try:
-            self.llm = vllm.LLM(
+            return vllm.LLM(
                 model,
                 max_model_len=self.context_length,
                 max_num_batched_tokens=self.max_step_tokens,
@@ -117,14 +137,6 @@ class VllmModel(TextCodec):
         except Exception as error:
             reason = " ".join(str(error).split())[:500]
             raise EngineError(f"vLLM cannot load {model}: {reason}") from error
-        self.sampling_params = vllm.SamplingParams
-        self.final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
-        self.delta = vllm.sampling_params.RequestOutputKind.DELTA
-        cache = self._start_workers(model if second_copy else None, options["dtype"])
-        self.block_sizes: list[int] = cache["block_sizes"]
-        self.blocks: int = cache["blocks"] - 1  # vLLM keeps one for itself
-        self.serial = count()
-        """It numbers requests and groups; each number is used once."""
 
     def _start_workers(self, public_model: str | None, dtype: str) -> dict[str, Any]:
         """Connect the processors of all ranks; return the shape of the KV cache."""
@@ -140,6 +152,40 @@ class VllmModel(TextCodec):
             ) from error
         shape: dict[str, Any] = shapes[0]
         return shape
+
+    def generate(
+        self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
+    ) -> list[Completion]:
+        encoded = self.encoded(prompts, samplings)
+        params = {each: self._params(each) for each in set(samplings)}
+        place = {f"generate-{next(self.serial)}": i for i in range(len(encoded))}
+        completions: dict[int, Completion] = {}
+        try:
+            for request, i in place.items():
+                self.add(request, encoded[i], params[samplings[i]])
+            while len(completions) < len(encoded):
+                for output in self.step():
+                    i = place[output.request_id]
+                    written = list(output.outputs[0].token_ids)
+                    completions[i] = self.completion(encoded[i], written, samplings[i])
+                    if on_completion is not None:
+                        on_completion(i, completions[i])
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.abort(place)
+            raise
+        return [completions[i] for i in range(len(encoded))]
+
+    def _params(self, sampling: Sampling) -> Any:
+        return self.sampling_params(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            stop=list(sampling.stop),
+            stop_token_ids=list(self.eos_ids),
+            output_kind=self.final_only,
+        )
 
     def add(self, request: str, ids: Sequence[int], params: Any) -> None:
         try:

@@ -18,14 +18,14 @@ from dpray.accounting.statement import guarantee, no_guarantee
 from dpray.auditing.target import Target
 from dpray.config.base import MethodSettings
 from dpray.config.config import Config
-from dpray.engines.adapters import tuned_without_noise
 from dpray.engines.base import Engine
+from dpray.engines.made_models import tuned_without_noise
 from dpray.engines.model_path import absolute_model, with_bases
 from dpray.engines.text import TextCodec
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.types import InputError, OnProgress
 from dpray.workers.placement import placement
-from dpray.workers.rows import Row, TextOf
+from dpray.workers.rows import Row
 
 Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
 """`Losses` evaluate a released model: they take texts and the values of their columns, and return
@@ -49,7 +49,6 @@ class Reads:
     """The part of a row that a method reads.
 
     column_values: the public values of the columns beside the text and the unit.
-    text_of: makes a text from a row's columns; None if `data.text` is the text.
     token_limits: the limits at which private texts are cut.
     checked_first: whether every record is read before the first mechanism begins. A method needs
         that if it reads records, or these columns, only after a mechanism has begun, when a bad one
@@ -57,7 +56,6 @@ class Reads:
     """
 
     column_values: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    text_of: TextOf | None = None
     token_limits: Sequence[TokenLimit] = ()
     checked_first: bool = False
 

@@ -278,7 +278,7 @@ class Run:
         is_new = self.run.get("made_ledger") and not ledger.names()
         if not is_new:
             ledger.reserve(dataset, charges, unit, relation, is_trial=True)
-        check_first_records(self.plan.config.data, self.plan.reads.text_of is not None)
+        check_first_records(self.plan.config.data)
         if is_new:
             [(_, whole)] = charges.values()
             ledger.create_dataset(dataset, whole, unit, relation)

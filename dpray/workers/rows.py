@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
-from dpray.io.columns import column_of, is_empty
-from dpray.io.columns import text_of as text_of_columns
+from dpray.io.columns import column_of, is_empty, text_of
 from dpray.io.file_list import list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.labels import match_label
@@ -42,13 +41,8 @@ MOST_TASKS = 1000
 MOST_HEADERS = 100
 """So many files of JSON are looked into before a charge."""
 
-TextOf = Callable[[Mapping[str, Any]], str]
-"""A `TextOf` makes the text from a row's columns. It raises KeyError where one is missing."""
 
-
-def read_records(
-    piece: Piece, data: DataConfig, text_of: TextOf | None = None
-) -> Iterator[tuple[int, Record]]:
+def read_records(piece: Piece, data: DataConfig) -> Iterator[tuple[int, Record]]:
     """Yield the records of a file or a piece of one, in its order, each with the number of its row
     in the file, from 0.
 
@@ -62,16 +56,16 @@ def read_records(
     that is no text, an empty text or one that is too long, and for a file without rows.
     """
     for number, (where, row) in enumerate(_filled(piece), start=piece.rows):
-        if (record := to_record(where, row, data, text_of)) is not None:
+        if (record := to_record(where, row, data)) is not None:
             yield number, record
 
 
-def check_first_records(data: DataConfig, texts_from_columns: bool) -> None:
+def check_first_records(data: DataConfig) -> None:
     """Raise InputError, as `read_records` does, where the first row of the first file is no record:
     most often a column is mistyped. And for a stray `.json` that holds no records."""
     first, *others = data_pieces(data)
     for where, row in read_piece(first):
-        to_record(where, row, data, (lambda row: "-") if texts_from_columns else None)
+        to_record(where, row, data)
         break
     else:
         raise _no_rows(first)
@@ -132,12 +126,11 @@ def checked_row(
     where: Where,
     row: Mapping[str, Any],
     data: DataConfig,
-    text_of: TextOf | None,
     column_values: Mapping[str, Collection[str]],
 ) -> Row | None:
     """Return the text, the label and the `columns` of one row, None for an empty text that is
     skipped. Raises InputError naming the row, as any run does that reads it."""
-    if (record := to_record(where, row, data, text_of)) is None:
+    if (record := to_record(where, row, data)) is None:
         return None
     columns = _columns(where, row, data, column_values)
     return {"text": record.text, "label": record.label or "", "columns": columns}
@@ -221,12 +214,10 @@ def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:
     ]
 
 
-def to_record(
-    where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextOf | None = None
-) -> Record | None:
+def to_record(where: Where, row: Mapping[str, Any], data: DataConfig) -> Record | None:
     """Return one validated record, None for an empty text that is skipped; raises InputError naming
     the row."""
-    text = _text(where, row, data, text_of)
+    text = _text(where, row, data)
     if is_empty(text):
         if data.empty == "skip":
             return None
@@ -241,15 +232,8 @@ def to_record(
     return Record(text, label, unit)
 
 
-def _text(where: Where, row: Mapping[str, Any], data: DataConfig, text_of: TextOf | None) -> str:
-    value = text_of_columns(row, data.text, where)
-    if text_of is not None and not is_empty(value):
-        try:
-            value = text_of(row)
-        except KeyError:
-            raise InputError(f"{where}: a column that method.template needs is missing") from None
-        except (ValueError, RecursionError):
-            raise InputError(f"{where}: the columns do not fit into JSON") from None
+def _text(where: Where, row: Mapping[str, Any], data: DataConfig) -> str:
+    value = text_of(row, data.text, where)
     if len(value) > data.max_characters:
         raise InputError(
             f"{where}: the text is longer than data.max_characters, {data.max_characters}"

@@ -22,7 +22,7 @@ from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction import clipping
 from dpray.methods.private_prediction.algorithm import BatchState, PrivatePrediction
 from dpray.methods.private_prediction.audit import made_up_rows, runs_target
-from dpray.methods.private_prediction.rows import private_rows
+from dpray.methods.private_prediction.decoder import private_rows
 from dpray.methods.private_prediction.token import PrivateToken, SoftmaxSampler, SparseVector
 from dpray.workers.rows import Row
 
@@ -123,7 +123,7 @@ class Runs:
             data = DataConfig(
                 path="", public_size=100, max_records_per_unit=len(self.labels), **columns
             )
-        rows_of = partial(private_rows, data=data, text_of=None, by_place=by_place)
+        rows_of = partial(private_rows, data=data, by_place=by_place)
         return made_up_rows(data, rows_of, self.labels, 1 + self.copies)
 
     def method(self, kind: type[PrivatePrediction] = PrivatePrediction) -> PrivatePrediction:

@@ -35,9 +35,9 @@ from dpray.engines.row_variation import POSITIONS
 from dpray.io.formats import Piece
 from dpray.mechanisms.randomness import new_salt
 from dpray.methods.config import parse_config
+from dpray.methods.private_prediction.decoder import group_rows, private_rows
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
 from dpray.methods.private_prediction.release import batches_of
-from dpray.methods.private_prediction.rows import group_rows, private_rows
 from dpray.registry import make_plan, run
 from dpray.workers.cluster import start_ray
 
@@ -168,9 +168,7 @@ def growth_by_reading(plan: Plan, folder: Path) -> float:
     process, growth, read = psutil.Process(), 0, 0
     before = process.memory_info().rss
     for path in sorted(folder.glob("*.jsonl")):
-        for _ in private_rows(
-            Piece(str(path)), plan.config.data, plan.reads.text_of, by_place=False
-        ):
+        for _ in private_rows(Piece(str(path)), plan.config.data, by_place=False):
             read += 1
             if read % 10_000 == 0:
                 growth = max(growth, process.memory_info().rss - before)

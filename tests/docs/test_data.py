@@ -264,7 +264,7 @@ def records(settings: Settings, folder: Path, keys: dict[str, Any]) -> list[Any]
     path = str(folder / keys["path"]) if "path" in keys else str(folder)
     changes = {f"data__{key}": value for key, value in keys.items()} | {"data__path": path}
     data = parse_config(settings(**changes)).data
-    check_first_records(data, texts_from_columns=False)
+    check_first_records(data)
     found = (record for piece in data_pieces(data) for record in read_records(piece, data))
     return [(record.text, record.label) for _, record in found]
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ import pytest
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
-from dpray.engines.model_cache import cached
-from dpray.engines.model_path import preparation, resolve_model
-from dpray.engines.smollm2 import MADE
+from dpray.engines.model_path import resolve_model
 from dpray.types import InputError
 from dpray.workers.engine import build_engine
 
@@ -37,18 +34,6 @@ def test_a_hub_is_asked_for_names_and_not_for_folders(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError):
         resolve_model(str(tmp_path / "file"))
-
-
-def test_a_preparation_is_named_before_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert preparation("smollm2") == "converting smollm2, once"
-    cached(MADE).mkdir(parents=True)
-    assert preparation("smollm2") == preparation(str(tmp_path)) == "finding the model"
-    adapters = {"base_model_name_or_path": "owner/name", "peft_type": "LORA"}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(adapters))
-    assert preparation(str(tmp_path)) == "merging adapters"
 
 
 def test_without_vllm_the_message_names_the_other_engine(

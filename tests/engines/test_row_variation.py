@@ -92,5 +92,27 @@ def test_one_row_has_no_other_beside_it() -> None:
     assert row_variation(device, 1) == 0.0
 
 
+def test_an_engine_that_holds_one_row_at_once_is_tested_too() -> None:
+    """Its groups, of one private row and the public one, come in parts."""
+
+    class OneRow(Rounding):
+        def rows_at_once(self, tokens: int) -> int:
+            return 1
+
+        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+            for group in groups:
+                self.sizes.append(len(group.private_prompts))
+                selector = group.selector.build()
+                for _ in range(group.max_tokens):
+                    logits = torch.full((1, 5000), self.step * (len(self.sizes) - 1))
+                    selector.add(logits, logits[0])
+                    select_token(selector, logits[:0], logits[0])
+                yield LockstepResult(group.group_id, "", (), "length", selector.state())
+
+    device: Any = OneRow(0.25)
+    assert row_variation(device, 127) == pytest.approx(0.25)
+    assert device.sizes == [1, 1]
+
+
 def test_a_real_engine_rounds_a_little(engine: Engine) -> None:
     assert 0.0 <= row_variation(engine, 20) < 1e-3

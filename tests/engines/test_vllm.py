@@ -11,10 +11,9 @@ import pytest
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
-from dpray.engines.vllm import VllmEngine
+from dpray.engines.vllm import LockstepRun, VllmEngine
 from dpray.engines.vllm_lockstep import LockstepProcessor
 from dpray.engines.vllm_model import take_invariant_kernels
-from dpray.engines.vllm_run import LockstepRun
 from tests.engines.tensor_parallel import SIZES, tokens_of_two_ranks
 from tests.engines.test_conformance import MAX_TOKENS, decode, make_group
 

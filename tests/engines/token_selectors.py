@@ -75,11 +75,10 @@ class MeanSampler:
         limit: int | None = None,
         fail_at: int | None = None,
         script: list[int] | None = None,
-        forbidden: list[int] | None = None,
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.temperature, self.limit, self.fail_at = temperature, limit, fail_at
-        self.script, self.forbidden = script or [], forbidden or []
+        self.script = script or []
         self.calls = 0
         self.rows: list[int] = []
         self.dtypes: set[str] = set()
@@ -101,7 +100,6 @@ class MeanSampler:
         all_rows = torch.cat([logits_private_SV, logits_public_V[None]]).double()
         self.first_row.append(float(torch.log_softmax(all_rows[0], -1)[7]))
         mean = torch.log_softmax(all_rows, dim=-1).mean(0)
-        mean[self.forbidden] = -torch.inf
         probabilities = torch.softmax(mean / self.temperature, dim=-1).cpu()
         token = int((yield torch.multinomial(probabilities, 1, generator=self.generator)))
         return self.script[self.calls - 1] if self.calls <= len(self.script) else token

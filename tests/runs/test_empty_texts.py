@@ -14,7 +14,7 @@ from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.pieces import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
-from dpray.methods.private_prediction.rows import joined, private_rows
+from dpray.methods.private_prediction.decoder import joined, private_rows
 from dpray.types import InputError
 from dpray.workers.rows import bound_contributions, record_rows
 
@@ -37,7 +37,7 @@ def batches_of(
     if len(pieces) > 1:
         pieces = list(numbered(pieces, map(count_rows, pieces)))
     batches = POISSON if by_place else DISJOINT
-    rows = [row for piece in pieces for row in private_rows(piece, data, None, by_place)]
+    rows = [row for piece in pieces for row in private_rows(piece, data, by_place)]
     if data.unit is not None:
         rows = bound_contributions(rows, data.max_records_per_unit)
     return [(row["text"], list(joined(batches, KEY, row))) for row in rows]

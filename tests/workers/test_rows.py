@@ -13,7 +13,7 @@ from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.pieces import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition
-from dpray.methods.private_prediction.rows import group_rows, placeholder, private_rows
+from dpray.methods.private_prediction.decoder import group_rows, placeholder, private_rows
 from dpray.types import InputError
 from dpray.workers.rows import bound_contributions, local_rows
 
@@ -23,7 +23,7 @@ PARTITION = HashPartition({"a": 4, "b": 4}, "0" * 32)
 
 def rows(path: Path, lines: list[Any], data: DataConfig = DATA) -> list[dict[str, Any]]:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = private_rows(Piece(str(path)), data, None, by_place=False)
+    found = private_rows(Piece(str(path)), data, by_place=False)
     return [
         row | {"batch": batch}
         for row in found
@@ -91,7 +91,7 @@ def test_a_records_place_stays_when_the_folder_of_its_file_moves(
 ) -> None:
     """As a job's working directory does, which has another name whenever the job is submitted."""
     data = DATA.model_copy(update={"path": "*.jsonl", "label": None})
-    rows_of = partial(private_rows, data=data, text_of=None, by_place=True)
+    rows_of = partial(private_rows, data=data, by_place=True)
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
     for name in ("x.jsonl", "y.jsonl"):

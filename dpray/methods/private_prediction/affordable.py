@@ -4,7 +4,6 @@ numbers alone: no model is loaded, no data opened."""
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,13 +16,11 @@ from dpray.engines.kv_cache import (
     cpu_cache_bytes,
     gpu_cache_bytes,
     gpu_memory,
-    parameters,
 )
 from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import DEFAULT_CONTEXT
-from dpray.methods.private_prediction.prompts import PromptTemplate
-from dpray.methods.private_prediction.rows import frame, shown_examples
+from dpray.methods.private_prediction.prompts import PromptTemplate, frame, shown_examples
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.plan import Plan
 from dpray.types import InputError
@@ -68,13 +65,6 @@ def longest_frame(
 
 # The memory: the rows that are decoded at once.
 
-CPU_FLOPS = 2e10
-"""Rough float32 operations per second of one core, measured with SmolLM2-135M in vLLM on two
-cores."""
-
-LONG_HOURS = 0.5
-"""A plan that may take longer on a CPU says so."""
-
 AUTO_SIZES = (127, 63, 31, 15, 7, 3, 1)
 """`batch_size: auto` takes the first of these that fits: the paper's least, and smaller ones."""
 
@@ -93,12 +83,11 @@ def usual_rows(mean: float) -> int:
 
 @dataclass(frozen=True)
 class BatchMemory:
-    """The rows that the engine holds at once, and how long they take on a CPU.
+    """The rows that the engine holds at once in `place`.
 
     A row has at most `row_tokens` tokens: its prompt, with a text of `method.max_prompt_tokens`,
     and what is drawn. Each token takes `token_bytes` in the KV cache of `cache_bytes`. `most_rows`
-    is `engine.max_num_seqs`, or None. `token_seconds` is the time of a token on all cores of this
-    machine, or None on a GPU.
+    is `engine.max_num_seqs`, or None.
     """
 
     row_tokens: int
@@ -106,7 +95,6 @@ class BatchMemory:
     cache_bytes: int
     most_rows: int | None
     place: str
-    token_seconds: float | None
 
     @property
     def rows_at_once(self) -> int:
@@ -135,26 +123,17 @@ class BatchMemory:
             f"{rows} rows are decoded {how}"
         )
 
-    def warnings(self, rows: int, all_rows: int) -> list[str]:
-        """Warn of batches of `rows` rows that do not fit, and of a run of `all_rows` rows that
-        takes long."""
-        found = []
-        if self.parts(rows) > 1:
-            found.append(
-                f"method.batch_size: batches of up to about {rows} rows do not fit the "
-                f"{self.rows_at_once} rows that the engine holds {self.place}: the others are "
-                "computed anew for every token, which is slow. A smaller method.batch_size (auto "
-                "takes what fits) or method.max_prompt_tokens helps, or a larger "
-                "engine.max_num_seqs, engine.kv_cache_gib (CPU) or GPU"
-            )
-        hours = all_rows * self.row_tokens * (self.token_seconds or 0.0) / 3600
-        if hours > LONG_HOURS:
-            found.append(
-                f"engine.model: on this machine's CPU the run takes up to about {hours:.1f} hours "
-                "(a rough estimate, for texts of full length). Fewer texts (method.max_records), "
-                "a smaller method.batch_size or model, or a GPU help"
-            )
-        return found
+    def warnings(self, rows: int) -> list[str]:
+        """Warn of batches of `rows` rows that do not fit."""
+        if self.parts(rows) == 1:
+            return []
+        return [
+            f"method.batch_size: batches of up to about {rows} rows do not fit the "
+            f"{self.rows_at_once} rows that the engine holds {self.place}: the others are "
+            "computed anew for every token, which is slow. A smaller method.batch_size (auto "
+            "takes what fits) or method.max_prompt_tokens helps, or a larger "
+            "engine.max_num_seqs, engine.kv_cache_gib (CPU) or GPU"
+        ]
 
 
 def batch_memory(
@@ -167,11 +146,9 @@ def batch_memory(
     on_gpu = gpu_cache_bytes(engine, model_config)
     if on_gpu is not None:
         place = "on one GPU" if engine.gpus == 1 else f"on {engine.gpus} GPUs"
-        return BatchMemory(row_tokens, token_bytes, on_gpu, most, place, None)
+        return BatchMemory(row_tokens, token_bytes, on_gpu, most, place)
     cache_bytes = cpu_cache_bytes(engine, rows * row_tokens * token_bytes)
-    seconds = 2 * parameters(model_config) / (CPU_FLOPS * (os.cpu_count() or 1))
-    place = "on this machine's CPU"
-    return BatchMemory(row_tokens, token_bytes, cache_bytes, most, place, seconds)
+    return BatchMemory(row_tokens, token_bytes, cache_bytes, most, "on this machine's CPU")
 
 
 def affordable_batch_size(
@@ -183,7 +160,11 @@ def affordable_batch_size(
     """Return `batch_size`, or for auto the largest one that this machine holds at once, and the
     memory of its batches. If the model's files are not here, return the largest size, and None.
     Raises InputError if a prompt leaves no room in the model's context for a text."""
-    sizes = [settings.batch_size] if settings.batch_size != "auto" else auto_sizes(engine)
+    if settings.batch_size == "auto":
+        most = LARGEST_ON_CPU if gpu_memory(engine) is None else max(AUTO_SIZES)
+        sizes = [s for s in AUTO_SIZES if s <= most]
+    else:
+        sizes = [settings.batch_size]
     if not is_at_hand(engine.model):
         return sizes[0], None
     codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
@@ -197,20 +178,16 @@ def affordable_batch_size(
     return s, memory
 
 
-def auto_sizes(engine: EngineConfig) -> list[int]:
-    most = LARGEST_ON_CPU if gpu_memory(engine) is None else max(AUTO_SIZES)
-    return [s for s in AUTO_SIZES if s <= most]
-
-
 # The budget: tokens of a batch, or texts.
 
 P = TypeVar("P", bound=Plan)
 
 
-def largest_affordable(plan_of: Callable[[int], P], most: int) -> P | None:
-    """Return the plan of the largest number, up to `most`, that costs at most `privacy.epsilon`;
-    None if 1 costs more."""
-    privacy = plan_of(1).config.privacy
+def largest_affordable(plan_of: Callable[[int], P], most: int, what: str) -> P:
+    """Return the plan of the largest number, up to `most`, that costs at most `privacy.epsilon`.
+    Raises InputError if 1, which is `what`, costs more."""
+    least = plan_of(1)
+    privacy = least.config.privacy
     try:
         number = calibrate(
             lambda number: plan_of(int(number)).dp_event,
@@ -221,5 +198,9 @@ def largest_affordable(plan_of: Callable[[int], P], most: int) -> P | None:
             integer=True,
         )
     except ValueError:
-        return None
+        raise InputError(
+            f"privacy.epsilon: {privacy.epsilon:g} does not pay for {what}, which costs "
+            f"{least.cost.epsilon:.4f}; a larger data.public_size, method.batch_size or "
+            "method.temperature, or a smaller method.max_tokens, is needed"
+        ) from None
     return plan_of(int(number))

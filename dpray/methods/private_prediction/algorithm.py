@@ -29,32 +29,13 @@ class Batch:
     public_prompt: tuple[int, ...] = field(repr=False)
 
 
-@dataclass(frozen=True)
-class Example:
-    """A finished synthetic text, which is released."""
-
-    text: str
-    finish_reason: str
-    tokens: int
-
-
-@dataclass(frozen=True)
-class BatchOutput:
-    """The released output of a batch. `private_tokens` of its `tokens` were drawn from the private
-    prompts. The text that t == r left unfinished counts in both, and is not among `examples`."""
-
-    batch_id: str
-    examples: tuple[Example, ...]
-    private_tokens: int
-    tokens: int
-
-
 @dataclass
 class BatchState:
-    """A batch S between two of its texts."""
+    """A batch S between two of its texts. `t` of its `tokens` were drawn from the private prompts.
+    The text that t == r left unfinished counts in both, and is not among the examples X."""
 
     S: Batch
-    X: list[Example] = field(default_factory=list)  # line 1, for this batch alone
+    X: list[LockstepResult] = field(default_factory=list)  # line 1, for this batch alone
     noisy_threshold: float | None = None  # line 4: the selector draws it before its first token
     t: int = 0  # line 5
     texts: int = 0
@@ -66,10 +47,7 @@ class BatchState:
         self.texts += 1
         self.tokens += len(x.token_ids)
         if x.finish_reason != "exhausted":
-            self.X.append(Example(x.text, x.finish_reason, len(x.token_ids)))
-
-    def output(self) -> BatchOutput:
-        return BatchOutput(self.S.batch_id, tuple(self.X), self.t, self.tokens)
+            self.X.append(x)
 
 
 @dataclass(frozen=True)
@@ -94,10 +72,10 @@ class PrivatePrediction:
     def dp_event(self) -> Event:
         return self.mechanism.dp_event
 
-    def decode(self, engine: Engine, batches: Iterable[Batch]) -> Generator[BatchOutput]:
+    def decode(self, engine: Engine, batches: Iterable[Batch]) -> Generator[BatchState]:
         """Run Algorithm 1. The engine takes a batch when it has room for it, decodes as many side
-        by side as fit, and goes on with the rows of a batch that is sent back. Yield each batch's
-        output as soon as it is whole."""
+        by side as fit, and goes on with the rows of a batch that is sent back. Yield each
+        batch as soon as it is whole."""
         states: dict[str, BatchState] = {}
 
         def first_texts() -> Iterator[LockstepGroup]:
@@ -118,7 +96,7 @@ class PrivatePrediction:
                     following = self.next_text(state)
                 else:
                     del states[x.group_id]
-                    yield state.output()
+                    yield state
 
     def goes_on(self, state: BatchState) -> bool:
         """Return the condition of line 6, and whether the batch may have another text."""

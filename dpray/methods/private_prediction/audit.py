@@ -30,14 +30,11 @@ from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, sele
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
-from dpray.methods.private_prediction.rows import joined, private_rows
+from dpray.methods.private_prediction.decoder import joined, private_rows
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 from dpray.workers.rows import Row, RowsOf, local_rows
 
 TARGET, OTHER = 0, 1
-
-NO_GATE: dict[str, Any] = {"sure_probability": None, "sure_entropy": None}
-"""The worst case is a token for which the gate is closed."""
 
 MOST_TOKENS = 16
 """The most tokens that a trial draws one after the other; more of them take too long."""
@@ -69,8 +66,7 @@ def runs_targets(
     """Yield small runs with Poisson batches, with one unit withheld: one in which no other unit
     joins by a coin, one in which `COPIES` others with the same records do, and, if units may have
     rows of two labels, one whose unit has them."""
-    # A template that makes its texts from columns asks for columns that made-up records lack.
-    rows_of = partial(private_rows, data=data, text_of=None, by_place=True)
+    rows_of = partial(private_rows, data=data, by_place=True)
     rows_per_unit = data.max_records_per_unit
     first, *others = joined_most(batches)
     units_of = [([first] * rows_per_unit, 1), ([first] * rows_per_unit, 1 + COPIES)]
@@ -100,8 +96,8 @@ def small_run(
         ),
         replace(
             method,
-            mechanism=replace(method.mechanism, private_tokens=tokens, **NO_GATE),
-            max_tokens=max(1, tokens // method.examples_per_batch),
+            mechanism=replace(method.mechanism, private_tokens=tokens, sure_probability=None),
+            max_tokens=tokens,
         ),
     )
 
@@ -130,11 +126,9 @@ def runs_target(
 ) -> MonteCarlo:
     """Audit whole runs on `rows`, with and without the last unit's.
 
-    The run's own code decides who joins, with a secret of `key` for each run, and steps through the
-    method's algorithm, whose selector draws the tokens. Further rows, which say OTHER, are in every
-    batch: the claim holds given who else joined, so whoever attacks may know them, too. The
-    statistics count the tokens that are TARGET: in all batches, in the one with the most, and in
-    each batch.
+    The run's own code decides who joins, with a secret of `key` for each run, and draws the tokens.
+    Further rows, which say OTHER, are in every batch: the claim holds given who else joined. The
+    statistics count the tokens that are TARGET: in all batches, at most, and in each batch.
 
     Claim: what `PoissonBatches.dp_event` charges for such a run, whatever the other units are.
     """
@@ -166,13 +160,12 @@ def runs_target(
             hits_BT[where_BT] = _hits(method, logits(int(number)), int(where_BT.sum()))
         return np.concatenate([[hits_BT.sum(axis=0), hits_BT.max(axis=0)], hits_BT])
 
-    tokens, among = mechanism.private_tokens, f", among {copies} others with the same records"
-    labels = len(batches.batches_per_label)
+    tokens, labels = mechanism.private_tokens, len(batches.batches_per_label)
     of_labels = f" of {labels} labels" if labels > 1 else ""
+    among = f", among {copies} others with the same records" if copies else ""
     return MonteCarlo(
         f"runs of {len(names)} Poisson batch(es), {tokens} token(s) each",
-        f"one more unit of {withheld} row(s){of_labels}, sure of one token"
-        f"{among if copies else ''}",
+        f"one more unit of {withheld} row(s){of_labels}, sure of one token{among}",
         batches.dp_event(mechanism.sampler.dp_event, tokens, withheld),
         draw,
     )
@@ -180,7 +173,9 @@ def runs_target(
 
 def tokens_target(mechanism: PrivateToken, tokens: int) -> MonteCarlo:
     """Audit `tokens` of a batch's private tokens; the statistic counts those that are TARGET."""
-    mechanism = replace(mechanism, private_tokens=tokens, threshold=None, noise=None, **NO_GATE)
+    mechanism = replace(
+        mechanism, private_tokens=tokens, threshold=None, noise=None, sure_probability=None
+    )
     inputs = {with_unit: _contested(mechanism, with_unit) for with_unit in (True, False)}
     # The text is long enough for the selector to end it.
     method = PrivatePrediction(mechanism, max_tokens=tokens + 1, examples_per_batch=1)
@@ -201,7 +196,7 @@ def sparse_vector_target(mechanism: PrivateToken) -> MonteCarlo:
     that it takes farther; the statistic is whether they are near, near, far."""
     sparse_vector = mechanism.sparse_vector
     assert sparse_vector is not None
-    mechanism = replace(mechanism, private_tokens=1, **NO_GATE)
+    mechanism = replace(mechanism, private_tokens=1, sure_probability=None)
     values = mechanism.values
     queries = {
         with_unit: [_asked(mechanism, with_unit, token) for token in (OTHER, OTHER, TARGET)]

@@ -10,12 +10,8 @@ from typing import Any
 
 from dpray.config.config import Config
 from dpray.mechanisms.labels import common_shares
-from dpray.methods.private_prediction.plan import (
-    PrivatePredictionPlan,
-    make_plan,
-    template_of,
-    with_batches,
-)
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan, make_plan, with_batches
+from dpray.methods.private_prediction.prompts import template_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.choice import Choice, Signal
 from dpray.types import InputError
@@ -56,20 +52,23 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
         best = max(filter(None, cheapest), key=lambda plan: plan.whole_texts, default=None)
     if best is None:
         raise refused[0]
-    chosen = best.settings
-    what = f"{chosen.clip} with c {chosen.clip_bound:g}, s {chosen.batch_size}, {chosen.batches}: "
-    why = "the largest clip, and then the smallest batches, that afford the texts"
-    if _is_set(settings, CLIP) and _is_set(settings, {"batch_size"}):
-        why = "as they are set"
-    elif best.whole_texts < records:
-        why = "what affords most"
-    affordable = max([best.whole_texts, *best.texts_affordable.values()])
+    chosen, affordable = best.settings, max([best.whole_texts, *best.texts_affordable.values()])
     if not best.texts_affordable and chosen.max_records is not None:
         # Of batches of a given kind the plan says no more than whether the limit is reached.
         without_limit = chosen.model_copy(update={"max_records": None})
         affordable = make_plan(config, without_limit).whole_texts
     signal = Signal(affordable, records, "whole texts that epsilon pays for")
-    return Choice(best, signal, (what + why,))
+    return Choice(best, signal, (_reason(settings, best, records),))
+
+
+def _reason(settings: PrivatePredictionSettings, best: PrivatePredictionPlan, records: int) -> str:
+    chosen = best.settings
+    what = f"{chosen.clip} with c {chosen.clip_bound:g}, s {chosen.batch_size}, {chosen.batches}"
+    if _is_set(settings, CLIP) and _is_set(settings, {"batch_size"}):
+        return f"{what}: as they are set"
+    if best.whole_texts < records:
+        return f"{what}: what affords most"
+    return f"{what}: the largest clip, and then the smallest batches, that afford the texts"
 
 
 def affords(base: PrivatePredictionPlan, texts: int) -> bool:

@@ -2,7 +2,7 @@
 
 All of it follows from the public prompt's logits and the tokens drawn so far, so it costs nothing.
 That holds to the last bit only if no private row moves a bit of the public logits; engines see to
-that (`dpray.engines.rows.PublicPass`).
+that (`dpray.engines.transformers.PublicPass`).
 Proof: docs/privacy.md, sections 2.4 and 2.9.
 """
 
@@ -40,21 +40,13 @@ def candidate_set(
     return (logits_public_V.float() >= top.values[-1] - margin).nonzero().squeeze(-1)
 
 
-def is_sure(
-    logits_public_V: torch.Tensor, probability: float | None, entropy: float | None
-) -> torch.Tensor:
+def is_sure(logits_public_V: torch.Tensor, probability: float) -> torch.Tensor:
     """Return whether the public gate is open: the largest public probability is at least
-    `probability`, or, if `entropy` is given instead, the public distribution has at most that
-    many nats. The answer is a tensor without dimensions on the logits' device.
+    `probability`. The answer is a tensor without dimensions on the logits' device.
 
     A token drawn from the public logits while the gate is open costs nothing.
     """
-    log_p_V = logits_public_V.double().log_softmax(dim=-1)
-    if probability is not None:
-        return log_p_V.max().exp() >= probability
-    assert entropy is not None
-    # A token that cannot be drawn has probability 0, whose product with its logarithm is no number.
-    return -(log_p_V.exp() * log_p_V).nan_to_num(nan=0.0).sum() <= entropy
+    return logits_public_V.double().log_softmax(dim=-1).max().exp() >= probability
 
 
 class CopyFilter:

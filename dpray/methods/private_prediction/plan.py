@@ -13,7 +13,6 @@ from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.row_variation import rounding_warnings
-from dpray.io.few_shot import read_few_shot
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.labels import common_shares
 from dpray.methods.private_prediction.affordable import (
@@ -23,21 +22,21 @@ from dpray.methods.private_prediction.affordable import (
     usual_rows,
 )
 from dpray.methods.private_prediction.algorithm import PrivatePrediction
-from dpray.methods.private_prediction.prompts import PromptTemplate, load_template
+from dpray.methods.private_prediction.prompts import PromptTemplate, template_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.runs.plan import Plan, Reads, TokenLimit, label_histogram
 from dpray.runs.public_input import read_terms
 from dpray.types import InputError
 
-MOST_PRIVATE_TOKENS = MOST_TEXTS = 10_000_000
+MOST = 10_000_000
+"""The most private tokens of a batch, and the most texts, that a plan looks for."""
 
-RESTATED = {"threshold", "noise", "sure_probability", "sure_entropy"}
+RESTATED = {"threshold", "noise", "sure_probability"}
 """These fields of a mechanism are in a plan's summary as the sections they come from."""
 
 SUMMARISED = {
-    "batches", "public_gate", "sparse_vector", "max_tokens", "max_prompt_tokens", "max_copies",
-    "longest_copy",
+    "batches", "public_gate", "sparse_vector", "max_tokens", "max_prompt_tokens", "longest_copy",
 }  # fmt: skip
 """These keys are in a plan's summary beside the mechanism's."""
 
@@ -81,12 +80,11 @@ class PrivatePredictionPlan(Plan):
         size, s = self.config.data.public_size, self.settings.expected_batch_size
         if self.texts is None:
             return HashPartition.expected(size, self.proportions, s, self.salt)
-        number = math.ceil(self.texts / self.settings.texts_per_batch)
-        return PoissonBatches.expected(size, self.proportions, s, number)
+        return PoissonBatches.expected(size, self.proportions, s, self.texts)
 
     @cached_property
     def method(self) -> PrivatePrediction:
-        settings, texts = self.settings, self.settings.texts_per_batch
+        settings, texts = self.settings, 1
         if self.disjoint:
             texts = settings.texts_of_a_batch(self.private_tokens, self.batches.num_batches)
         records_per_unit = self.config.data.max_records_per_unit
@@ -118,9 +116,7 @@ class PrivatePredictionPlan(Plan):
     def whole_texts(self) -> int:
         """Return the number of texts that the charge pays for in all batches, if each is as
         long as it may be."""
-        texts = self.settings.texts_per_batch
-        if self.disjoint:
-            texts = self.private_tokens // self.settings.max_tokens
+        texts = self.private_tokens // self.settings.max_tokens if self.disjoint else 1
         return self.batches.num_batches * texts
 
     @property
@@ -153,8 +149,7 @@ class PrivatePredictionPlan(Plan):
     @property
     def reads(self) -> Reads:
         limit = TokenLimit("method.max_prompt_tokens", self.settings.max_prompt_tokens)
-        text_of = self.template.text_of if self.template.record else None
-        return Reads(self._labels(), text_of, (limit,))
+        return Reads(self._labels(), (limit,))
 
     def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
         # Public logits decide which tokens can be drawn, or whether from private ones at all.
@@ -171,12 +166,10 @@ class PrivatePredictionPlan(Plan):
         return math.ceil(self.settings.expected_batch_size / rarest)
 
     def of_size(self, texts: int) -> dict[str, Any]:
-        batches = self.settings.batches
         if self.disjoint:
             r = self.private_tokens
-            return {"batches": batches, "max_records": texts, "private_tokens": r}
-        a_batch = self.settings.texts_per_batch
-        return {"batches": batches, "texts": a_batch * texts, "max_records": None}
+            return {"batches": "disjoint", "max_records": texts, "private_tokens": r}
+        return {"batches": "poisson", "texts": texts, "max_records": None}
 
     def published_batches(self, published: int) -> int:
         """Return how many of the published units are batches: the measured labels are one more."""
@@ -231,21 +224,9 @@ class PrivatePredictionPlan(Plan):
         return lines
 
 
-def rare_labels(plan: PrivatePredictionPlan) -> dict[str, float]:
-    """Return the labels whose Poisson batches are smaller than those of the others, with the number
-    of records that they expect."""
-    if not isinstance(plan.batches, PoissonBatches):
-        return {}
-    common, size = common_shares(plan.proportions), plan.config.data.public_size
-    return {
-        label: size * plan.proportions[label] * q
-        for label, q in plan.batches.sampling_probabilities.items()
-        if q and label not in common
-    }
-
-
 def warnings(plan: PrivatePredictionPlan) -> list[str]:
     settings, found = plan.settings, rounding_warnings(plan.config.engine.dtype)
+    s = settings.expected_batch_size
     if plan.disjoint and plan.private_tokens < settings.max_tokens:
         found.append(
             "method.private_tokens is below method.max_tokens: a batch may end before its "
@@ -254,19 +235,23 @@ def warnings(plan: PrivatePredictionPlan) -> list[str]:
     if not plan.disjoint and settings.public_gate and settings.private_tokens is None:
         found.append(
             "method.public_gate saves nothing while method.private_tokens is null: a Poisson "
-            "batch is charged for its private_tokens, which are then all tokens of its texts"
+            "batch is charged for its private_tokens, which are then all tokens of its text"
         )
-    if rare := rare_labels(plan):
-        named = ", ".join(f"{k} ({n:.1f})" for k, n in rare.items())
-        found.append(
-            f"data.label_proportions: rare labels have smaller batches, so that they do not "
-            f"raise the cost of all: {named} records expected, not "
-            f"{settings.expected_batch_size}. Their texts lean on the public prompt; a run of "
-            "their own gives them whole batches"
-        )
+    if isinstance(plan.batches, PoissonBatches):
+        common, size = common_shares(plan.proportions), plan.config.data.public_size
+        rare = [
+            f"{label} ({size * plan.proportions[label] * q:.1f})"
+            for label, q in plan.batches.sampling_probabilities.items()
+            if q and label not in common
+        ]
+        if rare:
+            found.append(
+                f"data.label_proportions: rare labels have smaller batches, so that they do not "
+                f"raise the cost of all: {', '.join(rare)} records expected, not {s}. Their texts "
+                "lean on the public prompt; a run of their own gives them whole batches"
+            )
     if plan.memory is not None:
-        all_rows = plan.expected_texts * (settings.expected_batch_size + 1)
-        found += plan.memory.warnings(plan.usual_rows, all_rows)
+        found += plan.memory.warnings(plan.usual_rows)
     return found
 
 
@@ -297,14 +282,6 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
     return plan
 
 
-def template_of(config: Config, settings: PrivatePredictionSettings) -> PromptTemplate:
-    """Load the template, with the public texts and terms that it shows. Raises InputError for a
-    wrong one."""
-    few_shot = read_few_shot(settings.few_shot, settings.few_shot_examples, config.data.path)
-    template = load_template(settings.template, few_shot)
-    return template.showing(read_terms(settings.terms, config))
-
-
 def with_public_files(plan: PrivatePredictionPlan) -> PrivatePredictionPlan:
     """Return the plan with the public files that its settings name, read anew."""
     return replace(plan, template=template_of(plan.config, plan.settings))
@@ -314,78 +291,51 @@ def with_batches(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
     """Return the plan with the batches that its settings ask for; for `auto`, with those that
     afford more texts. Raises InputError if the epsilon, less what comes before, does not pay for
     one token, or one text."""
-    makers, settings = {"poisson": _poisson, "disjoint": _disjoint}, base.settings
+    settings = base.settings
     if settings.batches != "auto":
-        return makers[settings.batches](base)
+        return _affordable(base)
     plans: dict[str, PrivatePredictionPlan] = {}
-    affordable: dict[str, int] = {}
     refused: list[InputError] = []
-    for kind, make in makers.items():
-        chosen = settings.model_copy(update={"batches": kind})
-        without_limit = chosen.model_copy(update={"max_records": None})
+    for kind in ("poisson", "disjoint"):
+        without_limit = settings.model_copy(update={"batches": kind, "max_records": None})
         try:
-            plans[kind] = plan = make(replace(base, settings=chosen))
-            if settings.max_records is not None and plan.whole_texts >= settings.max_records:
-                plan = make(replace(base, settings=without_limit))
-            affordable[kind] = plan.whole_texts
+            plans[kind] = _affordable(replace(base, settings=without_limit))
         except InputError as error:
             refused.append(error)
-    if not affordable:
+    if not plans:
         raise refused[0]
+    affordable = {kind: plan.whole_texts for kind, plan in plans.items()}
     best = max(affordable, key=affordable.__getitem__)
-    return replace(plans[best], texts_affordable=affordable)
+    chosen = settings.model_copy(update={"batches": best})
+    if settings.max_records is not None and affordable[best] >= settings.max_records:
+        return _affordable(replace(base, settings=chosen, texts_affordable=affordable))
+    return replace(plans[best], settings=chosen, texts_affordable=affordable)
 
 
-def _disjoint(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
-    """Plan disjoint batches: r tokens as set, or the most that the epsilon pays for."""
-    settings = base.settings
-    if settings.for_poisson_only:
-        key = "texts_per_batch" if settings.texts is None else "texts"
-        raise InputError(f"method.{key}: for Poisson batches; disjoint ones have max_records")
-    if settings.private_tokens is not None:
-        return replace(base, private_tokens=settings.private_tokens)
-    most = MOST_PRIVATE_TOKENS
-    if settings.max_records is not None:
-        most = settings.texts_of_a_batch(most, base.batches.num_batches) * settings.max_tokens
-    plan = largest_affordable(lambda r: replace(base, private_tokens=r), most)
-    if plan is None:
-        one = replace(base, private_tokens=1)
-        raise InputError(
-            f"privacy.epsilon: {base.config.privacy.epsilon:g} does not pay for one private token, "
-            f"which costs {one.cost.epsilon:.4f}; a larger method.batch_size or method.temperature "
-            "is needed"
-        )
-    return plan
+def _affordable(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
+    """Return the plan with the tokens of a disjoint batch, or the texts of Poisson batches: as many
+    as its settings ask for, or the most that the epsilon pays for."""
+    settings, measured = base.settings, base.config.data.label_proportions == "measured"
+    if fault := settings.wrong_batches(settings.batches, measured):
+        raise InputError(f"method.{fault}")
+    if settings.batches == "disjoint":
+        if settings.private_tokens is not None:
+            return replace(base, private_tokens=settings.private_tokens)
+        most = MOST
+        if settings.max_records is not None:
+            most = settings.texts_of_a_batch(most, base.batches.num_batches) * settings.max_tokens
+        what = "one private token"
+        return largest_affordable(lambda r: replace(base, private_tokens=r), most, what)
+    tokens = settings.private_tokens or settings.max_tokens
 
+    def poisson(texts: int) -> PrivatePredictionPlan:
+        return replace(base, private_tokens=tokens, texts=texts)
 
-def _poisson(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
-    """Plan Poisson batches: as many texts as asked for, or the most that the epsilon pays for."""
-    config, settings = base.config, base.settings
-    if settings.sparse_vector is not None:
-        raise InputError(
-            "method.sparse_vector: is for disjoint batches, its answers cost too much in Poisson "
-            "ones; method.public_gate costs nothing in either"
-        )
-    if config.data.label_proportions == "measured":
-        raise InputError(
-            "method.batches: poisson needs public data.label_proportions: what they cost is fixed "
-            "before the data is opened; measured ones are for disjoint batches"
-        )
-    a_batch = settings.texts_per_batch
-    tokens = settings.private_tokens or a_batch * settings.max_tokens
     if settings.texts is not None:
-        return replace(base, private_tokens=tokens, texts=settings.texts)
-    one = replace(base, private_tokens=tokens, texts=1)
+        return poisson(settings.texts)
     if settings.max_records is not None:
-        wanted = replace(one, texts=settings.max_records)
-        if wanted.cost.epsilon <= config.privacy.epsilon:
+        wanted = poisson(settings.max_records)
+        if wanted.cost.epsilon <= base.config.privacy.epsilon:
             return wanted
-    plan = largest_affordable(lambda batches: replace(one, texts=batches * a_batch), MOST_TEXTS)
-    if plan is None:
-        raise InputError(
-            f"privacy.epsilon: {config.privacy.epsilon:g} does not pay for one Poisson batch of "
-            f"{tokens} private tokens of each label, which costs {one.cost.epsilon:.4f}; a larger "
-            "data.public_size, method.batch_size or method.temperature, or fewer tokens "
-            "(method.max_tokens), is needed"
-        )
-    return plan
+    what = f"one Poisson batch of {tokens} private tokens of each label"
+    return largest_affordable(poisson, MOST, what)

@@ -3,15 +3,18 @@ which keeps the two prompts at the same point of a text. docs/methods.md describ
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from dpray.io.few_shot import FewShot
+from dpray.engines.base import Engine
+from dpray.engines.text import TextCodec
+from dpray.io.few_shot import FewShot, read_few_shot
 from dpray.io.template_file import Template, TemplateFile, TextKey
-from dpray.types import Prompt
+from dpray.config.config import Config
+from dpray.runs.public_input import read_terms
+from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+from dpray.types import InputError, Prompt
 
 PACKAGE = "dpray.methods.private_prediction"
 
@@ -27,11 +30,9 @@ TEXTS = {
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """A template, with the public texts and the released terms that its prompts show. `record`
-    maps the keys of a private text that is JSON to the row's columns."""
+    """A template, with the public texts and the released terms that its prompts show."""
 
     template: Template
-    record: Mapping[str, str] = field(default_factory=dict)
     few_shot: FewShot = field(default_factory=FewShot, compare=False)
     sequences: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict, compare=False)
     terms: str = field(default="", compare=False)
@@ -45,7 +46,7 @@ class PromptTemplate:
         return replace(self, terms=", ".join(random.Random(f"terms {batch}").choice(sequences)))
 
     def showing(self, sequences: Mapping[str, Sequence[Sequence[str]]]) -> PromptTemplate:
-        """Return the template with sequences of terms for its batches. Raises InputError where a
+        """Return the template with sequences of terms for its batches. Raises InputError if a
         prompt does not show them."""
         if sequences:
             self.template.check_terms(*_requests(self.template))
@@ -69,12 +70,6 @@ class PromptTemplate:
         placeholder = self.template.render("placeholder", label=label, terms=self.terms)
         return self._prompt("user", label, examples, text=placeholder)
 
-    def text_of(self, row: Mapping[str, Any]) -> str:
-        """Make the private text of a row's columns, where the template has a `record`. Raises
-        KeyError where a column is missing."""
-        values = {key: row[column] for key, column in self.record.items()}
-        return json.dumps(values, ensure_ascii=False, indent=2, default=str)
-
     def released(self, completion: str) -> str:
         """Make the text that is released from what was decoded."""
         return self.template.render("output", completion=completion).strip()
@@ -91,12 +86,62 @@ def _requests(template: Template) -> list[str]:
     return [key for key in ("user", "public") if key in template.texts]
 
 
+def template_of(config: Config, settings: PrivatePredictionSettings) -> PromptTemplate:
+    """Load the template, with the public texts and terms that it shows. Raises InputError for a
+    wrong one."""
+    few_shot = read_few_shot(settings.few_shot, settings.few_shot_examples, config.data.path)
+    template = load_template(settings.template, few_shot)
+    return template.showing(read_terms(settings.terms, config))
+
+
 def load_template(name_or_path: str, few_shot: FewShot | None = None) -> PromptTemplate:
     """Load a packaged template by its name, or a YAML file. Raises InputError saying what is
     wrong."""
-    file = TemplateFile.read(name_or_path, PACKAGE, {*TEXTS, "record"}, "user")
+    file = TemplateFile.read(name_or_path, PACKAGE, set(TEXTS), "user")
     template = file.template(TEXTS)
     for key in _requests(template):
         if few_shot is not None and few_shot.shown and not template.shows(key, "examples"):
             raise file.fault("has no {examples}, which method.few_shot gives", key)
-    return PromptTemplate(template, file.named_texts("record"), few_shot or FewShot())
+    return PromptTemplate(template, few_shot or FewShot())
+
+
+def shown_examples(
+    engine: Engine | TextCodec, template: PromptTemplate, label: str, batch: str, room: int
+) -> Sequence[str]:
+    """Return the public texts that the prompts of a batch show: fewer than were drawn if the
+    prompt would take more than half of `room` without its private text."""
+    examples = template.examples(label, batch)
+    while examples and 2 * len(frame(engine, template, label, examples)) > room:
+        examples.pop()
+    return examples
+
+
+def encode_private(
+    engine: Engine,
+    template: PromptTemplate,
+    text: str,
+    label: str,
+    examples: Sequence[str],
+    room: int,
+) -> tuple[int, ...]:
+    """Return a private prompt's tokens, its text cut so that they are at most `room`: a rule on
+    this text alone."""
+    most = max(room - len(frame(engine, template, label, examples)), 0)
+    while True:
+        prompt = template.private_prompt(engine.truncate(text, most), label, examples)
+        tokens = engine.encode(prompt)
+        if len(tokens) <= room:
+            return tokens
+        if most == 0:
+            raise InputError(
+                "method.template: the prompt leaves no room in the model's context for a text "
+                "of method.max_tokens"
+            )
+        most -= min(most, max(len(tokens) - room, 8))
+
+
+def frame(
+    engine: Engine | TextCodec, template: PromptTemplate, label: str, examples: Sequence[str]
+) -> tuple[int, ...]:
+    """Return a private prompt's tokens without its text."""
+    return engine.encode(template.private_prompt("", label, examples))

@@ -17,9 +17,15 @@ from dpray.config.sections import RuntimeConfig
 from dpray.engines.row_variation import rounding_warnings
 from dpray.io.external_sort import external_sort
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
-from dpray.methods.private_prediction.decoder import BatchDecoder
+from dpray.methods.private_prediction.decoder import (
+    MOST_COPIES,
+    ROWS,
+    BatchDecoder,
+    joined,
+    placeholder,
+    private_rows,
+)
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
-from dpray.methods.private_prediction.rows import ROWS, joined, placeholder, private_rows
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY
 from dpray.runs.session import Release, Session
@@ -136,9 +142,7 @@ def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
 
 def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:
     """Return the plan's batches as groups of rows; `key` is the secret one of Poisson batches."""
-    rows = partial(
-        private_rows, data=plan.config.data, text_of=plan.reads.text_of, by_place=not plan.disjoint
-    )
+    rows = partial(private_rows, data=plan.config.data, by_place=not plan.disjoint)
     s = plan.settings.expected_batch_size
     return Groups(rows, ROWS, "batch", partial(joined, plan.batches, key), placeholder(), s)
 
@@ -229,7 +233,7 @@ class Decoded:
 def report(session: BatchSession, decoded: Decoded) -> dict[str, Any]:
     """Return private prediction's part of the privacy report."""
     plan, settings, data = session.plan, session.plan.settings, session.config.data
-    copies = f"of each text with its label, {settings.max_copies} are used at most"
+    copies = f"of each text with its label, {MOST_COPIES} are used at most"
     if data.unit is not None or not plan.disjoint:
         copies = "a unit's records are bounded, copies of one text are not"
     counts = batch_counts(session)
@@ -256,10 +260,10 @@ def describe_draw(settings: PrivatePredictionSettings) -> str:
     """Return the sentence of the report on how a token is drawn."""
     words = "softmax of the clipped mean of logits (exponential mechanism)"
     if settings.public_gate is not None:
-        words += "; where the public logits alone are sure of a token, it is drawn from them"
+        words += "; if the public logits alone are sure of a token, it is drawn from them"
     if settings.sparse_vector is not None:
         words += (
-            "; where a noisy comparison (sparse vector) does not find the private logits far from "
+            "; if a noisy comparison (sparse vector) does not find the private logits far from "
             "the public ones, it is drawn from the public ones"
         )
     return words

@@ -16,18 +16,9 @@ class SparseVectorConfig(Section):
 
 
 class PublicGateConfig(Section):
-    probability: float | None = Field(
-        None, gt=0, lt=1, description="free if the largest public probability is at least this"
+    probability: float = Field(
+        gt=0, lt=1, description="free if the largest public probability is at least this"
     )
-    entropy: Positive | None = Field(
-        None, description="free if the public distribution has at most this many nats"
-    )
-
-    @model_validator(mode="after")
-    def _one_mark(self) -> PublicGateConfig:
-        if (self.probability is None) == (self.entropy is None):
-            raise ValueError("takes either `probability` or `entropy`")
-        return self
 
 
 class PrivatePredictionSettings(MethodSettings):
@@ -46,14 +37,13 @@ class PrivatePredictionSettings(MethodSettings):
     private_tokens: Count | None = Field(
         None,
         description="r, the most private tokens of a batch; null: as many as epsilon allows "
-        "(disjoint), or texts_per_batch times max_tokens (poisson)",
+        "(disjoint), or max_tokens (poisson)",
     )
     texts: Count | None = Field(
         None,
         description="poisson: the number of texts that are decoded; null: max_records, or as many "
         "as epsilon allows, if those are fewer",
     )
-    texts_per_batch: Count = Field(1, description="poisson: texts that are decoded from one batch")
     clip: Literal["recentred", "dclip"] = Field(
         "recentred", description="Eq. 1, or differences to the public logits"
     )
@@ -85,11 +75,6 @@ class PrivatePredictionSettings(MethodSettings):
         None,
         description="the most records; disjoint: shared equally over the batches, of which only as "
         "many are decoded as give them; poisson: see texts; null: as many as epsilon allows",
-    )
-    max_copies: Count = Field(
-        4,
-        description="disjoint, if data.unit is null: the most copies of a text with its label that "
-        "are used; all of them are in one batch, which takes the longer the more they are",
     )
     few_shot: str | None = Field(
         None,
@@ -142,7 +127,18 @@ class PrivatePredictionSettings(MethodSettings):
             return private_tokens
         return math.ceil(10 * private_tokens / self.max_tokens)
 
-    @property
-    def for_poisson_only(self) -> bool:
-        """Return whether a key is set that disjoint batches do not have."""
-        return self.texts is not None or self.texts_per_batch > 1
+    def wrong_batches(self, batches: str, measured_labels: bool) -> str:
+        """Return why batches of this kind cannot have these settings, or "" if they can."""
+        if batches == "disjoint" and self.texts is not None:
+            return "texts: for Poisson batches; disjoint ones have max_records"
+        if batches == "poisson" and self.sparse_vector is not None:
+            return (
+                "sparse_vector: is for disjoint batches, its answers cost too much in Poisson "
+                "ones; public_gate costs nothing in either"
+            )
+        if batches == "poisson" and measured_labels:
+            return (
+                "batches: poisson needs public data.label_proportions: what they cost is fixed "
+                "before the data is opened; measured ones are for disjoint batches"
+            )
+        return ""

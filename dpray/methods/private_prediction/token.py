@@ -149,8 +149,8 @@ class PrivateToken:
     configured. The sums themselves are exact (`dpray.methods.private_prediction.clipping`).
 
     `batch_size` is the public expected size s; `threshold` and `noise` are theta and sigma of
-    the sparse vector, both None if it is off. `sure_probability` or `sure_entropy` is the mark
-    of the public gate, both None if it is off; if it opens, the sparse vector is not asked.
+    the sparse vector, both None if it is off. `sure_probability` is the mark of the public gate,
+    None if it is off; if it opens, the sparse vector is not asked.
     Proof: docs/privacy.md, sections 2.1, 2.6 and 2.9.
     """
 
@@ -165,7 +165,6 @@ class PrivateToken:
     threshold: float | None = None
     noise: float | None = None
     sure_probability: float | None = None
-    sure_entropy: float | None = None
     records_per_unit: int = 1
 
     @classmethod
@@ -186,7 +185,6 @@ class PrivateToken:
             threshold=None if sparse_vector is None else sparse_vector.threshold,
             noise=None if sparse_vector is None else sparse_vector.noise,
             sure_probability=None if gate is None else gate.probability,
-            sure_entropy=None if gate is None else gate.entropy,
             records_per_unit=records_per_unit,
         )
 
@@ -210,10 +208,6 @@ class PrivateToken:
         if self.threshold is None or self.noise is None:
             return None
         return SparseVector(self.threshold, self.noise, self.records_per_unit / self.batch_size)
-
-    @property
-    def has_gate(self) -> bool:
-        return (self.sure_probability, self.sure_entropy) != (None, None)
 
     @property
     def dp_event(self) -> Event:
@@ -337,9 +331,8 @@ class PrivateTokenSelector:
             return None
         drawable_V = self._without_copies(logits_public_V)
         is_free = False
-        if mechanism.has_gate:
-            is_open = is_sure(drawable_V, mechanism.sure_probability, mechanism.sure_entropy)
-            is_free = bool((yield is_open))
+        if mechanism.sure_probability is not None:
+            is_free = bool((yield is_sure(drawable_V, mechanism.sure_probability)))
         if sparse_vector is not None and not is_free:
             assert self.noisy_threshold is not None
             distance = float((yield self._distance(logits_private_SV, logits_public_V)))

@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from dpray.engines.base import Lockstep, LockstepGroup, LockstepResult
-from dpray.methods.private_prediction.algorithm import (
-    Batch,
-    BatchOutput,
-    BatchState,
-    PrivatePrediction,
-)
+from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
 from dpray.methods.private_prediction.token import PrivateToken
 
 MECHANISM = PrivateToken(
@@ -54,7 +49,7 @@ def test_t_and_threshold_go_on_from_text_to_text_with_fresh_keys() -> None:
     assert first.selector.arguments["key"] != second.selector.arguments["key"]
 
 
-def finish(texts: int, answers: list[tuple[str, str, int]]) -> BatchOutput:
+def finish(texts: int, answers: list[tuple[str, str, int]]) -> BatchState:
     """Decode the batch by an engine that gives these answers; no other one may be asked for."""
     left = list(answers)
 
@@ -84,8 +79,8 @@ def test_a_batch_ends_at_r_private_tokens_or_its_number_of_texts(
     texts: int, answers: list[tuple[str, str, int]], kept: list[str], private_tokens: int
 ) -> None:
     output = finish(texts, answers)
-    assert [example.text for example in output.examples] == kept
-    assert (output.private_tokens, output.tokens) == (private_tokens, 4 * len(answers))
+    assert [x.text for x in output.X] == kept
+    assert (output.t, output.tokens) == (private_tokens, 4 * len(answers))
 
 
 def test_private_prompts_are_in_no_repr() -> None:

@@ -30,7 +30,12 @@ from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
-from dpray.methods.private_prediction.rows import bound_copies, group_rows, placeholder
+from dpray.methods.private_prediction.decoder import (
+    MOST_COPIES,
+    bound_copies,
+    group_rows,
+    placeholder,
+)
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers.cluster import EndedForMemory, LostTooOften
 from tests.integration.fault_driver import watched
@@ -269,17 +274,15 @@ def test_an_engine_that_cannot_be_loaded_any_more_is_no_end(
     assert run(config(), faulty)["batches"]["repeated"] == 2
 
 
-@pytest.mark.parametrize("label", ["label", None])
 def test_copies_of_one_text_beyond_a_public_number_are_left_out(
-    config: Callable[..., Config], engine: Engine, records_file: Path, label: str | None
+    config: Callable[..., Config], engine: Engine, records_file: Path
 ) -> None:
     with open(records_file, "a") as file:
         file.writelines(['{"text": "thanks", "label": "a"}\n'] * 2000)
     faulty = Faulty(engine)
-    changes = {} if label else {"data__label": None, "data__labels": []}
-    report = run(config(**changes, method__max_copies=3), faulty)
-    assert sum(faulty.sizes) == 60 + 3
-    assert "3 are used at most" in report["sampling"]["copies"]
+    report = run(config(data__label=None, data__labels=[]), faulty)
+    assert sum(faulty.sizes) == 60 + MOST_COPIES
+    assert "4 are used at most" in report["sampling"]["copies"]
 
 
 def row(number: int) -> dict[str, Any]:
@@ -289,41 +292,23 @@ def row(number: int) -> dict[str, Any]:
 PLACES = [placeholder() | {"batch": f"0/{batch}"} for batch in range(3)]
 
 
-@given(st.lists(st.integers(0, 5)), st.integers(0, 5), st.integers(1, 4), st.randoms())
+@given(st.lists(st.integers(0, 2)), st.integers(0, 2), st.randoms())
 def test_a_record_more_moves_the_rows_that_are_used_by_one(
-    numbers: list[int], another: int, most: int, random: Any
+    numbers: list[int], another: int, random: Any
 ) -> None:
     def used(numbers: list[int]) -> dict[str, list[str]]:
         rows = [*map(row, numbers), *PLACES]
         random.shuffle(rows)
-        grouped = group_rows(bound_copies(rows, most))
+        grouped = group_rows(bound_copies(rows))
         return {batch: sorted(texts) for batch, texts in grouped.items()}
 
     before, after = used(numbers), used([*numbers, another])
-    added = numbers.count(another) < most
+    added = numbers.count(another) < MOST_COPIES
     expected = before | {
         (name := f"0/{another % 3}"): sorted(before[name] + [f"text {another}"] * added)
     }
     assert after == expected
-    assert all(texts.count(text) <= most for texts in after.values() for text in texts)
-
-
-def test_only_the_batches_that_the_release_needs_are_decoded(
-    config: Callable[..., Config], engine: Engine
-) -> None:
-    made = config(method__max_records=5, method__max_tokens=8)
-    faulty = Faulty(engine)
-    report = run(made, faulty)
-    decoded = report["batches"]["published"]
-    assert len(faulty.sizes) == decoded < 12 and report["batches"]["total"] == 12
-    assert report["records"] == 5 and report["batches"]["missing"] == 0
-    # As many batches in the partition's order as gave the five, its labels in their shares.
-    assert {record["batch"] for record in records(made)} <= {
-        f"{label}/{number}" for number in range(6) for label in range(2)
-    }
-    plan = methods.make_plan(made).summary()
-    assert (plan["batches"], plan["batches_decoded"], plan["records"]) == (12, 5, 5)
-    assert plan["llm_calls"] == 5 * (5 + 1)
+    assert all(texts.count(text) <= MOST_COPIES for texts in after.values() for text in texts)
 
 
 def test_batches_that_give_no_record_are_made_up_for_by_the_next_ones(

@@ -18,7 +18,7 @@ from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import DEFAULT_CONTEXT
 from dpray.methods.config import load_config, parse_config
 from dpray.methods.private_prediction.affordable import context_of
-from dpray.methods.private_prediction.plan import PrivatePredictionPlan, rare_labels
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import load_template
 from dpray.registry import make_plan
 from dpray.types import InputError
@@ -166,24 +166,14 @@ def test_texts_that_do_not_fit_after_the_prompt_are_refused(
         plan(method__max_tokens=room, engine__max_model_len=CONTEXT - 1, **fits)
 
 
-def test_of_a_long_context_vllm_takes_a_part_unless_one_is_given() -> None:
-    codec: Any = SimpleNamespace(context_length=10 * DEFAULT_CONTEXT)
-    vllm, given, other = (
-        EngineConfig(model="m", **changes)
-        for changes in (
-            {"kind": "vllm"},
-            {"kind": "vllm", "max_model_len": 9},
-            {"kind": "transformers"},
-        )
-    )
-    assert context_of(vllm, codec) == DEFAULT_CONTEXT
-    assert context_of(given, codec) == context_of(other, codec) == codec.context_length
-
-
-def test_a_model_that_is_not_here_is_not_measured(
+def test_a_model_that_is_not_here_is_not_measured_and_of_a_long_context_vllm_takes_a_part(
     plan: Callable[..., PrivatePredictionPlan],
 ) -> None:
-    assert plan(engine=ELSEWHERE, method__max_tokens=1000).config.engine.model == "owner/name"
+    assert plan(engine=ELSEWHERE, method__max_tokens=1000).memory is None
+    codec: Any = SimpleNamespace(context_length=10 * DEFAULT_CONTEXT)
+    kinds = ({"kind": "vllm"}, {"kind": "vllm", "max_model_len": 9}, {"kind": "transformers"})
+    found = [context_of(EngineConfig(model="m", **kind), codec) for kind in kinds]  # type: ignore[arg-type]
+    assert found == [DEFAULT_CONTEXT, codec.context_length, codec.context_length]
 
 
 @pytest.mark.parametrize(("most", "records", "texts"), [(5, 5, 5), (12, 12, 12), (13, 13, 24)])
@@ -227,9 +217,8 @@ def test_max_records_is_a_maximum_and_texts_are_what_is_asked_for(
 ) -> None:
     few = poisson(settings, method__max_records=24)
     assert few.texts == few.expected_records == 24
-    # A short text leaves its tokens to no other one: a Poisson batch has a fixed number of texts.
-    pairs = poisson(settings, method__texts=24, method__texts_per_batch=2)
-    assert pairs.lines()["records"] == few.lines()["records"] == "at most 24"
+    # A short text leaves its tokens to no other one: a Poisson batch has one text.
+    assert few.lines()["records"] == "at most 24"
     most = poisson(settings, method__max_records=10**8, privacy__epsilon=0.5)
     assert most.texts is not None and 24 < most.texts < 10**8
     assert 0.49 < most.cost.epsilon <= 0.5
@@ -262,11 +251,11 @@ def test_a_rare_label_does_not_price_the_whole_run(
     assert {none.batches.label_of(batch) for batch in none.batches.batch_ids()} == {"a"}
     rare = poisson(settings, **s, data__label_proportions={"a": 0.98, "b": 0.02})
     assert rare.cost.epsilon <= 1.02 * alone
-    assert rare_labels(rare) == {"b": pytest.approx(127 * 0.02 / 0.98)}
     [warning] = [w for w in rare.summary()["warnings"] if "rare labels" in w]
     assert "b (2.6) records expected, not 127" in warning
     both = poisson(settings, **s, data__label_proportions={"a": 0.6, "b": 0.4})
-    assert rare_labels(both) == {} and both.batches.sampling_probabilities["b"] == 127 / 1600
+    assert not [w for w in both.summary()["warnings"] if "rare labels" in w]
+    assert both.batches.sampling_probabilities["b"] == 127 / 1600
 
 
 @pytest.mark.parametrize(
@@ -279,10 +268,6 @@ def test_a_rare_label_does_not_price_the_whole_run(
         ),
         ({"privacy__epsilon": 1e-4}, r"^privacy\.epsilon: 0\.0001 does not pay for one Poisson"),
         ({"method__batches": "disjoint", "method__texts": 5}, r"^method\.texts: for Poisson"),
-        (
-            {"method__batches": "disjoint", "method__texts_per_batch": 2},
-            r"^method\.texts_per_batch: for Poisson",
-        ),
     ],
 )
 def test_what_a_kind_of_batches_cannot_do_is_refused(

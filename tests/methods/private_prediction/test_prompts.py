@@ -10,15 +10,6 @@ from dpray.io.template_file import packaged
 from dpray.methods.private_prediction.prompts import PACKAGE, load_template
 from dpray.types import InputError
 
-FILM = {
-    "title": "The Case",
-    "year": 1958,
-    "cast": ["A", "B <C>"],
-    "genres": [],
-    "href": "The_Case",
-    "text": 'He said "no".',
-}
-
 
 def test_the_papers_templates_are_there() -> None:
     assert {
@@ -48,15 +39,11 @@ def test_agnews_is_figure_4() -> None:
 
 def test_film_records_are_figures_11_and_12() -> None:
     template = load_template("wikimovies")
-    text = template.text_of(FILM)
-    record = json.loads(text)
-    assert record["extract"] == FILM["text"] and record["cast"] == FILM["cast"]
+    text = json.dumps({"title": "The Case", "cast": ["A", "B <C>"], "text": 'He said "no".'})
     private, public = template.private_prompt(text, ""), template.public_prompt("")
-    assert private.user.startswith("Here is a JSON record:\n```\n{\n")
+    assert private.user.startswith("Here is a JSON record:\n```\n{")
     assert public.user.startswith("Here is the schema for a JSON record:\nSchema:\n```\n{\n")
     assert json.loads(template.released('\n  "title": "x"\n}\n')) == {"title": "x"}
-    with pytest.raises(KeyError):
-        template.text_of({"text": "x"})
 
 
 def test_a_users_own_template(tmp_path: Path) -> None:

