@@ -27,7 +27,7 @@ from dpray.engines.text import TextCodec
 from dpray.io.labels import label_name
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.types import InputError, OnProgress
-from dpray.workers.placement import placement
+from dpray.workers.engine import placement
 from dpray.workers.rows import Row, TextOf
 
 Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
@@ -174,7 +174,8 @@ class Plan(ABC):
         if not self.config.engine.is_local:
             return None
         # Imported late: a plan that is only looked at has no use for Ray.
-        from dpray.workers.engine import check_loads, with_absolute_model
+        from dpray.workers.engine import with_absolute_model
+        from dpray.workers.engine_pool import check_loads
 
         engine = with_absolute_model(self.config.engine)
         load = partial(build, engine, **self.engine_options)

@@ -36,7 +36,6 @@ from dpray.runs.session import Release, Session
 from dpray.runs.standing import DISK_FULL, Standing
 from dpray.types import (
     Budget,
-    BudgetRefused,
     DprayError,
     InputError,
     OnProgress,
@@ -44,10 +43,9 @@ from dpray.types import (
     RunFailed,
 )
 from dpray.workers import cluster
-from dpray.workers.accountant import AccountantClient, count_refusal
-from dpray.workers.engine import BuildEngine
-from dpray.workers.metrics import nowhere, on_ray, rays_exporter
-from dpray.workers.placement import gpus_of_cluster, resolve_gpus
+from dpray.workers.accountant import AccountantClient
+from dpray.workers.engine import BuildEngine, gpus_of_cluster, resolve_gpus
+from dpray.workers.metrics import no_metrics, ray_metrics
 from dpray.workers.rows import check_first_records
 
 DATA_FINGERPRINT = "data.sha256"
@@ -110,11 +108,7 @@ class Run:
             if engine is not None:
                 engine.close()
             raise
-        try:
-            return self._finish(*self._release_with_repeats(ledger, engine))
-        finally:
-            if cluster.uses_ray(self.plan.config):
-                rays_exporter().forget(self.run_id)
+        return self._finish(*self._release_with_repeats(ledger, engine))
 
     def _choose_gpus(self) -> None:
         """Make `runtime.gpus_per_actor` a number for the rest of the run."""
@@ -242,12 +236,7 @@ class Run:
                     f"{', '.join(map(repr, names)) or 'none'} (`dpray ledger create` makes one)"
                 )
         else:
-            try:
-                ledger.check(name, Charge(self.plan.dp_event, whole, tenant), *stated_for)
-            except BudgetRefused as refused:
-                if cluster.uses_ray(self.plan.config):
-                    count_refusal(self.plan.config.privacy.ledger, refused.dataset)
-                raise
+            ledger.check(name, Charge(self.plan.dp_event, whole, tenant), *stated_for)
         check_first_records(self.plan.config.data, self.plan.texts_from_columns)
         if is_new:
             ledger.create_dataset(name, whole, *stated_for)
@@ -281,7 +270,7 @@ class Run:
         """Repeat what was lost with a machine or an engine, up to `runtime.max_attempts`; stop
         where other code raised."""
         attempts = self.plan.config.runtime.max_attempts
-        record = on_ray if cluster.uses_ray(self.plan.config) else nowhere
+        record = ray_metrics if cluster.uses_ray(self.plan.config) else no_metrics
         for left in reversed(range(attempts)):
             session = Session(
                 self.plan,

@@ -196,11 +196,6 @@ FIRES = {
         (True, BUDGET | {f"ray_dpray_reserved_delta{NOTES}": "9.5e-6x200"}),
         (False, BUDGET | {f"ray_dpray_reserved_delta{NOTES}": "5e-6x200"}),
     ],
-    "DprayBudgetRefused": [
-        (True, {f"ray_dpray_refusals_total{NOTES}": "_x110 1x90"}),
-        (True, {f"ray_dpray_refusals_total{NOTES}": "1x110 2x90"}),
-        (False, {f"ray_dpray_refusals_total{NOTES}": "1x200"}),
-    ],
     "DprayNoAccountant": [
         (True, {f"ray_dpray_run_epsilon{RUN}": "4x200"}),
         (False, {f"ray_dpray_run_epsilon{RUN}": "4x200"} | BUDGET),

@@ -19,8 +19,15 @@ from dpray.config.config import Config, parse_config
 from dpray.engines.base import EngineError
 from dpray.io.formats import Piece
 from dpray.workers.cluster import EndedForMemory, LostTooOften, ended_for_memory, was_lost
-from dpray.workers.groups import MOST_BLOCKS, Slices, block_count, group_pool, slice_of, tasks
-from dpray.workers.pool import Work
+from dpray.workers.groups import (
+    MOST_BLOCKS,
+    MOST_SLICES,
+    block_count,
+    cut_blocks,
+    group_pool,
+    slice_of,
+    tasks,
+)
 from dpray.workers.rows import pieces_on_ray
 from tests.integration.processes import wait_for
 
@@ -62,18 +69,12 @@ def test_a_block_is_cut_in_slices_and_these_in_tasks_of_whole_groups(
     assert {name for each in left for name in each.column("batch").to_pylist()} == only
 
 
-def test_an_actor_takes_a_slice_of_the_block_that_it_has_before_it_begins_or_shares_one() -> None:
-    def block(work: Work) -> str:
-        return str(work.arguments[0])
-
-    slices = Slices(["a", "b"], 3)
-    one, other = slices.take([]), slices.take([])
-    assert (block(one), block(other)) == ("a", "b") and len(slices) == 4
-    shared = [block(slices.take([one])) for _ in range(3)]
-    assert shared == ["a", "a", "b"], "what is left is shared"
-    slices.put_back(one)
-    assert slices.take([other]) is one
-    assert block(slices.take([other])) == "b" and len(slices) == 0
+def test_blocks_are_cut_one_after_the_other_and_their_references_let_go() -> None:
+    blocks = ["a", "b"]
+    slices = cut_blocks(blocks, 2)
+    assert next(slices).arguments == ("a", 0, 2) and blocks == ["b"]
+    assert [each.arguments[:2] for each in slices] == [("a", 1), ("b", 0), ("b", 1)]
+    assert [len(list(cut_blocks(["a"], count))) for count in (0, 1, 99)] == [1, 1, MOST_SLICES]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def work(
     pool = group_pool(config, workers(folder, fault, moment), "batch", task_size=1)
     found: list[str] = []
     try:
-        with closing(pool.run(Slices(blocks, slices))) as results:
+        with closing(pool.run(cut_blocks(blocks, slices))) as results:
             for came in results:
                 for _, outcome in came:
                     found.append(outcome["batch"])

@@ -10,7 +10,13 @@ import pytest
 from dpray.config.config import Config, parse_config
 from dpray.training.ray_train import scaling
 from dpray.types import InputError
-from dpray.workers.placement import Gpus, gpus_of_rank, in_words, placement, resolve_gpus
+from dpray.workers.engine import (
+    Gpus,
+    describe_placement,
+    gpus_of_rank,
+    placement,
+    resolve_gpus,
+)
 
 DP_SGD = {"name": "dp_sgd", "batch_size": 20}
 AUG_PE = {"name": "aug_pe"}
@@ -148,7 +154,7 @@ def test_ranks_are_on_gpus_where_they_have_some(gpus: float, asked: dict[str, fl
         (
             {"runtime__actors": 3},
             {"where": "actors", "actors": 3, "gpus_per_actor": None},
-            "up to 3 actor(s) of Ray, 1 GPU(s) each where the cluster has GPUs, on CPUs where not",
+            "up to 3 actor(s) of Ray, 1 GPU(s) each if the cluster has GPUs, else on CPUs",
         ),
         (
             {"runtime__gpus_per_actor": 1},
@@ -166,4 +172,4 @@ def test_a_plan_says_where_the_model_will_run(
     config: Callable[..., Config], changes: dict[str, Any], found: dict[str, Any], words: str
 ) -> None:
     assert placement(config(**changes)) == found
-    assert in_words(config(**changes)) == words
+    assert describe_placement(config(**changes)) == words

@@ -53,7 +53,8 @@ class DpSgdPlan(Plan):
         the tuned model is kept, and its texts are free."""
         # Imported late: a plan that is only looked at needs neither torch nor Ray.
         from dpray.training.model import load_loss
-        from dpray.workers.engine import check_loads, with_absolute_model
+        from dpray.workers.engine import with_absolute_model
+        from dpray.workers.engine_pool import check_loads
 
         engine = with_absolute_model(self.config.engine)
 

@@ -13,7 +13,7 @@ from dpray import registry
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.transformers import TransformersEngine
 from dpray.types import Progress
-from dpray.workers import voters
+from dpray.workers import shards
 from tests.methods.aug_pe.test_release import BagOfWords
 
 WORDS = ["fever", "cough", "rash", "itch", "sleep", "pain"]
@@ -74,7 +74,7 @@ def engine(model_folder: str) -> Iterator[TransformersEngine]:
 
 @pytest.fixture
 def watched(engine: Any, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    monkeypatch.setattr(voters, "SentenceTransformerEmbedder", BagOfWords)
+    monkeypatch.setattr(shards, "SentenceTransformerEmbedder", BagOfWords)
     return Watched(engine)
 
 
