@@ -196,16 +196,10 @@ def test_everybody_gets_the_same_actor(accountant: AccountantClient, url: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["ray.kill", "SIGKILL"])
-def test_an_accountant_killed_between_reserve_and_commit(
-    accountant: AccountantClient, url: str, how: str
-):
+def test_an_accountant_killed_between_reserve_and_commit(accountant: AccountantClient, url: str):
     accountant.reserve("notes", *RUN)
     before = process_of(url)
-    if how == "ray.kill":
-        ray.kill(actor_of(url))
-    else:
-        os.kill(before, signal.SIGKILL)
+    os.kill(before, signal.SIGKILL)
 
     other = AccountantClient(url)
     account = other.account("notes")
