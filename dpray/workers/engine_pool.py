@@ -162,7 +162,7 @@ def _generator(build: Callable[[], TextGenerator]) -> DoChunk:
 
 
 def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) -> T | None:
-    """Load a model once, where the run will use it: one that cannot be loaded should cost nothing.
+    """Load a model once, on a machine of the run: one that cannot be loaded should cost nothing.
 
     Returns the loaded model to an in-process run, which can use it. On Ray, an actor with the
     resources of the run's actors loads it and is ended, and None is returned; if that actor is

@@ -155,7 +155,7 @@ class Groups:
             for group in self.joined(row)
             if group in wanted
         )
-        yield self._table([])  # the schema, where there is no member
+        yield self._table([])  # the schema, should there be no member
         while chunk := list(islice(members, CHUNK)):
             yield self._table(chunk)
 
@@ -242,8 +242,8 @@ def slice_of(
     block: pa.Table, key: str, number: int, count: int, only: Collection[str] | None = None
 ) -> pa.Table:
     """Return the rows of slice `number` of a block that is cut in `count`, or those of its groups
-    that are in `only`. The names alone decide where a slice begins: a block that is gathered anew
-    has the same ones."""
+    that are in `only`. The names alone bound a slice: a block that is gathered anew has the same
+    slices."""
     names = sorted(block.column(key).unique().to_pylist())
     start, end = len(names) * number // count, len(names) * (number + 1) // count
     chosen = [name for name in names[start:end] if only is None or name in only]
