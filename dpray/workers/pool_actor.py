@@ -162,7 +162,11 @@ class PoolActor:
         """Make the worker and have it do all pieces. An engine is built and used in this one
         thread: what libraries keep for each thread (the device, the pool of OpenMP) stays the same.
         """
-        worker = try_to_load(make_worker)
+        try:
+            worker = try_to_load(make_worker)
+        except BaseException as error:  # the constructor waits
+            made.set_exception(error)
+            return
         made.set_result(worker)
         while not isinstance(worker, Exception):
             pieces = self._runs.get()

@@ -226,3 +226,8 @@ def test_no_engine_is_tried_where_the_run_loads_none(config: Callable[..., Confi
     engine = ours.engine.model_copy(update={"kind": "openai"})
     plan = replace(make_plan(ours), config=ours.model_copy(update={"engine": engine}))
     assert plan.try_models(raising(AssertionError("never called")), print) is None
+
+
+def test_an_actor_whose_engine_ends_the_process_does_not_wait_for_it() -> None:
+    with pytest.raises(SystemExit):
+        PoolActor(raising(SystemExit(1)), most=1)  # type: ignore[arg-type]
