@@ -180,7 +180,7 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
     gpus = runtime.gpus_per_actor or 0.0
     room = f"{runtime.cpus_per_actor:g} CPU(s)" + (f", {gpus:g} GPU(s)" if gpus else "")
     on_progress(Progress("loading the model", detail=f"on a machine with {room}"))
-    actors = RayActors(never_repeated(EngineActor, config, gpus), partial(_Loaded, load), 1)
+    actors = RayActors(never_repeated(LoadingActor, config, gpus), partial(_Loaded, load), 1)
     pool = ActorPool(actors, RepeatPublic(runtime.max_attempts), 1)
     try:
         with _running(pool, _chunks([None], 1)) as results:
@@ -193,6 +193,10 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
             f"({type(error).__name__})"
         ) from None
     return None
+
+
+class LoadingActor(PoolActor):
+    """An actor that tries a model."""
 
 
 class _Loaded(ChunkWorker):
