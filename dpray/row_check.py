@@ -27,7 +27,7 @@ from dpray.io.records import scan_piece
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit
 from dpray.types import InputError, OnProgress, Progress
-from dpray.workers.rows import checked_row, data_pieces
+from dpray.workers.rows import data_pieces, to_row
 
 MOST_REASONS, MOST_ROWS = 40, 10
 """Different errors that are listed, and numbers of rows for each of them."""
@@ -124,7 +124,7 @@ class Tally:
         self._count_types(where, row)
         plan, data = self.plan, self.plan.config.data
         try:
-            record = checked_row(where, row, data, plan.reads.column_values)
+            record = to_row(where, row, data, plan.reads.column_values)
         except InputError as error:
             self._count_other_label(where, row)
             self._refuse_row(where, error)

@@ -35,8 +35,8 @@ from dpray.runs.folder import ReleaseFolder
 from dpray.types import Budget, Progress
 from dpray.workers.accountant import AccountantClient
 from dpray.workers.cluster import never_repeated, start_ray
-from dpray.workers.groups import GroupActor, Slices, SliceWorker, group_pool, tasks
-from dpray.workers.pool import ActorPool, RayActors, RepeatPrivate
+from dpray.workers.groups import GroupActor, SliceWorker, cut_blocks, group_pool, tasks
+from dpray.workers.pool import ActorPool, RayActors, RepeatPrivate, Work
 from dpray.workers.pool_actor import Answer
 from tests.benchmarks.bench_shards import PRIVATE_TOKENS, build, config_of, plan_of, write_rows
 
@@ -286,7 +286,8 @@ def _answer(places: int, answers: int = 400) -> float:
     options = {"num_cpus": 0, "max_concurrency": 2 * places}
     actor: Any = ray.remote(Answering).options(**options).remote()
     pool = ActorPool(Shared(None, actor), RepeatPrivate(1, True), places)
-    steps = pool.run(Slices([ray.put(None)], places + 2 * answers))
+    block, slices = ray.put(None), places + 2 * answers
+    steps = pool.run(Work((block, number, slices)) for number in range(slices))
     came = 0
     while came < answers:  # the other places have asked
         came += bool(next(steps))
@@ -303,7 +304,7 @@ def _block(config: Any, make: Callable[[], Any], blocks: list[Any]) -> float:
     """Return the seconds that one actor takes for a block of one slice, nearly all of which is its
     way."""
     number, began = len(blocks), 0.0
-    for answers in group_pool(config, make, "batch", TASK).run(Slices(blocks)):
+    for answers in group_pool(config, make, "batch", TASK).run(cut_blocks(blocks, 1)):
         if answers and not began:
             began = time.perf_counter()
     return (time.perf_counter() - began) / (number - 1)

@@ -30,7 +30,7 @@ from dpray.methods.private_prediction.release import (
     task_size,
 )
 from dpray.workers.accountant import CONCURRENT_CALLS
-from dpray.workers.groups import block_count
+from dpray.workers.groups import MOST_SLICES, block_count
 from dpray.workers.pool import TICK
 
 Events = Generator[simpy.Event, Any, None]
@@ -123,7 +123,7 @@ class Simulation:
         self.rng.shuffle(waiting)
         places = np.sort(self.rng.integers(blocks, size=len(waiting)))
         cut = np.split(waiting, np.searchsorted(places, range(1, blocks)))
-        slices = max(1, round(self.load.batches / (blocks * self.task)))
+        slices = min(MOST_SLICES, max(1, round(self.load.batches / (blocks * self.task))))
         return [part.tolist() for block in cut for part in np.array_split(block, slices)]
 
     def _start_seconds(self, starting: int) -> float:

@@ -123,7 +123,7 @@ def _load_embedders(settings: EvaluationSettings) -> tuple[dict[str, Embedder], 
     """Return the embedding models by name, on Ray not yet loaded, and the map for their work."""
     if settings.ray_address == IN_PROCESS:
         return {name: load_embedder(name) for name in settings.embedder}, map
-    from dpray.workers.ray_map import RayMap
+    from dpray.workers.engine_pool import RayMap
 
     ray_map = RayMap(settings.ray_address, settings.actors, settings.gpus_per_actor)
     return {name: LazyEmbedder(name) for name in settings.embedder}, ray_map

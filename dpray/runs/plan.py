@@ -24,7 +24,7 @@ from dpray.engines.model_path import absolute_model, with_bases
 from dpray.engines.text import TextCodec
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.types import InputError, OnProgress
-from dpray.workers.placement import placement
+from dpray.workers.engine import placement
 from dpray.workers.rows import Row
 
 Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
@@ -176,7 +176,7 @@ def try_model(plan: Plan, build: Callable[..., Engine], on_progress: OnProgress)
     if not plan.config.engine.is_local:
         return None
     # Imported late: a plan that is only looked at has no use for Ray.
-    from dpray.workers.engine import check_loads
+    from dpray.workers.engine_pool import check_loads
 
     return check_loads(plan.config, plan.loader(build), on_progress)
 

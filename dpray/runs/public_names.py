@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpray.engines.made_models import made_once
 from dpray.engines.model_path import is_hub_name, with_bases
 from dpray.io.columns import looks_like_name
 from dpray.io.files import sha256_of

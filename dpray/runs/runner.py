@@ -41,9 +41,8 @@ from dpray.types import (
 )
 from dpray.workers import cluster
 from dpray.workers.accountant import AccountantClient
-from dpray.workers.engine import BuildEngine
-from dpray.workers.metrics import nowhere, on_ray, rays_exporter
-from dpray.workers.placement import gpus_of_cluster, resolve_gpus
+from dpray.workers.engine import BuildEngine, gpus_of_cluster, resolve_gpus
+from dpray.workers.metrics import no_metrics, ray_metrics
 from dpray.workers.rows import check_first_records
 
 DATA_FINGERPRINT = "data.sha256"
@@ -113,8 +112,6 @@ class Run:
             return self._finish(*release_with_repeats(sessions, self.release, self.standing))
         finally:
             ledger.close()
-            if self.on_ray:
-                rays_exporter().forget(self.run_id)
 
     def _choose_gpus(self) -> None:
         """Make `runtime.gpus_per_actor` a number for the rest of the run."""
@@ -298,7 +295,7 @@ class Run:
                 self.on_progress,
                 self.build,
                 engine,
-                on_ray if self.on_ray else nowhere,
+                ray_metrics if self.on_ray else no_metrics,
             )
             engine = None
             session.metrics.attempt(number, epsilon)

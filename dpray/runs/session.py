@@ -40,7 +40,7 @@ from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable,
 from dpray.workers.cluster import find_error, may_run_again, uses_ray
 from dpray.workers.engine import BuildEngine
 from dpray.workers.engine_pool import EnginePool, on_pool
-from dpray.workers.metrics import Record, RunMetrics, nowhere
+from dpray.workers.metrics import Record, RunMetrics, no_metrics
 from dpray.workers.rows import Row, data_pieces, record_rows
 from dpray.workers.shards import Shards, Worker
 
@@ -75,7 +75,7 @@ class Session(Generic[P]):
     build: BuildEngine
     engine: Engine | None = None
     """The engine that was loaded before the charge, until it is taken."""
-    record: Record = nowhere
+    record: Record = no_metrics
     attempt_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     resume_hint: str = RESUME_HINT
     """Appended to an error that ends the run: how to continue, and the cost."""

@@ -29,7 +29,7 @@ from dpray.training.training import Training, train
 from dpray.training.zero import ZeroTrainer, loading, shared_key
 from dpray.types import DprayError, Resumable
 from dpray.workers.cluster import ended_for_memory, find_error, was_lost
-from dpray.workers.placement import HIDDEN
+from dpray.workers.engine import HIDDEN
 
 # Ray Train v2's arguments; type checkers see v1's.
 _NO_RETRIES = ray.train.FailureConfig(

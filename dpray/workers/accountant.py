@@ -7,14 +7,13 @@ the same ledger: every operation is idempotent by its key.
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import ray
@@ -29,9 +28,9 @@ from dpray.ledger.ledger import Heads, Ledger
 from dpray.ledger.operations import Operation, Reserve
 from dpray.ledger.protocol import Kind, RunLedger, in_pages
 from dpray.ledger.store import parse_url
-from dpray.types import BudgetRefused, DprayError
+from dpray.types import DprayError
 from dpray.version import __version__
-from dpray.workers.metrics import Record, on_ray, show_budget
+from dpray.workers.metrics import Record, ray_metrics, show_budget
 
 NAMESPACE = "dpray"
 
@@ -39,7 +38,8 @@ CONCURRENT_CALLS = 128
 """The number of the actor's threads: as many calls wait at the same time."""
 
 SHOW_SECONDS = 1.0
-"""A data set's budget is shown at most this often while charges are made."""
+"""The budgets that have changed are shown this often at most: that reads all their charges, and
+hundreds may be made in a second."""
 
 SHOW_SHARE = 0.05
 """Showing budgets takes at most this share of the time."""
@@ -52,13 +52,14 @@ class Accountant:
     A `DprayError` is returned as a value, because Ray would wrap and log a raised one.
     """
 
-    def __init__(self, url: str, record: Record = on_ray) -> None:
+    def __init__(self, url: str, record: Record = ray_metrics) -> None:
         self._url, self._record = url, record
         self._ledger: Ledger | None = None
         self._opening = threading.Lock()
-        self._next_show: dict[str, float] = {}
+        self._changed: set[str] = set()
         self._waiting: SimpleQueue[tuple[Operation, Future[Any]]] = SimpleQueue()
         threading.Thread(target=self._write_queue, daemon=True).start()
+        threading.Thread(target=self._show_changes, daemon=True).start()
 
     def write(self, operation: Operation) -> tuple[Any, Heads]:
         """Return the operation's answer and the heads of the chains that were seen, for the
@@ -71,22 +72,16 @@ class Accountant:
         answer: Future[Any] = Future()
         self._waiting.put((operation, answer))
         written = answer.result()
-        if isinstance(written, BudgetRefused):
-            self._record("dpray_refusals", 1, {"dataset": written.dataset})
-        elif isinstance(operation, Reserve):
-            self._show_soon(ledger, operation.dataset)
+        if isinstance(operation, Reserve):
+            self._changed.add(operation.dataset)
         return written, ledger.chain_heads()
 
     def read(self, question: str, *arguments: Any) -> Any:
         """Return what `Ledger.question(*arguments)` answers."""
         try:
-            ledger = self._open()
-            answer = getattr(ledger, question)(*arguments)
+            return getattr(self._open(), question)(*arguments)
         except DprayError as error:
             return error
-        if question == "account":  # a run asks for it when it is finished
-            self._show_soon(ledger, arguments[0], at_once=True)
-        return answer
 
     def _write_queue(self) -> None:
         """Write all that waits, again and again."""
@@ -110,32 +105,26 @@ class Accountant:
         # Not in the constructor: an actor that fails there leaves its name to a dead one.
         with self._opening:
             if self._ledger is None:
-                ledger = Ledger.open(self._url)
-                for dataset in ledger.names():
-                    self._show(ledger, dataset)
-                self._ledger = ledger
+                self._ledger = Ledger.open(self._url)
+                self._changed.update(self._ledger.names())
             return self._ledger
 
-    def _show_soon(self, ledger: Ledger, dataset: str, at_once: bool = False) -> None:
-        """Show a data set's budget, unless it was shown a moment ago: that reads all its charges,
-        and hundreds may be made in a second."""
-        now = monotonic()
-        if at_once or now >= self._next_show.get(dataset, -math.inf):
-            self._next_show[dataset] = math.inf  # no other thread shows it meanwhile
-            try:
-                self._show(ledger, dataset)
-            finally:
-                pause = max(SHOW_SECONDS, (monotonic() - now) / SHOW_SHARE)
-                self._next_show[dataset] = monotonic() + pause
+    def _show_changes(self) -> None:
+        """Show the budgets that have changed, again and again."""
+        while True:
+            began = monotonic()
+            self.show_changed()
+            sleep(max(SHOW_SECONDS, (monotonic() - began) / SHOW_SHARE))
 
-    def _show(self, ledger: Ledger, dataset: str) -> None:
-        """Show the budgets of a data set and of its ancestors, on which it draws."""
-        with suppress(DprayError):  # what was asked for is done, and the next call shows it
-            name: str | None = dataset
-            while name is not None and (account := ledger.account(name)) is not None:
-                committed = ledger.committed(account.dataset)
-                show_budget(self._record, account.dataset, account.budget, account.spent, committed)
-                name = account.parent
+    def show_changed(self) -> None:
+        """Show the budgets that have changed, and those of their ancestors, on which they draw."""
+        while self._changed:
+            name: str | None = self._changed.pop()
+            with suppress(DprayError):  # the next charge shows it
+                ledger = self._open()
+                while name is not None and (account := ledger.account(name)) is not None:
+                    show_budget(self._record, account.dataset, account.budget, account.spent)
+                    name = account.parent
 
 
 class AccountantClient(RunLedger):

@@ -34,23 +34,10 @@ COUNTED_BY = (
 
 def start_ray(address: str | None) -> None:
     """Connect to the cluster at `address` or at RAY_ADDRESS, or start Ray on this machine; do
-    nothing where this process is connected already. Raises InputError where no cluster answers, and
-    Resumable where Ray does not start: this machine may be too busy."""
+    nothing if this process is connected already. Raises InputError if no cluster answers, and
+    Resumable if Ray does not start: this machine may be too busy."""
     if not ray.is_initialized():
-        where = address or os.environ.get("RAY_ADDRESS", "")
-        # Workers' output is not copied here, because it could quote the text that a task failed on.
-        try:
-            _wait_for_listener(where)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError, ray.exceptions.AuthenticationError):
-            raise InputError(
-                f"runtime.ray_address: no connection to Ray at {where}; a cluster that asks for a "
-                f"token needs RAY_AUTH_MODE=token and its token here too"
-            ) from None
-        except Exception as error:
-            # Ray's own, without a class: one of its processes was not ready in time.
-            reason = str(error).partition(". ")[0]
-            raise Resumable(f"Ray did not start ({reason}); give the same command again") from None
+        _connect(address)
     # Imported late: actors, which connect to nothing, need no Ray Data, and it takes a second.
     from ray.data import DataContext
 
@@ -68,6 +55,23 @@ def start_ray(address: str | None) -> None:
     keep_counts_here()
 
 
+def _connect(address: str | None) -> None:
+    named = address or os.environ.get("RAY_ADDRESS", "")
+    try:
+        _wait_for_listener(named)
+        # Workers' output is not copied here, because it could quote the text that a task failed on.
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, ray.exceptions.AuthenticationError):
+        raise InputError(
+            f"runtime.ray_address: no connection to Ray at {named}; a cluster that asks for a "
+            f"token needs RAY_AUTH_MODE=token and its token here too"
+        ) from None
+    except Exception as error:
+        # Ray's own, without a class: one of its processes was not ready in time.
+        reason = str(error).partition(". ")[0]
+        raise Resumable(f"Ray did not start ({reason}); give the same command again") from None
+
+
 @retry(
     retry=retry_if_exception_type(OSError),
     stop=stop_after_delay(PATIENCE),
@@ -75,7 +79,7 @@ def start_ray(address: str | None) -> None:
     reraise=True,
 )
 def _wait_for_listener(address: str) -> None:
-    """Return when something listens at `address`, at once where it names no port ("auto", "").
+    """Return when something listens at `address`, at once if it names no port ("auto", "").
     Raises OSError after PATIENCE: Ray itself would go on trying for thirteen minutes."""
     place = urlsplit(address if "://" in address else f"//{address}")
     if place.port is not None:
@@ -89,7 +93,7 @@ def keep_counts_here() -> None:
     that shows them on the nodes' metrics pages and on the dashboard. No setting turns this off, so
     the functions that report are replaced by one that does nothing.
 
-    Raises AttributeError where Ray uses other functions for it: no count may leak unnoticed.
+    Raises AttributeError if Ray uses other functions for it: no count may leak unnoticed.
     """
     from ray.data._internal.stats import _StatsManager
 
@@ -143,7 +147,7 @@ class LostTooOften(Exception):
 
 class EndedForMemory(Exception):
     """Ray ended a worker of a pool for want of memory. `attempt_ids` are those of all workers at
-    work then, this one included: nobody knows whose rows filled the memory."""
+    work then, this one included: any of their rows may have filled the memory."""
 
     def __init__(self, attempt_ids: frozenset[str]) -> None:
         super().__init__(attempt_ids)
@@ -151,9 +155,9 @@ class EndedForMemory(Exception):
 
 
 def reason_to_repeat(error: Exception) -> str | None:
-    """Say why the units under way may run again at no cost: a machine was lost or a model failed,
-    and nobody saw any output. Returns None where they may not, because dpray's own code raised or
-    the memory did not suffice."""
+    """Return why the units under way may run again at no cost: a machine was lost or a model
+    failed, and nobody saw any output. Return None if they may not, because dpray's own code raised
+    or the memory did not suffice."""
     if may_be_repeated(error):
         return str(error)
     return "actors were lost" if was_lost(error) else None
@@ -227,6 +231,6 @@ def uses_ray(config: Config) -> bool:
 
 
 def is_local(config: Config) -> bool:
-    """Return whether the engine runs on this machine, so that its folders can be checked here."""
+    """Return whether the engine runs on this machine: then its folders can be checked here."""
     address = config.runtime.ray_address or os.environ.get("RAY_ADDRESS")
     return address is None or address in ("none", "local")

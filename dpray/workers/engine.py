@@ -1,8 +1,14 @@
-"""The engine of a configuration is built here, and tried before a run is charged."""
+"""A run's engine: the GPUs that its actors get, and how it is built.
+
+Ray leaves CUDA_VISIBLE_DEVICES alone if an actor asks for no GPU, so two such actors would share
+the node's first one. Here an actor sees the GPUs that it asked for and no others: 0 is the CPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -10,12 +16,23 @@ from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine, EngineError
 from dpray.engines.model_path import absolute_model, resolve_model
 from dpray.extras import require
-from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
-from dpray.workers.placement import hide_other_gpus
+from dpray.types import DprayError, InputError
 
 T = TypeVar("T")
+
 BuildEngine = Callable[..., Engine]
-"""A `BuildEngine` is `build_engine` or a replacement for it."""
+"""`build_engine` or a replacement for it."""
+
+LoadError = InputError | EngineError
+
+NODE_GROUP = "ray.io/node-group"
+"""A node that an autoscaler or KubeRay started has this label, whose value names its group."""
+
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
+"""A process with this environment sees no GPU."""
+
+
+# Building
 
 
 def with_absolute_model(config: EngineConfig) -> EngineConfig:
@@ -26,11 +43,11 @@ def with_absolute_model(config: EngineConfig) -> EngineConfig:
 def build_engine(
     config: EngineConfig, *, public_alone: bool | None = None, group: tuple[int, int] = (0, 0)
 ) -> Engine:
-    """Build the engine of this section. `public_alone` is given where the engine decodes groups of
-    private rows, and says whether a public row's logits restrict the tokens (see `VllmEngine`);
-    `group` has the rows of a group of usual size and the tokens of each.
+    """Build the engine of this section. An engine that decodes groups of private rows needs
+    `public_alone`: whether a public row's logits restrict the tokens (see `VllmEngine`). `group`
+    has the rows of a group of usual size and the tokens of each.
 
-    Raises InputError for a model folder that does not exist, EngineError where the model cannot be
+    Raises InputError for a model folder that does not exist, EngineError if the model cannot be
     loaded.
     """
     # Imported late: a backend's library takes seconds, and may not be installed.
@@ -53,88 +70,135 @@ def build_engine(
     return TransformersEngine(config, group=group)
 
 
-@dataclass(frozen=True)
-class WorkerError:
-    """A `WorkerError` carries the reason why something could not be loaded, or failed, from an
-    actor, as a value: when a constructor raises, Ray ends the actor and reports only that it was
-    lost, and with what a call raises it sends a traceback, whose causes may quote a prompt."""
+def try_to_load(load: Callable[[], T]) -> T | LoadError:
+    """Return what `load` returns, or as a value the error that it raised: dpray's own with its
+    message, which holds no text, any other by the name of its class.
 
-    reason: str
-    bad_input: bool
-
-    def error(self) -> InputError | EngineError:
-        return InputError(self.reason) if self.bad_input else EngineError(self.reason)
-
-
-def try_to_load(load: Callable[[], T]) -> T | WorkerError:
-    """Return what `load` returns, or the reason why it raised: the message of dpray's own error,
-    which holds no text, and only the class of any other."""
+    When an actor's constructor raises, Ray ends the actor and reports only that it was lost; and
+    with what a call raises it sends a traceback, whose causes may quote a prompt.
+    """
     try:
         return load()
+    except InputError as error:
+        return InputError(str(error))
     except (DprayError, EngineError) as error:
-        return WorkerError(str(error), isinstance(error, InputError))
+        return EngineError(str(error))
     except Exception as error:
-        return WorkerError(f"it cannot be loaded ({type(error).__name__})", False)
+        return EngineError(f"it cannot be loaded ({type(error).__name__})")
 
 
-def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) -> T | None:
-    """Load a model once, where the run will use it: one that cannot be loaded should cost nothing.
-
-    Returns the loaded model to an in-process run, which can use it. On Ray, an actor with the
-    resources of the run's actors loads it and is ended, and None is returned; where that actor is
-    lost, another one loads it. It waits without end for a machine with room for that actor, which
-    the cluster may have to start. Raises InputError that says why it cannot be loaded, Resumable
-    where actors are lost again and again.
-    """
-    loaded: T | WorkerError | None
-    if config.runtime.uses_ray:
-        loaded = _try_on_ray(config, load, on_progress)
-    else:
-        on_progress(Progress("loading the model"))
-        loaded = try_to_load(load)
-    if isinstance(loaded, WorkerError):
-        reason = loaded.reason if loaded.bad_input else f"engine: {loaded.reason}"
-        raise InputError(reason)
-    return loaded
+# GPUs
 
 
-def _try_on_ray(
-    config: Config, load: Callable[[], Any], on_progress: OnProgress
-) -> WorkerError | None:
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs of a cluster's living nodes. A cluster that `may_grow` can have more of them later:
+    node groups without a running node are invisible."""
+
+    of_nodes: Sequence[float]
+    may_grow: bool
+
+    def room(self, gpus: float) -> int:
+        """Count the actors with this many GPUs each that fit. Several may share a GPU, and none has
+        GPUs of two nodes."""
+        if gpus < 1:
+            return sum(int(node) * math.floor(1 / gpus + 1e-9) for node in self.of_nodes)
+        return sum(int(node // gpus) for node in self.of_nodes)
+
+
+def gpus_of_cluster() -> Gpus:
+    """Return the GPUs of the cluster that this process is connected to."""
     import ray
 
-    from dpray.workers.cluster import never_repeated, was_lost
-
-    cpus, gpus = config.runtime.cpus_per_actor, config.runtime.gpus_per_actor or 0.0
-    room = f"{cpus:g} CPU(s)" + (f", {gpus:g} GPU(s)" if gpus else "")
-    for _ in range(config.runtime.max_attempts):
-        on_progress(Progress("waiting for a machine", detail=room))
-        probe = never_repeated(_Probe, config, gpus).remote()
-        try:
-            ray.get(probe.begin.remote())
-            on_progress(Progress("loading the model"))
-            failed: WorkerError | None = ray.get(probe.load.remote(load))
-            return failed
-        except ray.exceptions.RayError as error:
-            last = type(error).__name__
-            if not was_lost(error):
-                return WorkerError(f"the actor that loaded it failed ({last})", False)
-        finally:
-            ray.kill(probe)
-    raise Resumable(
-        f"engine: actors that loaded it were lost {config.runtime.max_attempts} times ({last})"
+    nodes: list[Mapping[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
+    return Gpus(
+        [node["Resources"].get("GPU", 0.0) for node in nodes],
+        any(NODE_GROUP in node["Labels"] for node in nodes),
     )
 
 
-class _Probe:
-    """A `_Probe` is an actor that loads what it is given, and does nothing else."""
+def resolve_gpus(config: Config, cluster: Gpus) -> float:
+    """Return the GPUs of each actor of a run on Ray: `runtime.gpus_per_actor`, or a choice if that
+    is null.
 
-    def __init__(self) -> None:
-        hide_other_gpus()
+    Raises InputError if a cluster that cannot grow has no room for the run's actors, which Ray
+    would wait for without end, and if null is ambiguous: the cluster may grow and has no GPU yet.
+    """
+    gpus, engine = config.runtime.gpus_per_actor, config.engine
+    if gpus is None:
+        if not engine.is_local:
+            return 0.0
+        if any(cluster.of_nodes):
+            gpus = float(engine.gpus)
+        elif cluster.may_grow:
+            raise InputError(
+                "runtime.gpus_per_actor: the cluster may grow and has no GPU now; say how many an "
+                "actor gets, 0 for the CPU"
+            )
+    if not gpus:
+        return 0.0
+    for actors, each in _needed(config, gpus):
+        if not cluster.may_grow and cluster.room(each) < actors:
+            raise InputError(
+                f"runtime.gpus_per_actor: the run needs {actors} actor(s) of {each:g} GPU(s) at a "
+                f"time, and the cluster has room for {cluster.room(each)}"
+            )
+    return gpus
 
-    def begin(self) -> None:
-        """Return as soon as the actor has a machine."""
 
-    def load(self, load: Callable[[], Any]) -> WorkerError | None:
-        loaded = try_to_load(load)
-        return loaded if isinstance(loaded, WorkerError) else None
+def gpus_of_rank(gpus: float) -> float:
+    """Return the GPUs of a rank in training, which uses at most one of an engine's `gpus`."""
+    return min(1.0, gpus)
+
+
+def _needed(config: Config, gpus: float) -> list[tuple[int, float]]:
+    """List how many actors the run cannot do without, and the GPUs of each."""
+    runtime = config.runtime
+    if "private_prediction" in config.method_names:
+        return [(runtime.min_actors, gpus)]
+    if "dp_sgd" in config.method_names:
+        return [(runtime.actors, gpus_of_rank(gpus)), (1, gpus)]
+    if config.engine.is_local:
+        return [(1, gpus)]
+    return [(runtime.actors, gpus)] if "aug_pe" in config.method_names else []
+
+
+def hide_other_gpus() -> None:
+    """Hide the node's GPUs from an actor that asked for none. Call it in the actor's constructor,
+    before anything in the process looks at them. Without Ray there is no actor."""
+    import ray
+
+    # The question would start a Ray of its own.
+    if ray.is_initialized() and not ray.get_gpu_ids():
+        os.environ.update(HIDDEN)
+
+
+def placement(config: Config) -> dict[str, Any]:
+    """Return the model's place as far as it is known without a cluster: `where` is "nowhere",
+    "endpoint", "process" or "actors"; a null `gpus_per_actor` is resolved when the run begins."""
+    if not config.engine.is_local:
+        return {"where": "nowhere" if config.engine.kind == "none" else "endpoint"}
+    runtime = config.runtime
+    if not runtime.uses_ray:
+        return {"where": "process"}
+    return {
+        "where": "actors",
+        "actors": max(runtime.actors, runtime.min_actors),
+        "gpus_per_actor": runtime.gpus_per_actor,
+    }
+
+
+def describe_placement(config: Config) -> str:
+    """Describe `placement` for people."""
+    found = placement(config)
+    if found["where"] != "actors":
+        return {
+            "nowhere": "no model",
+            "endpoint": f"at {config.engine.base_url or 'its endpoint'}",
+            "process": "in this process",
+        }[found["where"]]
+    gpus = found["gpus_per_actor"]
+    each = f"{gpus:g} GPU(s) each" if gpus else "on CPUs"
+    if gpus is None:
+        each = f"{config.engine.gpus} GPU(s) each if the cluster has GPUs, else on CPUs"
+    return f"up to {found['actors']} actor(s) of Ray, {each}"

@@ -1,17 +1,18 @@
-"""Ray actors, each with a model, write a run's texts in place of a single engine.
+"""Models in Ray actors do public work: they are tried, write a run's texts, and evaluate a release.
 
-The prompts are public and the texts post-processing, so nothing here is a mechanism: prompts that
-were lost with an actor are sent again.
+The prompts are public and the texts post-processing, so nothing here is a mechanism: chunks that
+were lost with an actor are done again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
+import ray
 from ray.exceptions import RayError
 
 from dpray.config.config import Config, EngineConfig
@@ -23,19 +24,81 @@ from dpray.engines.base import (
     Samplings,
     TextGenerator,
 )
-from dpray.workers.cluster import never_repeated, uses_ray
-from dpray.workers.engine import build_engine, with_absolute_model
-from dpray.workers.pool import ActorPool, InTurn, RayActors, RepeatPublic, Work
-from dpray.workers.pool_actor import Emit, Pieces, PoolActor, named_errors
+from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
+from dpray.workers.cluster import never_repeated, start_ray, uses_ray
+from dpray.workers.engine import build_engine, try_to_load, with_absolute_model
+from dpray.workers.pool import ActorPool, RayActors, RepeatPublic, Work
+from dpray.workers.pool_actor import Emit, Pieces, PoolActor, Result
+
+T = TypeVar("T")
 
 CHUNK = 1024
 """An actor is given at most this many prompts at once: enough that vLLM, which decodes some
 hundreds side by side, spends little of its time on the last few of them."""
 
+MAX_LOSSES = 3
+"""The evaluation ends when this many actors in a row were lost without a result."""
+
+DoChunk = Callable[[list[tuple[int, Any]], Emit], None]
+"""Does numbered items, and hands over the outcome of each under its number."""
+
+
+class ChunkWorker:
+    """Does one chunk of numbered items after the other. An error that is not dpray's own is raised
+    by the name of its class: its message may quote a text."""
+
+    attempt_id = ""
+
+    def __init__(self, make: Callable[[], DoChunk], who: str) -> None:
+        self._who = who
+        with self._named_errors():
+            self._do = make()
+
+    def accept(
+        self, items: list[tuple[int, Any]], left: Collection[int]
+    ) -> tuple[Collection[int], list[tuple[int, Any]]]:
+        return left, [item for item in items if item[0] in left]
+
+    def work(self, pieces: Pieces, emit: Emit) -> None:
+        for items in pieces:
+            with self._named_errors():
+                self._do(items, emit)
+            pieces.ask()
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (DprayError, EngineError):
+            raise
+        except Exception as error:
+            raise DprayError(f"{self._who} failed: {type(error).__name__}") from None
+
+
+def _chunks(items: Sequence[Any], size: int) -> Iterator[Work]:
+    numbered = list(enumerate(items))
+    for start in range(0, len(numbered), size):
+        chunk = numbered[start : start + size]
+        yield Work((chunk,), {number for number, _ in chunk})
+
+
+@contextmanager
+def _running(pool: ActorPool, work: Iterable[Work]) -> Iterator[Iterator[Result]]:
+    """Yield the results of the work as they come. The run ends with the context."""
+    with closing(pool.run(work)) as steps:
+        yield chain.from_iterable(steps)
+
+
+# A run's texts
+
 
 def on_pool(config: Config) -> bool:
     """Return whether actors write this run's texts."""
     return uses_ray(config) and config.engine.is_local
+
+
+class EngineActor(PoolActor):
+    """An actor with a run's engine."""
 
 
 class EnginePool:
@@ -54,77 +117,140 @@ class EnginePool:
         self._size = max(runtime.actors, runtime.min_actors)
         self._policy = RepeatPublic(runtime.max_attempts)
         actor = never_repeated(EngineActor, config, runtime.gpus_per_actor or 0.0)
-        make_worker = partial(EngineWorker, partial(build, with_absolute_model(config.engine)))
+        make = partial(_generator, partial(build, with_absolute_model(config.engine)))
         # All results that are there: the actor waits for no others.
-        actors = RayActors(actor, make_worker, CHUNK, 0.0)
+        actors = RayActors(actor, partial(ChunkWorker, make, "an engine actor"), CHUNK, 0.0)
         self._pool = ActorPool(actors, self._policy, self._size, keeps_actors=True)
 
     def generate(
         self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
     ) -> list[Completion]:
         """Generate as `TextGenerator.generate` does. Raises what building or running an actor's
-        engine raised, or EngineError if actors keep being lost; in both cases the other actors
+        engine raised, or EngineError if actors keep being lost; in that case the other actors
         first finish the prompts they have."""
-        chunks = [
-            Work((chunk, [prompts[i] for i in chunk], [samplings[i] for i in chunk]), set(chunk))
-            for chunk in _chunks(len(prompts), self._size)
-        ]
+        asked = list(zip(prompts, samplings, strict=True))
+        # Every actor gets a chunk.
+        work = _chunks(asked, max(1, min(CHUNK, -(-len(asked) // self._size))))
         completions: dict[int, Completion] = {}
         try:
-            with closing(self._pool.run(InTurn(chunks))) as results:
-                for i, completion in chain.from_iterable(results):
-                    completions[i] = completion
+            with _running(self._pool, work) as results:
+                for number, completion in results:
+                    completions[number] = completion
                     if on_completion is not None:
-                        on_completion(i, completion)
+                        on_completion(number, completion)
         except RayError as lost:
             raise EngineError(
                 f"engine actors were lost {self._policy.max_losses} times ({type(lost).__name__})"
             ) from None
-        return [completions[i] for i in range(len(prompts))]
+        return [completions[number] for number in range(len(asked))]
 
     def close(self) -> None:
         self._pool.close()
 
 
-class EngineActor(PoolActor):
-    """The actor of an `EnginePool`."""
+def _generator(build: Callable[[], TextGenerator]) -> DoChunk:
+    engine = build()
+
+    def generate(items: list[tuple[int, Any]], emit: Emit) -> None:
+        prompts, samplings = zip(*(asked for _, asked in items), strict=True)
+        engine.generate(prompts, samplings, lambda i, made: emit(items[i][0], made))
+
+    return generate
 
 
-class EngineWorker:
-    """Has an engine write the texts of one chunk of prompts after the other."""
-
-    attempt_id = ""
-
-    def __init__(self, build: Callable[[], TextGenerator]) -> None:
-        with named_errors("an engine actor"):
-            self._engine = build()
-
-    def accept(
-        self,
-        positions: Sequence[int],
-        prompts: Prompts,
-        samplings: Samplings,
-        left: Collection[int],
-    ) -> tuple[Collection[int], list[tuple[int, Any, Any]]]:
-        chunk = [
-            each for each in zip(positions, prompts, samplings, strict=True) if each[0] in left
-        ]
-        return left, chunk
-
-    def work(self, pieces: Pieces, emit: Emit) -> None:
-        for chunk in pieces:
-            with named_errors("an engine actor"):
-                self._generate(chunk, emit)
-            pieces.ask()
-
-    def _generate(self, chunk: list[tuple[int, Any, Any]], emit: Emit) -> None:
-        prompts, samplings = [each[1] for each in chunk], [each[2] for each in chunk]
-        self._engine.generate(prompts, samplings, lambda i, made: emit(chunk[i][0], made))
+# A run's model, tried before the charge
 
 
-def _chunks(number: int, actors: int) -> Iterator[list[int]]:
-    """Cut the positions below `number` into runs of `CHUNK`, or shorter ones so that every actor
-    gets one."""
-    size = max(1, min(CHUNK, -(-number // actors)))
-    for start in range(0, number, size):
-        yield list(range(start, min(start + size, number)))
+def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) -> T | None:
+    """Load a model once, on a machine of the run: one that cannot be loaded should cost nothing.
+
+    Returns the loaded model to an in-process run, which can use it. On Ray, an actor with the
+    resources of the run's actors loads it and is ended, and None is returned; if that actor is
+    lost, another one loads it. It waits without end for a machine with room for that actor, which
+    the cluster may have to start. Raises InputError that says why it cannot be loaded, Resumable
+    if actors are lost again and again.
+    """
+    if not config.runtime.uses_ray:
+        on_progress(Progress("loading the model"))
+        loaded = try_to_load(load)
+        if isinstance(loaded, InputError | EngineError):
+            raise _bad_model(loaded)
+        return loaded
+    runtime = config.runtime
+    gpus = runtime.gpus_per_actor or 0.0
+    room = f"{runtime.cpus_per_actor:g} CPU(s)" + (f", {gpus:g} GPU(s)" if gpus else "")
+    on_progress(Progress("loading the model", detail=f"on a machine with {room}"))
+    actors = RayActors(never_repeated(LoadingActor, config, gpus), partial(_Loaded, load), 1)
+    pool = ActorPool(actors, RepeatPublic(runtime.max_attempts), 1)
+    try:
+        with _running(pool, _chunks([None], 1)) as results:
+            list(results)
+    except (InputError, EngineError) as error:
+        raise _bad_model(error) from None
+    except RayError as error:
+        raise Resumable(
+            f"engine: actors that loaded it were lost {runtime.max_attempts} times "
+            f"({type(error).__name__})"
+        ) from None
+    return None
+
+
+class LoadingActor(PoolActor):
+    """An actor that tries a model."""
+
+
+class _Loaded(ChunkWorker):
+    """Loads a model, and has nothing else to do."""
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        load()
+        super().__init__(lambda: lambda items, emit: emit(items[0][0], None), "")
+
+
+def _bad_model(error: Exception) -> InputError:
+    return error if isinstance(error, InputError) else InputError(f"engine: {error}")
+
+
+# The evaluation
+
+
+class EvaluationActor(PoolActor):
+    """An actor of a `RayMap`."""
+
+
+class RayMap:
+    """`map` over Ray actors, a `ChunkMap` of the evaluation.
+
+    Actors live as long as one call, and each has the function, which is sent once. An actor gets
+    its next chunk when it has finished one. What is lost with an actor goes to another one. Results
+    come in the order of the chunks. Raises DprayError: the function's own, or one that names the
+    class of the error that stopped it.
+    """
+
+    def __init__(self, address: str | None, actors: int, gpus_per_actor: float = 0.0) -> None:
+        start_ray(address)
+        self._size = actors
+        self._class = ray.remote(EvaluationActor).options(
+            num_cpus=1, num_gpus=gpus_per_actor or None, max_restarts=0, max_task_retries=0
+        )
+
+    def __call__(self, function: Callable[[Any], Any], chunks: Sequence[Any]) -> Iterator[Any]:
+        def apply(items: list[tuple[int, Any]], emit: Emit) -> None:
+            for number, chunk in items:
+                emit(number, function(chunk))
+
+        make = partial(ChunkWorker, lambda: apply, "an actor of the evaluation")
+        pool = ActorPool(
+            RayActors(self._class, ray.put(make), 1), RepeatPublic(MAX_LOSSES), self._size
+        )
+        found: dict[int, Any] = {}
+        due = 0
+        try:
+            with _running(pool, _chunks(chunks, 1)) as results:
+                for number, result in results:
+                    found[number] = result
+                    while due in found:
+                        yield found.pop(due)
+                        due += 1
+        except RayError as error:
+            raise DprayError(f"the evaluation's actors stopped: {type(error).__name__}") from None

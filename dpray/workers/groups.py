@@ -1,8 +1,8 @@
 """Private rows are gathered by group, each group whole in one worker: in this process or on Ray.
 
-Ray may repeat the reading as often as it likes: it draws nothing at random. It repeats nothing of
-what the workers do. On Ray a pool's actors take slices of the gathered blocks; what is lost with an
-actor goes to another one, as `RepeatPrivate` says.
+Ray may repeat the reading, which draws nothing at random. It repeats nothing of what the workers
+do. On Ray a pool's actors take slices of the gathered blocks; what is lost with an actor goes to
+another one, as `RepeatPrivate` says.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 MOST_BLOCKS = 2048
 BLOCKS_PER_ACTOR = 8
 ROWS_PER_BLOCK = 32_768
+MOST_SLICES = 8
+"""A block is cut in at most this many slices, because every actor that takes one gets the block."""
 
 T = TypeVar("T")
 
 Outcome = dict[str, Any]
-"""An `Outcome` holds plain JSON values; its reader knows which. One of them is its group's name,
-under the name of the rows' column of groups."""
+"""Plain JSON values. One of them is the group's name, under the name of the rows' column of
+groups."""
 
 
 class GroupWorker(Protocol):
@@ -56,10 +58,10 @@ class GroupWorker(Protocol):
 
 @dataclass(frozen=True)
 class Groups:
-    """`Groups` describe the groups of a run's rows: `joined` names those that a row of `schema` is
-    in, and `placeholder` is a row that every group has whatever the data holds, so that an empty
-    group exists too. A worker finds the name of a row's group in the row's column `key`.
-    `expected_rows` is a public number of rows a group."""
+    """The groups of a run's rows. `joined` names those that a row of `schema` is in. Every group
+    has the row `placeholder` whatever the data holds, so that an empty group exists too. A worker
+    finds the name of a row's group in the row's column `key`. `expected_rows` is a public number of
+    rows a group."""
 
     rows_of: RowsOf
     schema: pa.Schema
@@ -76,7 +78,7 @@ class Groups:
         task_size: int,
     ) -> Generator[list[Outcome]]:
         """Yield the outcomes of the wanted groups, about `task_size` at a time; also an empty list
-        once the rows are gathered, and on Ray one a second where nothing comes. A worker is handed
+        once the rows are gathered, and on Ray one a second if nothing comes. A worker is handed
         about `task_size` groups at a time, and takes the next ones before the last of these are
         done.
 
@@ -90,7 +92,8 @@ class Groups:
                 # Before the actors start, which may take every CPU there is.
                 blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
                 yield []
-                slices = Slices(blocks, max(1, round(len(wanted) / (len(blocks) * task_size))))
+                slices = cut_blocks(blocks, round(len(wanted) / (len(blocks) * task_size)))
+                del blocks
                 pool = group_pool(config, make_worker, self.key, task_size)
                 with closing(pool.run(slices)) as steps:
                     for results in steps:
@@ -104,13 +107,9 @@ class Groups:
                 yield [row | {self.key: group} for group in task for row in members.pop(group)]
 
         yield []
-        worker = make_worker()
-        try:
-            with closing(worker.work(tasks())) as outcomes:
-                lots = ([outcome] for outcome in outcomes)
-                yield from batched_within(lots, task_size, OUTCOME_SECONDS)
-        finally:
-            worker.close()
+        with closing(make_worker()) as worker, closing(worker.work(tasks())) as outcomes:
+            lots = ([outcome] for outcome in outcomes)
+            yield from batched_within(lots, task_size, OUTCOME_SECONDS)
 
     def _members_here(self, config: Config, wanted: Sequence[str]) -> dict[str, list[Row]]:
         """Return the rows of each wanted group, its placeholder first."""
@@ -156,7 +155,7 @@ class Groups:
             for group in self.joined(row)
             if group in wanted
         )
-        yield self._table([])  # the schema, where there is no member
+        yield self._table([])  # the schema, should there be no member
         while chunk := list(islice(members, CHUNK)):
             yield self._table(chunk)
 
@@ -193,45 +192,15 @@ def group_pool(
     return ActorPool(RayActors(actor, shared, task_size), policy, size)
 
 
-class Slices:
-    """The slices that no actor has, `count` of each block. Takes the references out of `blocks`, so
+def cut_blocks(blocks: list[Any], count: int) -> Iterator[Work]:
+    """Yield `count` slices of each block, within bounds. Takes the references out of `blocks`, so
     that Ray frees the blocks that are done."""
-
-    def __init__(self, blocks: list[Any], count: int = 1) -> None:
-        self._whole, self._count = blocks, count
-        self._whole.reverse()
-        self._begun: dict[Any, int] = {}
-        self._lost: list[Work] = []
-
-    def __len__(self) -> int:
-        return len(self._lost) + len(self._whole) * self._count + sum(self._begun.values())
-
-    def take(self, held: Sequence[Work]) -> Work:
-        """Return what a lost actor left, or else a slice of the first of these that there is: the
-        block of the last slice `held`, which the actor's machine has, one that nobody has begun,
-        the one with most slices left."""
-        if self._lost:
-            return self._lost.pop()
-        block = held[-1].arguments[0] if held else None
-        if block not in self._begun:
-            if self._whole:
-                block = self._whole.pop()
-                self._begun[block] = self._count
-            else:
-                block = max(self._begun, key=lambda each: self._begun[each])
-        self._begun[block] -= 1
-        number = self._begun[block]
-        work = Work((block, number, self._count))
-        if number == 0:
-            self.leave_out(work)
-        return work
-
-    def put_back(self, lost: Work) -> None:
-        self._lost.append(lost)
-
-    def leave_out(self, undelivered: Work) -> None:
-        """Forget the slices of this block that nobody has."""
-        self._begun.pop(undelivered.arguments[0], None)
+    count = max(1, min(count, MOST_SLICES))
+    blocks.reverse()
+    while blocks:
+        block = blocks.pop()
+        for number in range(count):
+            yield Work((block, number, count))
 
 
 class GroupActor(PoolActor):
@@ -273,8 +242,8 @@ def slice_of(
     block: pa.Table, key: str, number: int, count: int, only: Collection[str] | None = None
 ) -> pa.Table:
     """Return the rows of slice `number` of a block that is cut in `count`, or those of its groups
-    that are in `only`. The names alone decide where a slice begins: a block that is gathered anew
-    has the same ones."""
+    that are in `only`. The names alone bound a slice: a block that is gathered anew has the same
+    slices."""
     names = sorted(block.column(key).unique().to_pylist())
     start, end = len(names) * number // count, len(names) * (number + 1) // count
     chosen = [name for name in names[start:end] if only is None or name in only]

@@ -19,83 +19,61 @@ from dpray.types import Budget, Progress
 
 @dataclass(frozen=True)
 class Metric:
-    """A `Metric` is a number that dpray exports; `public` says why nothing private can be learned
-    from it."""
+    """A number that dpray exports."""
 
     name: str
     kind: Literal["gauge", "counter"]
     tags: tuple[str, ...]
     description: str
-    public: str
 
 
-_DATASET = ("dataset",)
-_RUN = ("run", "dataset", "method")
-_CHOSEN = "chosen by the owner of the data set, and printed by `dpray ledger show`"
-_CHARGES = "the sum of charges, which follow from configurations alone"
-_FINISHED = "charges as above; that a run is finished is seen by its release"
-_RELEASED = "counted in published batches alone: the release and its report hold it"
+_COUNTERS = {"dpray_tokens", "dpray_private_tokens"}
 
-METRICS = (
-    Metric("dpray_budget_epsilon", "gauge", _DATASET, "Epsilon of the budget.", _CHOSEN),
-    Metric("dpray_budget_delta", "gauge", _DATASET, "Delta of the budget.", _CHOSEN),
-    Metric("dpray_reserved_epsilon", "gauge", _DATASET, "Epsilon of all charges.", _CHARGES),
-    Metric("dpray_reserved_delta", "gauge", _DATASET, "Delta of all charges.", _CHARGES),
-    Metric("dpray_committed_epsilon", "gauge", _DATASET, "Epsilon of finished runs.", _FINISHED),
-    Metric("dpray_committed_delta", "gauge", _DATASET, "Delta of finished runs.", _FINISHED),
-    Metric(
-        "dpray_refusals",
-        "counter",
-        _DATASET,
-        "Charges that the budget refused.",
-        "follows from the charge asked for and the charges made",
-    ),
-    Metric(
-        "dpray_run_epsilon",
-        "gauge",
-        _RUN,
-        "Epsilon that the run was charged; 0 for one that is not private.",
-        "follows from the configuration",
-    ),
-    Metric(
-        "dpray_run_attempts",
-        "gauge",
-        _RUN,
-        "Attempts at the run in this process: 1, and 1 for each time machines or models failed.",
-        "not covered, like the report's repeats: a lost machine may have been short of memory "
-        "(docs/limits.md); a mechanism that fails by itself ends the run uncounted",
-    ),
-    Metric(
-        "dpray_stage_done",
-        "gauge",
-        _RUN,
-        "Finished parts of the present stage: published batches, training steps, model calls.",
-        "what the progress bar shows",
-    ),
-    Metric(
-        "dpray_stage_parts",
-        "gauge",
-        _RUN,
-        "All parts of the present stage; 0 where their number is not public.",
-        "what the progress bar shows",
-    ),
-    Metric("dpray_tokens", "counter", _RUN, "Tokens of published texts.", _RELEASED),
-    Metric("dpray_private_tokens", "counter", _RUN, "Those drawn with private texts.", _RELEASED),
+# Each is public for the reason above it.
+_OF_DATASETS = {
+    # The owner of the data set chose it, and `dpray ledger show` prints it.
+    "dpray_budget_epsilon": "Epsilon of the budget.",
+    "dpray_budget_delta": "Delta of the budget.",
+    # Charges follow from configurations alone.
+    "dpray_reserved_epsilon": "Epsilon of all charges.",
+    "dpray_reserved_delta": "Delta of all charges.",
+}
+_OF_RUNS = {
+    # It follows from the configuration.
+    "dpray_run_epsilon": "Epsilon that the run was charged; 0 for one that is not private.",
+    # Not covered by epsilon, like the report's repeats: a lost machine may have been short of
+    # memory (docs/limits.md). A mechanism that fails by itself ends the run uncounted.
+    "dpray_run_attempts": "Attempts at the run in this process, 1 more after each failure.",
+    # The progress bar shows the same.
+    "dpray_stage_done": "Finished parts of the present work: batches, steps, model calls.",
+    "dpray_stage_parts": "All parts of the present work; 0 if their number is not public.",
+    # Counted in published batches alone: the release and its report hold it.
+    "dpray_tokens": "Tokens of published texts.",
+    "dpray_private_tokens": "Those drawn with private texts.",
+}
+
+METRICS = tuple(
+    Metric(name, "counter" if name in _COUNTERS else "gauge", tags, description)
+    for tags, described in (
+        (("dataset",), _OF_DATASETS),
+        (("run", "dataset", "method"), _OF_RUNS),
+    )
+    for name, description in described.items()
 )
 
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 Record = Callable[[str, float, dict[str, str]], None]
-"""A `Record` is given a metric's name, its value (of a counter: what is added) and its tags."""
+"""Takes a metric's name, its value (of a counter: what is added) and its tags."""
 
 
-def nowhere(name: str, value: float, tags: dict[str, str]) -> None:
+def no_metrics(name: str, value: float, tags: dict[str, str]) -> None:
     """Export nothing."""
 
 
 class Exporter:
-    """An `Exporter` sets the metrics of this process, each made by `make` when it is first needed.
-    `refresh` sets all gauges anew: Ray drops one that was not set for twice its report interval."""
+    """Sets the metrics of this process, each made by `make` when it is first needed. `refresh` sets
+    all gauges anew: Ray drops one that was not set for twice its report interval."""
 
     def __init__(self, make: Callable[[Metric], Any]) -> None:
         self._make = cache(make)
@@ -116,21 +94,15 @@ class Exporter:
             for (metric, tags), value in self._gauges.items():
                 self._make(metric).set(value, dict(tags))
 
-    def forget(self, run: str) -> None:
-        """Leave the gauges of a run that is over to Ray, which drops them."""
-        with self._lock:
-            for key in [key for key in self._gauges if ("run", run) in key[1]]:
-                del self._gauges[key]
-
 
 REFRESH_SECONDS = 5.0
 """Half of Ray's report interval."""
 
 
 @cache
-def rays_exporter() -> Exporter:
+def ray_exporter() -> Exporter:
     """Return the exporter of this process, which has to be one of a cluster."""
-    exporter = Exporter(_rays_metric)
+    exporter = Exporter(_ray_metric)
 
     def keep_refreshing() -> None:
         while True:
@@ -141,12 +113,12 @@ def rays_exporter() -> Exporter:
     return exporter
 
 
-def on_ray(name: str, value: float, tags: dict[str, str]) -> None:
+def ray_metrics(name: str, value: float, tags: dict[str, str]) -> None:
     """Export on the metrics page of this process's node."""
-    rays_exporter().record(name, value, tags)
+    ray_exporter().record(name, value, tags)
 
 
-def _rays_metric(metric: Metric) -> Any:
+def _ray_metric(metric: Metric) -> Any:
     from ray.util.metrics import Counter, Gauge
 
     kind = Gauge if metric.kind == "gauge" else Counter
@@ -155,8 +127,8 @@ def _rays_metric(metric: Metric) -> Any:
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """`RunMetrics` are those of one run, in its driver. `tags` are the run's id, its data set's
-    name and its method's."""
+    """The metrics of one run, in its driver. `tags` are the run's id, its data set's name and its
+    method's."""
 
     record: Record
     tags: dict[str, str]
@@ -176,11 +148,8 @@ class RunMetrics:
         self.record("dpray_private_tokens", private_tokens, self.tags)
 
 
-def show_budget(
-    record: Record, dataset: str, budget: Budget, reserved: Budget, committed: Budget
-) -> None:
-    """Show a data set's budget, what all of its runs were charged, and what its finished ones
-    were."""
-    for part, value in (("budget", budget), ("reserved", reserved), ("committed", committed)):
+def show_budget(record: Record, dataset: str, budget: Budget, reserved: Budget) -> None:
+    """Show a data set's budget, and what all of its runs were charged."""
+    for part, value in (("budget", budget), ("reserved", reserved)):
         record(f"dpray_{part}_epsilon", value.epsilon, {"dataset": dataset})
         record(f"dpray_{part}_delta", value.delta, {"dataset": dataset})

@@ -8,7 +8,7 @@ outcomes have not come, and nobody reads what the actor sends from then on, shou
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Hashable, Iterable, Sequence
+from collections.abc import Generator, Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from dpray.workers.cluster import (
 from dpray.workers.pool_actor import Answer, Result
 
 TICK = 1.0
-"""Seconds after which the pool says that nothing has come."""
+"""Seconds after which the pool yields an empty list if nothing has come."""
 
 
 @dataclass(eq=False)
@@ -38,43 +38,6 @@ class Work:
     arguments: tuple[Any, ...]
     left: set[Hashable] | None = None
     losses: int = 0
-
-
-class WorkQueue(Protocol):
-    """The work that no actor has."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, held: Sequence[Work]) -> Work:
-        """Remove and return the next piece, for an actor that has `held` pieces under way."""
-        ...
-
-    def put_back(self, lost: Work) -> None:
-        """Take back what a lost actor left."""
-        ...
-
-    def leave_out(self, undelivered: Work) -> None:
-        """Forget the work whose arguments were lost together with those of `undelivered`."""
-        ...
-
-
-class InTurn:
-    """A queue of pieces that share no arguments. What a lost actor left comes last: if it ends the
-    next actor too, all other work is done."""
-
-    def __init__(self, pieces: Iterable[Work]) -> None:
-        self._pieces = deque(pieces)
-
-    def __len__(self) -> int:
-        return len(self._pieces)
-
-    def take(self, held: Sequence[Work]) -> Work:
-        return self._pieces.popleft()
-
-    def put_back(self, lost: Work) -> None:
-        self._pieces.append(lost)
-
-    def leave_out(self, undelivered: Work) -> None: ...
 
 
 # Policies
@@ -89,12 +52,8 @@ class Decision(Enum):
     """The work is left out. The error is raised when all other work is done."""
     GIVE_UP = auto()
     """The same, with `LostTooOften`."""
-    STOP = auto()
-    """Nothing more is handed out. The error is raised when what is under way is done."""
     END = auto()
-    """The error is raised at once."""
-    OUT_OF_MEMORY = auto()
-    """`EndedForMemory` is raised at once."""
+    """The error is raised at once; `EndedForMemory` if Ray ended the actor for want of memory."""
 
 
 class LossPolicy(Protocol):
@@ -112,12 +71,12 @@ class LossPolicy(Protocol):
 @dataclass(frozen=True)
 class RepeatPublic:
     """The policy for public inputs: lost work is repeated for as long as there are actors, and
-    what a worker raises stops the run."""
+    what a worker raises ends the run."""
 
     max_losses: int
 
     def decide(self, error: Exception, has_run: bool, losses: int) -> Decision:
-        return Decision.REPEAT if isinstance(error, RayError) else Decision.STOP
+        return Decision.REPEAT if isinstance(error, RayError) else Decision.END
 
 
 @dataclass(frozen=True)
@@ -131,8 +90,6 @@ class RepeatPrivate:
     repeats: bool
 
     def decide(self, error: Exception, has_run: bool, losses: int) -> Decision:
-        if ended_for_memory(error):
-            return Decision.OUT_OF_MEMORY
         # An engine that cannot be loaded in the first place would fail everywhere.
         if not (was_lost(error) or (has_run and may_be_repeated(error))):
             return Decision.END
@@ -193,7 +150,8 @@ class _ActorSlot:
         self.end()
         self._actor = self._actors.start()
         self.work: list[Work] = []
-        self.undelivered: tuple[Work, Exception] | None = None
+        self.undelivered: Exception | None = None
+        self.call: Any = None
         self.attempt_id = ""
         self._names: Any = None
         self._ask("load", SlotState.STARTING)
@@ -207,9 +165,9 @@ class _ActorSlot:
         self._actors.call(self._actor, "finish")
         self._ask("more", SlotState.DRAINING)
 
-    def _ask(self, method: str, state: SlotState) -> None:
-        self.call = self._actors.call(self._actor, method)
-        self.state = state
+    def end(self) -> None:
+        if self._actor is not None:
+            self._actors.end(self._actor)
 
     def next_outcomes(self) -> list[Result]:
         """Return the results of the call that is done. Raises what ended the call or the actor, and
@@ -233,6 +191,10 @@ class _ActorSlot:
             self._ask("more", self.state)
         return answer.results
 
+    def _ask(self, method: str, state: SlotState) -> None:
+        self.call = self._actors.call(self._actor, method)
+        self.state = state
+
     def _note_names(self) -> None:
         """Note which parts the last piece of work has, or forget it if its arguments were lost."""
         if self._names is None:
@@ -243,11 +205,8 @@ class _ActorSlot:
         except RayError as error:
             if not was_lost(error) or find_error(error, RayActorError) is not None:
                 raise
-            self.undelivered = self.work.pop(), error
-
-    def end(self) -> None:
-        if self._actor is not None:
-            self._actors.end(self._actor)
+            self.work.pop()
+            self.undelivered = error
 
 
 class ActorPool:
@@ -261,17 +220,17 @@ class ActorPool:
         self._actors, self._policy, self._size = actors, policy, size
         self._keeps_actors = keeps_actors
         self._slots: list[_ActorSlot] = []
-        self._error: Exception | None = None
-        self._has_stopped = False
 
-    def run(self, queue: WorkQueue) -> Generator[list[Result]]:
-        """Do the work of the queue. Yield results, in whichever order they come, and an empty list
-        at least every `TICK`: one step of the controller each time.
+    def run(self, work: Iterable[Work]) -> Generator[list[Result]]:
+        """Do all work, in turn. What a lost actor left comes last: if it ends the next actor too,
+        all other work is done. Yield results, in whichever order they come, and an empty list at
+        least every `TICK`: one step of the controller each time.
 
         Raises the error that ended the run; and at the end the one with which work was left out.
         """
-        self._queue, self._error, self._has_stopped = queue, None, False
-        while len(self._slots) < min(self._size, len(queue)):
+        self._waiting = deque(work)
+        self._error: Exception | None = None
+        while len(self._slots) < min(self._size, len(self._waiting)):
             self._slots.append(_ActorSlot(self._actors))
         results: list[Result] = []
         try:
@@ -293,40 +252,39 @@ class ActorPool:
         while self._slots:
             self._slots.pop().end()
 
-    def _has_work(self) -> bool:
-        return not self._has_stopped and len(self._queue) > 0
-
     def _hand_out(self) -> bool:
         """Give work to every actor that waits for it. Without work, drain or end the actor.
         Return whether there is anything to wait for."""
         for slot in list(self._slots):
-            if slot.state is SlotState.READY and self._has_work():
-                slot.hand(self._queue.take(slot.work))
+            if slot.state is SlotState.READY and self._waiting:
+                slot.hand(self._waiting.popleft())
             elif slot.state is SlotState.READY and slot.work:
                 slot.drain()
-            elif not (self._has_work() or slot.work or self._keeps_actors):
+            elif not (self._waiting or slot.work or self._keeps_actors):
                 self._end(slot)
-        return self._has_work() or any(slot.work for slot in self._slots)
+        return bool(self._waiting) or any(slot.work for slot in self._slots)
 
     def _next_results(self) -> list[Result]:
         """Wait for one slot, and return its results."""
-        results: list[Result] = []
-        if (slot := self._next_slot()) is not None:
-            try:
-                results = slot.next_outcomes()
-            except Exception as error:
-                self._lose(slot, error)
-            self._leave_out(slot)
+        slot = self._next_slot()
+        if slot is None:
+            return []
+        try:
+            results = slot.next_outcomes()
+        except Exception as error:
+            self._lose(slot, error)
+            return []
+        self._error, slot.undelivered = self._error or slot.undelivered, None
         return results
 
     def _next_slot(self) -> _ActorSlot | None:
         """Return a slot whose actor has answered or is lost, the one that waited longest first;
         None if no actor answers within `TICK`."""
-        waiting = {slot.call: slot for slot in self._slots if slot.call is not None}
-        done = self._actors.first_done(list(waiting), TICK)
+        asked = {slot.call: slot for slot in self._slots if slot.call is not None}
+        done = self._actors.first_done(list(asked), TICK)
         if done is None:
             return None
-        slot = waiting[done]
+        slot = asked[done]
         self._slots.remove(slot)
         self._slots.append(slot)
         return slot
@@ -334,42 +292,29 @@ class ActorPool:
     def _lose(self, slot: _ActorSlot, error: Exception) -> None:
         """Do what the policy decides about a slot whose actor has failed. Raises the error if the
         run ends by it, or if no slot is left."""
-        decision = self._policy.decide(error, slot.has_run, losses=1)
-        if decision is Decision.OUT_OF_MEMORY:
-            raise EndedForMemory(frozenset(each.attempt_id for each in self._slots)) from error
-        if decision is Decision.END:
+        if self._policy.decide(error, slot.has_run, losses=1) is Decision.END:
+            if ended_for_memory(error):
+                raise EndedForMemory(frozenset(each.attempt_id for each in self._slots)) from error
             raise error
-        if decision is Decision.STOP:
-            self._error, self._has_stopped = self._error or error, True
-            self._end(slot)
-            return
         for work in slot.work:
             self._lose_work(slot, work, error)
         slot.losses += 1
-        if self._has_work() and slot.losses < self._policy.max_losses:
+        if self._waiting and slot.losses < self._policy.max_losses:
             slot.start()
             return
         self._end(slot)
-        if self._has_work() and not self._slots:
+        if self._waiting and not self._slots:
             raise self._error or error
 
     def _lose_work(self, slot: _ActorSlot, work: Work, error: Exception) -> None:
         work.losses += 1
         decision = self._policy.decide(error, slot.has_run, work.losses)
         if decision is Decision.REPEAT:
-            self._queue.put_back(work)
+            self._waiting.append(work)
         elif decision is Decision.DROP:
             self._error = self._error or error
         else:
             self._error = LostTooOften(error)
-
-    def _leave_out(self, slot: _ActorSlot) -> None:
-        """Leave out work whose arguments were lost on their way to the actor."""
-        if slot.undelivered is not None:
-            work, error = slot.undelivered
-            slot.undelivered = None
-            self._queue.leave_out(work)
-            self._error = self._error or error
 
     def _end(self, slot: _ActorSlot) -> None:
         slot.end()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -17,8 +16,7 @@ from typing import Any, Protocol
 
 from dpray.engines.base import EngineError
 from dpray.types import DprayError
-from dpray.workers.engine import WorkerError, try_to_load
-from dpray.workers.placement import hide_other_gpus
+from dpray.workers.engine import LoadError, hide_other_gpus, try_to_load
 
 OUTCOME_SECONDS = 10.0
 """An outcome waits at most this long for others: what is not handed over is lost with the actor,
@@ -86,29 +84,6 @@ class _Event:
     error: BaseException | None = None
 
 
-class _OneThread:
-    """Makes calls one after the other in one daemon thread. The interpreter waits for the thread of
-    an executor when it ends, and so an actor whose owner is gone would stay."""
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]]
-        self._calls = SimpleQueue()
-        Thread(target=self._make_calls, daemon=True).start()
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._calls.put((future, function, arguments))
-        return future
-
-    def _make_calls(self) -> None:
-        while True:
-            future, function, arguments = self._calls.get()
-            try:
-                future.set_result(function(*arguments))
-            except BaseException as error:
-                future.set_exception(error)
-
-
 class PoolActor:
     """One caller's actor. It is not used again after an answer with an error."""
 
@@ -117,27 +92,28 @@ class PoolActor:
     ) -> None:
         hide_other_gpus()
         self._most, self._patience = most, patience
-        # An engine is built and used in one thread: what libraries keep for each thread (the
-        # device, the pool of OpenMP) stays the same.
-        self._thread = _OneThread()
-        self._worker = self._thread.submit(try_to_load, make_worker).result()
         self._results: SimpleQueue[Result | _Event] = SimpleQueue()
+        self._runs: SimpleQueue[Pieces] = SimpleQueue()
         self._pieces = Pieces(self._ask)
         self._is_ready = self._is_idle = True
+        made: Future[PoolWorker | LoadError] = Future()
+        # A daemon: the interpreter does not wait for it, so the actor ends with its owner.
+        Thread(target=self._work, args=(make_worker, made), daemon=True).start()
+        self._worker = made.result()
 
     def load(self) -> Answer:
         """Return once the worker is made."""
-        if isinstance(self._worker, WorkerError):
-            return Answer("", [], False, True, self._worker.error())
+        if isinstance(self._worker, Exception):
+            return Answer("", [], False, True, self._worker)
         return self._answer([])
 
     def take(self, *piece: Any) -> list[Hashable]:
         """Take a piece of work, and return the names of its parts."""
-        assert not isinstance(self._worker, WorkerError)
+        assert not isinstance(self._worker, Exception)
         names, accepted = self._worker.accept(*piece)
         if self._is_idle:
             self._pieces = Pieces(self._ask)
-            self._thread.submit(self._work, self._worker, self._pieces)
+            self._runs.put(self._pieces)
         self._pieces.give(accepted)
         self._is_ready = self._is_idle = False
         return list(names)
@@ -174,29 +150,29 @@ class PoolActor:
         return self._answer(results)
 
     def _answer(self, results: list[Result]) -> Answer:
-        assert not isinstance(self._worker, WorkerError)
+        assert not isinstance(self._worker, Exception)
         return Answer(self._worker.attempt_id, results, self._is_ready, self._is_idle)
 
     def _ask(self) -> None:
         self._results.put(_Event(has_ended=False))
 
-    def _work(self, worker: PoolWorker, pieces: Pieces) -> None:
-        """Have the worker do all pieces; in the worker's thread."""
-        error: BaseException | None = None
+    def _work(
+        self, make_worker: Callable[[], PoolWorker], made: Future[PoolWorker | LoadError]
+    ) -> None:
+        """Make the worker and have it do all pieces. An engine is built and used in this one
+        thread: what libraries keep for each thread (the device, the pool of OpenMP) stays the same.
+        """
         try:
-            worker.work(pieces, lambda name, outcome: self._results.put((name, outcome)))
-        except BaseException as raised:  # nobody else would hear of it
-            error = raised
-        self._results.put(_Event(has_ended=True, error=error))
-
-
-@contextmanager
-def named_errors(who: str) -> Iterator[None]:
-    """Raise a foreign error as a DprayError with the name of its class: its message may quote a
-    text."""
-    try:
-        yield
-    except (DprayError, EngineError):
-        raise
-    except Exception as error:
-        raise DprayError(f"{who} failed: {type(error).__name__}") from None
+            worker = try_to_load(make_worker)
+        except BaseException as error:  # the constructor waits
+            made.set_exception(error)
+            return
+        made.set_result(worker)
+        while not isinstance(worker, Exception):
+            pieces = self._runs.get()
+            try:
+                worker.work(pieces, lambda name, outcome: self._results.put((name, outcome)))
+            except BaseException as error:  # nobody else would hear of it
+                self._results.put(_Event(has_ended=True, error=error))
+            else:
+                self._results.put(_Event(has_ended=True))

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import ray.data
 
 Row = dict[str, Any]
-"""A `Row` has at least the keys text, unit and rank; `rank` decides which of a unit's rows stay."""
+"""Has at least the keys text, unit and rank; `rank` decides which of a unit's rows stay."""
 
 RowsOf = Callable[[Piece], Iterator[Row]]
-"""A `RowsOf` reads the rows of a file or a piece of one, and can be sent to another process."""
+"""Reads the rows of a file or a piece of one, and can be sent to another process."""
 
 CHUNK = 1024
 """A block has at most this many rows."""
@@ -39,7 +39,7 @@ MOST_TASKS = 1000
 """Many small files are read by this many tasks on Ray."""
 
 MOST_HEADERS = 100
-"""So many files of JSON are looked into before a charge."""
+"""At most this many files of JSON are looked into before a charge."""
 
 
 def read_records(piece: Piece, data: DataConfig) -> Iterator[tuple[int, Record]]:
@@ -55,20 +55,17 @@ def read_records(piece: Piece, data: DataConfig) -> Iterator[tuple[int, Record]]
     Raises InputError naming the row for a missing column, a label outside the label set, a value
     that is no text, an empty text or one that is too long, and for a file without rows.
     """
-    for number, (where, row) in enumerate(_filled(piece), start=piece.rows):
+    for number, where, row in _numbered(piece):
         if (record := to_record(where, row, data)) is not None:
             yield number, record
 
 
 def check_first_records(data: DataConfig) -> None:
-    """Raise InputError, as `read_records` does, where the first row of the first file is no record:
+    """Raise InputError, as `read_records` does, if the first row of the first file is no record:
     most often a column is mistyped. And for a stray `.json` that holds no records."""
     first, *others = data_pieces(data)
-    for where, row in read_piece(first):
-        to_record(where, row, data)
-        break
-    else:
-        raise _no_rows(first)
+    _, where, row = next(_numbered(first))
+    to_record(where, row, data)
     strays = [piece.file for piece in others if piece.file.lower().endswith(".json")]
     for file in strays[:MOST_HEADERS]:
         read_file_header(file, data.format)
@@ -82,17 +79,15 @@ def data_pieces(data: DataConfig) -> list[Piece]:
     ]
 
 
-def _filled(piece: Piece) -> Iterator[tuple[Where, dict[str, Any]]]:
-    empty = piece.end is None  # a piece may lie in the midst of a line
+def _numbered(piece: Piece) -> Iterator[tuple[int, Where, dict[str, Any]]]:
+    """Yield the rows with their numbers in the whole file."""
+    number = piece.rows
     for where, row in read_piece(piece):
-        empty = False
-        yield where, row
-    if empty:
-        raise _no_rows(piece)
-
-
-def _no_rows(piece: Piece) -> InputError:
-    return InputError(f"{base_name(piece.file)} holds no rows")
+        yield number, where, row
+        number += 1
+    # A piece may lie in the midst of a line.
+    if number == piece.rows and piece.end is None:
+        raise InputError(f"{base_name(piece.file)} holds no rows")
 
 
 def record_rows(
@@ -102,38 +97,34 @@ def record_rows(
 ) -> Iterator[Row]:
     """Yield the records of a file or a piece as rows; errors and empty texts as in `read_records`.
     `place` is the number of the file, and of the row in it: it depends on no other row's content.
-
-    With `column_values`, the public values of other columns, a row has those columns too, as texts
-    in `columns`; raises InputError naming the row for any other value.
     """
-    for number, (where, row) in enumerate(_filled(piece), start=piece.rows):
-        if (record := to_record(where, row, data)) is None:
-            continue
-        rank = content_rank(record.text, record.label)
-        found: Row = {
-            "text": record.text,
-            "label": record.label or "",
-            "unit": record.unit_id,
-            "rank": rank,
-            "place": place(piece, number),
-        }
-        if column_values is not None:
-            found["columns"] = _columns(where, row, data, column_values)
-        yield found
+    for number, where, row in _numbered(piece):
+        if (found := to_row(where, row, data, column_values)) is not None:
+            yield found | {"place": place(piece, number)}
 
 
-def checked_row(
+def to_row(
     where: Where,
     row: Mapping[str, Any],
     data: DataConfig,
-    column_values: Mapping[str, Collection[str]],
+    column_values: Mapping[str, Collection[str]] | None = None,
 ) -> Row | None:
-    """Return the text, the label and the `columns` of one row, None for an empty text that is
-    skipped. Raises InputError naming the row, as any run does that reads it."""
+    """Return one validated record as a row, None for an empty text that is skipped.
+
+    With `column_values`, the public values of other columns, the row has those columns too, as
+    texts in `columns`. Raises InputError naming the row, also for any other value.
+    """
     if (record := to_record(where, row, data)) is None:
         return None
-    columns = _columns(where, row, data, column_values)
-    return {"text": record.text, "label": record.label or "", "columns": columns}
+    found: Row = {
+        "text": record.text,
+        "label": record.label or "",
+        "unit": record.unit_id,
+        "rank": content_rank(record.text, record.label),
+    }
+    if column_values is not None:
+        found["columns"] = _columns(where, row, data, column_values)
+    return found
 
 
 def place(piece: Piece, row: int) -> str:
@@ -175,17 +166,14 @@ def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
 
     count: Any = ray.remote(count_rows)
     cuts = [cut(file, size) for file in files]
-    counts = [
-        [count.remote(piece) for piece in pieces]
+    counts = {
+        number: [count.remote(piece) for piece in pieces]
+        for number, pieces in enumerate(cuts)
         if len(pieces) > 1 and kind_of(pieces[0].file) == "json"
-        else []
-        for pieces in cuts
-    ]
-    return [
-        piece
-        for pieces, counted in zip(cuts, counts, strict=True)
-        for piece in (numbered(pieces, ray.get(counted)) if counted else pieces)
-    ]
+    }
+    for number, counted in counts.items():
+        cuts[number] = list(numbered(cuts[number], ray.get(counted)))
+    return [piece for pieces in cuts for piece in pieces]
 
 
 def _read(

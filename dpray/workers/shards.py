@@ -1,27 +1,37 @@
-"""The private records are held by workers: one in this process, or actors on Ray.
+"""The private records stay in shards, which answer exactly: one in this process, or actors on Ray.
 
-A worker's answers are exact and hold no noise: the caller adds up the answers of all workers and
-adds the noise once. So a lost worker may be rebuilt as often as needed.
+A shard's answers hold no noise: the caller adds up the answers of all shards and adds the noise
+once. Shards are no actors of a pool, because no other actor can do a shard's work: every question
+goes to all of them, and with a lost actor its records are lost. Then the attempt ends with Ray's
+error, and the next attempt reads the records anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import ray
 
 from dpray.config.config import Config
+from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.mechanisms.discrete_noise import Counts
+from dpray.mechanisms.votes import VoteHistogram, count_votes
 from dpray.workers.cluster import never_repeated, own_errors, uses_ray
-from dpray.workers.engine import WorkerError, try_to_load
-from dpray.workers.placement import hide_other_gpus
+from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.rows import CHUNK, Row, local_rows, ray_rows, record_rows
 
 ROWS = pa.schema(
     [("text", pa.string()), ("label", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
 )
+
+Embeddings = npt.NDArray[np.float32]
 
 
 class Worker(Protocol):
@@ -31,11 +41,11 @@ class Worker(Protocol):
 
 
 class Shards:
-    """`Shards` are workers, `make_worker(config)` for each shard, that each hold a part of the
-    records. On Ray a shard is an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
+    """Workers, `make_worker(config)` for each shard, that each hold a part of the records. On Ray a
+    shard is an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
 
-    Raises InputError for bad rows, Ray's error where an actor is lost, InputError or EngineError
-    for a worker that cannot be made.
+    Raises InputError for bad rows, Ray's error if an actor is lost, InputError or EngineError for a
+    worker that cannot be made.
     """
 
     def __init__(
@@ -43,23 +53,24 @@ class Shards:
     ) -> None:
         self._actors: list[Any] = []
         self._local: Any = None
-        if uses_ray(config):
-            blocks = _blocks_on_ray(config)
-            actor = never_repeated(ShardActor, config, gpus)
-            # As many as configured, even where some get no block: the batches of public work may
-            # not depend on how many records there are.
-            self._actors = [actor.remote(config, make_worker) for _ in range(config.runtime.actors)]
-            _get(
-                [
-                    self._actors[number % len(self._actors)].load.remote(block)
-                    for number, block in enumerate(blocks)
-                ]
-            )
-        else:
+        if not uses_ray(config):
             self._local = make_worker(config)
             rows = local_rows(config.data, partial(record_rows, data=config.data))
             for start in range(0, len(rows), CHUNK):
                 self._local.load(rows[start : start + CHUNK])
+            return
+        # Read before the actors start, which may take every CPU there is.
+        blocks = _blocks(config)
+        actor = never_repeated(ShardActor, config, gpus)
+        # As many as configured, even if some get no block: the batches of public work may not
+        # depend on how many records there are.
+        self._actors = [actor.remote(config, make_worker) for _ in range(config.runtime.actors)]
+        _get(
+            [
+                self._actors[number % len(self._actors)].load.remote(block)
+                for number, block in enumerate(blocks)
+            ]
+        )
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Return each worker's answer to the same arguments, in the order of the shards."""
@@ -74,10 +85,9 @@ class Shards:
         if self._local is not None:
             return [getattr(self._local, method)(items)]
         size = -(-len(items) // len(self._actors)) or 1
-        slices = [items[start : start + size] for start in range(0, len(items), size)]
         calls = [
-            actor.call.remote(method, part)
-            for actor, part in zip(self._actors, slices, strict=False)
+            actor.call.remote(method, items[start : start + size])
+            for actor, start in zip(self._actors, range(0, len(items), size), strict=False)
         ]
         return _get(calls)
 
@@ -88,28 +98,23 @@ class Shards:
 
 
 class ShardActor:
-    """A `ShardActor` delegates to its worker. Where the worker cannot be made, it answers every
-    call with the reason."""
+    """Delegates to its worker. If that cannot be made, every answer is the reason."""
 
     def __init__(self, config: Config, make_worker: Callable[[Config], Worker]) -> None:
         hide_other_gpus()
-        self.worker: Any = try_to_load(lambda: make_worker(config))
+        self._worker: Any = try_to_load(lambda: make_worker(config))
 
-    def load(self, table: pa.Table) -> WorkerError | None:
-        if isinstance(self.worker, WorkerError):
-            return self.worker
-        self.worker.load(table.to_pylist())
-        return None
+    def load(self, block: pa.Table) -> Any:
+        return self.call("load", block.to_pylist())
 
     def call(self, method: str, *arguments: Any) -> Any:
-        if isinstance(self.worker, WorkerError):
-            return self.worker
-        return getattr(self.worker, method)(*arguments)
+        if isinstance(self._worker, Exception):
+            return self._worker
+        return getattr(self._worker, method)(*arguments)
 
 
-def _blocks_on_ray(config: Config) -> list[Any]:
-    """Return references to blocks of rows. All of them are read before the actors start, which may
-    take every CPU there is."""
+def _blocks(config: Config) -> list[Any]:
+    """Return references to blocks of rows."""
     with own_errors():
         rows = ray_rows(config, partial(record_rows, data=config.data), ROWS)
         if config.runtime.actors > 1:
@@ -118,11 +123,74 @@ def _blocks_on_ray(config: Config) -> list[Any]:
 
 
 def _get(references: list[Any]) -> list[Any]:
-    """Return the answers. Raises dpray's own errors as themselves, and InputError or EngineError
-    for a worker that an actor could not make."""
+    """Return the answers. Raises dpray's own errors as themselves, and the reason why an actor has
+    no worker."""
     with own_errors():
         answers = list(ray.get(references))
     for answer in answers:
-        if isinstance(answer, WorkerError):
-            raise answer.error()
+        if isinstance(answer, Exception):
+            raise answer
     return answers
+
+
+# Votes
+
+
+class Voters:
+    """One shard of the private records, embedded once. Its counts are exact and private: `Vote`
+    adds the noise to the sum of all shards."""
+
+    def __init__(self, config: Config) -> None:
+        self._embedder = SentenceTransformerEmbedder(config.embedder.model)
+        self._parts: defaultdict[str, list[Embeddings]] = defaultdict(list)
+
+    def load(self, rows: Sequence[Row]) -> None:
+        by_label: defaultdict[str, list[str]] = defaultdict(list)
+        for row in rows:
+            by_label[row["label"]].append(row["text"])
+        for label, texts in by_label.items():
+            # One text at a time: in a batch, its embedding's last bits would depend on the other
+            # records, and a record's vote may depend on that record alone.
+            self._parts[label].append(self._embedder.embed(texts, batch_size=1))
+
+    def embed(self, texts: Sequence[str]) -> Embeddings:
+        """Embed public texts, which may share a batch."""
+        return self._embedder.embed(texts)
+
+    def count(self, candidates_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
+        """Count the votes for each label's candidates by the records of that label, shape (N,)
+        each."""
+        counts = {}
+        for label, of_label_ND in candidates_ND.items():
+            mine = self._parts.get(label, [])
+            private_MD = np.concatenate(mine) if mine else np.zeros((0, of_label_ND.shape[1]), "f4")
+            self._parts[label] = [private_MD]
+            counts[label] = count_votes(private_MD, of_label_ND)
+        return counts
+
+
+def embedded(voters: Shards, texts: Sequence[str]) -> Embeddings:
+    """Embed public texts, shared out among all shards; shape (N, D) for N texts."""
+    vectors_ND: Embeddings = np.concatenate(voters.scatter("embed", texts))
+    return vectors_ND
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One vote of the private records, which the shards `voters` hold. Without a `mechanism` it has
+    no noise and is not private."""
+
+    voters: Shards
+    mechanism: VoteHistogram | None
+
+    def __call__(self, candidates_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
+        """Return the noisy votes for each label's candidates, shape (N,) each. A record votes in
+        its own label only, so all labels together are one application of the mechanism."""
+        shards: list[dict[str, Counts]] = self.voters.call("count", dict(candidates_ND))
+        exact: dict[str, Counts] = {
+            label: np.add.reduce([counts[label] for counts in shards], dtype=np.int64)
+            for label in candidates_ND
+        }
+        if self.mechanism is None:
+            return exact
+        return {label: self.mechanism(exact_N) for label, exact_N in exact.items()}

@@ -63,7 +63,7 @@ def voted(run: Runs) -> int:
 KILLED_IN_A_VOTE = """
 import os, signal, sys
 from dpray.cli import main
-from dpray.workers.voters import Vote
+from dpray.workers.shards import Vote
 
 vote, votes = Vote.__call__, []
 

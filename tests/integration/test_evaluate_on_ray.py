@@ -96,7 +96,7 @@ def assert_the_same(found: Any, expected: Any, where: str = "") -> None:
 
 A_MAP = """
 import json, os, sys, time
-from dpray.workers.ray_map import RayMap
+from dpray.workers.engine_pool import RayMap
 from dpray.types import DprayError, InputError
 
 def sleep(n):

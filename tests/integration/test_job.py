@@ -67,7 +67,7 @@ def test_a_job_is_watched_and_stopped_from_outside_and_goes_on_to_its_release(
     wait_for(lambda: pages.value("ray_dpray_stage_done", run=run.id) == published, pause=1)
     pages.assert_public("watched", rows)
     budget = pages.of_dataset("watched")
-    assert budget["reserved_epsilon"] == budget["budget_epsilon"] > 0 == budget["committed_epsilon"]
+    assert budget["reserved_epsilon"] == budget["budget_epsilon"] > 0
     assert pages.value("ray_dpray_run_epsilon", run=run.id) == budget["reserved_epsilon"]
     assert pages.value("ray_dpray_stage_parts", run=run.id) == 12
     assert pages.value("ray_dpray_run_attempts", run=run.id) == 1
@@ -110,8 +110,6 @@ def test_the_submitter_passes_keys_on_and_ends_with_the_runs_exit_code(
     assert ended.returncode == 3 and "budget of 'too small' refused" in ended.stdout, ended
     assert "FAILED" in ended.stderr
     run.assert_nothing_private(Ended(3, ended.stdout, ended.stderr))
-    pages = Pages(cluster)
-    wait_for(lambda: pages.of_dataset("too small").get("refusals_total") == 1, pause=1)
     stranger = finish(submitter(cluster, job, *command, RAY_AUTH_TOKEN="0" * 32))
     assert stranger.returncode == 2
     assert stranger.stderr.splitlines()[-1].startswith("no cluster took the job: ")

@@ -69,15 +69,13 @@ print("answer")
 """
 
 
-@pytest.mark.parametrize("skip", [None, "nothing like it"])
-def test_what_ray_reports_does_not_stand_in_our_answer(cluster: Cluster, skip: str | None):
-    ours = {} if skip is None else {"RAY_DEDUP_LOGS_SKIP_REGEX": skip}
+def test_what_ray_reports_does_not_stand_in_our_answer(cluster: Cluster):
+    """Without the setting in `dpray.workers`, Ray prints the error on stdout."""
     ended = subprocess.run(
         [sys.executable, "-c", ERROR_OF_A_TASK],
-        env=environment(RAY_ADDRESS=cluster.address, **ours),
+        env=environment(RAY_ADDRESS=cluster.address),
         capture_output=True,
         text=True,
         check=True,
     )
-    # The other case is Ray's own way, and shows that this test can fail.
-    assert (ended.stdout == "answer\n") is (skip is None)
+    assert ended.stdout == "answer\n"

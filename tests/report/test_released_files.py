@@ -16,7 +16,7 @@ from dpray.engines.transformers import TransformersEngine
 from dpray.methods.config import parse_config
 from dpray.report.write import write_report
 from dpray.runs.public_names import model_name
-from dpray.workers import voters
+from dpray.workers import shards
 from tests.methods.aug_pe.test_release import BagOfWords
 from tests.report.test_page import Visible
 
@@ -194,7 +194,7 @@ def test_what_is_stated_is_true_and_no_place_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(voters, "SentenceTransformerEmbedder", BagOfWords)
+    monkeypatch.setattr(shards, "SentenceTransformerEmbedder", BagOfWords)
     monkeypatch.setattr("dpray.engines.embedder.SentenceTransformerEmbedder", BagOfWords)
     run = config(kind, **changes)
 

@@ -21,8 +21,7 @@ from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
 from dpray.runs.session import Release, Session
 from dpray.workers.engine_pool import on_pool
-from dpray.workers.shards import Shards
-from dpray.workers.voters import Embeddings, Vote, Voters, embedded
+from dpray.workers.shards import Embeddings, Shards, Vote, Voters, embedded
 
 AugPeSession = Session[AugPePlan]
 

@@ -42,8 +42,7 @@ from dpray.training.token_files import MappedUnits, write_shard
 from dpray.training.training import OnStep, ReferenceTrainer, Training, train_here
 from dpray.types import Budget, BudgetRefused, DprayError
 from dpray.workers.cluster import ended_for_memory
-from dpray.workers.engine import with_absolute_model
-from dpray.workers.placement import gpus_of_rank
+from dpray.workers.engine import gpus_of_rank, with_absolute_model
 
 DpSgdSession = Session[DpSgdPlan]
 

@@ -26,7 +26,6 @@ from dpray.methods.private_prediction.prompts import PromptTemplate, template_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.runs.plan import Plan, Reads, TokenLimit, label_histogram
-from dpray.runs.public_input import read_terms
 from dpray.types import InputError
 
 MOST = 10_000_000

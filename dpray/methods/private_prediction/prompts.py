@@ -7,13 +7,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.text import TextCodec
 from dpray.io.few_shot import FewShot, read_few_shot
 from dpray.io.template_file import Template, TemplateFile, TextKey
-from dpray.config.config import Config
-from dpray.runs.public_input import read_terms
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+from dpray.runs.public_input import read_terms
 from dpray.types import InputError, Prompt
 
 PACKAGE = "dpray.methods.private_prediction"

@@ -16,7 +16,7 @@ from dpray.mechanisms.labels import largest_remainder
 from dpray.methods.topics.algorithm import PublicTopics
 from dpray.methods.topics.plan import TopicsPlan
 from dpray.runs.session import Release, Session
-from dpray.workers.voters import Vote, Voters, embedded
+from dpray.workers.shards import Vote, Voters, embedded
 
 TopicsSession = Session[TopicsPlan]
 

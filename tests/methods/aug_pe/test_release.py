@@ -19,8 +19,8 @@ from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.types import DprayError, InputError, Resumable
-from dpray.workers import voters
-from dpray.workers.voters import Vote
+from dpray.workers import shards
+from dpray.workers.shards import Vote
 from tests.workers.outcomes import lines
 
 
@@ -68,7 +68,7 @@ def engine(model_folder: str) -> Iterator[Any]:
 @pytest.fixture
 def asked(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Asked:
     asked = Asked(engine)
-    monkeypatch.setattr(voters, "SentenceTransformerEmbedder", BagOfWords)
+    monkeypatch.setattr(shards, "SentenceTransformerEmbedder", BagOfWords)
     return asked
 
 

@@ -14,7 +14,7 @@ from dpray.config.config import Config, EngineConfig
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods.config import parse_config
 from dpray.types import Progress
-from dpray.workers import voters
+from dpray.workers import shards
 from tests.methods.aug_pe.test_release import BagOfWords
 
 WORDS = ["fever", "cough", "rash", "itch", "sleep", "pain"]
@@ -75,7 +75,7 @@ def engine(model_folder: str) -> Iterator[TransformersEngine]:
 
 @pytest.fixture
 def watched(engine: Any, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    monkeypatch.setattr(voters, "SentenceTransformerEmbedder", BagOfWords)
+    monkeypatch.setattr(shards, "SentenceTransformerEmbedder", BagOfWords)
     return Watched(engine)
 
 

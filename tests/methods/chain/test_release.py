@@ -18,7 +18,7 @@ from dpray.ledger.ledger import Ledger
 from dpray.registry import make_plan
 from dpray.report.write import write_report
 from dpray.types import BudgetRefused, InputError, Resumable
-from dpray.workers.voters import Vote
+from dpray.workers.shards import Vote
 from tests.methods.chain.conftest import OF_LABEL, PUBLIC, WORDS, Watched, write_public
 from tests.workers.outcomes import lines, open_budget
 

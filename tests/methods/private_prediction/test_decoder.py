@@ -21,7 +21,6 @@ from dpray.io.few_shot import FewShot
 from dpray.io.template_file import Template
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
-from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.decoder import BatchDecoder, encode_private, shown_examples
 from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.registry import make_plan

@@ -14,8 +14,8 @@ from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.config import parse_config
 from dpray.methods.topics.algorithm import PublicTopics, TopicHistogram
 from dpray.methods.topics.settings import TopicsSettings
-from dpray.workers import voters
-from dpray.workers.voters import Voters
+from dpray.workers import shards
+from dpray.workers.shards import Voters
 from tests.methods.aug_pe.test_release import BagOfWords
 
 SETTINGS = TopicsSettings(name="topics", public="", topics=3, words=2, threshold=2.0)
@@ -61,7 +61,7 @@ def test_a_unit_moves_the_histogram_by_its_sensitivity_at_most(
 ) -> None:
     """Add the k records of a unit, of any labels, in any places, to others: every record is in one
     count of all labels together, and moves no other record."""
-    monkeypatch.setattr(voters, "SentenceTransformerEmbedder", BagOfWords)
+    monkeypatch.setattr(shards, "SentenceTransformerEmbedder", BagOfWords)
     config, rng = parse_config(settings()), np.random.default_rng(k)
     votes, means = VoteHistogram(1.5 * k, k), topics().means
 

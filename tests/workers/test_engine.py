@@ -1,17 +1,32 @@
-"""The choice of an actor's GPUs, and its refusals, tested without a cluster."""
+"""A run's engine: the GPUs that its actors get, and what an actor answers that cannot load it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dpray.config.config import Config
+from dpray.engines.base import EngineError
 from dpray.methods.config import parse_config
+from dpray.methods.private_prediction.decoder import BatchDecoder
+from dpray.registry import make_plan
 from dpray.training.ray_train import scaling
 from dpray.types import InputError
-from dpray.workers.placement import Gpus, gpus_of_rank, in_words, placement, resolve_gpus
+from dpray.workers.engine import (
+    Gpus,
+    describe_placement,
+    gpus_of_rank,
+    placement,
+    resolve_gpus,
+)
+from dpray.workers.groups import SliceWorker
+from dpray.workers.pool_actor import PoolActor
+from dpray.workers.shards import ShardActor
 
 DP_SGD = {"name": "dp_sgd", "batch_size": 20}
 AUG_PE = {"name": "aug_pe"}
@@ -110,23 +125,6 @@ def test_what_cannot_be_right_is_refused_by_the_configuration(
         config(**changes)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"engine__kind": "vllm", "engine__tensor_parallel_size": 2, "runtime__gpus_per_actor": 2},
-        {"engine__kind": "vllm", "engine__tensor_parallel_size": 2, "runtime__gpus_per_actor": 0},
-        {"runtime__gpus_per_actor": 0.5},
-        {
-            "engine__kind": "vllm",
-            "engine__gpu_memory_utilization": 0.45,
-            "runtime__gpus_per_actor": 0.5,
-        },
-    ],
-)
-def test_what_fits_is_taken(config: Callable[..., Config], changes: dict[str, Any]) -> None:
-    assert config(**changes).runtime.gpus_per_actor == changes["runtime__gpus_per_actor"]
-
-
 def test_a_rank_uses_one_gpu() -> None:
     assert [gpus_of_rank(gpus) for gpus in (0.0, 0.5, 1.0, 4.0)] == [0.0, 0.5, 1.0, 1.0]
 
@@ -149,7 +147,7 @@ def test_ranks_are_on_gpus_where_they_have_some(gpus: float, asked: dict[str, fl
         (
             {"runtime__actors": 3},
             {"where": "actors", "actors": 3, "gpus_per_actor": None},
-            "up to 3 actor(s) of Ray, 1 GPU(s) each where the cluster has GPUs, on CPUs where not",
+            "up to 3 actor(s) of Ray, 1 GPU(s) each if the cluster has GPUs, else on CPUs",
         ),
         (
             {"runtime__gpus_per_actor": 1},
@@ -167,4 +165,70 @@ def test_a_plan_says_where_the_model_will_run(
     config: Callable[..., Config], changes: dict[str, Any], found: dict[str, Any], words: str
 ) -> None:
     assert placement(config(**changes)) == found
-    assert in_words(config(**changes)) == words
+    assert describe_placement(config(**changes)) == words
+
+
+# Loading
+
+CASES = [
+    (
+        InputError("engine.model: no such folder: /m"),
+        "engine.model: no such folder: /m",
+        InputError,
+    ),
+    (EngineError("vLLM cannot load m: no GPU"), "vLLM cannot load m: no GPU", EngineError),
+    (OSError("Marlowe's disk"), "it cannot be loaded (OSError)", EngineError),
+]
+
+
+def here(config: Callable[..., Config]) -> Config:
+    return config(runtime__ray_address="none")
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def load(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return load
+
+
+@pytest.mark.parametrize(("error", "reason", "kind"), CASES)
+def test_a_shard_that_cannot_be_made_is_answered_for_every_call(
+    config: Callable[..., Config], error: Exception, reason: str, kind: type[Exception]
+) -> None:
+    actor = ShardActor(config(), raising(error))
+    for answer in (actor.load(pa.table({"text": ["x"]})), actor.call("counts")):
+        assert type(answer) is kind and str(answer) == reason
+
+
+@pytest.mark.parametrize(("error", "reason", "kind"), CASES)
+def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_nothing(
+    config: Callable[..., Config], error: Exception, reason: str, kind: type[Exception]
+) -> None:
+    plan = make_plan(here(config)).with_salt("0" * 32)
+    ledger: Any = None  # whose absence would show
+    decoder = partial(BatchDecoder, plan, ledger, "run", "attempt", raising(error))
+    error_of_load = PoolActor(partial(SliceWorker, decoder, "batch", 8), most=8).load().error
+    assert type(error_of_load) is kind and str(error_of_load) == reason
+
+
+@pytest.mark.parametrize(("error", "reason", "kind"), CASES)
+def test_an_engine_is_tried_before_the_charge_where_one_is_loaded(
+    config: Callable[..., Config], error: Exception, reason: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(InputError) as refused:
+        make_plan(here(config)).try_models(raising(error), print)
+    asked = reason if kind is InputError else f"engine: {reason}"
+    assert str(refused.value) == asked
+
+
+def test_no_engine_is_tried_where_the_run_loads_none(config: Callable[..., Config]) -> None:
+    ours = here(config)
+    engine = ours.engine.model_copy(update={"kind": "openai"})
+    plan = replace(make_plan(ours), config=ours.model_copy(update={"engine": engine}))
+    assert plan.try_models(raising(AssertionError("never called")), print) is None
+
+
+def test_an_actor_whose_engine_ends_the_process_does_not_wait_for_it() -> None:
+    with pytest.raises(SystemExit):
+        PoolActor(raising(SystemExit(1)), most=1)  # type: ignore[arg-type]
