@@ -19,10 +19,9 @@ from typing import Any
 from dpray.config.config import Config
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
-from dpray.io.columns import column_of
+from dpray.io.columns import column_of, label_name
 from dpray.io.files import make_private, write_durably
 from dpray.io.formats import Piece, Where, base_name
-from dpray.io.labels import label_name
 from dpray.io.records import scan_piece
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit

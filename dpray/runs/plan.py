@@ -24,7 +24,7 @@ from dpray.engines.adapters import tuned_without_noise
 from dpray.engines.base import Engine
 from dpray.engines.model_path import with_bases
 from dpray.engines.text import TextCodec
-from dpray.io.labels import label_name
+from dpray.io.columns import label_name
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.types import InputError, OnProgress
 from dpray.workers.placement import placement

@@ -12,7 +12,7 @@ from dpray.accounting.event import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.engines.row_variation import rounding_warnings
-from dpray.io.few_shot import read_few_shot
+from dpray.io.public_files import read_few_shot
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.labels import common_shares, largest_remainder
 from dpray.methods.private_prediction.affordable import (

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dpray.io.few_shot import FewShot
-from dpray.io.template_file import Template, TemplateFile, TextKey
+from dpray.io.public_files import FewShot
+from dpray.io.template_file import Template, TextKey, read_template
 from dpray.types import Prompt
 
 PACKAGE = "dpray.methods.private_prediction"
@@ -94,9 +94,8 @@ def _requests(template: Template) -> list[str]:
 def load_template(name_or_path: str, few_shot: FewShot | None = None) -> PromptTemplate:
     """Load a packaged template by its name, or a YAML file. Raises InputError saying what is
     wrong."""
-    file = TemplateFile.read(name_or_path, PACKAGE, {*TEXTS, "record"}, "user")
-    template = file.template(TEXTS)
+    template = read_template(name_or_path, PACKAGE, TEXTS, "user", record=(dict[str, str], {}))
     for key in _requests(template):
         if few_shot is not None and few_shot.shown and not template.shows(key, "examples"):
-            raise file.fault("has no {examples}, which method.few_shot gives", key)
-    return PromptTemplate(template, file.named_texts("record"), few_shot or FewShot())
+            raise template.fault("has no {examples}, which method.few_shot gives", key)
+    return PromptTemplate(template, template.further["record"], few_shot or FewShot())

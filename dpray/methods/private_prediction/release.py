@@ -15,9 +15,9 @@ from typing import Any
 from dpray.accounting.report import NOT_COVERED
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.row_variation import rounding_warnings
-from dpray.io.external_sort import external_sort
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
 from dpray.methods.private_prediction.decoder import BatchDecoder
+from dpray.methods.private_prediction.external_sort import external_sort
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.rows import ROWS, joined, placeholder, private_rows
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings

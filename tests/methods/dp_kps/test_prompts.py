@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpray.io.few_shot import FewShot
+from dpray.io.public_files import FewShot
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.types import InputError, Prompt
 
