@@ -15,6 +15,7 @@ ledger refuses a charge, and `Resumable` for a run that the same call resumes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from dpray.types import (
     OnProgress,
     Progress,
     Resumable,
+    no_progress,
 )
 from dpray.version import __version__
 
@@ -87,13 +89,9 @@ def plan(config: Config) -> Plan:
 
 
 def check(
-    config: Config,
-    on_progress: OnProgress = lambda progress: None,
-    *,
-    write: bool = False,
+    config: Config, on_progress: OnProgress = no_progress, *, write: bool = False
 ) -> dict[str, Any]:
-    """Read all rows as a run of `config` will, for their owner alone: errors by row, types,
-    lengths, labels, texts that will be cut, and keys to set. Charges nothing.
+    """Read all rows as a run of `config` will, for their owner alone. Charges nothing.
 
     The counts are exact and NOT private. `write` also writes them to `private/check.json` in the
     output folder.
@@ -109,7 +107,7 @@ def check(
     return found
 
 
-def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> Comparison:
+def compare(config: Config, on_progress: OnProgress = no_progress) -> Comparison:
     """Ask every method, and the configured chains, for the same number of texts at the same
     epsilon, and recommend one. Opens no data.
 
@@ -124,17 +122,14 @@ def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> 
 def explore(
     config: Config,
     page: str | Path,
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress = no_progress,
     *,
     epsilons: Sequence[float] = (),
     rehearsal: str | Path | None = None,
 ) -> dict[str, Any]:
     """Compare the methods at several epsilons, and write one HTML page with the curves. Opens no
-    data. `rehearsal` is the folder of a rehearsal, whose scores are drawn. The default epsilons are
+    data. The page also shows the scores in `rehearsal`, the folder of one. The default epsilons are
     a quarter to four times `privacy.epsilon`, and those of the rehearsal.
-
-        explored = dpray.explore(config, "methods.html", rehearsal="out/rehearsal")
-        explored["epsilons"][0]["epsilon"], explored["epsilons"][0]["recommended"]
     """
     from dpray.io.files import check_writable, write_durably
     from dpray.planning.compare import default_epsilons
@@ -143,10 +138,8 @@ def explore(
 
     check_writable(Path(page), "--html")
     rehearsed = None if rehearsal is None else read_rehearsal(Path(rehearsal))
-    if not epsilons:
-        scored = scored_epsilons(rehearsed) if rehearsed else []
-        epsilons = [*default_epsilons(config), *scored]
-    explored = compare_at(config, epsilons, on_progress)
+    scored = scored_epsilons(rehearsed) if rehearsed else []
+    explored = compare_at(config, epsilons or [*default_epsilons(config), *scored], on_progress)
     Path(page).parent.mkdir(parents=True, exist_ok=True)
     write_durably(Path(page), render_comparison(explored, rehearsed))
     return explored
@@ -156,7 +149,7 @@ def rehearse(
     config: Config,
     public: str | Path,
     out: str | Path,
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress = no_progress,
     **options: Any,
 ) -> Rehearsal:
     """Try the methods on public records of the same shape, with true noise, and score them. Opens
@@ -164,7 +157,7 @@ def rehearse(
     `rehearsal.html`. `options` are those of `dpray.planning.rehearse.rehearse`.
 
         rehearsed = dpray.rehearse(config, "public.jsonl", "out/rehearsal", epsilons=[1.0, 4.0])
-        rehearsed.best(1.0), rehearsed.summary()["epsilons"][0]["methods"]["aug_pe"]["scores"]
+        rehearsed.best(1.0)
     """
     from dpray.evaluation.files import load_embedder
     from dpray.planning.rehearse import rehearse as rehearse_methods
@@ -180,16 +173,14 @@ def rehearse(
 
 def run(
     config: Config,
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress = no_progress,
     build: Callable[..., Engine] | None = None,
 ) -> SyntheticData:
-    """Charge the ledger and make synthetic records, or resume an unfinished run.
-
-    `build` replaces `build_engine`: it makes an engine from a section of the configuration.
+    """Charge the ledger and make synthetic records, or resume an unfinished run. `build` makes an
+    engine from a section of the configuration, in place of `build_engine`.
 
         with dpray.progress_bar() as show:
             synthetic = dpray.run(config, on_progress=show)
-        synthetic.to_pandas()
     """
     from dpray import registry
     from dpray.report.write import write_report
@@ -207,7 +198,7 @@ def evaluate(
     real: str | Path,
     synthetic: str | Path,
     out: str | Path | None = None,
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress = no_progress,
     **settings: Any,
 ) -> dict[str, Any]:
     """Measure synthetic records against real ones, and write `evaluation.json` into the folder
@@ -231,14 +222,11 @@ def evaluate(
     return evaluate_files(parsed, on_progress)
 
 
-def audit(
-    config: Config, on_progress: OnProgress = lambda progress: None, **options: Any
-) -> dict[str, Any]:
+def audit(config: Config, on_progress: OnProgress = no_progress, **options: Any) -> dict[str, Any]:
     """Bound the epsilon of a configuration's mechanisms from below by their real code. Opens no
     data unless asked to. `options` are those of `dpray.auditing.audit.audit`.
 
-        found = dpray.audit(config, trials=2000)
-        found["holds"]
+        dpray.audit(config, trials=2000)["holds"]
     """
     from dpray.auditing.audit import audit as audit_config
 
@@ -255,8 +243,6 @@ _IMPORTED_LATE = {
 def __getattr__(name: str) -> Any:
     if name not in _IMPORTED_LATE:
         raise AttributeError(f"module 'dpray' has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(_IMPORTED_LATE[name]), name)
 
 

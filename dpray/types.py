@@ -105,13 +105,17 @@ class Progress:
     """`Progress` holds public quantities of work under way: how far its present stage is. There is
     no total where that would reveal how many records there are."""
 
-    stage: str
+    activity: str
     completed: int = 0
     total: int | None = None
     detail: str = ""
 
 
 OnProgress = Callable[[Progress], None]
+
+
+def no_progress(progress: Progress) -> None:
+    """Show nothing."""
 
 
 def valid_unicode(text: str) -> str:

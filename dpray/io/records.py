@@ -54,7 +54,7 @@ ARROW_FILE = b"ARROW1"
 writes it, does not."""
 
 CORRUPT = (
-    OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError,
+    OSError, EOFError, UnicodeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError,
 )  # fmt: skip
 """A file that cannot be read raises one of these: `zipfile` a RuntimeError for what is encrypted,
 and a NotImplementedError, which is one too, for a compression that it does not know."""
@@ -181,6 +181,8 @@ def _only_member(archive: zipfile.ZipFile, file: str) -> str:
 
 
 def _unreadable(file: str, error: Exception) -> InputError:
+    if isinstance(error, UnicodeError):
+        return InputError(f"{base_name(file)}: the bytes are not valid in the file's encoding")
     if without_compression(file)[1] is not None:
         ending = file.rsplit(".", 1)[-1].lower()
         return InputError(f"{file}: cannot be read, or is not a whole .{ending} file")

@@ -47,8 +47,9 @@ def text_lines(
     name: str, stream: io.BufferedReader, form: FileFormat, newline: str
 ) -> tuple[str, io.TextIOWrapper]:
     """Return a file's encoding and its lines. Bytes that are not in the encoding are left as lone
-    surrogates; reading may raise UnicodeError nevertheless. Raises InputError for what seems to be
-    UTF-16 without a byte order mark, unless the encoding is given."""
+    surrogates; if the encoding has no place for them, reading raises UnicodeError. Raises
+    InputError for what seems to be UTF-16 without a byte order mark, unless the encoding is
+    given."""
     start = stream.peek(4)[:4]
     encoding = encoding_of(start, form.encoding)
     if form.encoding is None and encoding == UTF_8 and b"\0" in start:
@@ -79,11 +80,7 @@ def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
     `label` the name of its folder."""
     where = Where(name, 1, typed=False)
     encoding, lines = text_lines(name, stream, form, newline="")
-    try:
-        text = lines.read(LONGEST_TXT)
-    except UnicodeError:
-        yield where, bad_bytes(where, encoding, form)
-        return
+    text = lines.read(LONGEST_TXT)
     if undecodable(text):
         yield where, bad_bytes(where, encoding, form)
     elif len(text) == LONGEST_TXT:
@@ -98,12 +95,8 @@ def read_json(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned
     first = Where(name, 1)
     # Only "\n" ends a line of JSON.
     encoding, lines = text_lines(name, stream, form, newline="\n")
-    try:
-        start = lines.read(START) + lines.readline()
-        rest = lines.read(LONGEST_ARRAY) if is_array(start) else ""
-    except UnicodeError:
-        yield first, bad_bytes(first, encoding, form)
-        return
+    start = lines.read(START) + lines.readline()
+    rest = lines.read(LONGEST_ARRAY) if is_array(start) else ""
     if len(rest) == LONGEST_ARRAY:
         yield first, InputError(f"{base_name(name)}: too long an array; save it as JSON Lines")
     elif is_array(start):
@@ -122,19 +115,14 @@ def json_lines(
     name: str, lines: Iterable[str], encoding: str, form: FileFormat, before: int = 0
 ) -> Scanned:
     """Read lines of JSON; `before` lines of the file come before them. A blank line is no row."""
-    number = before
-    try:
-        for number, line in enumerate(lines, start=before + 1):
-            where = Where(name, number)
-            if number == 1:
-                line = line.removeprefix("\ufeff")
-            if undecodable(line):
-                yield where, bad_bytes(where, encoding, form)
-            elif line.strip():
-                yield where, _object(where, line)
-    except UnicodeError:
-        where = Where(name, number + 1)
-        yield where, bad_bytes(where, encoding, form)
+    for number, line in enumerate(lines, start=before + 1):
+        where = Where(name, number)
+        if number == 1:
+            line = line.removeprefix("\ufeff")
+        if undecodable(line):
+            yield where, bad_bytes(where, encoding, form)
+        elif line.strip():
+            yield where, _object(where, line)
 
 
 def _object(where: Where, line: str) -> Row | InputError:
@@ -203,8 +191,6 @@ def open_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> OpenCsv:
         dialect = _dialect(first, name, form)
         cells = csv.reader(chain([first], lines), **dialect)
         columns = next(cells, [])
-    except UnicodeError:
-        raise bad_bytes(header, encoding, form) from None
     except csv.Error:
         raise _not_csv(header, form) from None
     if undecodable("".join(columns)):
@@ -227,9 +213,6 @@ def read_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
             return
         except csv.Error:
             yield where, _not_csv(where, form)
-        except UnicodeError:
-            yield where, bad_bytes(where, opened.encoding, form)
-            return
         else:
             if not cells:
                 continue

@@ -176,7 +176,9 @@ class Session(Generic[P]):
                 folder=self.folder.stage_of(name),
                 ledger=StageLedger(self.ledger, f"{name}."),
                 salt=named_key(self.salt, name),
-                on_progress=lambda p: self.on_progress(replace(p, stage=f"{name}: {p.stage}")),
+                on_progress=lambda p: self.on_progress(
+                    replace(p, activity=f"{name}: {p.activity}")
+                ),
                 engine=engine,
                 charged=self.plan.cost.epsilon,
             )

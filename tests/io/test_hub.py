@@ -12,7 +12,7 @@ from time import monotonic
 
 import pytest
 
-from dpray.io.hub import PATIENCE, find_on_hub, check_dataset
+from dpray.io.hub import PATIENCE, check_dataset, find_on_hub
 from dpray.types import InputError
 
 

@@ -103,7 +103,7 @@ def test_a_run_that_is_told_to_end_can_be_resumed(
     """By Ctrl-C, or by `ray job stop`: Ray makes a SystemExit of SIGTERM."""
 
     def stop(progress: Progress) -> None:
-        if progress.stage == "densities":
+        if progress.activity == "densities":
             raise signal
 
     with pytest.raises(Resumable, match=r"^interrupted.*the same command goes on"):

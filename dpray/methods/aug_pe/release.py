@@ -67,7 +67,7 @@ def published_vote(
 
 
 def show_progress(session: AugPeSession, progress: Progress) -> None:
-    session.show(progress.stage, progress.completed, progress.total, progress.detail)
+    session.show(progress.activity, progress.completed, progress.total, progress.detail)
 
 
 def unit(t: int) -> str:

@@ -368,7 +368,7 @@ def test_a_plan_that_makes_nothing_is_refused(wrong: dict[str, Any]) -> None:
 def test_progress_has_public_numbers_only() -> None:
     seen: list[Progress] = []
     run(plan_with(iterations=2, lookahead=1), Model(), Voters(), on_progress=seen.append)
-    assert [(p.completed + 1, p.stage.partition(": ")[2], p.detail) for p in seen] == [
+    assert [(p.completed + 1, p.activity.partition(": ")[2], p.detail) for p in seen] == [
         (1, "random texts", "15 texts"),
         (1, "lookahead", "15 texts"),
         (1, "embeddings", "15 texts"),
