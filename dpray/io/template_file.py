@@ -95,9 +95,11 @@ class Template:
         filled = []
         for literal, name, _, _ in Formatter().parse(text):
             filled.append(literal)
+            if name is None:
+                continue
             if name in values:
                 filled.append(values[name])
-            elif name is not None:
+            else:
                 part = self.parts[name]
                 chosen = part.then if values[part.placeholder] else part.otherwise
                 filled.append(self._filled(chosen, values))
@@ -142,7 +144,7 @@ def read_template(
     and the key."""
     values = _read(name, package)
     texts = {key: (str, ... if key in required else each.default) for key, each in keys.items()}
-    common = {
+    common: dict[str, Any] = {
         "parts": (dict[str, Part], {}),
         "labels": (dict[Any, str], {}),
         "stop": (Words, ()),
@@ -152,8 +154,10 @@ def read_template(
     try:
         model = create_model("Template", __base__=TemplatePart, **fields).model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise Template({}, name=name).fault(first["msg"], *map(str, first["loc"])) from None
+        deepest = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+        # Without the names of types, which stand there for a key that takes one of two.
+        place = [str(each) for each in deepest["loc"] if "[" not in str(each)]
+        raise Template({}, name=name).fault(deepest["msg"], *place) from None
     checked = {key: getattr(model, key) for key in fields}
     template = Template(
         {key: checked[key] for key in keys if checked[key] is not None},

@@ -64,7 +64,10 @@ def dump_yaml(tree: dict[str, Any]) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=MOST_BYTES)
 
 
-class _PlainLoader(yaml.SafeLoader):
+_SafeLoader: Any = yaml.SafeLoader  # its types name few of its methods
+
+
+class _PlainLoader(_SafeLoader):
     yaml_implicit_resolvers = {None: PLAIN}  # noqa: RUF012 (as in the class above)
 
     levels = 0

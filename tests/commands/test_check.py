@@ -105,6 +105,12 @@ def test_more_errors_than_can_be_listed(job: Job) -> None:
     assert max(len(error["first"]) for error in found["errors"]) <= 10
 
 
+def test_a_missing_column_is_one_error(job: Job) -> None:
+    found = dpray.check(dpray.load(*job([{"txet": NOTE, "label": "a"}] * 3)))
+    [error] = found["errors"]
+    assert error["count"] == 3 and "did you mean 'txet'?" in error["reason"]
+
+
 def test_write_keeps_it_for_the_owner_and_out_of_the_way_of_a_run(
     job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,16 +66,6 @@ def packed(*names: str) -> bytes:
     return made.getvalue()
 
 
-def damaged(compression: int) -> bytes:
-    """Return a `.zip` whose compressed bytes are not those of its compression."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", compression) as archive:
-        archive.writestr("a.csv", csv_text() * 99)
-    content = bytearray(made.getvalue())
-    content[44:64] = b"\xff" * 20
-    return bytes(content)
-
-
 def stream(table: pa.Table) -> bytes:
     made = io.BytesIO()
     with pa.ipc.new_stream(made, table.schema) as writer:
@@ -220,7 +210,7 @@ REFUSED: dict[str, tuple[Make, dict[str, Any]]] = {
     "a column that is named twice": (file("a.csv", "text,label,text\nx,a,Marlowe\n"), {}),
     "a `.zip` of two files": (file("a.zip", packed("a.csv", "b.csv")), {}),
     "a `.gz` that is cut off": (file("a.csv.gz", gzip.compress(csv_text().encode())[:40]), {}),
-    "a `.zip` that is damaged": (file("a.zip", damaged(zipfile.ZIP_DEFLATED)), {}),
+    "a `.zip` that is damaged": (file("a.zip", packed("a.csv")[:90]), {}),
     "a `.txt` in a `.zip`": (file("a.zip", packed("a.txt")), {}),
     "a file beside its compressed form": (
         files(file("a.jsonl", LINES), file("a.jsonl.gz", gzip.compress(LINES.encode()))),
