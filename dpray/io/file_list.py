@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from glob import iglob
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -163,26 +162,32 @@ def _read_ones(files: list[str], path: str, key: str) -> list[str]:
 
 def _glob(filesystem: pyarrow.fs.FileSystem, pattern: str) -> list[str]:
     """Return the files that match. Only `*` and `?` are special; a bracket is a part of a name."""
-    fixed = re.split("[*?]", pattern)[0]
-    base = fixed.rsplit("/", 1)[0] or "/"
-    literal = pattern.replace("[", "[[]")
+    base = re.split("[*?]", pattern)[0].rsplit("/", 1)[0] or "/"
+    levels = [level for level in pattern[len(base) :].split("/") if level]
     if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
-        matches = (Path(name) for name in iglob(literal))
-        found = [str(file) for file in matches if file.is_file() and not _by_link(file, base)]
+        found = _local(base, levels)
     else:
-        levels = pattern.count("/") - base.count("/")
-        selector = pyarrow.fs.FileSelector(base, allow_not_found=True, recursive=levels > 1)
+        selector = pyarrow.fs.FileSelector(base, allow_not_found=True, recursive=len(levels) > 1)
         infos = filesystem.get_file_info(selector)
-        found = [info.path for info in infos if info.is_file and _matches(info.path, literal)]
-    return [file for file in found if not base_name(file).startswith(".")]
-
-
-def _by_link(file: Path, base: str) -> bool:
-    """Return whether a link to a folder leads from `base` to a file: it may lead to files that are
-    listed already."""
-    return any((base / folder).is_symlink() for folder in file.relative_to(base).parents[:-1])
+        found = (info.path for info in infos if info.is_file and _matches(info.path, pattern))
+    return sorted(file for file in found if not base_name(file).startswith("."))
 
 
 def _matches(path: str, pattern: str) -> bool:
-    names, levels = path.split("/"), pattern.split("/")
+    names, levels = path.split("/"), pattern.replace("[", "[[]").split("/")
     return len(names) == len(levels) and all(map(fnmatchcase, names, levels))
+
+
+def _local(folder: str, levels: Sequence[str]) -> Iterator[str]:
+    """Yield the files in a folder that match, level by level. A link to a folder is not followed:
+    it may lead to files that are listed already."""
+    if not os.path.isdir(folder):
+        return
+    level, *below = levels
+    with os.scandir(folder) as entries:
+        found = [entry for entry in entries if _matches(entry.name, level)]
+    for entry in found:
+        if below and entry.is_dir(follow_symlinks=False):
+            yield from _local(entry.path, below)
+        elif not below and entry.is_file():
+            yield entry.path
