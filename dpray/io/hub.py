@@ -20,7 +20,7 @@ REFUSALS = {
     "HFValidationError": "has none of this name",
     "OfflineModeIsEnabled": "is not asked (HF_HUB_OFFLINE)",
 }
-"""What the errors of `huggingface_hub` mean."""
+"""The meanings of the errors of `huggingface_hub`."""
 
 
 @cache

@@ -191,9 +191,9 @@ def _unreadable(file: str, error: Exception) -> InputError:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file tells before its rows. `columns` are those of its header; of JSON those of the
-    first object, with dotted names for what is nested. `encoding` and `delimiter` are those that a
-    text file is read with."""
+    """The beginning of a file, before its rows. `columns` are those of its header, or of the first
+    object of JSON, with dotted names for what is nested. `encoding` and `delimiter` are those that
+    a text file is read with."""
 
     kind: Kind
     columns: tuple[str, ...]

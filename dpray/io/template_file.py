@@ -36,7 +36,7 @@ class TextKey:
 
 
 class TemplatePart(BaseModel):
-    """What stands in a template for more than one value: it has these keys alone."""
+    """A value of a template that has keys of its own, and no others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -111,7 +111,7 @@ def test_examples_and_terms_that_a_template_does_not_show_are_refused(tmp_path: 
         load_template("texts", few_shot)
     own = tmp_path / "own.yaml"
     own.write_text("user: '{examples}{text}{terms}'\npublic: just one")
-    with pytest.raises(InputError, match=r"own\.yaml: line 2: `public` has no \{examples\}, which"):
+    with pytest.raises(InputError, match=r"own\.yaml: `public` has no \{examples\}, which"):
         load_template(str(own), few_shot)
     with pytest.raises(InputError, match=r"own\.yaml: `public` has no \{terms\}, which the method"):
         load_template(str(own)).showing({"": [["a"]]})
