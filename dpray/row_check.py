@@ -212,7 +212,7 @@ def _type(row: Mapping[str, Any], name: str, where: Where) -> str:
         return "null"
     if isinstance(value, bool):
         return "true or false"
-    kinds = {str: "text", int: "number", float: "number", Mapping: "object", list: "list"}
+    kinds = {str: "text", int: "number", float: "number", dict: "object", list: "list"}
     return next((name for kind, name in kinds.items() if isinstance(value, kind)), "other")
 
 

@@ -52,15 +52,15 @@ def answered(
     InputError that names the options that are missing."""
     first = list_files(path, "FILE")[0]
     header, form = _as_windows(lambda form: read_file_header(first, form), form)
-    usual = {"text": usual_text(header.columns), "label": "", "epsilon": "4"}
+    usual = {"label": "", "epsilon": "4", "method": "private_prediction"}
+    usual_column = usual_text(header.columns)
     values = dict(given)
-    if ask is not None:
-        for key, question in QUESTIONS.items():
-            if values[key] is None:
-                wording = question.format(columns=listed_names(header.columns))
-                answer = ask(wording, (usual | {"method": "private_prediction"}).get(key))
-                values[key] = answer if key in ("text", "label", "method") else parse_yaml(answer)
-    values["text"] = values["text"] or usual["text"]
+    for key, question in QUESTIONS.items():
+        if ask is not None and values[key] is None:
+            wording = question.format(columns=listed_names(header.columns))
+            answer = ask(wording, usual_column if key == "text" else usual.get(key))
+            values[key] = _number(answer) if key in ("public_size", "epsilon") else answer
+    values["text"] = values["text"] or usual_column
     _check_columns(header, values)
     words = values["labels"]
     labels: list[Label] = []
@@ -118,6 +118,14 @@ def _as_windows(read: Callable[[FileFormat], T], form: FileFormat) -> tuple[T, F
             raise
     form = replace(form, encoding=WINDOWS)
     return read(form), form
+
+
+def _number(answer: str) -> Any:
+    """Return the number that an answer is. Any other answer is refused as a configuration's is."""
+    try:
+        return parse_yaml(answer)
+    except ValueError:
+        return answer
 
 
 def _labels(file: str, label: str | None, form: FileFormat) -> list[Label]:

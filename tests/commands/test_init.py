@@ -146,6 +146,13 @@ def test_a_person_is_asked_for_the_rest() -> None:
     assert (config.privacy.epsilon, config.method.name) == (2.0, "aug_pe")
 
 
+@pytest.mark.parametrize(("answer", "named"), [("many", "--public-size"), ("[", "--public-size")])
+def test_an_answer_that_is_no_number(answer: str, named: str) -> None:
+    replies = iter(["text", "", answer, "4", "aug_pe"])
+    with pytest.raises(dpray.InputError, match=named):
+        answered(semicolons(), FileFormat(), NOTHING, False, lambda *_: next(replies))
+
+
 @pytest.mark.parametrize("method", ["private_prediction", "aug_pe", "dp_kps", "dp_sgd", "auto"])
 def test_every_method_can_be_planned(folder: Path, model_folder: str, method: str) -> None:
     file = semicolons(encoding="utf-8")
