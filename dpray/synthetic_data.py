@@ -51,10 +51,14 @@ class SyntheticData:
         return pd.DataFrame(self.records)
 
     def to_ray(self) -> ray.data.Dataset:
-        """Return the records as a Ray Dataset. Raises InputError for labels of several types."""
+        """Return the records as a Ray Dataset; Ray starts, without its notes, if this process has
+        none. Raises InputError for labels of several types."""
         import pyarrow as pa
         import ray.data
 
+        from dpray.workers.cluster import start_ray
+
+        start_ray(None)
         return ray.data.from_arrow(pa.Table.from_pylist(self._of_one_type("to_ray")))
 
     def to_datasets(self) -> datasets.Dataset:

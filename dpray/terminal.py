@@ -31,7 +31,7 @@ def one_line(text: str) -> str:
 
 
 def add_or_remove(privacy_unit: str) -> str:
-    """Say what neighbouring data sets differ by."""
+    """Return the difference between neighbouring data sets, in words."""
     return f"add or remove {'one record' if privacy_unit == 'record' else privacy_unit}"
 
 

@@ -129,13 +129,17 @@ class Progress:
     """Public quantities of work under way: the progress of its present part. There is no total if
     it would reveal the number of records."""
 
-    stage: str
+    activity: str
     completed: int = 0
     total: int | None = None
     detail: str = ""
 
 
 OnProgress = Callable[[Progress], None]
+
+
+def no_progress(progress: Progress) -> None:
+    """Show nothing."""
 
 
 def valid_unicode(text: str) -> str:

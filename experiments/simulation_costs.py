@@ -364,5 +364,5 @@ def ends(actor: float) -> dict[str, float]:
             build=build,
         )
         whole = time.perf_counter() - began
-    shown = [when for when, progress in seen if progress.stage == "batches"]
+    shown = [when for when, progress in seen if progress.activity == "batches"]
     return {"start": max(0.0, shown[0] - actor), "finish": whole - shown[-1]}

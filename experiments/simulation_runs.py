@@ -139,7 +139,7 @@ def real_run(
         timers: list[Timer] = []
 
         def on_progress(progress: Progress) -> None:
-            published = progress.completed if progress.stage == "batches" else 0
+            published = progress.completed if progress.activity == "batches" else 0
             if killed is not None and published and not timers:
                 timers.append(Timer(killed, kill_actor))
                 timers[0].start()

@@ -66,7 +66,7 @@ def test_from_a_configuration_to_a_release(job: Path, capsys: pytest.CaptureFixt
     assert planned.cost.epsilon <= 8 and planned.summary()["records"] == 30
     shown: list[dpray.Progress] = []
     synthetic = dpray.run(config, on_progress=shown.append)
-    stages = list(dict.fromkeys(progress.stage for progress in shown))
+    stages = list(dict.fromkeys(progress.activity for progress in shown))
     assert stages == [
         "planning", "hashing files", "charging the budget", "vocabulary", "densities",
         "writing the release",
@@ -130,7 +130,7 @@ def test_an_error_shows_no_text_of_the_library_that_raised(
 
 def test_a_progress_function_that_raises_only_interrupts(job: Path) -> None:
     def broken(progress: dpray.Progress) -> None:
-        if progress.stage == "densities":
+        if progress.activity == "densities":
             raise ZeroDivisionError("a program's own")
 
     config = dpray.load(job)

@@ -73,27 +73,19 @@ def test_an_environment_variable_gets_into_no_configuration(
     assert "hunter2" not in refuse("plan", config_file(), f"engine.model\\={escaped[15:]}")
 
 
-def aliases(form: str) -> str:
-    steps = zip("abcdefgh", "bcdefghi", strict=True)
-    first = "a: &a {x: [x, x, x]}\n"
-    return first + "".join(f"{b}: &{b} {form % ', '.join([f'*{a}'] * 10)}\n" for a, b in steps)
-
-
 @pytest.mark.parametrize(
     "text",
     [
         NESTED,
         f"data: {DEEP}",
         "data: " + "{a: " * 20_000,
-        aliases("[%s]"),
-        aliases("{<<: [%s]}"),
         "data: &d [*d]",
-        "data: !!python/object/apply:os.system ['true']",
+        "a: &a [x]\ndata: {<<: *a}",
         "data: {path: " + "x" * 5_000_000 + "}",
         'data: {path: "a\\0b"}',
         "? [a, b]\n: 1\n",
     ],
-    ids=["open", "deep", "braces", "aliases", "merges", "cycle", "object", "long", "nul", "key"],
+    ids=["open", "deep", "braces", "cycle", "merge", "long", "nul", "key"],
 )
 def test_a_configuration_that_grows_or_nests(tmp_path: Path, refuse: Refuse, text: str) -> None:
     path = tmp_path / "config.yaml"
@@ -170,15 +162,8 @@ def test_files_of_a_run_that_nest(
     folder = tmp_path / "out"
     (folder / "private").mkdir(parents=True)
     (folder / "synthetic.jsonl").write_text('{"text": "x", "label": "a"}\n')
-    for text in (
-        DEEP,
-        NESTED,
-        "[]",
-        "7",
-        '{"epsilon": "x"}',
-        '{"a": ' + "[" * 900 + "]" * 900 + "}",
-        "",
-    ):
+    deep = '{"a": ' + "[" * 900 + "]" * 900 + "}"
+    for text in (DEEP, NESTED, "[]", "7", '{"epsilon": "x"}', deep, ""):
         for name in ("privacy_report.json", "run.json"):
             (folder / name).write_text(text)
             refuse("report", str(folder))
@@ -212,10 +197,7 @@ def test_one_number_is_one_unit(settings: Settings, tmp_path: Path) -> None:
     ]
 
 
-def test_odd_csv_and_parquet(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text,label,text\nx,y,z\n")
-    with pytest.raises(InputError, match=r"^a\.csv: the header names a column twice$"):
-        list(read_rows(str(tmp_path / "a.csv")))
+def test_parquet_whose_texts_are_no_texts(tmp_path: Path) -> None:
     broken = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
     )
@@ -267,9 +249,9 @@ def mode(path: Path) -> int:
 
 
 def test_a_configuration_may_hold_what_it_needs(settings: Settings, tmp_path: Path) -> None:
-    """Line feeds, tabs, brackets, dollars, an anchor and its alias."""
+    """Line feeds, tabs, brackets and dollars."""
     path = tmp_path / "config.yaml"
     tree = yaml.safe_dump(settings(data__labels=["a\n\tb", BRACKETS, "$5 {x}"]))
-    path.write_text(tree + "embedder: &e {model: x}\n")
+    path.write_text(tree)
     config = load_config(path, ["runtime.actors=2"])
     assert config.data.labels == ("a\n\tb", BRACKETS, "$5 {x}") and config.runtime.actors == 2

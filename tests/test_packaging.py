@@ -265,12 +265,6 @@ def test_the_image_with_a_gpu_resolves(tmp_path, image):
     } == {}
 
 
-@pytest.mark.slow
-def test_the_versions_of_the_build_for_cpus_would_not_resolve_there(tmp_path, image):
-    found = resolve(tmp_path, "--constraints", "constraints-cpu.txt", *image)
-    assert isinstance(found, str) and "No solution found" in found
-
-
 def pins(name):
     lines = (ROOT / name).read_text().splitlines()
     pairs = (line.split("==") for line in lines if not line.startswith("#"))

@@ -20,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.config.config import Config, DataConfig
-from dpray.io.columns import column_of
+from dpray.io.columns import column_of, match_label
 from dpray.io.file_list import list_files
 from dpray.io.formats import Where
-from dpray.io.labels import match_label
 from dpray.io.records import read_rows
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.runs.plan import Losses, Plan

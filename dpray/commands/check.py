@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -48,48 +47,43 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
     )
     for error in found["errors"]:
         more = error["count"] - len(error["first"])
-        places = "; ".join(error["first"]) + (f" and {more:,} more" if more and more > 0 else "")
+        places = "; ".join(error["first"]) + (f" and {more:,} more" if more else "")
         where = f" ({places})" if error["first"] else ""
         console.note("error", "red", f"{error['count']:,} x {error['reason']}{where}")
-    if found["types"]:
-        rows = [(name, _counts(kinds)) for name, kinds in found["types"].items()]
-        console.print(titled_table("Types", ("column", "rows"), rows))
-    if found["labels"]:
-        console.print(titled_table("Labels", ("label", "rows"), _labels(found)))
-    lengths = {"characters": found["characters"]}
-    lengths |= {f"tokens for {each['key']}": each["tokens"] for each in found["limits"]}
-    shares = [*found["characters"]]
-    table = [(name, *(f"{n:,}" for n in each.values())) for name, each in lengths.items()]
-    if shares:
-        console.print(titled_table("Lengths of the texts", ("", *shares), table))
-    for limit in found["limits"]:
-        console.print(
-            f"{limit['cut']:,} texts will be cut to {limit['most']:,} tokens ({limit['key']})",
-            soft_wrap=True,
-        )
+    _show_tables(found, console)
     if found["tokens_not_counted"]:
         console.note("tokens are not counted", "yellow", found["tokens_not_counted"])
-    for proposal in found["proposals"]:
-        console.note(
-            "proposal", "yellow", f"{proposal['key']}={proposal['value']}: {proposal['why']}"
-        )
-    if any(proposal["key"].startswith("method") for proposal in found["proposals"]):
-        console.print("A proposed length follows from private rows, and what you set is released.")
+    for limit in found["limits"]:
+        words = f"will be cut to {limit['most']:,} tokens ({limit['key']})"
+        console.print(f"{limit['cut']:,} texts {words}", soft_wrap=True)
+    for each in found["proposals"]:
+        # A length follows from private rows, and the configuration is released.
+        note = "; it follows from private rows, and is released" if "method" in each["key"] else ""
+        console.note("proposal", "yellow", f"{each['key']}={each['value']}: {each['why']}{note}")
     if found["refused"]:
         console.note("refused", "red", "a run would end at such a row; nothing was charged")
     else:
         console.note("ok", "green", "a run can read every row")
 
 
-def _counts(kinds: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
-
-
-def _labels(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, count in found["labels"].items():
-        yield name, f"{count:,}"
+def _show_tables(found: dict[str, Any], console: Terminal) -> None:
+    types = [
+        (name, ", ".join(f"{count:,} {kind}" for kind, count in kinds.items()))
+        for name, kinds in found["types"].items()
+    ]
+    labels = [(name, f"{count:,}") for name, count in found["labels"].items()]
     if found["other_labels"] is None:
-        yield "not in data.labels", "many values; is data.label the right column?"
-        return
-    for name, count in found["other_labels"].items():
-        yield f"{name} (not in data.labels)", f"{count:,}"
+        labels.append(("not in data.labels", "many values; is data.label the right column?"))
+    else:
+        others = found["other_labels"].items()
+        labels += [(f"{name} (not in data.labels)", f"{count:,}") for name, count in others]
+    lengths = {"characters": found["characters"]}
+    lengths |= {f"tokens for {each['key']}": each["tokens"] for each in found["limits"]}
+    shares = [(name, *(f"{n:,}" for n in each.values())) for name, each in lengths.items()]
+    for title, columns, rows in (
+        ("Types", ("column", "rows"), types),
+        ("Labels", ("label", "rows"), labels),
+        ("Lengths of the texts", ("", *found["characters"]), shares if found["records"] else []),
+    ):
+        if rows:
+            console.print(titled_table(title, columns, rows))

@@ -10,7 +10,7 @@ from dpray.types import InputError
 
 
 def check_new(write: str | None) -> None:
-    """Raise InputError where the file is there already: before the work, not after it."""
+    """Raise InputError if the file is there already: before the work, not after it."""
     if write is not None and Path(write).exists():
         raise InputError(f"--write: {write} is there already")
 

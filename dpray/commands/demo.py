@@ -32,8 +32,8 @@ Labelled = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Show:
-    """Names what a demo shows: the file of its configuration, the folder of its texts, that of its
-    model (None where the configuration names the model), and `what` the texts are."""
+    """A demo: the file of its configuration, the folder of its texts, that of its model (None if
+    the configuration names the model), and `what` the texts are."""
 
     config: str
     texts: str
@@ -58,7 +58,7 @@ SHOWS = {
 def demo(
     out: Annotated[
         Path | None,
-        typer.Option(help="The demo's folder; out/demo or out/demo-smollm2 where none is named."),
+        typer.Option(help="The demo's folder; out/demo or out/demo-smollm2 if none is named."),
     ] = None,
     model: Annotated[
         Literal["packaged", "smollm2"],
@@ -94,7 +94,7 @@ def demo(
     show_run(report, out, console)
     _show_use(evaluation, console)
     console.print(
-        f"The page with the evaluation, not for release where the data is real: {private_page}",
+        f"The page with the evaluation, not for release if the data is real: {private_page}",
         highlight=False,
         soft_wrap=True,
     )

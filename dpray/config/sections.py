@@ -18,9 +18,9 @@ from pydantic import (
 )
 
 from dpray.config.base import Count, Delimiter, Encoding, Positive, Section
+from dpray.io.columns import check_labels, label_name
 from dpray.io.files import names_cloud
 from dpray.io.formats import FileFormat
-from dpray.io.labels import check_labels, label_name
 
 LARGEST_EPSILON = 1e6
 

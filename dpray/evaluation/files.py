@@ -17,11 +17,10 @@ from dpray.evaluation.evaluate import Labelled, evaluate
 from dpray.evaluation.settings import IN_PROCESS, EvaluationSettings
 from dpray.evaluation.topics import load_bertopic
 from dpray.extras import require
-from dpray.io.columns import column_of, is_empty, text_of
+from dpray.io.columns import column_of, is_empty, label_name, text_of
 from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Where
-from dpray.io.labels import label_name
 from dpray.io.records import read_rows
 from dpray.types import InputError, OnProgress, valid_unicode
 

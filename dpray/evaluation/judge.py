@@ -10,7 +10,7 @@ import numpy as np
 from dpray.engines.base import Embedder
 from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.fidelity import compare_fidelity
-from dpray.io.labels import label_name
+from dpray.io.columns import label_name
 
 SEEDS = 5
 

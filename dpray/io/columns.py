@@ -1,8 +1,15 @@
-"""A column of a row is found by its name, or by a dotted name of what is nested."""
+"""A row's columns: its text, its label, and any other by its name.
+
+A label is a text, a number, true or false, and keeps its type from a row to the release. Inside, a
+label goes by its name: the text itself, or how JSON writes the value. Different labels have
+different names.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -17,10 +24,13 @@ MOST_WORDS = 4
 TextColumns = str | Sequence[str]
 """The column of the text, or several: a text is then a JSON object of them."""
 
+Label = bool | int | float | str
+
 
 def column_of(row: Mapping[str, Any], name: str, where: Where) -> Any:
-    """Return the value of a column, None for null: that of this very name, or else of the parts of
-    a dotted one. Raises InputError; at the first row it lists the columns there are."""
+    """Return the value of a column, None for null. A dotted name leads to a nested value if no
+    column has this very name. Raises InputError; at the first row it lists the columns there
+    are."""
     if name in row:
         return row[name]
     value: Any = row
@@ -36,17 +46,16 @@ def column_of(row: Mapping[str, Any], name: str, where: Where) -> Any:
 
 
 def _there_are(row: Mapping[str, Any], name: str) -> str:
-    names = [*dotted_names(row)]
-    near = get_close_matches(name, names, n=1) or [
-        each for each in names if each.strip().lower() == name.strip().lower()
-    ]
-    guess = f" (did you mean '{near[0]}'?)" if near and looks_like_name(near[0]) else ""
-    return f"; there are: {listed_names(names)}{guess}"
+    names = {each.strip().lower(): each for each in dotted_names(row)}
+    near = get_close_matches(name.strip().lower(), names, n=1)
+    found = names[near[0]] if near else ""
+    guess = f" (did you mean '{found}'?)" if found and looks_like_name(found) else ""
+    return f"; there are: {listed_names(dotted_names(row))}{guess}"
 
 
 def listed_names(names: Sequence[str]) -> str:
-    """Return names of columns for a message, 20 at most. A file without a header has values in
-    their place: what does not look like a name is not shown."""
+    """Return names of columns for a message. A file without a header has values in their place, so
+    what does not look like a name is not shown."""
     shown = [each for each in names if looks_like_name(each)]
     listed = ", ".join(shown[:MOST_NAMES]) or "none"
     more = f" and {len(shown) - MOST_NAMES} more" if len(shown) > MOST_NAMES else ""
@@ -72,8 +81,8 @@ def dotted_names(row: Mapping[str, Any], before: str = "") -> list[str]:
 
 
 def text_of(row: Mapping[str, Any], columns: TextColumns, where: Where) -> str:
-    """Return a row's text, with question marks for lone surrogates, which no model reads: "" for
-    null, and for several columns that are all empty. Raises InputError that names the row where a
+    """Return a row's text, with question marks for lone surrogates, which no model reads. It is ""
+    for null, and for several columns that are all empty. Raises InputError that names the row if a
     column is missing or holds no text."""
     if isinstance(columns, str):
         value = column_of(row, columns, where)
@@ -93,3 +102,48 @@ def is_empty(value: Any) -> bool:
     """Return whether a text is empty: null, or nothing but blanks. This is the one rule for
     `data.empty`."""
     return value is None or (isinstance(value, str) and not value.strip())
+
+
+def label_name(value: Any) -> str:
+    """Return a label's name. A name's name is itself. A value that JSON does not have, such as a
+    date, goes by its text."""
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    return valid_unicode(str(value))
+
+
+def check_labels(labels: Sequence[Any]) -> None:
+    """Raise ValueError for labels that the release could not keep or tell apart."""
+    for label in labels:
+        if not isinstance(label, Label):
+            raise ValueError("a label is a text, a number, true or false")
+        if isinstance(label, float) and not math.isfinite(label):
+            raise ValueError("a label is no infinity and not .nan")
+    [(name, count)] = Counter(map(label_name, labels)).most_common(1) or [("", 0)]
+    if count > 1:
+        raise ValueError(f"{name!r} is given twice; CSV tells no text from a value")
+    numbers = [label for label in labels if type(label) in (int, float)]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("two are the same number, as 1 and 1.0 are")
+
+
+def match_label(value: Any, by_name: Mapping[str, Label], column: str, where: Where) -> str:
+    """Return the name of a row's label, one of `by_name` and of the same type. The cells of CSV are
+    all texts, and match by name. Raises InputError."""
+    if value is None:
+        raise InputError(f"{where}: column '{column}' is null; a label is needed")
+    if isinstance(value, Mapping | list | tuple) or value != value:
+        raise InputError(f"{where}: column '{column}' holds no text and no number")
+    name = label_name(value)
+    if name not in by_name:
+        raise InputError(f"{where}: the label is not one of data.labels")
+    label = by_name[name]
+    if type(value) is not type(label) and isinstance(value, Label) and where.typed:
+        raise InputError(f"{where}: the label is {_kind(value)}, and in data.labels {_kind(label)}")
+    return name
+
+
+def _kind(label: Label) -> str:
+    if isinstance(label, bool):
+        return "true or false"
+    return "a text" if isinstance(label, str) else "a number"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -19,13 +18,10 @@ from dpray.types import InputError, first_line
 PASSWORD = re.compile(r"\w[\w+.-]*://[^@/]*:(?!\d+/)[^@]*@")
 """It matches the beginning of a URI with a password, which may hold a slash and is not a port."""
 
-SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
-"""`save_to_disk` of Hugging Face's `datasets` writes the first into the folder of a Dataset, and
-the second into that of a DatasetDict, which has a folder for each split."""
-
-CONVERTED = dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV")
-CONVERTED |= dict.fromkeys((".pdf", ".docx", ".doc", ".html"), "save its text as .txt")
-CONVERTED |= dict.fromkeys((".tar", ".tgz", ".7z", ".rar"), "unpack it")
+SAVED, SAVED_SPLITS, FILES = "state.json", "dataset_dict.json", "_data_files"
+"""`save_to_disk` of Hugging Face's `datasets` writes the first into the folder of a Dataset, with
+its files under the third, and the second into that of a DatasetDict, which has a folder for each
+split."""
 
 
 def list_files(path: str, key: str = "data.path", *, once: bool = True) -> list[str]:
@@ -36,9 +32,9 @@ def list_files(path: str, key: str = "data.path", *, once: bool = True) -> list[
     are read, and in the folders below. Names that begin with a dot are left out, and links to
     folders within a folder or a glob are not followed.
 
-    It opens no file with records. Raises InputError that names `key` where there is no such file,
-    where none is of a kind that is read, where a record would be read twice (with `once`), and for
-    a URI with a password: a release holds its configuration.
+    It opens no file with records. Raises InputError that names `key` if there is no such file, if
+    none is of a kind that is read, if a record would be read twice (with `once`), and for a URI
+    with a password: a release holds its configuration.
     """
     if PASSWORD.match(path):
         raise InputError(f"{key}: a password has no place in it; give it in the environment")
@@ -56,7 +52,7 @@ def list_files(path: str, key: str = "data.path", *, once: bool = True) -> list[
 
 
 def identity(file: str) -> tuple[int, int] | str:
-    """Return what two names of one file have in common, by any of its links and schemes."""
+    """Return what all names of one file have in common, by any of its links and schemes."""
     scheme, _, name = file.rpartition("://")
     if scheme == "hf":
         return name if "#" in name else f"{name}#train"  # as `read_rows` has it
@@ -131,13 +127,7 @@ def _in_folder(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str
     if SAVED in names:
         return _saved(filesystem, root, path, key)
     if SAVED_SPLITS in names:
-        with filesystem.open_input_stream(f"{root}/{SAVED_SPLITS}") as stream:
-            splits = _texts(json.loads(stream.read()), "splits")
-        if not splits:
-            raise InputError(f"{key}: {path}/{SAVED_SPLITS} is not that of save_to_disk")
-        raise InputError(
-            f"{key}: {path}: a DatasetDict of {', '.join(splits)}; give the folder of one of them"
-        )
+        raise InputError(f"{key}: {path}: a DatasetDict; give the folder of one of its splits")
     tables = [file for file in files if kind_of(file) not in (None, "txt")]
     if tables:
         return tables
@@ -148,40 +138,31 @@ def _in_folder(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str
 def _saved(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str) -> list[str]:
     """Return the Arrow files of a folder that `save_to_disk` wrote."""
     with filesystem.open_input_stream(f"{root}/{SAVED}") as stream:
-        state = json.loads(stream.read())
-    names = _texts(state, "_data_files", "filename")
-    if not names:
+        content = stream.read()
+    try:
+        files = [f"{root}/{base_name(each['filename'])}" for each in json.loads(content)[FILES]]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        files = []
+    if not files:
         raise InputError(f"{key}: {path}/{SAVED} is not that of save_to_disk")
-    return [f"{root}/{base_name(name)}" for name in names]
-
-
-def _texts(tree: Any, name: str, inner: str | None = None) -> list[str]:
-    """Return the texts that `tree` lists under a name, each under `inner` where that is given; none
-    if it has another form."""
-    found = tree.get(name) if isinstance(tree, dict) else None
-    texts = found if isinstance(found, list) else []
-    if inner is not None:
-        texts = [each.get(inner) if isinstance(each, dict) else None for each in texts]
-    return texts if all(isinstance(text, str) for text in texts) else []
+    return files
 
 
 def _read_ones(files: list[str], path: str, key: str) -> list[str]:
-    """Return the files of kinds that are read. Raises InputError where there is none."""
+    """Return the files of kinds that are read. Raises InputError if there is none."""
     if found := [file for file in files if kind_of(file) is not None]:
         return found
     if not files:
         raise InputError(f"{key}: {path}: the folder holds no files that are read: {ENDINGS}")
-    endings = Counter(PurePosixPath(file).suffix.lower() or "no ending" for file in files)
-    [(most, _)] = endings.most_common(1)
-    advice = f"; {CONVERTED[most]}" if most in CONVERTED else ""
+    ending = PurePosixPath(files[0]).suffix.lower() or "no ending"
     raise InputError(
-        f"{key}: {path}: a kind of file that is not read ({most}){advice}. Read are {ENDINGS}"
+        f"{key}: {path}: a kind of file that is not read ({ending}); convert it to one of {ENDINGS}"
     )
 
 
 def _glob(filesystem: pyarrow.fs.FileSystem, pattern: str) -> list[str]:
-    fixed = pattern[: min((pattern.find(s) for s in "*?" if s in pattern), default=len(pattern))]
-    base = fixed.rsplit("/", 1)[0] or "/"
+    """Return the files that match. Only `*` and `?` are special; a bracket is a part of a name."""
+    base = re.split("[*?]", pattern)[0].rsplit("/", 1)[0] or "/"
     levels = [level for level in pattern[len(base) :].split("/") if level]
     if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
         found = _local(base, levels)
@@ -189,12 +170,10 @@ def _glob(filesystem: pyarrow.fs.FileSystem, pattern: str) -> list[str]:
         selector = pyarrow.fs.FileSelector(base, allow_not_found=True, recursive=len(levels) > 1)
         infos = filesystem.get_file_info(selector)
         found = (info.path for info in infos if info.is_file and _matches(info.path, pattern))
-    return [file for file in found if not base_name(file).startswith(".")]
+    return sorted(file for file in found if not base_name(file).startswith("."))
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Return whether a path matches level by level. Only `*` and `?` are special; a bracket is a
-    part of a name."""
     names, levels = path.split("/"), pattern.replace("[", "[[]").split("/")
     return len(names) == len(levels) and all(map(fnmatchcase, names, levels))
 

@@ -1,6 +1,6 @@
-"""Names and options of files with records: their kinds, and how a text file is written.
+"""The kinds of files with records, and the options of text files.
 
-A kind follows from a name's ending, whatever its case; `.gz`, `.zst` and `.zip` may follow it.
+A file's kind follows from the ending of its name, in any case; `.gz`, `.zst` or `.zip` may follow.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ ENDINGS = f"{', '.join(KINDS)}, also with {', '.join(COMPRESSIONS)} or .zip"
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A `FileFormat` is what a text file's own bytes do not settle; None is recognised.
+    """Options that the bytes of a text file may not tell; None is recognised.
 
-    `delimiter` is that of CSV: by default `,`, `;`, a tab or `|`, whichever the header has. `quote`
-    stands around a cell that holds delimiters or line ends, "" for none; within it a quote is
-    doubled, or follows `escape`. `encoding` is by default UTF-8, or what a byte order mark says.
-    `keys` begins the names of the keys that set these, for errors; None where no keys do.
+    `delimiter`, of CSV: by default the one of `,`, `;`, tab and `|` that divides the header.
+    `quote`: around a cell that holds delimiters or line ends; "" for none.
+    `escape`: before a quote within a cell; None if quotes are doubled.
+    `encoding`: by default UTF-8, or what a byte order mark says.
+    `keys`: the beginning of the keys that set these, for errors; None if there are none.
     """
 
     delimiter: str | None = None
@@ -65,11 +66,12 @@ def known_encoding(encoding: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Piece:
-    """A `Piece` is a part of a file: of JSONL the lines that begin from byte `begin` on and before
-    byte `end`, of Parquet the row groups from `begin` on and before `end`; without `end`, the whole
-    file. `lines` and `rows` come before it in the file, so that its rows have the numbers that they
-    have in the whole file. A blank line is no row. `file_number` is the file's, from 0, in the
-    order of all files: it stays when their folder moves."""
+    """A part of a file: the lines of JSONL that begin between the bytes `begin` and `end`, or the
+    row groups of Parquet with these numbers. Without `end` it is the whole file.
+
+    `lines` and `rows` come before it, so that its rows have the numbers that they have in the whole
+    file; a blank line is no row. `file_number` counts all files from 0, and stays when their folder
+    moves."""
 
     file: str
     begin: int = 0
@@ -82,9 +84,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Where:
-    """Names a row's place in error messages: rows count from 1, without a CSV's header; of JSONL,
-    lines count. The cells of a `typed` file may be numbers, true or false; in others all are
-    texts."""
+    """A row's place, for error messages. Rows count from 1, without a CSV's header; of JSONL, lines
+    count. The cells of a `typed` file may be numbers, true or false; in others all are texts."""
 
     file: str
     row: int

@@ -14,13 +14,17 @@ PATIENCE = 8.0
 """Seconds in which the hub has to answer, name look-up included."""
 
 
+REFUSALS = {
+    "GatedRepoError": "gives it only to those who accepted its terms (HF_TOKEN)",
+    "RepositoryNotFoundError": "has none of this name, or hides it (HF_TOKEN)",
+    "HFValidationError": "has none of this name",
+    "OfflineModeIsEnabled": "is not asked (HF_HUB_OFFLINE)",
+}
+"""The meanings of the errors of `huggingface_hub`."""
+
+
 @cache
-def find_on_hub(name: str, key: str) -> str:
-    """Return `ask_hub(name, key)`; a process asks once for each name."""
-    return ask_hub(name, key)
-
-
-def ask_hub(
+def find_on_hub(
     name: str,
     key: str,
     *,
@@ -29,7 +33,8 @@ def ask_hub(
     patience: float = PATIENCE,
 ) -> str:
     """Return `name` if the hub has a model of this name. If it has none, or does not answer within
-    `patience` seconds, return the folder of a copy that was downloaded before.
+    `patience` seconds, return the folder of a copy that was downloaded before. A process asks once
+    for each name.
 
     Raises InputError that names `key` if there is no copy either.
     """
@@ -63,26 +68,8 @@ def check_dataset(path: str, endpoint: str | None = None, patience: float = PATI
 
 
 def _refusal(name: str, kind: str, endpoint: str, patience: float) -> str | None:
-    """Return None if the hub has the model or data set, and otherwise the reason, in words."""
-    from huggingface_hub import errors
-
-    answer = _answer(name, kind, endpoint, patience)
-    if answer is None or isinstance(answer, errors.RemoteEntryNotFoundError):
-        return None  # there, without this file: whoever loads it says what is missing
-    if isinstance(answer, errors.GatedRepoError):
-        return "gives it only to those who accepted its terms (HF_TOKEN)"
-    if isinstance(answer, errors.RepositoryNotFoundError | errors.HFValidationError):
-        return f"has no such {kind}, or hides it from those without a token (HF_TOKEN)"
-    if isinstance(answer, errors.OfflineModeIsEnabled):
-        return "is not asked (HF_HUB_OFFLINE)"
-    if isinstance(answer, errors.HfHubHTTPError) and answer.response is not None:
-        return f"answers with status {answer.response.status_code}"
-    return "cannot be reached"
-
-
-def _answer(name: str, kind: str, endpoint: str, patience: float) -> Exception | None:
-    """Return the error of a look-up of one file, None if it succeeds."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    """Look up one file. Return None if the hub has the model or data set, or else the reason."""
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     answers: SimpleQueue[Exception | None] = SimpleQueue()
 
@@ -91,6 +78,8 @@ def _answer(name: str, kind: str, endpoint: str, patience: float) -> Exception |
             file = "config.json" if kind == "model" else "README.md"
             url = hf_hub_url(name, file, repo_type=kind, endpoint=endpoint)
             get_hf_file_metadata(url, timeout=patience, endpoint=endpoint)
+        except errors.RemoteEntryNotFoundError:
+            answers.put(None)  # there, without this file: whoever loads it says what is missing
         except Exception as error:
             answers.put(error)
         else:
@@ -100,6 +89,11 @@ def _answer(name: str, kind: str, endpoint: str, patience: float) -> Exception |
     # for each of its addresses. A daemon does not keep the process from ending.
     Thread(target=look_up, daemon=True).start()
     try:
-        return answers.get(timeout=patience)
+        answer = answers.get(timeout=patience)
     except Empty:
-        return TimeoutError()
+        return "cannot be reached"
+    if answer is None:
+        return None
+    response = getattr(answer, "response", None)
+    other = "cannot be reached" if response is None else f"answers with {response.status_code}"
+    return REFUSALS.get(type(answer).__name__, other)

@@ -11,8 +11,7 @@ import pyarrow.parquet
 
 from dpray.io.file_list import filesystem_of
 from dpray.io.formats import FileFormat, Piece, kind_of, without_compression
-from dpray.io.json_files import PEEKED, is_array
-from dpray.io.text_files import UTF_8, encoding_of, unmarked
+from dpray.io.text_files import START, UTF_8, encoding_of, is_array
 from dpray.types import InputError
 
 READ_BYTES = 1 << 20
@@ -20,9 +19,9 @@ READ_BYTES = 1 << 20
 
 def cut(whole: Piece, size: int) -> list[Piece]:
     """Cut a large file into pieces of about `size` bytes: JSONL at the ends of lines, Parquet
-    between its row groups; other files are one piece, as are compressed ones, JSON arrays and
-    other encodings than UTF-8. Of JSONL, `lines` and `rows` have to be counted (`count_rows`,
-    `numbered`)."""
+    between its row groups. Other files are one piece, as are compressed ones, JSON arrays and
+    other encodings than UTF-8. The `lines` and `rows` before a piece of JSONL are still to be
+    counted (`count_rows`, `numbered`)."""
     kind, file = kind_of(whole.file), whole.file
     if kind not in ("json", "parquet") or without_compression(file)[1] is not None:
         return [whole]
@@ -46,10 +45,9 @@ def cut(whole: Piece, size: int) -> list[Piece]:
 def _has_lines(filesystem: pyarrow.fs.FileSystem, name: str, form: FileFormat) -> bool:
     """Return whether the bytes of a JSON file can be cut at the ends of lines."""
     with filesystem.open_input_stream(name, compression=None) as stream:
-        start = stream.read(PEEKED)
-    text = start.decode("utf-8-sig", "replace")
-    utf_8 = encoding_of(start, form.encoding) == UTF_8 and not unmarked(start)
-    return utf_8 and not is_array(text)
+        start = stream.read(START)
+    utf_8 = encoding_of(start, form.encoding) == UTF_8 and b"\0" not in start
+    return utf_8 and not is_array(start.decode("utf-8-sig", "replace"))
 
 
 def _cut_parquet(

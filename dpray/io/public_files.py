@@ -1,16 +1,24 @@
-"""Files that are said to be public are not the private ones by another name."""
+"""Public files, which are not the private ones by another name, and few-shot examples in them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
+from dpray.io.columns import is_empty, label_name, text_of
 from dpray.io.file_list import identity, list_files
+from dpray.io.records import read_rows
 from dpray.types import InputError
+
+LONGEST = 100_000
+"""Characters of an example; no prompt has room for more."""
 
 
 def public_files(path: str, key: str, private: str) -> list[str]:
-    """List the files that `path` names, which has to be public: `list_files`. Raises InputError
-    that names `key` where one of them is one of `private`, the configuration's `data.path`."""
+    """List the files that `path` names, which have to be public, as `list_files` does. Raises
+    InputError that names `key` if one of them is a file of `private`, the configuration's
+    `data.path`."""
     files = list_files(path, key)
     private_files: list[str] = []
     with suppress(InputError):  # the private data may be elsewhere: a plan does not need it
@@ -18,3 +26,45 @@ def public_files(path: str, key: str, private: str) -> list[str]:
     if {*map(identity, files)} & {*map(identity, private_files)}:
         raise InputError(f"{key}: {path} is data.path itself; give public records")
     return files
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """The public texts by their labels, and all of them by None. A prompt shows `shown` of them."""
+
+    texts: Mapping[str | None, Sequence[str]] = field(default_factory=dict, repr=False)
+    shown: int = 0
+
+    def of_label(self, label: str) -> Sequence[str]:
+        """Return the texts to draw from: those of the label if they are enough for a prompt, or
+        else all."""
+        texts = self.texts.get(label, ())
+        return texts if len(texts) >= self.shown else self.texts[None]
+
+
+def read_few_shot(file: str | None, shown: int, private: str) -> FewShot:
+    """Read the texts of `method.few_shot`, in the columns `text` and `label`; None is no file. An
+    empty text is left out. Raises InputError for the private file itself, for a text that is
+    missing or too long, and for fewer texts than a prompt shows."""
+    if file is None:
+        return FewShot()
+    texts: dict[str | None, list[str]] = {None: []}
+    for path in public_files(file, "method.few_shot", private):
+        for where, row in read_rows(path):
+            try:
+                text = text_of(row, "text", where)
+            except InputError as error:
+                raise InputError(f"method.few_shot: {error}") from None
+            if len(text) > LONGEST:
+                raise InputError(f"method.few_shot: {where}: more than {LONGEST:,} characters")
+            if is_empty(text):
+                continue
+            texts[None].append(text)
+            if row.get("label") is not None:
+                texts.setdefault(label_name(row["label"]), []).append(text)
+    if len(texts[None]) < shown:
+        raise InputError(
+            f"method.few_shot: {file} has {len(texts[None])} records; "
+            f"method.few_shot_examples is {shown}"
+        )
+    return FewShot(texts, shown)

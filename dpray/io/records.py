@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import io
 import lzma
+import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from tempfile import TemporaryFile
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
 
 from dpray.io.columns import dotted_names
-from dpray.io.csv_files import open_csv, read_csv
 from dpray.io.file_list import filesystem_of
 from dpray.io.formats import (
     AS_RECOGNISED,
@@ -30,23 +34,37 @@ from dpray.io.formats import (
     without_compression,
 )
 from dpray.io.hub import check_dataset
-from dpray.io.json_files import json_lines, read_json
 from dpray.io.pieces import lines_of
-from dpray.io.table_files import read_arrow, read_in_any_order, read_parquet, schema_names
-from dpray.io.text_files import UTF_8, encoding_of, read_txt
+from dpray.io.text_files import (
+    UTF_8,
+    encoding_of,
+    json_lines,
+    open_csv,
+    read_csv,
+    read_json,
+    read_txt,
+)
 from dpray.types import InputError
 
 READ_BYTES = 1 << 20
+ROWS_AT_ONCE = 1024
+
+ARROW_FILE = b"ARROW1"
+"""An Arrow file that can be read in any order begins so; a stream of Arrow, as `save_to_disk`
+writes it, does not."""
 
 CORRUPT = (
-    OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError,
+    OSError, EOFError, UnicodeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError,
 )  # fmt: skip
 """A file that cannot be read raises one of these: `zipfile` a RuntimeError for what is encrypted,
 and a NotImplementedError, which is one too, for a compression that it does not know."""
 
+BROKEN = (pa.ArrowException, ValueError, OverflowError, TypeError)
+
 
 def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Where, Row]]:
-    """Stream the rows of one file of `list_files`: memory does not grow with the file.
+    """Stream the rows of one file of `list_files`. But for a JSON array, memory does not grow with
+    the file.
 
     Raises InputError that names the row for bytes that are not in the encoding, invalid JSON or a
     short CSV line.
@@ -63,8 +81,8 @@ def read_piece(piece: Piece) -> Iterator[tuple[Where, Row]]:
 
 
 def scan_piece(piece: Piece) -> Scanned:
-    """Stream the rows of a piece, and in place of a bad row its error; the rows after it follow
-    where the file can be read on. Raises InputError for a file that cannot be read at all."""
+    """Stream the rows of a piece, and in place of a bad row its error; the rows after it follow if
+    the file can be read on. Raises InputError for a file that cannot be read at all."""
     if kind_of(piece.file) == "hub":
         yield from _read_hub(piece.file)
         return
@@ -74,52 +92,78 @@ def scan_piece(piece: Piece) -> Scanned:
             yield from json_lines(piece.file, lines, UTF_8, piece.format, piece.lines)
             return
         with _opened(piece.file) as (kind, stream):
-            yield from _read(kind, stream, piece)
+            if kind == "parquet":
+                yield from _numbered(piece, _parquet_batches(stream, piece), "Parquet")
+            elif kind == "arrow":
+                yield from _numbered(piece, _arrow_batches(stream), "Arrow")
+            else:
+                readers = {"csv": read_csv, "txt": read_txt, "json": read_json}
+                buffered = io.BufferedReader(stream, READ_BYTES)
+                yield from readers[kind](piece.file, buffered, piece.format)
     except CORRUPT as error:
         raise _unreadable(piece.file, error) from None
 
 
-def _read(kind: Kind, stream: IO[bytes], piece: Piece) -> Scanned:
-    name, form = piece.file, piece.format
-    if kind == "parquet":
-        return read_parquet(name, stream, piece)
-    if kind == "arrow":
-        return read_arrow(name, stream)
-    buffered = _buffered(stream)
-    text_readers = {"csv": read_csv, "txt": read_txt, "json": read_json}
-    return text_readers[kind](name, buffered, form)
+def _parquet_batches(stream: Any, piece: Piece) -> Iterator[pa.RecordBatch]:
+    with pyarrow.parquet.ParquetFile(stream) as file:
+        groups = None if piece.end is None else list(range(piece.begin, piece.end))
+        yield from file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=groups)
 
 
-def _buffered(stream: IO[bytes]) -> io.BufferedReader:
-    return io.BufferedReader(cast(Any, stream), READ_BYTES)
+def _arrow_batches(stream: Any) -> Iterator[pa.RecordBatch]:
+    with _open_arrow(stream) as file:
+        if isinstance(file, pa.ipc.RecordBatchFileReader):
+            yield from (file.get_batch(number) for number in range(file.num_record_batches))
+        else:
+            yield from file
+
+
+def _open_arrow(stream: Any) -> Any:
+    """Open an Arrow file or an Arrow stream, Feather too."""
+    is_file = stream.read(len(ARROW_FILE)) == ARROW_FILE
+    stream.seek(0)
+    return pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
+
+
+def _numbered(piece: Piece, batches: Iterable[pa.RecordBatch], kind: str) -> Scanned:
+    number = piece.rows
+    try:
+        for batch in batches:
+            for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+                for row in batch.slice(start, ROWS_AT_ONCE).to_pylist():
+                    number += 1
+                    yield Where(piece.file, number), row
+    except BROKEN as error:
+        where = Where(piece.file, number + 1)
+        why = f"not a valid {kind} file ({type(error).__name__})"
+        yield where, InputError(f"{where}: {why}")
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[tuple[Kind, IO[bytes]]]:
-    """Open a file and undo its compression: yield the kind of its content, and its bytes, which a
-    Parquet or Arrow file has in any order. Raises InputError for a `.zip` that is not of one file,
-    and OSError."""
+def _opened(file: str) -> Iterator[tuple[Kind, Any]]:
+    """Open a file and undo its compression: yield the kind of its content, and its bytes. Those of
+    Parquet and Arrow can be read in any order: from a copy without a name if they are compressed.
+    Raises InputError for a `.zip` that is not of one file, and OSError."""
     filesystem, name = filesystem_of(file)
-    compression = without_compression(name)[1]
+    kind, compression = kind_of(name), without_compression(name)[1]
     with ExitStack() as stack:
-        stream: Any
-        if compression == "zip":
+        if compression is None:
+            stream = filesystem.open_input_file(name)
+        elif compression == "zip":
             outer: Any = stack.enter_context(filesystem.open_input_file(name))
             archive = stack.enter_context(zipfile.ZipFile(outer))
             inner = _only_member(archive, file)
             kind, stream = kind_of(inner), archive.open(inner)
         else:
-            kind = kind_of(name)
-            in_any_order = kind in ("parquet", "arrow") and compression is None
-            if in_any_order:
-                stream = filesystem.open_input_file(name)
-            else:
-                stream = filesystem.open_input_stream(name, compression=compression)
+            stream = filesystem.open_input_stream(name, compression=compression)
         stack.enter_context(stream)
-        if kind in ("parquet", "arrow") and compression is not None:
-            stream = stack.enter_context(read_in_any_order(stream))
         if kind is None:
             raise InputError(f"{base_name(file)}: a kind of file that is not read")
+        if kind in ("parquet", "arrow") and compression is not None:
+            copy = stack.enter_context(TemporaryFile())
+            shutil.copyfileobj(stream, copy, READ_BYTES)
+            copy.seek(0)
+            stream = copy
         yield kind, stream
 
 
@@ -129,16 +173,16 @@ def _only_member(archive: zipfile.ZipFile, file: str) -> str:
     infos = [info for info in infos if not info.filename.startswith("__MACOSX/")]
     if len(infos) != 1:
         raise InputError(f"{base_name(file)}: holds {len(infos)} files; a .zip of one is read")
-    if infos[0].flag_bits & 1:
-        raise InputError(f"{base_name(file)}: is encrypted; unpack it")
-    if kind_of(infos[0].filename) in (None, "zip"):
-        raise InputError(f"{base_name(file)}: holds a kind of file that is not read")
     if kind_of(infos[0].filename) == "txt":
         raise InputError(f"{base_name(file)}: holds a .txt file, which has no folder; unpack it")
+    if infos[0].flag_bits & 1 or kind_of(infos[0].filename) in (None, "zip"):
+        raise InputError(f"{base_name(file)}: is encrypted, or of a kind that is not read")
     return infos[0].filename
 
 
 def _unreadable(file: str, error: Exception) -> InputError:
+    if isinstance(error, UnicodeError):
+        return InputError(f"{base_name(file)}: the bytes are not valid in the file's encoding")
     if without_compression(file)[1] is not None:
         ending = file.rsplit(".", 1)[-1].lower()
         return InputError(f"{file}: cannot be read, or is not a whole .{ending} file")
@@ -147,9 +191,9 @@ def _unreadable(file: str, error: Exception) -> InputError:
 
 @dataclass(frozen=True)
 class Header:
-    """A `Header` is what a file says before its rows. `columns` are those of its header; of JSON
-    those of the first object, with dotted names for what is nested; `encoding` and `delimiter`
-    those that a text file is read with."""
+    """The beginning of a file, before its rows. `columns` are those of its header, or of the first
+    object of JSON, with dotted names for what is nested. `encoding` and `delimiter` are those that
+    a text file is read with."""
 
     kind: Kind
     columns: tuple[str, ...]
@@ -165,22 +209,28 @@ def read_file_header(file: str, form: FileFormat = AS_RECOGNISED) -> Header:
         return Header("hub", tuple(dotted_names(row)))
     try:
         with _opened(file) as (kind, stream):
-            if kind in ("parquet", "arrow"):
-                return Header(kind, tuple(schema_names(stream, kind)))
-            buffered = _buffered(stream)
-            encoding = encoding_of(buffered.peek(4), form.encoding).removesuffix("-sig")
-            if kind == "txt":
-                return Header(kind, ("text", "label"), encoding)
-            if kind == "csv":
-                csv = open_csv(file, buffered, form)
-                return Header(kind, tuple(csv.columns), encoding, csv.delimiter)
-            for _, found in read_json(file, buffered, form):
-                if isinstance(found, InputError):
-                    raise found
-                return Header(kind, tuple(dotted_names(found)), encoding)
-            return Header(kind, (), encoding)
+            if kind == "parquet":
+                with pyarrow.parquet.ParquetFile(stream) as parquet:
+                    return Header(kind, tuple(parquet.schema_arrow.names))
+            if kind == "arrow":
+                with _open_arrow(stream) as arrow:
+                    return Header(kind, tuple(arrow.schema.names))
+            return _text_header(file, kind, io.BufferedReader(stream, READ_BYTES), form)
     except CORRUPT as error:
         raise _unreadable(file, error) from None
+
+
+def _text_header(file: str, kind: Kind, stream: io.BufferedReader, form: FileFormat) -> Header:
+    encoding = encoding_of(stream.peek(4), form.encoding).removesuffix("-sig")
+    if kind == "txt":
+        return Header(kind, ("text", "label"), encoding)
+    if kind == "csv":
+        opened = open_csv(file, stream, form)
+        return Header(kind, tuple(opened.columns), encoding, opened.delimiter)
+    _, row = next(read_json(file, stream, form), (None, {}))
+    if isinstance(row, InputError):
+        raise row
+    return Header(kind, tuple(dotted_names(row)), encoding)
 
 
 def _read_hub(path: str) -> Scanned:

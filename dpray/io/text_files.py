@@ -1,25 +1,38 @@
-"""Text files are decoded: the encoding is given, or follows from a byte order mark."""
+"""JSON, CSV and plain text files: how they are decoded, and their rows."""
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
-from dpray.io.formats import FileFormat, Scanned, Where, base_name
+from dpray.io.formats import FileFormat, Row, Scanned, Where, base_name, without_compression
 from dpray.types import InputError
 
-_MARKS = {
+UTF_8 = "utf-8-sig"
+MARKS = {
     b"\xff\xfe\0\0": "utf-32",
     b"\0\0\xfe\xff": "utf-32",
     b"\xff\xfe": "utf-16",
     b"\xfe\xff": "utf-16",
 }
-UTF_8 = "utf-8-sig"
+
+START = 1 << 16
+"""Characters that tell whether JSON is an array."""
+
+LONGEST_ARRAY = 256 << 20
+LONGEST_TXT = 64 << 20
+"""Characters of a JSON array, which is read at once, and of a text."""
+
+DELIMITERS = (",", ";", "\t", "|")
 
 _UNDECODABLE = re.compile("[\udc80-\udcff]")
 """`surrogateescape` makes these of bytes that are not in the encoding; no encoding has them."""
-
-LONGEST_TXT = 64 << 20
 
 
 def encoding_of(start: bytes, given: str | None) -> str:
@@ -27,35 +40,23 @@ def encoding_of(start: bytes, given: str | None) -> str:
     says, or UTF-8."""
     if given is not None:
         return UTF_8 if given.lower().replace("_", "-") in ("utf-8", "utf8") else given
-    found = (encoding for mark, encoding in _MARKS.items() if start.startswith(mark))
-    return next(found, UTF_8)
-
-
-def unmarked(start: bytes) -> str | None:
-    """Return the encoding of a file without a byte order mark whose first bytes, of which some are
-    NUL, show that it is not UTF-8."""
-    start = start[:4]
-    if b"\0" not in start or any(map(start.startswith, _MARKS)):
-        return None
-    if start.startswith(b"\0\0"):
-        return "utf-32-be"
-    if start.endswith(b"\0\0"):
-        return "utf-32-le"
-    return "utf-16-le" if start.index(0) % 2 else "utf-16-be"
+    return next((MARKS[mark] for mark in MARKS if start.startswith(mark)), UTF_8)
 
 
 def text_lines(
     name: str, stream: io.BufferedReader, form: FileFormat, newline: str
 ) -> tuple[str, io.TextIOWrapper]:
-    """Return a file's encoding and its lines, in which bytes that are not in the encoding are left
-    as lone surrogates. What reads them may raise UnicodeError nevertheless. Raises InputError for
-    UTF-16 without a byte order mark, unless the encoding is given."""
-    start = stream.peek(4)
-    if form.encoding is None and (found := unmarked(start)):
+    """Return a file's encoding and its lines. Bytes that are not in the encoding are left as lone
+    surrogates; if the encoding has no place for them, reading raises UnicodeError. Raises
+    InputError for what seems to be UTF-16 without a byte order mark, unless the encoding is
+    given."""
+    start = stream.peek(4)[:4]
+    encoding = encoding_of(start, form.encoding)
+    if form.encoding is None and encoding == UTF_8 and b"\0" in start:
+        found = "utf-16-le" if start.index(0) % 2 else "utf-16-be"
         advice = f"set {form.keys}encoding={found}" if form.keys else "save the file in UTF-8"
         why = f"{found} without a byte order mark"
         raise InputError(f"{base_name(name)}: the bytes seem to be {why}; {advice}")
-    encoding = encoding_of(start, form.encoding)
     return encoding, io.TextIOWrapper(stream, encoding, "surrogateescape", newline=newline)
 
 
@@ -79,11 +80,7 @@ def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
     `label` the name of its folder."""
     where = Where(name, 1, typed=False)
     encoding, lines = text_lines(name, stream, form, newline="")
-    try:
-        text = lines.read(LONGEST_TXT)
-    except UnicodeError:
-        yield where, bad_bytes(where, encoding, form)
-        return
+    text = lines.read(LONGEST_TXT)
     if undecodable(text):
         yield where, bad_bytes(where, encoding, form)
     elif len(text) == LONGEST_TXT:
@@ -91,3 +88,171 @@ def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
     else:
         text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
         yield where, {"text": text, "label": name.split("/")[-2]}
+
+
+def read_json(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
+    """Read lines of JSON, or an array of objects, which its first character tells."""
+    first = Where(name, 1)
+    # Only "\n" ends a line of JSON.
+    encoding, lines = text_lines(name, stream, form, newline="\n")
+    start = lines.read(START) + lines.readline()
+    rest = lines.read(LONGEST_ARRAY) if is_array(start) else ""
+    if len(rest) == LONGEST_ARRAY:
+        yield first, InputError(f"{base_name(name)}: too long an array; save it as JSON Lines")
+    elif is_array(start):
+        yield from _array(name, start + rest, encoding, form)
+    elif why := _no_records(start):
+        yield first, InputError(f"{base_name(name)}: {why}")
+    else:
+        yield from json_lines(name, chain(io.StringIO(start, "\n"), lines), encoding, form)
+
+
+def is_array(start: str) -> bool:
+    return start.removeprefix("\ufeff").lstrip(" \t\r\n").startswith("[")
+
+
+def json_lines(
+    name: str, lines: Iterable[str], encoding: str, form: FileFormat, before: int = 0
+) -> Scanned:
+    """Read lines of JSON; `before` lines of the file come before them. A blank line is no row."""
+    for number, line in enumerate(lines, start=before + 1):
+        where = Where(name, number)
+        if number == 1:
+            line = line.removeprefix("\ufeff")
+        if undecodable(line):
+            yield where, bad_bytes(where, encoding, form)
+        elif line.strip():
+            yield where, _object(where, line)
+
+
+def _object(where: Where, line: str) -> Row | InputError:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # a number of 5,000 digits is a ValueError
+        return InputError(f"{where}: not valid JSON (one object a line)")
+    return _if_object(where, row)
+
+
+def _if_object(where: Where, value: Any) -> Row | InputError:
+    return value if isinstance(value, dict) else InputError(f"{where}: not a JSON object")
+
+
+def _array(name: str, text: str, encoding: str, form: FileFormat) -> Scanned:
+    if found := _UNDECODABLE.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        yield Where(name, 1), bad_bytes(f"{base_name(name)}, line {line}", encoding, form)
+        return
+    try:
+        rows = json.loads(text.removeprefix("\ufeff"))
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", 1)
+        problem = f"line {line}: not valid JSON (an array of objects)"
+        yield Where(name, 1), InputError(f"{base_name(name)}, {problem}")
+        return
+    for number, row in enumerate(rows, start=1):
+        where = Where(name, number)
+        yield where, _if_object(where, row)
+
+
+def _no_records(start: str) -> str | None:
+    """Return what a file of one JSON object is, if that is no record."""
+    try:
+        found = json.loads(start.removeprefix("\ufeff"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    if "$schema" in found or ("properties" in found and found.get("type") == "object"):
+        return "a JSON Schema, and no records; move it elsewhere, or name the others by a glob"
+    if {"run_id", "state"} <= found.keys() or {"epsilon", "mechanisms"} <= found.keys():
+        return "the description of a run, and no records; its records are in synthetic.jsonl"
+    if "\n" in start.strip():
+        return "one JSON object over several lines; records are lines of JSON, or an array"
+    return None
+
+
+@dataclass(frozen=True)
+class OpenCsv:
+    """CSV after its header; `cells` yields those of each row."""
+
+    encoding: str
+    delimiter: str
+    columns: Sequence[str]
+    cells: Iterator[list[str]]
+
+
+def open_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> OpenCsv:
+    """Read the header, the first line. Raises InputError for one that cannot be read."""
+    csv.field_size_limit(2**31 - 1)
+    header = f"{base_name(name)}, header"
+    encoding, lines = text_lines(name, stream, form, newline="")
+    try:
+        first = lines.readline().removeprefix("\ufeff")
+        dialect = _dialect(first, name, form)
+        cells = csv.reader(chain([first], lines), **dialect)
+        columns = next(cells, [])
+    except csv.Error:
+        raise _not_csv(header, form) from None
+    if undecodable("".join(columns)):
+        raise bad_bytes(header, encoding, form)
+    if len(set(columns)) < len(columns):
+        raise InputError(f"{base_name(name)}: the header names a column twice")
+    return OpenCsv(encoding, dialect["delimiter"], columns, cells)
+
+
+def read_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
+    """Read CSV by Python's own parser, which is strict and counts rows. A blank line is no row.
+    Raises InputError for the header."""
+    opened = open_csv(name, stream, form)
+    number = 1
+    while True:
+        where = Where(name, number, typed=False)
+        try:
+            cells = next(opened.cells)
+        except StopIteration:
+            return
+        except csv.Error:
+            yield where, _not_csv(where, form)
+        else:
+            if not cells:
+                continue
+            yield where, _csv_row(where, opened, cells, form)
+        number += 1
+
+
+def _csv_row(
+    where: Where, opened: OpenCsv, cells: Sequence[str], form: FileFormat
+) -> Row | InputError:
+    if any(map(undecodable, cells)):
+        return bad_bytes(where, opened.encoding, form)
+    if len(cells) != len(opened.columns):
+        return InputError(f"{where}: not as many fields as the header has")
+    return dict(zip(opened.columns, cells, strict=True))
+
+
+def _not_csv(place: Where | str, form: FileFormat) -> InputError:
+    if form.keys is None:
+        return InputError(f"{place}: not valid CSV")
+    keys = ", ".join(f"{form.keys}{key}" for key in ("delimiter", "quote", "escape"))
+    return InputError(f"{place}: not valid CSV (its keys: {keys})")
+
+
+def _dialect(first: str, name: str, form: FileFormat) -> dict[str, Any]:
+    """Return the arguments of `csv.reader` for a file with this first line. A delimiter that is not
+    given is the one that divides the header into most names; a comma in doubt."""
+    shared: dict[str, Any] = {
+        "strict": True,
+        "quotechar": form.quote or None,
+        "quoting": csv.QUOTE_MINIMAL if form.quote else csv.QUOTE_NONE,
+        "escapechar": form.escape,
+    }
+
+    def names(delimiter: str) -> int:
+        try:
+            return len(next(csv.reader([first], delimiter=delimiter, **shared), []))
+        except csv.Error:
+            return 0
+
+    tabs = without_compression(name)[0].lower().endswith(".tsv")
+    delimiter = form.delimiter or ("\t" if tabs else max(DELIMITERS, key=names))
+    return shared | {"delimiter": delimiter}

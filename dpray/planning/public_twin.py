@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from dpray.config.config import Config
-from dpray.io.columns import column_of, is_empty, text_of
+from dpray.io.columns import column_of, is_empty, match_label, text_of
 from dpray.io.formats import Where
-from dpray.io.labels import match_label
 from dpray.io.public_files import public_files
 from dpray.io.records import read_rows
 from dpray.planning.compare import plain, with_method

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpray.config.config import Config
-from dpray.io.columns import is_empty, text_of
+from dpray.io.columns import is_empty, match_label, text_of
 from dpray.io.formats import Where
-from dpray.io.labels import match_label
 from dpray.io.public_files import public_files
 from dpray.io.records import read_rows
 from dpray.types import InputError

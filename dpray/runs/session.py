@@ -168,7 +168,9 @@ class Session(Generic[P]):
                 folder=self.folder.of_method(name),
                 ledger=self.ledger.with_prefix(f"{name}."),
                 salt=named_key(self.salt, name),
-                on_progress=lambda p: self.on_progress(replace(p, stage=f"{name}: {p.stage}")),
+                on_progress=lambda p: self.on_progress(
+                    replace(p, activity=f"{name}: {p.activity}")
+                ),
                 engine=engine,
                 charged=self.plan.cost.epsilon,
             )

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
-from dpray.io.columns import column_of, is_empty, text_of
+from dpray.io.columns import column_of, is_empty, match_label, text_of
 from dpray.io.file_list import list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
-from dpray.io.labels import match_label
 from dpray.io.pieces import count_rows, cut, numbered
 from dpray.io.records import read_file_header, read_piece
 from dpray.mechanisms.batches import content_id, content_rank

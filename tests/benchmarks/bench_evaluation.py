@@ -120,7 +120,7 @@ def measure_whole(count: int, dimension: int, words: int) -> tuple[dict[str, flo
     began: dict[str, float] = {}
 
     def stamp(progress: Progress) -> None:
-        began.setdefault(progress.stage, time.perf_counter())
+        began.setdefault(progress.activity, time.perf_counter())
 
     evaluate(test, synthetic, HashingEmbedder(dimension), train=train, seeds=3, on_progress=stamp)
     ends = [*list(began.values())[1:], time.perf_counter()]

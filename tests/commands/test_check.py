@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def test_rows_that_are_fine(job: Job, tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["labels"] == {"a": 1, "b": 1} and found["other_labels"] == {}
     assert found["characters"]["shortest"] == 16 and found["characters"]["longest"] == 24
     assert found["types"] == {"text": {"text": 3}, "label": {"text": 3}}
-    assert found["errors"] == [] and "not private" in found["notice"]
+    assert found["errors"] == [] and "not for release" in found["notice"]
     assert {path.name for path in tmp_path.iterdir()} == {"job.yaml", "notes.jsonl"}, (
         "nothing is charged or written"
     )
@@ -104,6 +105,12 @@ def test_more_errors_than_can_be_listed(job: Job) -> None:
     assert max(len(error["first"]) for error in found["errors"]) <= 10
 
 
+def test_a_missing_column_is_one_error(job: Job) -> None:
+    found = dpray.check(dpray.load(*job([{"txet": NOTE, "label": "a"}] * 3)))
+    [error] = found["errors"]
+    assert error["count"] == 3 and "did you mean 'txet'?" in error["reason"]
+
+
 def test_write_keeps_it_for_the_owner_and_out_of_the_way_of_a_run(
     job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,11 +148,11 @@ def test_texts_that_private_prediction_will_cut(job: Job) -> None:
 
 
 def test_without_a_tokenizer_the_rest_is_found(job: Job) -> None:
-    def none(config: dpray.Config) -> Any:
+    def none(model: str, length: int | None) -> Any:
         raise dpray.InputError("engine.model: owner/name is not on this machine")
 
     keys = ("method.batch_size=20",)
-    found = check_rows(dpray.load(*job([note()], *keys, method="dp_sgd")), make_codec=none)
+    found = check_rows(dpray.load(*job([note()], *keys, method="dp_sgd")), load_codec=none)
     assert found["limits"] == [] and "not on this machine" in found["tokens_not_counted"]
     assert found["records"] == 1
 
@@ -167,12 +174,13 @@ def test_encoding_and_delimiter_are_proposed(job: Job, tmp_path: Path) -> None:
 def test_progress(job: Job) -> None:
     seen: list[Progress] = []
     dpray.check(dpray.load(*job([note()] * 2500)), seen.append)
-    reading = [progress for progress in seen if progress.stage == "reading file 1 of 1"]
+    reading = [progress for progress in seen if progress.activity == "reading file 1 of 1"]
     assert [progress.completed for progress in reading] == [0, 1000, 2000]
 
 
 def test_quantiles() -> None:
-    assert quantiles({}) == {}
-    assert quantiles({5: 1}) == dict.fromkeys(("shortest", "half", "90%", "99%", "longest"), 5)
-    lengths = dict.fromkeys(range(1, 101), 1)
-    assert list(quantiles(lengths).values()) == [1, 50, 90, 99, 100]
+    assert quantiles(Counter()) == {}
+    assert quantiles(Counter({5: 1})) == dict.fromkeys(
+        ("shortest", "half", "90%", "99%", "longest"), 5
+    )
+    assert list(quantiles(Counter(range(1, 101))).values()) == [1, 50, 90, 99, 100]

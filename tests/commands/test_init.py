@@ -11,10 +11,8 @@ import pytest
 
 import dpray
 from dpray.cli import run_command
-from dpray.commands.init import answered, write_checked
 from dpray.io.formats import FileFormat
-from dpray.starter import starter, usual_delta
-from dpray.types import InputError
+from dpray.starter import answered, starter, usual_delta, write_checked
 
 NEEDED = ("--public-size", "4000", "--epsilon", "4")
 
@@ -74,24 +72,19 @@ def test_look_finds_labels_and_the_encoding(folder: Path) -> None:
     assert dpray.load("typed.yaml").data.labels == (0, "0.5", 2.5, True)
 
 
-def test_a_folder_with_a_given_delimiter(folder: Path) -> None:
+def test_a_folder_with_a_given_delimiter_in_windows_encoding(folder: Path) -> None:
     (folder / "notes").mkdir()
-    (folder / "notes" / "a.csv").write_text("text^label\nMarlowe^a\n")
+    (folder / "notes" / "a.csv").write_bytes("Größe^text\nMarlowe^a\n".encode("cp1252"))
     assert run_command(["init", "notes", *NEEDED, "--delimiter", "^", "-o", "new.yaml"]) == 0
-    config = dpray.load("new.yaml")
-    assert (config.data.path, config.data.delimiter, config.data.text) == ("notes", "^", "text")
-
-
-def test_a_header_in_windows_encoding(folder: Path) -> None:
-    (folder / "notes.csv").write_bytes("Größe;text\n".encode("cp1252"))
-    assert run_command(["init", "notes.csv", *NEEDED]) == 0
-    assert dpray.load("notes.yaml").data.encoding == "cp1252"
+    data = dpray.load("new.yaml").data
+    assert (data.path, data.delimiter, data.text, data.encoding) == ("notes", "^", "text", "cp1252")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "needs --public-size, --epsilon"),
+        ([*NEEDED, "--delimiter", "ab"], "--delimiter"),
         ([*NEEDED, "--label", "Art"], "needs --labels"),
         ([*NEEDED, "--method", "dp_kps"], "needs --vocabulary"),
         ([*NEEDED, "--text", "txet"], "--text: no column 'txet'; there are: Art, text"),
@@ -120,22 +113,20 @@ def test_a_file_without_a_header_shows_no_row(
     assert not Path("bare.yaml").exists()
 
 
-def test_a_file_is_replaced_by_force_alone(folder: Path) -> None:
+def test_a_file_is_replaced_by_force_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = semicolons()
     (folder / "mine.yaml").write_text("mine")
     assert run_command(["init", file, *NEEDED, "-o", "mine.yaml"]) == 2
     assert (folder / "mine.yaml").read_text() == "mine"
     assert run_command(["init", file, *NEEDED, "-o", "mine.yaml", "--epsilon", "0", "--force"]) == 2
     assert (folder / "mine.yaml").read_text() == "mine", "a refused answer replaces nothing"
-    assert run_command(["init", file, *NEEDED, "-o", "mine.yaml", "--force"]) == 0
+    capsys.readouterr()
+    assert run_command(["init", file, *NEEDED, "-o", "mine.yaml", "--force", "--json"]) == 0
+    made = {"config": "mine.yaml", "columns": ["Art", "text"]}
+    assert json.loads(capsys.readouterr().out) == made
     assert dpray.load("mine.yaml").data.public_size == 4000
-
-
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["init", semicolons(), *NEEDED, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "config": "notes.yaml", "columns": ["Art", "text"]
-    }  # fmt: skip
 
 
 def test_a_person_is_asked_for_the_rest() -> None:
@@ -147,12 +138,19 @@ def test_a_person_is_asked_for_the_rest() -> None:
         return next(replies)
 
     file = semicolons(encoding="utf-8")
-    answers, header = answered(file, FileFormat(), NOTHING, False, ask)
+    values = answered(file, FileFormat(), NOTHING, False, ask)
     assert len(asked) == 6 and next(replies, None) is None
-    write_checked(Path("asked.yaml"), starter(answers, header))
+    write_checked(Path("asked.yaml"), starter(values))
     config = dpray.load("asked.yaml")
     assert (config.data.labels, config.data.public_size) == (("Größe", "Alter"), 500)
     assert (config.privacy.epsilon, config.method.name) == (2.0, "aug_pe")
+
+
+@pytest.mark.parametrize("answer", ["many", "["])
+def test_an_answer_that_is_no_number(answer: str) -> None:
+    replies = iter(["text", "", answer, "4", "aug_pe"])
+    with pytest.raises(dpray.InputError, match="--public-size"):
+        answered(semicolons(), FileFormat(), NOTHING, False, lambda *_: next(replies))
 
 
 @pytest.mark.parametrize("method", ["private_prediction", "aug_pe", "dp_kps", "dp_sgd", "auto"])
@@ -180,8 +178,3 @@ def test_values_that_yaml_could_misread(folder: Path) -> None:
     config = dpray.load("notes.yaml")
     assert config.data.labels == ("no", 1000.0, "0x10", "0", "- a: b", "#c", "~")
     assert (config.privacy.dataset, config.output.path) == ("null", "1:30")
-
-
-def test_bad_files_are_named() -> None:
-    with pytest.raises(InputError, match="FILE: "):
-        answered("none.csv", FileFormat(), NOTHING, False, None)

@@ -23,6 +23,7 @@ from tests.conftest import ROOT
 
 Make = Callable[[Path], None]
 Settings = Callable[..., dict[str, Any]]
+Refused = tuple[Make, dict[str, Any]]
 
 ROWS = [
     {"text": "Käse, Brot; 1|2", "label": "a"},
@@ -66,16 +67,6 @@ def packed(*names: str) -> bytes:
     return made.getvalue()
 
 
-def damaged(compression: int) -> bytes:
-    """Return a `.zip` whose compressed bytes are not those of its compression."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", compression) as archive:
-        archive.writestr("a.csv", csv_text() * 99)
-    content = bytearray(made.getvalue())
-    content[44:64] = b"\xff" * 20
-    return bytes(content)
-
-
 def stream(table: pa.Table) -> bytes:
     made = io.BytesIO()
     with pa.ipc.new_stream(made, table.schema) as writer:
@@ -100,6 +91,11 @@ def saved(folder: Path) -> None:
     state = {"_data_files": [{"filename": part} for part in parts], "_split": "train"}
     (folder / "state.json").write_text(json.dumps(state))
     (folder / "dataset_info.json").write_text('{"features": {}, "citation": ""}')
+
+
+def two_names(folder: Path) -> None:
+    file("a.jsonl", LINES)(folder)
+    (folder / "b.jsonl").hardlink_to(folder / "a.jsonl")
 
 
 ZSTD = pa.compress(LINES.encode(), codec="zstd", asbytes=True)
@@ -188,17 +184,21 @@ OTHER_RECORDS = {
 
 SCHEMA = '{"$schema": "x", "type": "object",\n "properties": {}}'
 
-REFUSED: dict[str, tuple[Make, dict[str, Any]]] = {
+
+def one(name: str, content: str | bytes, **keys: Any) -> Refused:
+    return file(name, content), keys
+
+
+A_RECORD = '{"text": "x", "label": "a"}'
+
+REFUSED: dict[str, Refused] = {
     "no such file": (files(), {"path": "none.csv"}),
     "a glob that matches nothing": (files(), {"path": "*.csv"}),
     "a glob with `**`": (files(), {"path": "**/*.csv"}),
-    "a kind that is not read": (file("a.xlsx", "Marlowe"), {"path": "a.xlsx"}),
+    "a kind that is not read": one("a.xlsx", "Marlowe", path="a.xlsx"),
     "a folder without files that are read": (files(), {}),
-    "a single `.txt`": (file("a.txt", "Marlowe"), {"path": "a.txt"}),
-    "a folder of a DatasetDict": (
-        file("dataset_dict.json", '{"splits": ["train", "test"]}'),
-        {},
-    ),
+    "a single `.txt`": one("a.txt", "Marlowe", path="a.txt"),
+    "a folder of a DatasetDict": one("dataset_dict.json", '{"splits": ["train", "test"]}'),
     "a stray `schema.json` in a folder": (
         files(file("a.jsonl", LINES), file("schema.json", SCHEMA)),
         {},
@@ -207,49 +207,33 @@ REFUSED: dict[str, tuple[Make, dict[str, Any]]] = {
         files(file("a.jsonl", LINES), file("run.json", '{"run_id": "x",\n "state": "done"}')),
         {},
     ),
-    "one JSON object over several lines": (file("a.json", '{\n"text": "Marlowe"\n}'), {}),
-    "a line that is no JSON": (file("a.jsonl", '{"text": "x", "label": "a"}\nMarlowe'), {}),
-    "a JSON array that breaks off": (
-        file("a.json", '[{"text": "x", "label": "a"}, {"text": "Marlowe'),
-        {},
-    ),
-    "bytes that are not UTF-8": (file("a.csv", csv_text().encode("cp1252")), {}),
-    "UTF-16 without a byte order mark": (file("a.csv", csv_text().encode("utf-16-le")), {}),
-    "a quote that never ends": (file("a.csv", 'text,label\nx,a\n"Marlowe,b\n'), {}),
-    "a row with too few cells": (file("a.csv", "text,label\nx,a\nMarlowe\n"), {}),
-    "a column that is named twice": (file("a.csv", "text,label,text\nx,a,Marlowe\n"), {}),
-    "a `.zip` of two files": (file("a.zip", packed("a.csv", "b.csv")), {}),
-    "a `.gz` that is cut off": (file("a.csv.gz", gzip.compress(csv_text().encode())[:40]), {}),
-    "a `.zip` that is damaged": (file("a.zip", damaged(zipfile.ZIP_DEFLATED)), {}),
-    "a `.txt` in a `.zip`": (file("a.zip", packed("a.txt")), {}),
+    "one JSON object over several lines": one("a.json", '{\n"text": "Marlowe"\n}'),
+    "a line that is no JSON": one("a.jsonl", f"{A_RECORD}\nMarlowe"),
+    "a JSON array that breaks off": one("a.json", f'[{A_RECORD}, {{"text": "Marlowe'),
+    "bytes that are not UTF-8": one("a.csv", csv_text().encode("cp1252")),
+    "UTF-16 without a byte order mark": one("a.csv", csv_text().encode("utf-16-le")),
+    "a quote that never ends": one("a.csv", 'text,label\nx,a\n"Marlowe,b\n'),
+    "a row with too few cells": one("a.csv", "text,label\nx,a\nMarlowe\n"),
+    "a column that is named twice": one("a.csv", "text,label,text\nx,a,Marlowe\n"),
+    "a `.zip` of two files": one("a.zip", packed("a.csv", "b.csv")),
+    "a `.gz` that is cut off": one("a.csv.gz", gzip.compress(csv_text().encode())[:40]),
+    "a `.zip` that is damaged": one("a.zip", packed("a.csv")[:90]),
+    "a `.txt` in a `.zip`": one("a.zip", packed("a.txt")),
     "a file beside its compressed form": (
         files(file("a.jsonl", LINES), file("a.jsonl.gz", gzip.compress(LINES.encode()))),
         {},
     ),
-    "one file under two names": (
-        files(
-            file("a.jsonl", LINES),
-            lambda folder: (folder / "b.jsonl").hardlink_to(folder / "a.jsonl"),
-        ),
-        {},
+    "one file under two names": (two_names, {}),
+    "a file that is no Parquet": one("a.parquet", "Marlowe"),
+    "a missing column": one("a.jsonl", LINES, text="txet"),
+    "a text that is no text": one("a.jsonl", '{"text": 7, "label": "a"}'),
+    "a null or blank text": one("a.jsonl", GAPS),
+    "a label that is null": one("a.jsonl", A_RECORD + '\n{"text": "Marlowe", "label": null}'),
+    "a label that is not configured": one(
+        "a.jsonl", A_RECORD + '\n{"text": "x", "label": "Marlowe"}'
     ),
-    "a file that is no Parquet": (file("a.parquet", "Marlowe"), {}),
-    "a missing column": (file("a.jsonl", LINES), {"text": "txet"}),
-    "a text that is no text": (file("a.jsonl", '{"text": 7, "label": "a"}'), {}),
-    "a null or blank text": (file("a.jsonl", GAPS), {}),
-    "a label that is null": (
-        file("a.jsonl", '{"text": "x", "label": "a"}\n{"text": "Marlowe", "label": null}'),
-        {},
-    ),
-    "a label that is not configured": (
-        file("a.jsonl", '{"text": "x", "label": "a"}\n{"text": "x", "label": "Marlowe"}'),
-        {},
-    ),
-    "a label of another type": (
-        file("a.jsonl", '{"text": "Marlowe", "label": 0}'),
-        {"labels": ["0", "a"]},
-    ),
-    "no rows": (file("a.csv", "text,label\n"), {}),
+    "a label of another type": one("a.jsonl", '{"text": "Marlowe", "label": 0}', labels=["0", "a"]),
+    "no rows": one("a.csv", "text,label\n"),
 }
 
 

@@ -253,10 +253,10 @@ def test_progress_names_parts_and_counts_to_the_end():
         floor=notes(20, 3), seeds=2, on_progress=seen.append,
     )  # fmt: skip
 
-    stages = list(dict.fromkeys(progress.stage for progress in seen))
+    stages = list(dict.fromkeys(progress.activity for progress in seen))
     last = ["near-duplicates", "topics, words"]
     assert stages == ["embedding", "classifiers", "fidelity", *last]
-    embedding = [progress for progress in seen if progress.stage == "embedding"]
+    embedding = [progress for progress in seen if progress.activity == "embedding"]
     assert {progress.total for progress in embedding} == {2 * 100 + 20}
     assert embedding[-1].completed == 220
     assert all(p.total is None or 0 <= p.completed <= p.total for p in seen)

@@ -12,7 +12,7 @@ from time import monotonic
 
 import pytest
 
-from dpray.io.hub import PATIENCE, ask_hub, check_dataset
+from dpray.io.hub import PATIENCE, check_dataset, find_on_hub
 from dpray.types import InputError
 
 
@@ -40,7 +40,7 @@ def a_hub(status: int, error_code: str = "") -> Iterator[str]:
 
 
 def asked(endpoint: str, downloads: Path, key: str = "engine.model", patience: float = 30) -> str:
-    return ask_hub("owner/name", key, endpoint=endpoint, downloads=downloads, patience=patience)
+    return find_on_hub("owner/name", key, endpoint=endpoint, downloads=downloads, patience=patience)
 
 
 def test_a_model_that_the_hub_has_keeps_its_name(tmp_path: Path) -> None:
@@ -53,10 +53,9 @@ def test_a_model_that_the_hub_has_keeps_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "error_code", "words"),
     [
-        (401, "RepoNotFound", "has no such model"),
-        (404, "RepoNotFound", "has no such model"),
+        (401, "RepoNotFound", "has none of this name, or hides it"),
         (403, "GatedRepo", "accepted its terms"),
-        (503, "", "answers with status 503"),
+        (503, "", "answers with 503"),
     ],
 )
 def test_a_refusal_is_said_as_what_it_is(
@@ -84,7 +83,7 @@ def test_a_data_set_of_a_hub() -> None:
     with a_hub(200) as endpoint:
         check_dataset("hf://owner/name#test", endpoint, 30)
     with a_hub(401, "RepoNotFound") as endpoint:
-        message = "^hf://owner/name#test: the hub .* has no such dataset.*give its folder$"
+        message = "^hf://owner/name#test: the hub .* has none of this name.*give its folder$"
         with pytest.raises(InputError, match=message):
             check_dataset("hf://owner/name#test", endpoint, 30)
 

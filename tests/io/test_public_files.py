@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpray.io.few_shot import read_few_shot
-from dpray.io.public_files import public_files
+from dpray.io.public_files import public_files, read_few_shot
 from dpray.types import InputError
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.cli import run_command
-from dpray.io.template_file import Part, Template, TemplateFile, TextKey
+from dpray.io.template_file import Part, Template, TextKey, read_template
 from dpray.methods.aug_pe import prompts as aug_pe
 from dpray.methods.dp_kps import prompts as dp_kps
 from dpray.methods.private_prediction import prompts as private_prediction
@@ -27,7 +27,7 @@ KEYS = {
 
 def read(path: Path, content: str) -> Template:
     path.write_text(content)
-    return TemplateFile.read(str(path), "dpray.methods.dp_kps", KEYS, "user").template(KEYS)
+    return read_template(str(path), "dpray.methods.dp_kps", KEYS, "user")
 
 
 @pytest.mark.parametrize(
@@ -35,20 +35,18 @@ def read(path: Path, content: str) -> Template:
     [
         ("{text.__class__}", "has no placeholder {text.__class__}; there are {text}, {label}"),
         ("{text[0]}", "has no placeholder {text[0]}"),
-        ("{text!r}", "has no placeholder {text!r}"),
-        ("{text:>10000000000}", "has no placeholder {text:>10000000000}"),
+        ("{text!r}", "may have only names in braces"),
+        ("{text:>10000000000}", "may have only names in braces"),
+        ("{text:{label}}", "may have only names in braces"),
         ("{0}", "has no placeholder {0}"),
         ("{}", "has no placeholder {}"),
         ("{ text }", "has no placeholder {text}"),
-        ("{x" * 9 + "x" * 90 + "}", "has a lone {"),
         ("{" + "x" * 900 + "}", "has no placeholder {" + "x" * 40 + "}"),
         ("{% if label %}{text}{% endif %}", "has no placeholder {% if label %}"),
-        ("{{ text }}", "has no {text}"),
         ("{{text}}", "has no {text}"),
-        ("{{{{text}}}}", "has no {text}"),
-        ("{text", "has a lone { (a brace of the text itself is written {{)"),
-        ("text}", "has a lone } (a brace of the text itself is written }})"),
-        ("{text} { {label}", "has a lone {"),
+        ("{text", "may have only names in braces"),
+        ("text}", "may have only names in braces"),
+        ("{text} { {label}", "may have only names in braces"),
         ("{{{text}", ""),
         ("{text}}}", ""),
     ],
@@ -60,61 +58,40 @@ def test_only_placeholders_stand_in_braces(tmp_path: Path, text: str, said: str)
         return
     with pytest.raises(InputError) as refused:
         read(tmp_path / "own.yaml", content)
-    assert str(refused.value).startswith(
-        f"method.template: {tmp_path / 'own.yaml'}: line 1: `user` {said}"
-    )
+    assert str(refused.value).startswith(f"method.template: {tmp_path / 'own.yaml'}: `user` {said}")
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("user: |-\n\n  {text}\n  {labl}\n", "line 4: `user` has no placeholder {labl}"),
-        ("# own\nuser: '{text}'\nprefix: '{text}'\n", "line 3: `prefix` has no placeholder"),
-        ("user: >-\n  {text}\n  {labl}\n", "line 2: `user` has no placeholder {labl}"),
-        ("prefix: x", "`user` is missing"),
-        ("user: x", "line 1: `user` has no {text}"),
-        ("user: '{text}'\nusers: x", "line 2: `users` is no key"),
-        ("user: 5", "line 1: `user` has to be a text"),
-        ("user: '{text}'\nprefix: [x]", "line 2: `prefix` has to be a text"),
-        ("user: '{text}'\nstop: '###'", "line 2: `stop` has to be a list"),
-        ("user: '{text}'\nstop:", "line 2: `stop` has to be a list"),
-        ("user: '{text}'\nstop:\n- a\n- 5", "line 4: `stop.1` has to be a text"),
-        ("user: '{text}'\nstop: ['']", "line 2: `stop.0` has to be a text"),
-        ("user: '{text}'\nlabels: [x]", "line 2: `labels` has to be `name: text`"),
-        ("user: '{text}'\nlabels: {1: 2}", "line 2: `labels.1` has to be a text"),
-        ("user: '{text}'\nparts: {a: {then: x}}", "line 2: `parts.a` has to have the keys"),
-        (
-            "user: '{text}'\nparts: {label: {if: text, then: x}}",
-            "line 2: `parts.label` is the name",
-        ),
+        ("user: '{text}'\nprefix: '{text}'\n", "`prefix` has no placeholder {text}"),
+        ("prefix: x", "`user` Field required"),
+        ("user: '{text}'\nusers: x", "`users` Extra inputs are not permitted"),
+        ("user: 5", "`user` Input should be a valid string"),
+        ("user: '{text}'\nstop: '###'", "`stop` Input should be a valid tuple"),
+        ("user: '{text}'\nstop: []", "`stop` Tuple should have at least 1 item"),
+        ("user: '{text}'\nstop:\n- a\n- 5", "`stop.1` Input should be a valid string"),
+        ("user: '{text}'\nstop: ['']", "`stop.0` String should have at least 1 character"),
+        ("user: '{text}'\nlabels: {1: 2}", "`labels.1` Input should be a valid string"),
+        ("user: '{text}'\nparts: {a: {then: x}}", "`parts.a.if` Field required"),
+        ("user: '{text}'\nparts: {label: {if: text, then: x}}", "`parts.label` is the name"),
         ("user: '{text}{a}'\nparts: {a: {if: x, then: y}}", "`parts.a.if` has no placeholder {x}"),
         (
-            "user: '{text}{a}'\nparts: {a: {if: '{label}', then: y}}",
-            "line 2: `parts.a.if` has no placeholder {{label}}",
-        ),
-        (
             "user: '{text}{a}'\nparts:\n  a: {if: label, then: '{a}'}",
-            "line 3: `parts.a.then` has no placeholder {a}",
+            "`parts.a.then` has no placeholder {a}",
         ),
         (
             "user: '{text}{a}'\nprefix: '{a}'\nparts:\n  a:\n    if: label\n    then: '{text}'",
-            "line 6: `parts.a.then` has no placeholder {text}; there are {label}, {terms}",
+            "`parts.a.then` has no placeholder {text}; there are {label}, {terms}",
         ),
         ("user: [", "line 1: expected the node content"),
         ("just a text", "not a YAML file"),
-        ("", "not a YAML file"),
-        ("user: &u [*u]", "the alias u stands within itself"),
-        (
-            "user: !!python/object/apply:os.system ['true']",
-            "line 1: write the value without the tag",
-        ),
-        ("[" * 20_000, "nested more than 100 levels deep"),
+        ("user: &u [*u]", "line 1: write the value itself"),
+        ("user: !!python/name:os.system", "line 1: write the value without the tag"),
     ],
 )
-def test_a_wrong_template_says_what_is_wrong_and_on_which_line(
-    tmp_path: Path, content: str, said: str
-) -> None:
+def test_a_wrong_template_says_what_is_wrong(tmp_path: Path, content: str, said: str) -> None:
     with pytest.raises(InputError, match=r"^method\.template: .*own\.yaml: ") as wrong:
         read(tmp_path / "own.yaml", content)
     assert said in str(wrong.value) and "\n" not in str(wrong.value)
@@ -123,19 +100,19 @@ def test_a_wrong_template_says_what_is_wrong_and_on_which_line(
 @pytest.mark.parametrize("name", ["nowhere.yaml", "", ".", "/", "a\0b"])
 def test_no_such_file(name: str) -> None:
     with pytest.raises(InputError, match=r"no file .* and no packaged template \(texts\)"):
-        TemplateFile.read(name, "dpray.methods.dp_kps", KEYS)
+        read_template(name, "dpray.methods.dp_kps", KEYS)
 
 
 def test_a_file_without_an_end() -> None:
-    with pytest.raises(InputError, match=r"^method\.template: /dev/zero: more than 4000000 bytes"):
-        TemplateFile.read("/dev/zero", "dpray.methods.dp_kps", KEYS)
+    with pytest.raises(InputError, match=r"^method\.template: /dev/zero: more than 1000000 bytes"):
+        read_template("/dev/zero", "dpray.methods.dp_kps", KEYS)
 
 
 TEMPLATE = Template(
     {"user": "{{{text}}} {of}{end}"},
     {
-        "of": Part("label", "of {label} {{text}}"),
-        "end": Part("terms", ": {terms}", "."),
+        "of": Part(**{"if": "label", "then": "of {label} {{text}}"}),
+        "end": Part(**{"if": "terms", "then": ": {terms}", "else": "."}),
     },
     {"a": "the first"},
 )
@@ -215,6 +192,6 @@ def test_plan_refuses_and_run_charges_nothing(
     for command in ("check", "plan", "run"):
         assert run_command([command, str(config)]) == 2
         err = capfd.readouterr().err
-        assert f"dpray: method.template: {own}: line 3: `user` has no placeholder" in err
+        assert f"dpray: method.template: {own}: `user` has no placeholder" in err
         assert err.count("\n") == 1
     assert not (tmp_path / "ledger.db").exists()

@@ -50,7 +50,8 @@ def test_what_is_not_a_number_is_left_to_the_keys():
         ("a: !!bool yes", r"^line 1: write the value without the tag"),
         ("a: 1\nb: !!set {c}", r"^line 2: write the value without the tag"),
         ("%YAML 1.1\n---\na: 1:30", r"directive"),
-        ("a: *b", r"^line 1: found undefined alias"),
+        ("a: &b [1]\nc: *b", r"^line 2: write the value itself in place of the alias"),
+        ("[" * 20_000, r"^line 1: nested more than 100 levels deep"),
         ("a: 1\n---\nb: 2", r"another document"),
     ],
 )

@@ -105,9 +105,9 @@ def test_a_run_that_is_told_to_end_says_what_is_charged_and_can_be_resumed(
     """By SIGTERM to the command, or by `ray job stop`: Ray makes a SystemExit of it."""
 
     def stop(progress: Progress) -> None:
-        if progress.stage == "densities" and ends == "SIGTERM":
+        if progress.activity == "densities" and ends == "SIGTERM":
             os.kill(os.getpid(), signal.SIGTERM)
-        elif progress.stage == "densities":
+        elif progress.activity == "densities":
             raise SystemExit(15)
 
     before = signal.getsignal(signal.SIGTERM)

@@ -137,11 +137,11 @@ def test_parquet_has_types_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0, "0"], "'0' is given as a text and as a value"),
-        (["true", True], "'true' is given as a text and as a value"),
+        ([0, "0"], "'0' is given twice"),
+        (["true", True], "'true' is given twice"),
         ([1, 1.0], "two are the same number"),
         ([10**300, 1e300, 10**400, int(1e300)], "two are the same number"),
-        (["a", "a"], "a label is given twice"),
+        (["a", "a"], "'a' is given twice"),
         ([float("nan")], "a label is no infinity and not .nan"),
         ([float("inf")], "a label is no infinity and not .nan"),
         ([None], "a label is a text, a number, true or false"),

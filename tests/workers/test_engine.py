@@ -15,6 +15,7 @@ from dpray.engines.base import EngineError
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.registry import make_plan
+from dpray.runs.plan import try_model
 from dpray.training.ray_train import scaling
 from dpray.types import InputError
 from dpray.workers.engine import (
@@ -205,7 +206,7 @@ def test_a_shard_that_cannot_be_made_is_answered_for_every_call(
 def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_nothing(
     config: Callable[..., Config], error: Exception, reason: str, kind: type[Exception]
 ) -> None:
-    plan = make_plan(here(config)).with_salt("0" * 32)
+    plan = replace(make_plan(here(config)), salt="0" * 32)
     ledger: Any = None  # whose absence would show
     decoder = partial(BatchDecoder, plan, ledger, "run", "attempt", raising(error))
     error_of_load = PoolActor(partial(SliceWorker, decoder, "batch", 8), most=8).load().error
@@ -217,7 +218,7 @@ def test_an_engine_is_tried_before_the_charge_where_one_is_loaded(
     config: Callable[..., Config], error: Exception, reason: str, kind: type[Exception]
 ) -> None:
     with pytest.raises(InputError) as refused:
-        make_plan(here(config)).try_models(raising(error), print)
+        try_model(make_plan(here(config)), raising(error), print)
     asked = reason if kind is InputError else f"engine: {reason}"
     assert str(refused.value) == asked
 
@@ -226,7 +227,7 @@ def test_no_engine_is_tried_where_the_run_loads_none(config: Callable[..., Confi
     ours = here(config)
     engine = ours.engine.model_copy(update={"kind": "openai"})
     plan = replace(make_plan(ours), config=ours.model_copy(update={"engine": engine}))
-    assert plan.try_models(raising(AssertionError("never called")), print) is None
+    assert try_model(plan, raising(AssertionError("never called")), print) is None
 
 
 def test_an_actor_whose_engine_ends_the_process_does_not_wait_for_it() -> None:

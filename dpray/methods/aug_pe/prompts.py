@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from dpray.io.labels import label_name
-from dpray.io.template_file import Template, TemplateFile, TextKey
+from dpray.io.columns import label_name
+from dpray.io.template_file import Template, TemplatePart, TextKey, Words, read_template
 from dpray.types import Prompt
 
 PACKAGE = "dpray.methods.aug_pe"
@@ -31,7 +31,14 @@ TEXTS = {
         default="{blanks}\n{text}\n\n",
     ),
 }
-DEMONSTRATION_KEYS = {"label", "blanks", "text"}
+
+
+class Demonstration(TemplatePart):
+    """A public text with blanks, and the text that fills them."""
+
+    label: Any
+    blanks: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -96,42 +103,48 @@ def load_variation_prompts(
 
     Raises InputError saying what is wrong with the template, for the public `labels` too.
     """
-    keys = {*TEXTS, "styles", "keywords", "demonstrations"}
-    file = TemplateFile.read(name_or_path, PACKAGE, keys, "random", variation)
-    template = file.template(TEXTS)
-    shown = _demonstrations(file, template, demonstrations)
-    prompts = VariationPrompts(template, file.words("styles"), _keywords(file), shown)
-    for label in labels if prompts.keywords else ():
-        if not any(label.startswith(key) for key in prompts.keywords):
-            raise file.fault(f'has none for the label {label!r} ("": all others)', "keywords")
+    template = read_template(
+        name_or_path,
+        PACKAGE,
+        TEXTS,
+        "random",
+        variation,
+        styles=(Words, ()),
+        keywords=(Words | dict[Any, Words | None], ()),
+        demonstrations=(list[Demonstration], []),
+    )
+    shown = _demonstrations(template, demonstrations)
+    prompts = VariationPrompts(template, template.further["styles"], _keywords(template), shown)
+    for label in labels:
+        try:
+            prompts.keywords_of(label)
+        except KeyError:
+            raise template.fault(
+                f'has none for the label {label!r} ("": all others)', "keywords"
+            ) from None
     return prompts
 
 
-def _keywords(file: TemplateFile) -> dict[str, tuple[str, ...]]:
-    value = file.values.get("keywords")
-    if not isinstance(value, dict):
-        words = file.words("keywords")
-        return {"": words} if words else {}
-    return {
-        label_name(label): () if words is None else file.list_of(words, "keywords", str(label))
-        for label, words in value.items()
-    }
+def _keywords(template: Template) -> dict[str, tuple[str, ...]]:
+    given = template.further["keywords"]
+    if isinstance(given, dict):
+        return {label_name(label): words or () for label, words in given.items()}
+    return {"": given} if given else {}
 
 
-def _demonstrations(file: TemplateFile, template: Template, wanted: int) -> str:
+def _demonstrations(template: Template, wanted: int) -> str:
     """Return the text of the first `wanted` demonstrations."""
-    given = file.values.get("demonstrations", [])
-    if not isinstance(given, list):
-        raise file.fault("has to be a list", "demonstrations")
-    for number, each in enumerate(given):
-        if not isinstance(each, dict) or set(each) != DEMONSTRATION_KEYS:
-            keys = ", ".join(sorted(DEMONSTRATION_KEYS))
-            raise file.fault(f"has to have the keys {keys}", "demonstrations", str(number))
+    given = template.further["demonstrations"]
     if wanted > len(given):
         problem = f"are {len(given)}, and method.demonstrations asks for {wanted}"
-        raise file.fault(problem, "demonstrations")
-    shown = ({key: str(value) for key, value in each.items()} for each in given[:wanted])
+        raise template.fault(problem, "demonstrations")
     return "".join(
-        template.render("demonstration", words=str(len(each["text"].split())), **each)
-        for each in shown
+        template.render(
+            "demonstration",
+            words=str(len(each.text.split())),
+            label=str(each.label),
+            blanks=each.blanks,
+            text=each.text,
+        )
+        for each in given[:wanted]
     )

@@ -20,6 +20,7 @@ from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
 from dpray.runs.session import Release, Session
+from dpray.types import Progress
 from dpray.workers.engine_pool import on_pool
 from dpray.workers.shards import Embeddings, Shards, Vote, Voters, embedded
 
@@ -61,6 +62,10 @@ def published_vote(
 
     checkpoint = Checkpoint(**session.publish_once(unit(t), mechanism))
     return {label: np.array(votes, np.int64) for label, votes in checkpoint.votes.items()}
+
+
+def show_progress(session: AugPeSession, progress: Progress) -> None:
+    session.show(progress.activity, progress.completed, progress.total, progress.detail)
 
 
 def unit(t: int) -> str:

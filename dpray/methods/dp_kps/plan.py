@@ -14,7 +14,7 @@ from dpray.accounting.calibration import calibrate
 from dpray.accounting.event import Event
 from dpray.auditing.target import Target
 from dpray.config.config import Config
-from dpray.io.few_shot import read_few_shot
+from dpray.io.public_files import read_few_shot
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.methods.dp_kps.settings import DpKpsSettings

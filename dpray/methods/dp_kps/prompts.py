@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dpray.io.few_shot import FewShot
-from dpray.io.template_file import Template, TemplateFile, TextKey
+from dpray.io.public_files import FewShot
+from dpray.io.template_file import Template, TextKey, read_template
 from dpray.types import Prompt
 
 PACKAGE = "dpray.methods.dp_kps"
@@ -54,5 +54,5 @@ def load_keyphrase_prompts(
 ) -> KeyphrasePrompts:
     """Load a packaged template by its name, or a YAML file. Raises InputError saying what is
     wrong."""
-    file = TemplateFile.read(name_or_path, PACKAGE, TEXTS, "user")
-    return KeyphrasePrompts(file.template(TEXTS), document_type, few_shot or FewShot())
+    template = read_template(name_or_path, PACKAGE, TEXTS, "user")
+    return KeyphrasePrompts(template, document_type, few_shot or FewShot())

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.text import TextCodec
-from dpray.io.few_shot import FewShot, read_few_shot
-from dpray.io.template_file import Template, TemplateFile, TextKey
+from dpray.io.public_files import FewShot, read_few_shot
+from dpray.io.template_file import Template, TextKey, read_template
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.public_input import read_terms
 from dpray.types import InputError, Prompt
@@ -97,11 +97,10 @@ def template_of(config: Config, settings: PrivatePredictionSettings) -> PromptTe
 def load_template(name_or_path: str, few_shot: FewShot | None = None) -> PromptTemplate:
     """Load a packaged template by its name, or a YAML file. Raises InputError saying what is
     wrong."""
-    file = TemplateFile.read(name_or_path, PACKAGE, set(TEXTS), "user")
-    template = file.template(TEXTS)
+    template = read_template(name_or_path, PACKAGE, TEXTS, "user")
     for key in _requests(template):
         if few_shot is not None and few_shot.shown and not template.shows(key, "examples"):
-            raise file.fault("has no {examples}, which method.few_shot gives", key)
+            raise template.fault("has no {examples}, which method.few_shot gives", key)
     return PromptTemplate(template, few_shot or FewShot())
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from dpray.accounting.statement import NOT_COVERED
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.row_variation import rounding_warnings
-from dpray.io.external_sort import external_sort
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
 from dpray.methods.private_prediction.decoder import (
     MOST_COPIES,
@@ -25,6 +24,7 @@ from dpray.methods.private_prediction.decoder import (
     placeholder,
     private_rows,
 )
+from dpray.methods.private_prediction.external_sort import external_sort
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY

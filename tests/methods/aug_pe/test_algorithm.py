@@ -31,7 +31,7 @@ from dpray.methods.aug_pe.algorithm import (
     words,
 )
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.types import DprayError, Prompt
+from dpray.types import DprayError, Progress, Prompt
 from tests.statistical.two_sided import fits_probabilities
 
 SALT = "5a" * 16
@@ -361,10 +361,9 @@ def test_a_plan_that_makes_nothing_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_progress_has_public_numbers_only() -> None:
-    seen: list[tuple[str, int, int, str]] = []
-    show = lambda *progress: seen.append(progress)  # noqa: E731
-    run(plan_with(iterations=2, lookahead=1), Model(), Voters(), show=show)
-    assert [(done + 1, what.partition(": ")[2], detail) for what, done, _, detail in seen] == [
+    seen: list[Progress] = []
+    run(plan_with(iterations=2, lookahead=1), Model(), Voters(), on_progress=seen.append)
+    assert [(p.completed + 1, p.activity.partition(": ")[2], p.detail) for p in seen] == [
         (1, "random texts", "15 texts"),
         (1, "lookahead", "15 texts"),
         (1, "embeddings", "15 texts"),

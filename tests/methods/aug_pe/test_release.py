@@ -166,7 +166,7 @@ def test_the_progress_says_nothing_of_how_many_records_there_are(
 ) -> None:
     shown: list[Any] = []
     asked.run(config(method__iterations=1), shown.append)
-    [loading] = [step for step in shown if step.stage == "private embeddings"]
+    [loading] = [step for step in shown if step.activity == "private embeddings"]
     assert (loading.completed, loading.total) == (0, None)
 
 

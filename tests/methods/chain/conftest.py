@@ -55,10 +55,10 @@ class Watched:
 
     def on_progress(self, progress: Progress) -> None:
         self.said.append(progress)
-        if self.stop_at is not None and progress.stage.startswith(self.stop_at):
+        if self.stop_at is not None and progress.activity.startswith(self.stop_at):
             self.stop_at = None
             raise RuntimeError("interrupted")
-        if "training steps" in progress.stage and progress.completed == self.stop_at_step:
+        if "training steps" in progress.activity and progress.completed == self.stop_at_step:
             self.stop_at_step = None
             raise KeyboardInterrupt
 

@@ -70,7 +70,10 @@ def test_private_terms_are_in_the_prompts_of_random_texts(
     have_one = {"2-aug_pe"} if first == "dp_kps" else {"1-topics", "2-aug_pe"}
     assert set(report["noise_multiplier"]) == have_one
     assert len(report["iterations"]) == 2
-    assert {progress.stage.split(":")[0] for progress in watched.said} >= {f"1-{first}", "2-aug_pe"}
+    assert {progress.activity.split(":")[0] for progress in watched.said} >= {
+        f"1-{first}",
+        "2-aug_pe",
+    }
     assert all("30.000 (charged)" in p.detail for p in watched.said if "eps" in p.detail)
     page = write_report(Path(run.output.path), public=True)[0].read_text()
     assert f"{first.replace('_', ' ')}, then aug pe" in page
@@ -124,7 +127,7 @@ def test_topics_that_were_cut_off_in_the_count_are_counted_once_more_at_no_charg
     write_public(Path(run.output.path).parent / "public.jsonl", other)
     watched.said.clear()
     report = watched.run(run)
-    assert not any(progress.stage.startswith("1-topics") for progress in watched.said)
+    assert not any(progress.activity.startswith("1-topics") for progress in watched.said)
     assert starts(run)["1-topics.topics"] == 2  # both attempts of the one charge
     assert starts(run)["2-aug_pe.votes-0001"] == 1
     asked = [prompt for prompt in watched.generated if "contains these words" in prompt]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpray.io.few_shot import FewShot
+from dpray.io.public_files import FewShot
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.types import InputError, Prompt
 
@@ -61,5 +61,5 @@ def test_a_template_of_ones_own(tmp_path: Path) -> None:
     assert ask(prompts, ["a", "{b}"]) == Prompt("Write one with a, {b}", "Review:")
     assert prompts.template.stop == ("x",)
     own.write_text("user: 'Write one'")
-    with pytest.raises(InputError, match=r"own\.yaml: line 1: `user` has no \{terms\}"):
+    with pytest.raises(InputError, match=r"own\.yaml: `user` has no \{terms\}"):
         load_keyphrase_prompts(str(own), "review")

@@ -191,7 +191,7 @@ def test_a_public_vocabulary_that_shrank_meanwhile_does_not_end_a_run(
     records with a term beyond it would stop the run."""
 
     def stop(progress: Progress) -> None:
-        if progress.stage == "densities":
+        if progress.activity == "densities":
             raise RuntimeError
 
     with pytest.raises(Resumable):
@@ -259,8 +259,8 @@ def test_the_progress_says_nothing_of_how_many_records_there_are(
         )
         shown.append(steps)
     assert shown[0] == shown[1]
-    read = [step for step in shown[0] if step.stage in ("vocabulary", "densities")]
-    assert [(step.stage, step.total) for step in read] == [
+    read = [step for step in shown[0] if step.activity in ("vocabulary", "densities")]
+    assert [(step.activity, step.total) for step in read] == [
         ("vocabulary", None), ("densities", None),
     ]  # fmt: skip
 

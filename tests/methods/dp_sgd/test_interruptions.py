@@ -39,7 +39,7 @@ def interrupt(run: Config, steps: int) -> None:
     """Run until so many steps are made, and interrupt the next one, whose block has begun."""
 
     def on_progress(progress: Progress) -> None:
-        if (progress.stage, progress.completed) == ("training steps", steps):
+        if (progress.activity, progress.completed) == ("training steps", steps):
             raise KeyboardInterrupt
 
     with pytest.raises(Resumable, match="from the last checkpoint: the steps after it, 2 at"):
@@ -53,7 +53,7 @@ def test_a_progress_function_that_raises_fails_no_training(config: Callable[...,
     open_budget(run)
 
     def broken(progress: Progress) -> None:
-        if (progress.stage, progress.completed) == ("training steps", 3):
+        if (progress.activity, progress.completed) == ("training steps", 3):
             raise ZeroDivisionError("a program's own")
 
     with pytest.raises(Resumable, match=r"ZeroDivisionError; .*: the same command"):
@@ -204,7 +204,7 @@ def test_texts_that_were_written_are_kept_when_the_engine_stops(
         methods.run(run, build=lambda section: Stops(build_engine(section), 4))
     shown: list[Progress] = []
     report = methods.run(run, shown.append, lambda section: Stops(build_engine(section), 99))
-    assert not any(progress.stage == "training steps" for progress in shown)
+    assert not any(progress.activity == "training steps" for progress in shown)
     assert len(asked) == report["calls"]["calls"] >= 6
     assert {prompt.user for prompt in asked} == {"label: a\n", "label: b\n"}
 

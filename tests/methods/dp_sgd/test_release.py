@@ -36,7 +36,7 @@ def test_a_run_from_data_to_release(
 
     def show(progress: Any) -> None:
         shown.append(progress)
-        training = progress.stage == "training steps" and progress.completed > 0
+        training = progress.activity == "training steps" and progress.completed > 0
         assert not training or list((private / "tokens").glob("ids-0.bin"))
 
     report = methods.run(run, show)
@@ -44,7 +44,7 @@ def test_a_run_from_data_to_release(
     assert report["epsilon"] == cost(SelfComposed(step, 6), 1e-5).epsilon
     assert report["steps"] == {"planned": 6, "repeated": 0, "charged": 6}
     assert report["not_covered"].count(SUM_ROUNDING) == 1
-    assert [p.completed for p in shown if p.stage == "training steps"] == list(range(6))
+    assert [p.completed for p in shown if p.activity == "training steps"] == list(range(6))
     records = lines(run)
     assert len(records) == report["records"] <= 6
     assert set(records[0]) == {"text", "label"} and {r["label"] for r in records} == {"a", "b"}

@@ -17,7 +17,7 @@ from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Laplace
 from dpray.engines.base import EngineError, Lockstep, LockstepGroup, LockstepResult
 from dpray.engines.row_variation import POSITIONS
-from dpray.io.few_shot import FewShot
+from dpray.io.public_files import FewShot
 from dpray.io.template_file import Template
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpray.io.few_shot import FewShot
+from dpray.io.public_files import FewShot
 from dpray.io.template_file import packaged
 from dpray.methods.private_prediction.prompts import PACKAGE, load_template
 from dpray.types import InputError
@@ -94,11 +94,11 @@ def test_all_prompts_of_a_batch_show_the_same_public_examples(of_label: int) -> 
 
 def test_examples_and_terms_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None:
     few_shot = FewShot({None: ["a", "b"]}, 2)
-    with pytest.raises(InputError, match=r"texts: line 3: `user` has no \{examples\}, which"):
+    with pytest.raises(InputError, match=r"texts: `user` has no \{examples\}, which"):
         load_template("texts", few_shot)
     own = tmp_path / "own.yaml"
     own.write_text("user: '{examples}{text}{terms}'\npublic: just one")
-    with pytest.raises(InputError, match=r"own\.yaml: line 2: `public` has no \{examples\}, which"):
+    with pytest.raises(InputError, match=r"own\.yaml: `public` has no \{examples\}, which"):
         load_template(str(own), few_shot)
     with pytest.raises(InputError, match=r"own\.yaml: `public` has no \{terms\}, which the method"):
         load_template(str(own)).showing({"": [["a"]]})
