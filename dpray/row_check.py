@@ -168,9 +168,7 @@ class Tally:
             "labels": {name: self.labels[name] for name in self.data.label_names},
             "other_labels": None if self.other_labels is None else dict(self.other_labels),
             "characters": quantiles(self.characters),
-            "limits": []
-            if self.codec is None
-            else list(map(self._limit, self.plan.reads.token_limits)),
+            "limits": [] if self.codec is None else self._limits(),
             "tokens_not_counted": self.no_tokens,
             "public_size": self.data.public_size,
             "proposals": self._proposals(),
