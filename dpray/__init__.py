@@ -168,7 +168,7 @@ def rehearse(
     """
     from dpray.evaluation.files import load_embedder
     from dpray.planning.rehearse import rehearse as rehearse_methods
-    from dpray.report.rehearsal_page import write_rehearsal
+    from dpray.report.comparison_page import write_rehearsal
 
     parts: dict[str, Any] = {"run": run, "load_embedder": load_embedder} | options
     rehearsed = rehearse_methods(
@@ -192,7 +192,7 @@ def run(
         synthetic.to_pandas()
     """
     from dpray import registry
-    from dpray.report.write import write_report
+    from dpray.report.page import write_report
     from dpray.runs.standing import Standing
     from dpray.workers.engine import build_engine
 

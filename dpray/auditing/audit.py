@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dpray.auditing.canaries import RunMethod, check_canaries, make_canaries, try_canaries
-from dpray.auditing.shared_targets import labels_target
+from dpray.auditing.monte_carlo import labels_target
 from dpray.auditing.target import Finding, audit_target
 from dpray.config.config import Config
 from dpray.engines.base import Embedder, EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.evaluation import NOT_FOR_RELEASE
 from dpray.io.columns import TextColumns, text_of
 from dpray.io.file_list import list_files
 from dpray.io.records import read_rows
@@ -74,49 +75,38 @@ def audit(
         raise InputError(
             "privacy.epsilon: infinite epsilon claims nothing, so there is nothing to audit"
         )
-    result = _audit_plan(plan, trials, confidence, on_progress)
-    if attack is not None:
-        result["membership"] = attack()
-    if canaries:
-        result["canaries"] = _audit_by_canaries(plan, candidates, run, on_progress)
-    return result
-
-
-def _audit_plan(
-    plan: Plan, trials: int, confidence: float, on_progress: OnProgress
-) -> dict[str, Any]:
-    """Audit all mechanisms that the plan charges for; opens no data and no ledger."""
-    claimed = not plan.not_private
-    findings = _findings(plan, trials, confidence, on_progress) if claimed else []
-    return {
+    findings = [] if plan.not_private else _findings(plan, trials, confidence, on_progress)
+    result = {
         "method": plan.config.method.name,
         "confidence": confidence,
-        "epsilon": plan.cost.epsilon if claimed else None,
-        "delta": plan.cost.delta if claimed else None,
+        "epsilon": None if plan.not_private else plan.cost.epsilon,
+        "delta": None if plan.not_private else plan.cost.delta,
         "mechanisms": [asdict(found) | {"holds": found.holds} for found in findings],
         "holds": all(found.holds for found in findings),
         "not_private": plan.not_private,
     }
+    if attack is not None:
+        result["membership"] = attack()
+    if canaries:
+        made = make_canaries(generator(new_key()))
+        secrets = try_canaries(plan, made, candidates, run, on_progress)
+        result["canaries"] = {
+            "private": NOT_FOR_RELEASE,
+            "ledger": NOTHING_CHARGED,
+            "secrets": secrets,
+        }
+    return result
 
 
 def _findings(plan: Plan, trials: int, confidence: float, on_progress: OnProgress) -> list[Finding]:
-    """Audit every target. With probability `confidence` no bound is above its true epsilon."""
+    """Audit every mechanism that the plan charges for; opens no data and no ledger. With
+    probability `confidence` no bound is above its true epsilon."""
     targets = list(plan.audit_targets())
     if plan.label_histogram is not None:
         targets.insert(0, labels_target(plan.label_histogram))
     alpha = (1 - confidence) / len(targets)
     delta = plan.config.privacy.delta
     return [audit_target(target, trials, delta, alpha, on_progress) for target in targets]
-
-
-def _audit_by_canaries(
-    plan: Plan, candidates: int, run: RunMethod, on_progress: OnProgress
-) -> dict[str, Any]:
-    from dpray.evaluation import NOT_FOR_RELEASE
-
-    canaries = make_canaries(generator(new_key()))
-    secrets = try_canaries(plan, canaries, candidates, run, on_progress)
-    return {"private": NOT_FOR_RELEASE, "ledger": NOTHING_CHARGED, "secrets": secrets}
 
 
 def _membership(

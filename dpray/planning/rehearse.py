@@ -167,7 +167,7 @@ def rehearse(
     drawn = draw(half, config.data.public_size, config.data.unit)
     twin = write_twin(drawn, out)
     # Imported late: bad input should not have to wait for scikit-learn.
-    from dpray.evaluation.judge import Judge
+    from dpray.evaluation.evaluate import Judge
 
     real_records, test_records = (as_released(config, rows) for rows in (half, test))
     embedder, labelled = load_embedder(config.embedder.model), config.data.label is not None

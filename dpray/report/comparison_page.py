@@ -1,22 +1,27 @@
-"""The page of a comparison: the plan of every method at each epsilon, from public numbers, and its
-score in a rehearsal if there was one."""
+"""The pages of the methods over epsilon: a comparison of their plans, from public numbers alone,
+and the scores of a rehearsal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import UndefinedError
+from markupsafe import Markup
 
-from dpray.io.files import read_json
+from dpray.io.files import read_json, write_durably
 from dpray.report.curves import Point, curves_svg, key_svg, row
-from dpray.report.figures import number
 from dpray.report.page import templates
 from dpray.types import InputError
 
-Methods = Mapping[str, Mapping[str, Any]]
-"""The methods' summaries at one epsilon, by their names."""
+Scores = Mapping[tuple[str, float], Mapping[str, Any]]
+"""Mean and deviation of the score that decides, and the settings that were rehearsed, by method and
+epsilon."""
+
+Value = Callable[[str, Mapping[str, Any]], float | None]
+"""Returns the value of the named method at one epsilon, or None without one."""
 
 
 def read_rehearsal(folder: Path) -> dict[str, Any]:
@@ -45,42 +50,72 @@ def render_comparison(explored: Mapping[str, Any], rehearsal: Mapping[str, Any] 
     `dpray plan --compare --html --json` prints, and `rehearsal` the content of `rehearsal.json`."""
     tried = explored["epsilons"]
     names = list(tried[0]["methods"])
-    scores = {} if rehearsal is None else _scores(rehearsal)
+    scores: Scores = {} if rehearsal is None else _scores(rehearsal)
+    best = {} if rehearsal is None else {at["epsilon"]: at["best"] for at in rehearsal["epsilons"]}
     shown = {name: parameters([at["methods"][name] for at in tried]) for name in names}
-
-    def about(name: str, epsilon: float, method: Mapping[str, Any]) -> str:
-        return _about(name, epsilon, method, shown[name], scores.get((name, epsilon)))
-
-    def curve(name: str, value: Callable[[Mapping[str, Any]], float | None]) -> Iterator[Point]:
-        for at in tried:
-            method, epsilon = at["methods"][name], at["epsilon"]
-            found = value(method)
-            if found is not None:
-                said = about(name, epsilon, method)
-                yield Point(epsilon, found, said, row(name, epsilon), state=state(method))
-
-    def panel(picture: str, value: Callable[[Mapping[str, Any]], float | None], **look: Any) -> Any:
-        curves = {name: list(curve(name, value)) for name in names}
-        return curves_svg(curves, picture, **look) if any(curves.values()) else None
-
-    panels = {
-        "signal": panel("signal", _signal, line=1.0, linear_to=0.1),
-        "records": panel("records", _records, line=explored["records_wanted"]),
-        "calls": panel("calls", _calls, linear_to=100.0),
-        "quality": None,
-    }
-    if rehearsal is not None:
-        panels["quality"] = _quality(rehearsal, explored, names, about)
     page = templates().get_template("comparison.html.j2")
     try:
         return page.render(
-            **explored, rehearsal=rehearsal, scores=scores, names=names, panels=panels,
-            shown=shown, row=row, state=state, key=key_svg, settings=settings,
-            rehearsed_best=_best(rehearsal or {"epsilons": []}, tried),
+            **explored,
+            rehearsal=rehearsal,
+            scores=scores,
+            names=names,
+            panels=_panels(explored, rehearsal, scores),
+            shown=shown,
+            row=row,
+            state=state,
+            key=key_svg,
+            settings=settings,
+            rehearsed_best=best,
             differs=lambda name, at: _differs(name, at, scores),
-        )  # fmt: skip
+        )
     except (UndefinedError, KeyError, TypeError) as error:
         raise InputError(f"--rehearsal: written by another version of dpray ({error})") from None
+
+
+def _panels(
+    explored: Mapping[str, Any], rehearsal: Mapping[str, Any] | None, scores: Scores
+) -> dict[str, Markup | None]:
+    """Draw each picture of the comparison; None without a point in it."""
+    tried = explored["epsilons"]
+
+    def panel(value: Value, **look: Any) -> Markup | None:
+        curves: dict[str, list[Point]] = {name: [] for name in tried[0]["methods"]}
+        for at in tried:
+            epsilon = at["epsilon"]
+            for name, method in at["methods"].items():
+                found = value(name, at)
+                if found is not None:
+                    spread = scores[name, epsilon]["deviation"] if value is score else 0.0
+                    point = Point(epsilon, found, row(name, epsilon), spread, state(method))
+                    curves[name].append(point)
+        return curves_svg(curves, **look) if any(curves.values()) else None
+
+    def score(name: str, at: Mapping[str, Any]) -> float | None:
+        found = scores.get((name, at["epsilon"]))
+        return None if found is None else found["mean"]
+
+    def signal(name: str, at: Mapping[str, Any]) -> float | None:
+        method = at["methods"][name]
+        if not method["feasible"] or method["signal"] is None:
+            return None
+        return float(method["signal"]["value"] / method["signal"]["enough"])
+
+    def records(name: str, at: Mapping[str, Any]) -> float:
+        method = at["methods"][name]
+        return method["plan"]["records"] if method["feasible"] else 0
+
+    def calls(name: str, at: Mapping[str, Any]) -> float | None:
+        method = at["methods"][name]
+        return method["plan"]["llm_calls"] if method["feasible"] else None
+
+    real = rehearsal and rehearsal["real_records"][rehearsal["score"]]["mean"]
+    return {
+        "quality": panel(score, line=real, from_zero=False),
+        "signal": panel(signal, line=1.0, linear_to=0.1),
+        "records": panel(records, line=explored["records_wanted"]),
+        "calls": panel(calls, linear_to=100.0),
+    }
 
 
 def state(method: Mapping[str, Any]) -> Any:
@@ -110,57 +145,7 @@ def settings(plan: Mapping[str, Any]) -> Mapping[str, Any]:
     return {f"{one['name']} {key}": one[key] for one in method["methods"] for key in one}
 
 
-def _about(
-    name: str,
-    epsilon: float,
-    method: Mapping[str, Any],
-    shown: list[str],
-    score: Mapping[str, Any] | None,
-) -> str:
-    lines = [f"{name} at ε {epsilon:g}"]
-    if not method["feasible"]:
-        lines.append(f"no plan: {method['why_not']}")
-        if method["needs_records"] is not None:
-            lines.append(f"enough from {method['needs_records']:,} records on")
-        return "\n".join(lines)
-    plan, signal = method["plan"], method["signal"]
-    lines += method["reasons"]
-    of_plan = settings(plan)
-    lines.append(", ".join(f"{key} {_value(of_plan[key])}" for key in shown if key in of_plan))
-    if signal is not None:
-        lines.append(
-            f"signal {signal['value']:,.3g}, enough from {signal['enough']:g} on: "
-            f"{signal['meaning']}"
-        )
-    if method["needs_records"] is not None:
-        lines.append(f"enough from {method['needs_records']:,} records on")
-    lines.append(f"{plan['records']:,} texts, {plan['llm_calls']:,} calls of the language model")
-    if score is not None:
-        lines.append(f"in the rehearsal {score['mean']:.3f} ± {score['deviation']:.3f}")
-    return "\n".join(lines)
-
-
-def _value(value: Any) -> str:
-    return number(value) if isinstance(value, int | float) else str(value)
-
-
-def _signal(method: Mapping[str, Any]) -> float | None:
-    if not method["feasible"] or method["signal"] is None:
-        return None
-    return float(method["signal"]["value"] / method["signal"]["enough"])
-
-
-def _records(method: Mapping[str, Any]) -> float:
-    return method["plan"]["records"] if method["feasible"] else 0
-
-
-def _calls(method: Mapping[str, Any]) -> float | None:
-    return method["plan"]["llm_calls"] if method["feasible"] else None
-
-
-def _scores(rehearsal: Mapping[str, Any]) -> dict[tuple[str, float], Mapping[str, Any]]:
-    """Return mean and deviation of the score that decides, with the settings that were rehearsed,
-    by method and epsilon."""
+def _scores(rehearsal: Mapping[str, Any]) -> Scores:
     return {
         (name, tried["epsilon"]): method["scores"][rehearsal["score"]]
         | {"method": method["plan"]["method"]}
@@ -170,44 +155,30 @@ def _scores(rehearsal: Mapping[str, Any]) -> dict[tuple[str, float], Mapping[str
     }
 
 
-def _best(rehearsal: Mapping[str, Any], tried: list[Mapping[str, Any]]) -> dict[float, str]:
-    """Return the best method of the rehearsal for every epsilon of the page, or "" if there was
-    none."""
-    best = {at["epsilon"]: at["best"] for at in rehearsal["epsilons"]}
-    return {at["epsilon"]: best.get(at["epsilon"]) or "" for at in tried}
-
-
-def _differs(name: str, at: Mapping[str, Any], scores: Mapping[tuple[str, float], Any]) -> bool:
+def _differs(name: str, at: Mapping[str, Any], scores: Scores) -> bool:
     """Return whether the rehearsal of a method had other settings than its plan has now."""
     method, score = at["methods"][name], scores.get((name, at["epsilon"]))
     return score is not None and method["feasible"] and score["method"] != method["plan"]["method"]
 
 
-def _quality(
-    rehearsal: Mapping[str, Any],
-    explored: Mapping[str, Any],
-    names: list[str],
-    about: Callable[[str, float, Mapping[str, Any]], str],
-) -> Any:
-    """Draw the rehearsal's scores at the epsilons of the page."""
-    compared = {at["epsilon"]: at["methods"] for at in explored["epsilons"]}
-    scores = _scores(rehearsal)
-    curves = {
-        name: [
-            Point(
-                epsilon,
-                scores[name, epsilon]["mean"],
-                about(name, epsilon, methods[name]),
-                row(name, epsilon),
-                scores[name, epsilon]["deviation"],
-                state(methods[name]),
-            )
-            for epsilon, methods in compared.items()
-            if (name, epsilon) in scores
-        ]
-        for name in names
-    }
-    real = rehearsal["real_records"][rehearsal["score"]]["mean"]
-    return (
-        curves_svg(curves, "quality", line=real, from_zero=False) if any(curves.values()) else None
-    )
+def write_rehearsal(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write `rehearsal.json` and `rehearsal.html` into the folder; `summary` is that of a
+    `Rehearsal`."""
+    write_durably(folder / "rehearsal.json", json.dumps(summary, indent=2) + "\n")
+    write_durably(folder / "rehearsal.html", render_rehearsal(summary))
+
+
+def render_rehearsal(summary: Mapping[str, Any]) -> str:
+    """Return one HTML page that needs no network and no script."""
+    scores = _scores(summary)
+    names = list(summary["epsilons"][0]["methods"])
+    curves: dict[str, list[Point]] = {name: [] for name in names}
+    for (name, epsilon), score in scores.items():
+        point = Point(epsilon, score["mean"], row(name, epsilon), score["deviation"])
+        curves[name].append(point)
+    real = summary["real_records"][summary["score"]]["mean"]
+    picture = None
+    if scores:
+        picture = curves_svg(curves, line=real, from_zero=False, height=3.0, width=7.4)
+    page = templates().get_template("rehearsal.html.j2")
+    return page.render(**summary, names=names, picture=picture, key=key_svg, row=row)

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from dpray.auditing import shared_targets
-from dpray.auditing.shared_targets import labels_target, votes_target
+from dpray.auditing import monte_carlo
+from dpray.auditing.monte_carlo import labels_target, votes_target
 from dpray.auditing.target import Finding, Target, audit_target
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.votes import VoteHistogram
@@ -120,10 +120,8 @@ NORMAL = FeatureSum(100, "gaussian", 1.5)
 
 def votes_of(number: int) -> Fault:
     """Cast so many votes of a record for its nearest text."""
-    right = shared_targets.count_votes
-    return lambda: patch.object(
-        shared_targets, "count_votes", lambda p, s, w: number * right(p, s, w)
-    )
+    right = monte_carlo.count_votes
+    return lambda: patch.object(monte_carlo, "count_votes", lambda p, s, w: number * right(p, s, w))
 
 
 def noise_of_one_record() -> AbstractContextManager[Any]:
@@ -138,8 +136,8 @@ def noise_of_one_record() -> AbstractContextManager[Any]:
 
 def votes_for_the_nearest_text() -> AbstractContextManager[Any]:
     """Cast all votes of a record for one text."""
-    right = shared_targets.count_votes
-    return patch.object(shared_targets, "count_votes", lambda p, s, w: right(p, s, (2 * sum(w),)))
+    right = monte_carlo.count_votes
+    return patch.object(monte_carlo, "count_votes", lambda p, s, w: right(p, s, (2 * sum(w),)))
 
 
 def all_terms() -> AbstractContextManager[Any]:

@@ -13,7 +13,7 @@ import pytest
 from dpray import registry
 from dpray.config.config import Config, EngineConfig, parse_config
 from dpray.engines.transformers import TransformersEngine
-from dpray.report.write import write_report
+from dpray.report.page import write_report
 from dpray.runs.public_names import model_name
 from dpray.workers import voters
 from tests.methods.aug_pe.test_release import BagOfWords

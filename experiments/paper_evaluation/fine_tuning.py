@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from dpray.engines.model_path import resolve_model
-from dpray.evaluation.causal_lm import CausalLM, padded
 from dpray.evaluation.downstream import Embedded
 from dpray.evaluation.scores import mean_and_deviation
 from dpray.types import InputError, OnProgress, Progress
+from paper_evaluation.causal_lm import CausalLM, padded
 
 Batch = dict[str, torch.Tensor]
 

@@ -14,9 +14,9 @@ import numpy as np
 from scipy.special import softmax
 
 from dpray.engines.base import Engine, PlainPrompt, Sampling
-from dpray.evaluation.causal_lm import CausalLM
 from dpray.evaluation.scores import accuracy_and_f1, summaries
 from dpray.types import OnProgress, Progress
+from paper_evaluation.causal_lm import CausalLM
 
 Example = tuple[str, str]
 """An `Example` is a text and its label."""

@@ -5,10 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-
-from dpray.engines.base import Completion
-from dpray.evaluation.causal_lm import CausalLM
-from dpray.evaluation.in_context import (
+from paper_evaluation.causal_lm import CausalLM
+from paper_evaluation.in_context import (
     ANSWER_TOKENS,
     InContextClassifier,
     InContextExtractor,
@@ -17,6 +15,8 @@ from dpray.evaluation.in_context import (
     compare_in_context,
     word_f1,
 )
+
+from dpray.engines.base import Completion
 from dpray.types import InputError
 
 

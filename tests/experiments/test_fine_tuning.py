@@ -5,17 +5,17 @@ import random
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
-
-from dpray.evaluation.causal_lm import CausalLM
-from dpray.evaluation.downstream import Embedded, compare_classifier
-from dpray.evaluation.fine_tuning import (
+from paper_evaluation.causal_lm import CausalLM
+from paper_evaluation.fine_tuning import (
     Encoder,
     Training,
     compare_next_word,
     next_word_accuracy,
 )
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+from dpray.evaluation.downstream import Embedded, compare_classifier
 from dpray.types import InputError
 
 from .test_evaluate import COMMON, WORDS, notes
