@@ -74,8 +74,9 @@ class Canary:
         return self.kind.sentence.format(self.secret)
 
 
-def make_canaries(rng: np.random.Generator) -> list[Canary]:
+def make_canaries() -> list[Canary]:
     """Make one canary of every kind for each number of repetitions."""
+    rng = generator(new_key())
     return [Canary(kind, kind.secret(rng), times) for times in REPETITIONS for kind in KINDS]
 
 

@@ -58,13 +58,34 @@ def evaluate(
     given = {"real": real, "synthetic": synthetic, "train": train, "floor": floor}
     records = {name: rows for name, rows in given.items() if rows is not None}
     sets = _sets(records)
-    made, other, tested = sides = [[text for text, _ in sets[key]] for key in SIDES]
+    made = [text for text, _ in synthetic]
     # A bad schema is refused before the long work.
     shares = {
         "real": structure([text for text, _ in real], schema),
         "synthetic": structure(made, schema),
     }
     embedded = _embed(sets, embedder, _with_progress(map_chunks, "embedding", on_progress))
+    searched = _with_progress(map_chunks, "near-duplicates", on_progress)
+    compared = _compare(sets, embedded, seeds, searched, on_progress)
+    return {
+        "private": NOT_FOR_RELEASE,
+        "warnings": _warnings(made, compared["fidelity"]["records_a_side"], train is None),
+        "records": {name: _by_label(rows) for name, rows in records.items()},
+        "test_records": len(sets["test"]),
+        **compared,
+        "structure": shares,
+    }
+
+
+def _compare(
+    sets: Sets,
+    embedded: Mapping[str, Embedded],
+    seeds: int,
+    map_chunks: ChunkMap,
+    on_progress: OnProgress,
+) -> dict[str, Any]:
+    """Return the parts of the result that compare the `SIDES`."""
+    made, other, tested = sides = [[text for text, _ in sets[key]] for key in SIDES]
     vectors = [embedded[key].vectors for key in SIDES]
     downstream = None
     if embedded["test"].labels is not None:
@@ -72,14 +93,9 @@ def evaluate(
         trained_on = {name: data for name, data in embedded.items() if name != "test"}
         downstream = compare_downstream(trained_on, embedded["test"], seeds)
     fidelity = compare_fidelity(*vectors, seeds, on_progress)
-    searched = _with_progress(map_chunks, "near-duplicates", on_progress)
-    copies = compare_copies(*sides, vectors, searched)
+    copies = compare_copies(*sides, vectors, map_chunks)
     on_progress(Progress("topics, words"))
     return {
-        "private": NOT_FOR_RELEASE,
-        "warnings": _warnings(made, fidelity["records_a_side"], train is None),
-        "records": {name: _by_label(rows) for name, rows in records.items()},
-        "test_records": len(tested),
         "downstream": downstream,
         "fidelity": fidelity,
         "copies": copies,
@@ -87,7 +103,6 @@ def evaluate(
         "map": embedding_map(vectors[0], vectors[2]),
         "diversity": compare_diversity(made, tested, other, seeds),
         "lengths": compare_lengths(*sides, seeds),
-        "structure": shares,
     }
 
 

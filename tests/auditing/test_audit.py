@@ -17,7 +17,6 @@ from dpray.auditing.audit import audit
 from dpray.auditing.target import audit_target
 from dpray.config.config import Config, parse_config
 from dpray.ledger.ledger import Ledger
-from dpray.mechanisms.randomness import generator, new_key
 from dpray.registry import make_plan
 from dpray.types import Budget, DprayError, InputError, Progress, Resumable
 from tests.methods.aug_pe.test_release import BagOfWords
@@ -208,7 +207,7 @@ def test_without_a_place_for_canaries_nothing_is_drawn(settings: Settings, tmp_p
 
 
 def made(repetitions: int) -> list[canaries.Canary]:
-    found = canaries.make_canaries(generator(new_key()))
+    found = canaries.make_canaries()
     return [canary for canary in found if canary.repetitions == repetitions]
 
 
