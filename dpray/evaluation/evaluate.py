@@ -204,11 +204,11 @@ def _embed(sets: Sets, embedder: Embedder, map_chunks: ChunkMap) -> dict[str, Em
     return embedded
 
 
-def _with_progress(map_chunks: ChunkMap, stage: str, on_progress: OnProgress) -> ChunkMap:
+def _with_progress(map_chunks: ChunkMap, part: str, on_progress: OnProgress) -> ChunkMap:
     def mapped(function: Callable[[Any], np.ndarray], cut: Sequence[Any]) -> Iterator[np.ndarray]:
-        on_progress(Progress(stage, 0, len(cut)))
+        on_progress(Progress(part, 0, len(cut)))
         for done, found in enumerate(map_chunks(function, cut), start=1):
-            on_progress(Progress(stage, done, len(cut)))
+            on_progress(Progress(part, done, len(cut)))
             yield found
 
     return mapped
