@@ -44,7 +44,7 @@ def evaluate(
     map_chunks: ChunkMap = map,
     on_progress: OnProgress = lambda progress: None,
 ) -> dict[str, Any]:
-    """Return the content of `evaluation.json`; `downstream` is None without labels.
+    """Return the content of `evaluation.json`. Without labels `downstream` is empty (None).
 
     `real` are the test records. `train` are other real records, best the private ones that the
     synthetic were made of: they train the ceiling and are searched for near-duplicates. Without
