@@ -85,24 +85,24 @@ def _compare(
     on_progress: OnProgress,
 ) -> dict[str, Any]:
     """Return the parts of the result that compare the `SIDES`."""
-    made, other, tested = sides = [[text for text, _ in sets[key]] for key in SIDES]
-    vectors = [embedded[key].vectors for key in SIDES]
+    made, other, tested = texts = [[text for text, _ in sets[key]] for key in SIDES]
+    made_ND, other_MD, tested_KD = vectors = [embedded[key].vectors for key in SIDES]
     downstream = None
     if embedded["test"].labels is not None:
         on_progress(Progress("classifiers"))
         trained_on = {name: data for name, data in embedded.items() if name != "test"}
         downstream = compare_downstream(trained_on, embedded["test"], seeds)
-    fidelity = compare_fidelity(*vectors, seeds, on_progress)
-    copies = compare_copies(*sides, vectors, map_chunks)
+    fidelity = compare_fidelity(made_ND, other_MD, tested_KD, seeds, on_progress)
+    copies = compare_copies(made, other, tested, vectors, map_chunks)
     on_progress(Progress("topics, words"))
     return {
         "downstream": downstream,
         "fidelity": fidelity,
         "copies": copies,
-        "topics": compare_topics(sides, vectors),
-        "map": embedding_map(vectors[0], vectors[2]),
+        "topics": compare_topics(texts, vectors),
+        "map": embedding_map(made_ND, tested_KD),
         "diversity": compare_diversity(made, tested, other, seeds),
-        "lengths": compare_lengths(*sides, seeds),
+        "lengths": compare_lengths(made, other, tested, seeds),
     }
 
 
