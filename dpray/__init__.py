@@ -156,7 +156,7 @@ def run(
             synthetic = dpray.run(config, on_progress=show)
     """
     from dpray import registry
-    from dpray.report.write import write_report
+    from dpray.report.page import write_report
     from dpray.runs.standing import Standing
     from dpray.workers.engine import build_engine
 

@@ -19,7 +19,7 @@ from dpray.evaluation.copies import shared_words
 from dpray.evaluation.downstream import Embedded
 from dpray.evaluation.fidelity import cluster_divergences
 from dpray.evaluation.membership import membership
-from dpray.evaluation.structure import structure
+from dpray.evaluation.texts import structure
 
 A_SIDE = 80
 """Records a side of a Fréchet distance; a run may release a few fewer than were asked for."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from paper_evaluation.network import three_layer_network
 from runs import DATA, RUNS, finished, make, released
 
 from dpray.evaluation.downstream import Embedded, logistic_regression
-from dpray.evaluation.network import three_layer_network
 
 BUDGETS = ((1, 5), (5, 5), (1, 10), (5, 10))
 """eps_voc and eps_kde: Table 2 of the paper."""

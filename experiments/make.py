@@ -40,8 +40,7 @@ from figures import SAMPLES
 from runs import DATA, HERE, RUNS, rows
 
 from dpray.evaluation.downstream import compare_downstream
-from dpray.evaluation.files import FILM_SCHEMA
-from dpray.evaluation.structure import structure
+from dpray.evaluation.texts import structure
 
 RESULTS_HEAD = """# Measured results
 
@@ -166,7 +165,7 @@ def spread(row: dict[str, Any]) -> str:
 
 
 def films() -> list[str]:
-    schema = json.loads(FILM_SCHEMA.read_text())
+    schema = json.loads((HERE / "film.schema.json").read_text())
     table = [
         "## Private prediction: film records in JSON, 8,000 private records, delta 1e-6",
         "",

@@ -22,7 +22,7 @@ from scipy.stats import spearmanr
 
 import dpray
 from dpray.config.config import Config
-from dpray.evaluation.judge import Judge
+from dpray.evaluation.evaluate import Judge
 from dpray.methods.config import load_config, parse_config
 from dpray.planning.compare import METHODS
 from dpray.planning.public_twin import on_twin

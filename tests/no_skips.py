@@ -11,7 +11,7 @@ from collections.abc import Generator
 import pytest
 
 ALLOWED = {
-    r"the extra dpray\[(bertopic|reference)\] is not installed": "large, or under the GPL",
+    r"the extra dpray\[reference\] is not installed": "under the GPL",
     r"no folder \.\./shared": "its licences keep it out of the project",
     r"this process may not mount": "a container without that privilege",
     r"want a core each": "a machine with one core",

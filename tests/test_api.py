@@ -95,7 +95,7 @@ def test_evaluate(job: Path) -> None:
     with pytest.raises(dpray.InputError, match="seed: there is no such key"):
         dpray.evaluate(real, real, seed=3)
     with pytest.raises(dpray.InputError, match="embedder: cannot load"):
-        dpray.evaluate(real, real, embedder=[str(job.with_name("none"))])
+        dpray.evaluate(real, real, embedder=str(job.with_name("none")))
     with pytest.raises(dpray.InputError, match="--train: "):
         dpray.evaluate(real, real, train=job.with_name("none.jsonl"))
 

@@ -23,9 +23,8 @@ COMMANDS = {
     "--trials config overrides",
     "dpray check": "--json --write config overrides",
     "dpray demo": "--json --model --out",
-    "dpray evaluate": "--actors --delimiter --embedder --encoder --encoding --extraction --floor "
-    "--gpus-per-actor --json --label --lm --networks --out --ray-address --real --schema --seeds "
-    "--synthetic --text --topics --train",
+    "dpray evaluate": "--actors --delimiter --embedder --encoding --floor --gpus-per-actor --json "
+    "--label --out --ray-address --real --schema --seeds --synthetic --text --train",
     "dpray init": "--dataset --delimiter --delta --encoding --epsilon --force --json --label "
     "--labels --look --method --model --out --output --public-size --text --unit --vocabulary -o "
     "file",

@@ -154,15 +154,15 @@ def test_an_evaluations_tables(capsys: pytest.CaptureFixture[str]) -> None:
         "synthetic": row,
         "ceiling": row,
         "floor": row | {"kind": "[/x]"},
+        "classes": {"labels": [], "records": [], "synthetic": [], "ceiling": []},
     }
     diverse = {"distinct_texts": 1.0} | {f"distinct_{n}": mean for n in (1, 2, 3)}
     lengths = {"mean": 1.0, "quantiles": {"0.5": 1.0}}
     shares = {"json_parse_share": 0.0, "schema_share": None}
     result = {
-        "downstream": classifier | {"networks": [classifier]}, "test_records": 1,
-        "in_context": None, "next_word": None,
+        "downstream": classifier, "test_records": 1,
         "fidelity": {
-            "records_a_side": 1, "records_a_draw": 1, "draws": 1, "embedders": ["[/x]"],
+            "records_a_side": 1, "records_a_draw": 1, "draws": 1,
             "measures": dict.fromkeys(FIDELITY, both),
         },
         "copies": {
@@ -181,4 +181,4 @@ def test_an_evaluations_tables(capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     show_evaluation(result, Path("[/bold]"))
     shown = told(capsys)
-    assert "\x1b" not in shown and shown.count("[/bold]") == 4 and "[/x] (floor)" in shown
+    assert "\x1b" not in shown and shown.count("[/bold]") == 3 and "[/x] (floor)" in shown

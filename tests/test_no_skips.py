@@ -31,7 +31,7 @@ def test_expected_to_fail():
     assert False
 
 def test_allowed():
-    pytest.importorskip("no_such_module", reason="the extra dpray[bertopic] is not installed")
+    pytest.importorskip("no_such_module", reason="the extra dpray[reference] is not installed")
 """
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from dpray.auditing.canaries import RunMethod, check_canaries, make_canaries, try_canaries
-from dpray.auditing.shared_targets import labels_target
-from dpray.auditing.target import Finding, audit_target
+from dpray.auditing.monte_carlo import labels_target
+from dpray.auditing.target import audit_target
 from dpray.config.config import Config
 from dpray.engines.base import Embedder, EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.evaluation import NOT_FOR_RELEASE
 from dpray.io.columns import TextColumns, text_of
 from dpray.io.file_list import list_files
 from dpray.io.records import read_rows
-from dpray.mechanisms.randomness import generator, new_key
 from dpray.registry import make_plan, released_losses
 from dpray.runs.plan import Plan, label_histogram
 from dpray.types import InputError, OnProgress
@@ -26,6 +26,8 @@ NOTHING_CHARGED = (
     "run with a ledger of its own, which is deleted: nothing was charged, so nothing of it may be "
     "released"
 )
+
+NO_CLAIM = "privacy.epsilon: infinite epsilon claims nothing, so there is nothing to audit"
 
 
 def audit(
@@ -52,13 +54,9 @@ def audit(
     if the model is released, ranked by it among `candidates` look-alikes. Both results are private,
     and neither charges a budget.
 
-    Returns `mechanisms` (a `Finding` each, and whether it `holds`), `holds` (whether all do), and
-    `membership` and `canaries` if they are asked for. Raises InputError, before anything is drawn,
-    for bad arguments, and for a plan without a claim if nothing else is asked for.
-
-        found = audit(load_config("notes.yaml"), run=run, trials=2000)
-        for mechanism in found["mechanisms"]:
-            print(mechanism["name"], mechanism["lower_bound"], "<=", mechanism["claimed"])
+    Returns `mechanisms` (a `Finding` each), `holds` (whether all hold), and `membership` and
+    `canaries` if asked for. Raises InputError, before anything is drawn, for bad arguments, and for
+    a plan without a claim if nothing else is asked for.
     """
     if (members is None) != (non_members is None):
         raise InputError("members and non-members: give both, or neither")
@@ -71,52 +69,40 @@ def audit(
     if members is not None and non_members is not None:
         attack = _membership(config, members, non_members, confidence, load_embedder)
     if plan.config.not_private and not (canaries or attack):
-        raise InputError(
-            "privacy.epsilon: infinite epsilon claims nothing, so there is nothing to audit"
-        )
-    result = _audit_plan(plan, trials, confidence, on_progress)
+        raise InputError(NO_CLAIM)
+    result = _bounds(plan, trials, confidence, on_progress)
     if attack is not None:
         result["membership"] = attack()
     if canaries:
-        result["canaries"] = _audit_by_canaries(plan, candidates, run, on_progress)
+        result["canaries"] = {
+            "private": NOT_FOR_RELEASE,
+            "ledger": NOTHING_CHARGED,
+            "secrets": try_canaries(
+                plan, make_canaries(), candidates, run, released_losses, on_progress
+            ),
+        }
     return result
 
 
-def _audit_plan(
-    plan: Plan, trials: int, confidence: float, on_progress: OnProgress
-) -> dict[str, Any]:
-    """Audit all mechanisms that the plan charges for; opens no data and no ledger."""
-    claimed = not plan.config.not_private
-    findings = _findings(plan, trials, confidence, on_progress) if claimed else []
+def _bounds(plan: Plan, trials: int, confidence: float, on_progress: OnProgress) -> dict[str, Any]:
+    """Audit every mechanism that the plan charges for; opens no data and no ledger. With
+    probability `confidence` no bound is above its true epsilon."""
+    findings = []
+    if not plan.config.not_private:
+        targets = list(plan.audit_targets())
+        if (histogram := label_histogram(plan.config)) is not None:
+            targets.insert(0, labels_target(histogram))
+        alpha, delta = (1 - confidence) / len(targets), plan.config.privacy.delta
+        findings = [audit_target(each, trials, delta, alpha, on_progress) for each in targets]
     return {
         "method": plan.config.method.name,
         "confidence": confidence,
-        "epsilon": plan.cost.epsilon if claimed else None,
-        "delta": plan.cost.delta if claimed else None,
+        "epsilon": None if plan.config.not_private else plan.cost.epsilon,
+        "delta": None if plan.config.not_private else plan.cost.delta,
         "mechanisms": [asdict(found) | {"holds": found.holds} for found in findings],
         "holds": all(found.holds for found in findings),
         "not_private": plan.config.not_private,
     }
-
-
-def _findings(plan: Plan, trials: int, confidence: float, on_progress: OnProgress) -> list[Finding]:
-    """Audit every target. With probability `confidence` no bound is above its true epsilon."""
-    targets = list(plan.audit_targets())
-    if (histogram := label_histogram(plan.config)) is not None:
-        targets.insert(0, labels_target(histogram))
-    alpha = (1 - confidence) / len(targets)
-    delta = plan.config.privacy.delta
-    return [audit_target(target, trials, delta, alpha, on_progress) for target in targets]
-
-
-def _audit_by_canaries(
-    plan: Plan, candidates: int, run: RunMethod, on_progress: OnProgress
-) -> dict[str, Any]:
-    from dpray.evaluation import NOT_FOR_RELEASE
-
-    canaries = make_canaries(generator(new_key()))
-    secrets = try_canaries(plan, canaries, candidates, run, released_losses, on_progress)
-    return {"private": NOT_FOR_RELEASE, "ledger": NOTHING_CHARGED, "secrets": secrets}
 
 
 def _membership(

@@ -2,7 +2,8 @@
 Jagielski et al. 2020).
 
 Half of the draws choose an event; the other half, which it does not depend on, bound its two
-probabilities. So the bound holds whatever the search for the event did.
+probabilities. So the bound holds whatever the search for the event did. The targets of mechanisms
+that several methods use are here too: the label histogram and the votes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
+from dpray.mechanisms.labels import LabelHistogram
+from dpray.mechanisms.votes import VoteHistogram, count_votes
 from dpray.types import OnProgress, Progress
 
 Scores = npt.NDArray[np.float64]
 """The statistics of each draw, shape (statistics, trials); larger if the unit is there."""
+
+OTHERS = 20
+"""Number of records in the world without the unit."""
 
 MOST_THRESHOLDS = 400
 
@@ -60,11 +67,8 @@ def epsilon_lower_bound(likely: Any, rare: Any, trials: int, delta: float, alpha
 
 @dataclass(frozen=True)
 class SeenEvent:
-    """The event that one statistic is at least `threshold` (with `below`: at most).
-
-    It is taken to be likelier with the unit (with `without`: without it). An array of thresholds
-    stands for one event each.
-    """
+    """One statistic is at least `threshold` (with `below`: at most), which is taken to be likelier
+    with the unit (with `without`: without it). An array of thresholds stands for one event each."""
 
     statistic: int
     threshold: Any
@@ -152,3 +156,39 @@ def laplace_scores(x_RN: npt.NDArray[Any], shift: float | npt.NDArray[Any], scal
     x_RN = np.asarray(x_RN, dtype=np.float64)
     ratios = (np.abs(x_RN) - np.abs(x_RN - times * shift) for times in (1, 2))
     return np.stack([values_RN.sum(axis=1) / scale for values_RN in (*ratios, x_RN)])
+
+
+def labels_target(histogram: LabelHistogram) -> MonteCarlo:
+    """Audit the label histogram; all of the unit's records have one label."""
+    label, k = histogram.labels[0], histogram.records_per_unit
+
+    def draw(with_unit: bool, trials: int) -> Scores:
+        counts = histogram.count([label] * (OTHERS + k * with_unit))
+        released = histogram(np.tile(counts[:1], trials))
+        return laplace_scores((released - OTHERS)[:, None], k, histogram.scale)
+
+    return MonteCarlo("label histogram", f"{k} more of one label", histogram.dp_event, draw)
+
+
+def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> MonteCarlo:
+    """Audit the votes; those of all the unit's records fall on the same text, in every
+    iteration."""
+    k, texts = votes.records_per_unit, np.eye(2, dtype=np.float32)
+    others, unit = np.tile(texts, (OTHERS // 2, 1)), np.tile(texts[:1], (k, 1))
+
+    def draw(with_unit: bool, trials: int) -> Scores:
+        private = np.concatenate([others, unit]) if with_unit else others
+        # The other text's count is the same in both worlds.
+        count = count_votes(private, texts)[:1]
+        released = votes(np.tile(count, iterations * trials))
+        # This sum is a sufficient statistic of Gaussian noise.
+        scores = released.reshape(trials, iterations)
+        return scores.sum(axis=1, dtype=np.float64)[None]
+
+    return MonteCarlo(
+        name,
+        f"{k} more record(s) that vote for the same text in each",
+        SelfComposed(votes.dp_event, iterations),
+        draw,
+        at_once=max(1, 20_000 // iterations),
+    )

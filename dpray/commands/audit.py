@@ -18,6 +18,19 @@ from dpray.io.files import check_writable, write_durably
 from dpray.progress import progress_bar
 from dpray.terminal import Terminal, titled_table
 
+Members = Annotated[
+    str | None, typer.Option(help="Records that the finished run at output.path was made of.")
+]
+NonMembers = Annotated[str | None, typer.Option(help="Records like them that had no part in it.")]
+Canaries = Annotated[
+    bool,
+    typer.Option(
+        "--canaries",
+        help="Also run the method on a copy of data.path with made-up secrets in it, and look for "
+        "them in what comes out. Opens the data; charges no budget.",
+    ),
+]
+
 
 def audit(
     config: ConfigFile,
@@ -29,21 +42,9 @@ def audit(
     trials: Annotated[
         int, typer.Option(help="Draws of each mechanism in each world; canaries of the one run.")
     ] = 10_000,
-    members: Annotated[
-        str | None,
-        typer.Option(help="Records that the finished run at output.path was made of."),
-    ] = None,
-    non_members: Annotated[
-        str | None, typer.Option(help="Records like them that had no part in it.")
-    ] = None,
-    canaries: Annotated[
-        bool,
-        typer.Option(
-            "--canaries",
-            help="Also run the method on a copy of data.path with made-up secrets in it, and look "
-            "for them in what comes out. Opens the data; charges no budget.",
-        ),
-    ] = False,
+    members: Members = None,
+    non_members: NonMembers = None,
+    canaries: Canaries = False,
     candidates: Annotated[
         int, typer.Option(help="Look-alikes that a canary's secret is ranked among.")
     ] = 10_000,
@@ -53,12 +54,11 @@ def audit(
 ) -> None:
     """Bound epsilon from below by the mechanisms' real code; opens no data for that.
 
-    Ends with code 1 where a bound is above its claim.
+    Ends with code 1 if a bound is above its claim.
     """
     loaded = dpray.load(config, *overrides or [])
     if out is not None:
         check_writable(out, "--out")
-    asked = {"members": members, "non_members": non_members, "canaries": canaries}
     with progress_bar() as on_progress:
         result = dpray.audit(
             loaded,
@@ -66,7 +66,9 @@ def audit(
             trials=trials,
             confidence=confidence,
             candidates=candidates,
-            **asked,
+            members=members,
+            non_members=non_members,
+            canaries=canaries,
         )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from dpray.config.config import Config
 from dpray.io.files import read_json, refuse_cloud, write_durably
 from dpray.methods.config import load_config
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
-from dpray.report.figures import plus_minus
+from dpray.report.tables import plus_minus
 from dpray.terminal import Terminal, printable, titled_table
 
 # Private and test texts that the evaluation reads, so that a laptop embeds them in seconds.
@@ -84,7 +84,7 @@ def demo(
     )
     report = run_with_progress(config)
     evaluation = _evaluation(config, folder / show.texts, out)
-    from dpray.report.write import write_report
+    from dpray.report.page import write_report
 
     _, private_page = write_report(out, public=False)
     if as_json:

@@ -56,8 +56,8 @@ def show_evaluation(result: dict[str, Any], path: Path) -> None:
 
     console = Terminal()
     console.note("NOT PRIVATE", "bold", f"{result['private']}.")
-    for part, tables in evaluation_tables(result).items():
-        for table in tables if part not in ("classes", "topics") else ():
+    for part, table in evaluation_tables(result).items():
+        if part not in ("classes", "topics"):
             console.print(titled_table(table.caption, table.columns, table.rows))
     for warning in result["warnings"]:
         console.print(f"Note: {warning}.", highlight=False, soft_wrap=True)

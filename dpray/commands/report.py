@@ -23,7 +23,7 @@ def report(
 
     Where the run was evaluated, RUN_DIR/private gets a page with the evaluation too.
     """
-    from dpray.report.write import write_report
+    from dpray.report.page import write_report
 
     path, private_path = write_report(run_dir, public)
     if as_json:

@@ -8,19 +8,33 @@ a reason to look.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from dpray.evaluation.chunks import ChunkMap
-from dpray.evaluation.neighbours import nearest_cosine
-
 # Words of the n-grams whose overlap is counted.
 NGRAM = 5
 
+# The size is the same on every machine, because the last bits of an embedding may depend on the
+# texts of its chunk.
+CHUNK_SIZE = 1024
+
+# References that are multiplied at once: 32 MiB with a chunk of queries.
+BLOCK = 8192
+
 _DRAW_SEED = 0
+
+ChunkMap = Callable[[Callable[[Any], np.ndarray], Sequence[Any]], Iterable[np.ndarray]]
+"""Applies a function to each chunk and returns the results in order, as `map` does. It may send
+the chunks to other machines."""
+
+
+def chunks(items: Any) -> list[Any]:
+    """Cut a list or an array into chunks of `CHUNK_SIZE` or fewer; no items make no chunk."""
+    return [items[start : start + CHUNK_SIZE] for start in range(0, len(items), CHUNK_SIZE)]
 
 
 def compare_copies(
@@ -51,6 +65,30 @@ def compare_copies(
     }
 
 
+def nearest_cosine(
+    queries_ND: np.ndarray, references_MD: np.ndarray, map_chunks: ChunkMap = map
+) -> np.ndarray:
+    """Return each query's largest cosine similarity with a reference, shape (N,). The work grows
+    with the number of pairs, the memory with the number of records."""
+    largest = partial(_largest_product, _unit(references_MD))
+    found = np.concatenate([*map_chunks(largest, chunks(_unit(queries_ND)))])
+    return np.clip(found, -1.0, 1.0)
+
+
+def _largest_product(references_MD: np.ndarray, queries_ND: np.ndarray) -> np.ndarray:
+    """Return each query's largest product with a reference, by blocks: FAISS is slower on CPUs."""
+    best_N = np.full(len(queries_ND), -np.inf, dtype=np.float32)
+    for start in range(0, len(references_MD), BLOCK):
+        products_NM = queries_ND @ references_MD[start : start + BLOCK].T
+        np.maximum(best_N, products_NM.max(axis=1), out=best_N)
+    return best_N
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.maximum(norms, np.finfo(np.float32).tiny)
+
+
 def shared_words(
     queries: Sequence[str], references: Sequence[str], ngram: int = NGRAM
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +97,7 @@ def shared_words(
     n-grams that some reference holds (BLEU's n-gram precision, Papineni et al. 2002, without
     clipping; NaN for a text of fewer words). White space separates words; case is ignored.
 
-    The answer is exact: runs of n words are numbered from those of n - 1 and kept only where both
+    The answer is exact. Runs of n words are numbered from those of n - 1 and kept only if both
     sides have them, so the work falls off quickly with n.
     """
     words, text_of, left = _flatten([*queries, *references])
@@ -118,7 +156,7 @@ def _figures(
 
 
 def _summary(values: np.ndarray) -> Mapping[str, float | None]:
-    """Return mean, 95 % quantile and maximum, each None where there is no value."""
+    """Return mean, 95 % quantile and maximum, each None without a value."""
     if not len(values):
         return {"mean": None, "quantile_95": None, "max": None}
     figures = values.mean(), np.quantile(values, 0.95), values.max()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
 from typing import Any
 
 import numpy as np
 from scipy.linalg import eigvalsh
+from scipy.special import rel_entr
+from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import pairwise_distances_chunked
+from sklearn.preprocessing import normalize
 
-from dpray.evaluation.mauve import cluster_histograms, divergence_area
-from dpray.evaluation.neighbours import NEIGHBOURS, precision_recall
-from dpray.evaluation.scores import mean_and_deviation
+from dpray.evaluation.scores import summaries
 from dpray.types import OnProgress, Progress
 
 Vectors = np.ndarray
@@ -22,18 +25,77 @@ DRAW = 5000
 et al. 2024, Appendix B.4)."""
 
 FEW = 8
-"""With fewer records a side no measure says anything."""
+"""With fewer records a side no measure means anything."""
+
+NEIGHBOURS = 3
+"""The k of precision and recall that Kynkäänniemi et al. (2019) recommend."""
+
+SCALING = 5.0
+"""The c of MAUVE's divergence curve, as in the paper."""
+
+MIXTURES = 25
+"""Points of MAUVE's curve, as in the authors' package; the area depends on the number."""
+
+# The share of the variance in the principal components that MAUVE's k-means clusters.
+EXPLAINED_VARIANCE = 0.9
+
+RECORDS_A_CLUSTER = 10
+KMEANS_STEPS = 100
 
 # Points a side in the picture of the embeddings.
 MAP_POINTS = 400
+
+# A distance of float32 vectors is off by up to about this share of the largest norm.
+_ROUNDING = 1e-6
+
+
+def compare_fidelity(
+    synthetic_ND: Vectors,
+    other_MD: Vectors,
+    test_KD: Vectors,
+    seeds: int,
+    on_progress: OnProgress = lambda progress: None,
+) -> dict[str, Any]:
+    """Take each measure between the real test records and the synthetic ones, and as the yardstick
+    between the real test records and other real ones, over `seeds` draws of equally many a side."""
+    size = min(len(synthetic_ND), len(other_MD), len(test_KD))
+    sides = {"synthetic_to_real": synthetic_ND, "real_to_real": other_MD}
+    draws: dict[str, list[Scores]] = {name: [] for name in sides}
+    for seed in range(seeds):
+        on_progress(Progress("fidelity", seed, seeds))
+        for name, vectors in sides.items():
+            draws[name].append(_draw(vectors, test_KD, size, seed))
+    found = {name: summaries(scores) for name, scores in draws.items()}
+    return {
+        "records_a_side": size,
+        "records_a_draw": min(size, DRAW),
+        "draws": seeds,
+        "neighbours": NEIGHBOURS,
+        "measures": {
+            measure: {name: found[name][measure] for name in sides}
+            for measure in found["real_to_real"]
+        },
+    }
+
+
+def _draw(other_ND: Vectors, test_MD: Vectors, size: int, seed: int) -> Scores:
+    """Take every measure of one draw, which has the same test records in both comparisons."""
+    rng = np.random.default_rng(seed)
+    x, y = (v[rng.choice(len(v), size, replace=False)] for v in (other_ND, test_MD))
+    few_x, few_y = x[:DRAW], y[:DRAW]
+    return {
+        "frechet_distance": frechet_distance(x, y),
+        **precision_recall(few_x, few_y),
+        **cluster_divergences(few_x, few_y, seed),
+    }
 
 
 def frechet_distance(x_ND: Vectors, y_MD: Vectors) -> float:
     """Return the Fréchet distance of the Gaussians fitted to two sets of embeddings (Heusel et al.
     2017, Eq. 6): `|m_x - m_y|^2 + tr(C_x + C_y - 2 (C_x C_y)^(1/2))`, which is 0 for equal moments.
 
-    It falls with the number of records even where both sets come from one distribution: compare
-    sets of one size only, of two records or more.
+    It falls with the number of records even if both sets come from one distribution: compare sets
+    of one size only, of two records or more.
     """
     x_ND, y_MD = x_ND.astype(np.float64), y_MD.astype(np.float64)
     mean_D = x_ND.mean(axis=0) - y_MD.mean(axis=0)
@@ -43,6 +105,40 @@ def frechet_distance(x_ND: Vectors, y_MD: Vectors) -> float:
     root = _root(c_x)
     overlap = np.sqrt(np.maximum(eigvalsh(root @ c_y @ root), 0.0)).sum()
     return float(mean_D @ mean_D + np.trace(c_x) + np.trace(c_y) - 2.0 * overlap)
+
+
+def _root(matrix: np.ndarray) -> np.ndarray:
+    values, vectors = np.linalg.eigh(matrix)
+    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+
+
+def precision_recall(synthetic_ND: Vectors, real_MD: Vectors) -> Scores:
+    """Return improved precision and recall (Kynkäänniemi et al. 2019, Eq. 1 and 2) and their F1.
+
+    Precision is the share of synthetic vectors that lie in a ball around some real one, as wide as
+    the distance to its k-th nearest real neighbour; recall is the same with the sides swapped. Both
+    depend on the numbers of records: compare sets of one size only, of more than k records.
+    """
+    precision = float(_within(synthetic_ND, real_MD).mean())
+    recall = float(_within(real_MD, synthetic_ND).mean())
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return {"precision": precision, "recall": recall, "f1": f1}
+
+
+def _within(x_ND: Vectors, y_MD: Vectors) -> np.ndarray:
+    """Tell whether each x lies in the ball of some y, shape (N,)."""
+
+    def kth_nearest(distances: np.ndarray, start: int) -> np.ndarray:
+        # The nearest is the vector itself.
+        return np.partition(distances, NEIGHBOURS, axis=1)[:, NEIGHBOURS]
+
+    def in_a_ball(distances: np.ndarray, start: int) -> np.ndarray:
+        found: np.ndarray = (distances <= radii_M).any(axis=1)
+        return found
+
+    radii_M = np.concatenate([*pairwise_distances_chunked(y_MD, reduce_func=kth_nearest)])
+    radii_M += _ROUNDING * np.linalg.norm(y_MD, axis=1).max()
+    return np.concatenate([*pairwise_distances_chunked(x_ND, y_MD, reduce_func=in_a_ball)])
 
 
 def cluster_divergences(other_ND: Vectors, real_MD: Vectors, seed: int) -> Scores:
@@ -61,63 +157,41 @@ def cluster_divergences(other_ND: Vectors, real_MD: Vectors, seed: int) -> Score
     }
 
 
-def compare_fidelity(
-    vectors: Mapping[str, Sequence[Vectors]],
-    seeds: int,
-    on_progress: OnProgress = lambda progress: None,
-) -> dict[str, Any]:
-    """Take each measure between the real test records and the synthetic ones, and as the yardstick
-    between the real test records and other real ones, over `seeds` draws of equally many a side.
+def cluster_histograms(p_ND: Vectors, q_MD: Vectors, seed: int) -> tuple[np.ndarray, ...]:
+    """Count each set's vectors in the clusters of both sets together: shapes (K,), (K,).
 
-    `vectors` holds synthetic, other real and test embeddings by the name of the embedding model;
-    `measures` are the averages over the models, `embedders` each one's own.
+    The vectors are scaled to norm 1 and reduced to the principal components that hold 90 % of
+    their variance; k-means makes one cluster to ten records of the smaller set, two at least.
+    Vectors that all point one way make one cluster.
     """
-    size = min(len(side) for sides in vectors.values() for side in sides)
-    found: dict[str, dict[str, list[Scores]]] = {
-        name: {"synthetic_to_real": [], "real_to_real": []} for name in vectors
-    }
-    for seed in range(seeds):
-        on_progress(Progress("fidelity", seed, seeds))
-        for name, (synthetic, train, test) in vectors.items():
-            found[name]["synthetic_to_real"].append(_draw(synthetic, test, size, seed))
-            found[name]["real_to_real"].append(_draw(train, test, size, seed))
-    return {
-        "records_a_side": size,
-        "records_a_draw": min(size, DRAW),
-        "draws": seeds,
-        "neighbours": NEIGHBOURS,
-        "measures": _summaries(list(found.values())),
-        "embedders": {name: _summaries([scores]) for name, scores in found.items()},
-    }
+    pooled_PD = normalize(np.vstack([p_ND, q_MD]).astype(np.float64))
+    if np.ptp(pooled_PD, axis=0).max() <= np.finfo(np.float32).eps:
+        return np.array([len(p_ND)]), np.array([len(q_MD)])
+    reduced = PCA(EXPLAINED_VARIANCE, svd_solver="covariance_eigh").fit_transform(pooled_PD)
+    count = max(2, round(min(len(p_ND), len(q_MD)) / RECORDS_A_CLUSTER))
+    k_means = KMeans(count, init="random", n_init=1, max_iter=KMEANS_STEPS, random_state=seed)
+    with warnings.catch_warnings():
+        # Copies of a text leave fewer distinct vectors than clusters: the rest stay empty.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        cluster_P = k_means.fit_predict(reduced)
+    sides = cluster_P[: len(p_ND)], cluster_P[len(p_ND) :]
+    return tuple(np.bincount(side, minlength=count) for side in sides)
 
 
-def _draw(other: Vectors, test: Vectors, size: int, seed: int) -> Scores:
-    """Take every measure of one draw, which has the same test records in both comparisons."""
-    rng = np.random.default_rng(seed)
-    x, y = (v[rng.choice(len(v), size, replace=False)] for v in (other, test))
-    few_x, few_y = x[:DRAW], y[:DRAW]
-    return {
-        "frechet_distance": frechet_distance(x, y),
-        **precision_recall(few_x, few_y),
-        **cluster_divergences(few_x, few_y, seed),
-    }
+def divergence_area(p_K: np.ndarray, q_K: np.ndarray) -> float:
+    """Return MAUVE of two histograms: the area under the curve (exp(-c KL(q|r)), exp(-c KL(p|r)))
+    of the mixtures r = t p + (1 - t) q (Pillutla et al. 2021).
 
-
-def _summaries(of_models: list[dict[str, list[Scores]]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return measure -> comparison -> mean and deviation over draws of the average over models."""
-    measures = next(iter(of_models[0].values()))[0]
-    return {
-        measure: {
-            comparison: mean_and_deviation(
-                [
-                    float(np.mean([scores[measure] for scores in draws]))
-                    for draws in zip(*(model[comparison] for model in of_models), strict=True)
-                ]
-            )
-            for comparison in of_models[0]
-        }
-        for measure in measures
-    }
+    The curve begins at (0, 1) and ends at (1, 0). The area is 1 for p = q. If no cluster holds
+    vectors of both, it is 1 / binomial(2c, c) in the limit of many mixtures.
+    """
+    p_K, q_K = p_K / p_K.sum(), q_K / q_K.sum()
+    t_R = np.linspace(1e-6, 1 - 1e-6, MIXTURES)[:, None]
+    mixtures_RK = t_R * p_K + (1 - t_R) * q_K
+    x_R, y_R = (np.exp(-SCALING * rel_entr(side, mixtures_RK).sum(axis=1)) for side in (q_K, p_K))
+    # t grows from q to p, so x falls and y grows: from the right end of the curve to the left.
+    x, y = np.concatenate([[1.0], x_R, [0.0]]), np.concatenate([[0.0], y_R, [1.0]])
+    return float(np.trapezoid(y[::-1], x[::-1]))
 
 
 def embedding_map(synthetic_ND: Vectors, real_MD: Vectors) -> dict[str, Any]:
@@ -131,11 +205,6 @@ def embedding_map(synthetic_ND: Vectors, real_MD: Vectors) -> dict[str, Any]:
     drawn = [v[rng.choice(len(v), size, replace=False)] for v in (synthetic_ND, real_MD)]
     pca = PCA(n_components=2, svd_solver="full").fit(np.vstack(drawn))
     made, real = (pca.transform(v).round(4).tolist() for v in drawn)
-    # Where all vectors are the same there is no variance: 0 / 0.
+    # Vectors that are all the same have no variance: 0 / 0.
     explained = np.nan_to_num(pca.explained_variance_ratio_).round(4).tolist()
     return {"synthetic": made, "real": real, "explained": explained}
-
-
-def _root(matrix: np.ndarray) -> np.ndarray:
-    values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T

@@ -6,16 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dpray.config.sections import EngineConfig
 from dpray.engines.base import Embedder, EngineError
-from dpray.evaluation.chunks import ChunkMap
+from dpray.evaluation.copies import ChunkMap
 from dpray.evaluation.evaluate import Labelled, evaluate
 from dpray.evaluation.settings import IN_PROCESS, EvaluationSettings
-from dpray.evaluation.topics import load_bertopic
 from dpray.extras import require
 from dpray.io.columns import column_of, is_empty, label_name, text_of
 from dpray.io.file_list import list_files
@@ -29,15 +26,12 @@ EVALUATION = "evaluation.json"
 TEXT, LABEL = "text", "label"
 """A release has these columns, whatever those of its data are named."""
 
-FILM_SCHEMA = files("dpray.evaluation") / "film.schema.json"
-"""The schema checks what Amin et al. (2024), Section 5.3, check on the fields that they name."""
-
 
 def evaluate_files(
     settings: EvaluationSettings, on_progress: OnProgress = lambda progress: None
 ) -> dict[str, Any]:
-    """Measure the synthetic records against the real ones; return what `evaluation.json` holds, and
-    write that file where `settings.out` is given. The result is private: not for release.
+    """Measure the synthetic records against the real ones; return the content of `evaluation.json`,
+    and write that file if `settings.out` is given. The result is private: not for release.
 
         settings = EvaluationSettings(real="test.jsonl", synthetic="out/run")
         evaluate_files(settings)["fidelity"]["measures"]["mauve"]
@@ -56,35 +50,24 @@ def evaluate_files(
         for name, path in paths.items()
         if path is not None
     }
-    without_labels = sets["real"][0][1] is None
-    for key in ("label", "networks", "encoder", "extraction") if without_labels else ():
-        if getattr(settings, key):
-            column = settings.label or LABEL
-            raise InputError(f"--{key}: no record of --real has a label in '{column}'")
+    if settings.label and sets["real"][0][1] is None:
+        raise InputError(f"--label: no record of --real has a label in '{settings.label}'")
     schema = None
     if settings.json_schema is not None:
-        film = settings.json_schema == "film"
-        schema = read_json(FILM_SCHEMA if film else Path(settings.json_schema), "schema")
-    embedders, map_chunks = _load_embedders(settings)
+        schema = read_json(Path(settings.json_schema), "schema")
+    embedder, map_chunks = _load_embedder(settings)
     result = evaluate(
         sets["real"],
         sets["synthetic"],
-        embedders,
+        embedder,
         train=sets.get("train"),
         floor=sets.get("floor"),
         schema=schema,
         seeds=settings.seeds,
-        networks=settings.networks,
-        **_load_other_models(settings),
         map_chunks=map_chunks,
         on_progress=on_progress,
     )
-    result |= {
-        "embedder": settings.embedder[0],
-        "lm": settings.lm,
-        "clusters": settings.topics,
-        "files": paths,
-    }
+    result |= {"embedder": settings.embedder, "files": paths}
     if settings.out is not None:
         settings.out.mkdir(parents=True, exist_ok=True)
         written = json.dumps(result, indent=2, ensure_ascii=False)
@@ -93,7 +76,7 @@ def evaluate_files(
 
 
 def load_embedder(name: str) -> Embedder:
-    """Load an embedding model. Raises InputError where there is none."""
+    """Load an embedding model. Raises InputError if there is none."""
     require("embedder", "sentence_transformers")
     # Importing sentence-transformers takes seconds, which a wrong path should not cost.
     from dpray.engines.embedder import SentenceTransformerEmbedder
@@ -106,7 +89,7 @@ def load_embedder(name: str) -> Embedder:
 
 @dataclass
 class LazyEmbedder:
-    """A `LazyEmbedder` is sent to actors as a name; each loads the model when it first embeds."""
+    """Sent to actors as a name; each loads the model when it first embeds."""
 
     name: str
 
@@ -118,35 +101,14 @@ class LazyEmbedder:
         return self._model.embed(texts)
 
 
-def _load_embedders(settings: EvaluationSettings) -> tuple[dict[str, Embedder], ChunkMap]:
-    """Return the embedding models by name, on Ray not yet loaded, and the map for their work."""
+def _load_embedder(settings: EvaluationSettings) -> tuple[Embedder, ChunkMap]:
+    """Return the embedding model, on Ray not yet loaded, and the map for its work."""
     if settings.ray_address == IN_PROCESS:
-        return {name: load_embedder(name) for name in settings.embedder}, map
+        return load_embedder(settings.embedder), map
     from dpray.workers.engine_pool import RayMap
 
     ray_map = RayMap(settings.ray_address, settings.actors, settings.gpus_per_actor)
-    return {name: LazyEmbedder(name) for name in settings.embedder}, ray_map
-
-
-def _load_other_models(settings: EvaluationSettings) -> dict[str, Any]:
-    """Load the other models, before the work begins, as arguments of `evaluate`."""
-    models: dict[str, Any] = {}
-    if settings.topics == "bertopic":
-        models["cluster"] = load_bertopic()
-    if settings.encoder is not None:
-        from dpray.evaluation.fine_tuning import Encoder
-
-        models["encoder"] = Encoder(settings.encoder)
-    if settings.lm is not None:
-        from dpray.evaluation.causal_lm import CausalLM
-
-        models["lm"] = CausalLM(settings.lm)
-        if settings.extraction:
-            from dpray.engines.transformers import TransformersEngine
-
-            config = EngineConfig(model=settings.lm, dtype="float32")
-            models["extractor"] = TransformersEngine(config)
-    return models
+    return LazyEmbedder(settings.embedder), ray_map
 
 
 def _check_folder(out: Path) -> None:
@@ -181,7 +143,7 @@ def read_labelled(path: str, key: str, text: str, label: str, form: FileFormat) 
 
 
 def _own(row: dict[str, Any], column: str, own: str, where: Where) -> str:
-    """Return the column, or a release's own name of it where a row has only that."""
+    """Return the column, or a release's own name of it if a row has only that."""
     try:
         column_of(row, column, where)
     except InputError:

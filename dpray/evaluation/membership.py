@@ -19,8 +19,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from dpray.engines.base import Embedder
 from dpray.evaluation import NOT_FOR_RELEASE
-from dpray.evaluation.copies import NGRAM, shared_words
-from dpray.evaluation.neighbours import nearest_cosine
+from dpray.evaluation.copies import NGRAM, nearest_cosine, shared_words
 from dpray.types import InputError
 
 FEW = 100
@@ -39,7 +38,7 @@ def membership(
     confidence: float = 0.95,
 ) -> dict[str, Any]:
     """Return for each score the area under the ROC curve (0.5 is chance) with its interval, and the
-    share of the members found where 1 % of the others are taken for members (Carlini et al. 2022).
+    share of the members found if 1 % of the others are taken for members (Carlini et al. 2022).
 
     The scores are the cosine with the nearest synthetic text, and the share of a record's 5-grams
     that some synthetic text holds. Raises InputError as `check_numbers` does.
@@ -80,9 +79,10 @@ def check_numbers(
 def attack(members: Scores, non_members: Scores, confidence: float) -> dict[str, Any]:
     """Attack by one score, of which larger values are taken for members'.
 
-    The area's interval is the normal one with DeLong's error. Where that is 0 (the sides do not
-    overlap, or all scores are equal), it says nothing about how certain the area is, and the
-    interval is distribution-free instead (`auc_half_width`).
+    The area's interval is the normal one with DeLong's error. An error of 0 (the sides do not
+    overlap, or all scores are equal) shows nothing about how certain the area is. Then the interval
+    holds for all distributions: the area is a two-sample U-statistic of a kernel between 0 and 1
+    (Hoeffding 1963, Section 5b).
     """
     is_member = np.repeat([1, 0], [len(members), len(non_members)])
     scores = np.concatenate([members, non_members])
@@ -90,7 +90,8 @@ def attack(members: Scores, non_members: Scores, confidence: float) -> dict[str,
     error = auc_standard_error(members, non_members)
     half_width = float(stats.norm.ppf(0.5 + confidence / 2)) * error
     if error == 0:
-        half_width = auc_half_width(len(members), len(non_members), confidence)
+        smaller = min(len(members), len(non_members))
+        half_width = math.sqrt(math.log(2 / (1 - confidence)) / (2 * smaller))
     false, true, _ = roc_curve(is_member, scores, drop_intermediate=False)
     return {
         "auc": area,
@@ -111,10 +112,3 @@ def auc_standard_error(members: Scores, non_members: Scores) -> float:
     above_m = (ranks[:m] - stats.rankdata(members)) / n
     above_n = 1 - (ranks[m:] - stats.rankdata(non_members)) / m
     return math.sqrt(above_m.var(ddof=1) / m + above_n.var(ddof=1) / n)
-
-
-def auc_half_width(members: int, non_members: int, confidence: float) -> float:
-    """Return half the width of an interval for the area that holds for all distributions of scores:
-    the area is a two-sample U-statistic of a kernel between 0 and 1 (Hoeffding 1963, Section 5b).
-    """
-    return math.sqrt(math.log(2 / (1 - confidence)) / (2 * min(members, non_members)))

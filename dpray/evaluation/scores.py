@@ -1,4 +1,4 @@
-"""These scores serve several measures."""
+"""Scores that several measures share."""
 
 from __future__ import annotations
 

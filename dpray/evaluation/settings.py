@@ -1,9 +1,8 @@
-"""The settings declare the keys of an evaluation, and so the options of `dpray evaluate`, once."""
+"""The keys of an evaluation, and so the options of `dpray evaluate`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -13,9 +12,9 @@ IN_PROCESS = "none"
 
 
 class EvaluationSettings(Section):
-    """`EvaluationSettings` are the options of `dpray evaluate`; a key's description is its help."""
+    """The options of `dpray evaluate`; a key's description is its help."""
 
-    real: str = Field(description="Real records: the test records, where --train is given too.")
+    real: str = Field(description="Real records: the test records, if --train is given too.")
     synthetic: str = Field(description="Synthetic records.")
     out: Path | None = Field(
         None, description="Folder for evaluation.json; RUN/private puts it into the run's report."
@@ -29,8 +28,7 @@ class EvaluationSettings(Section):
     json_schema: str | None = Field(
         None,
         alias="schema",
-        description="JSON Schema that records which are JSON should fit: a file, or `film` for the "
-        "film records of Amin et al. 2024.",
+        description="File with the JSON Schema that records which are JSON should fit.",
     )
     text: str = Field(
         "text", description="Name of the column with the text; a release may have its own, `text`."
@@ -38,7 +36,7 @@ class EvaluationSettings(Section):
     label: str | None = Field(
         None,
         description="Name of the column with the label, which records must then have; without it, "
-        "`label` where there is one. A release may have its own, `label`.",
+        "`label` if there is one. A release may have its own, `label`.",
     )
     delimiter: Delimiter = Field(
         None, description="Delimiter of the real records' CSV, as data.delimiter."
@@ -46,31 +44,11 @@ class EvaluationSettings(Section):
     encoding: Encoding = Field(
         None, description="Encoding of the real records' text files, as data.encoding."
     )
-    embedder: list[str] = Field(
-        ["sentence-transformers/all-MiniLM-L6-v2"],
-        min_length=1,
-        description="Sentence embedding model: a name or a folder. Given several times, fidelity "
-        "is their average, and the first serves the rest.",
+    embedder: str = Field(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        description="Sentence embedding model: a name or a folder.",
     )
     seeds: Count = Field(5, description="Repetitions behind each mean and deviation.")
-    networks: bool = Field(
-        False, description="Also train 3-layer networks, without and with Deep CORAL (slower)."
-    )
-    encoder: str | None = Field(
-        None, description="Encoder to fine-tune as a classifier too: a name or a folder (slow)."
-    )
-    lm: str | None = Field(
-        None,
-        description="Small causal language model, a name or a folder, for in-context learning and "
-        "next-word accuracy (slow).",
-    )
-    extraction: bool = Field(
-        False,
-        description="Labels are phrases of their texts: --lm looks for them, nothing classifies.",
-    )
-    topics: Literal["kmeans", "bertopic"] = Field(
-        "kmeans", description="Clustering of the embeddings; bertopic is an extra, dpray[bertopic]."
-    )
     ray_address: str = Field(
         IN_PROCESS,
         description="Embed and look for near-duplicates on Ray: a cluster's address, `auto`, or "
@@ -78,15 +56,6 @@ class EvaluationSettings(Section):
     )
     actors: Count = Field(1, description="The most actors on Ray, a CPU each.")
     gpus_per_actor: float = Field(0.0, ge=0, description="GPUs of each actor.")
-
-    @field_validator("extraction")
-    @classmethod
-    def _phrases_have_a_model(cls, extraction: bool, others: ValidationInfo) -> bool:
-        if extraction and others.data.get("lm") is None:
-            raise ValueError("needs --lm, a causal language model")
-        if extraction and (others.data.get("networks") or others.data.get("encoder")):
-            raise ValueError("phrases are no classes for --networks or --encoder")
-        return extraction
 
     @field_validator("actors", "gpus_per_actor")
     @classmethod

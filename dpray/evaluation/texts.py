@@ -1,19 +1,32 @@
-"""Texts are measured by their words: how long they are and how varied."""
+"""Texts are compared by their lengths, their variety, their topics and their structure."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 from scipy.stats import wasserstein_distance
 
 from dpray.evaluation.scores import summaries
+from dpray.mechanisms.topics import class_terms, clusters_of
+from dpray.types import InputError
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BINS = 24
 NGRAMS = (1, 2, 3)
+
+TOPICS = 10
+TERMS = 6
+
+MIN_RECORDS = 3
+"""A term occurs in at least this many records: a name that only one record holds is not shown."""
 
 
 def compare_lengths(
@@ -85,7 +98,7 @@ def compare_diversity(
 
 def distinct(texts: Sequence[str], n: int) -> float:
     """Return distinct-n: the number of different n-grams of words over that of all (Li et al. 2016,
-    Section 5.3), 0 where no text has n words. It falls with the amount of text: compare equal
+    Section 5.3), 0 if no text has n words. It falls with the amount of text: compare equal
     amounts only."""
     grams: set[tuple[str, ...]] = set()
     total = 0
@@ -95,3 +108,68 @@ def distinct(texts: Sequence[str], n: int) -> float:
         total += len(found)
         grams.update(found)
     return len(grams) / total if total else 0.0
+
+
+def compare_topics(
+    texts: Sequence[Sequence[str]], vectors: Sequence[np.ndarray]
+) -> list[dict[str, Any]]:
+    """Return the topics of synthetic, other real and real test records (`texts` and `vectors` in
+    this order): each one's terms and its share of each set, the most common in the test first.
+
+    The topics are the clusters of all records together, by k-means; their terms have the highest
+    class-based TF-IDF (`class_terms`).
+    """
+    pooled = [text for side in texts for text in side]
+    topic_of, means = clusters_of(np.vstack(vectors), max(1, min(TOPICS, len(pooled) // 10)))
+    terms = class_terms(pooled, topic_of, len(means), TERMS, MIN_RECORDS)
+    parts = np.split(topic_of, np.cumsum([len(side) for side in texts])[:-1])
+    made, other, real = (np.bincount(part, minlength=len(means)) / len(part) for part in parts)
+    return [
+        {
+            "terms": terms[topic],
+            "synthetic": float(made[topic]),
+            "other_real": float(other[topic]),
+            "real": float(real[topic]),
+        }
+        for topic in np.argsort(-real, kind="stable")
+    ]
+
+
+def structure(texts: Sequence[str], schema: dict[str, Any] | None) -> dict[str, float | None]:
+    """Return `json_parse_share`, the share of texts that are one JSON object or array by the strict
+    grammar (no NaN), and `schema_share`, the share that also fits `schema` (None without a schema).
+
+    Raises InputError for a schema that is not valid or that points outside itself.
+    """
+    values = [parse_json(text) for text in texts]
+    parsed = [value for value in values if value is not None]
+    return {
+        "json_parse_share": len(parsed) / len(texts),
+        "schema_share": None if schema is None else _fitting(parsed, schema) / len(texts),
+    }
+
+
+def parse_json(text: str) -> dict[str, Any] | list[Any] | None:
+    """Return the JSON object or array that `text` is, or None."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict | list) else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _fitting(values: Sequence[Any], schema: dict[str, Any]) -> int:
+    kind = validator_for(schema)
+    try:
+        kind.check_schema(schema)
+        # An empty registry: a `$ref` out of the schema is an error, never a network request.
+        validator = kind(schema, registry=Registry())
+        return sum(validator.is_valid(value) for value in values)
+    except SchemaError as error:
+        raise InputError(f"schema: not a JSON Schema, at {error.json_path}") from None
+    except Unresolvable as error:
+        raise InputError(f"schema: cannot resolve $ref {error.ref!r}") from None

@@ -25,7 +25,7 @@ from dpray.types import InputError, OnProgress, Progress
 
 if TYPE_CHECKING:
     from dpray.engines.base import Embedder
-    from dpray.evaluation.judge import Judge
+    from dpray.evaluation.evaluate import Judge
 
 RunMethod = Callable[[Config, OnProgress], object]
 
@@ -190,7 +190,7 @@ def _judge(
     load_embedder: Callable[[str], Embedder],
 ) -> Judge:
     # Imported late: bad input should not have to wait for scikit-learn.
-    from dpray.evaluation.judge import Judge
+    from dpray.evaluation.evaluate import Judge
 
     embedder, labelled = load_embedder(config.embedder.model), config.data.label is not None
     return Judge(embedder, as_released(config, real), as_released(config, test), labelled)

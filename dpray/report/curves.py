@@ -1,5 +1,5 @@
 """`curves_svg` draws curves over epsilon, one per method, in colours and marks that all pictures of
-a page share. A pointer that rests on a point shows what is there, and a click leads to its row."""
+a page share. A click on a point leads to its row in a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from dpray.report.pictures import (
     ACCENT,
@@ -45,16 +45,14 @@ another; in wider ones by less."""
 
 @dataclass(frozen=True)
 class Point:
-    """A `Point` is what is known of a method at an epsilon.
+    """A method's value at an epsilon; `row` is the id of its row in a table.
 
-    `state` says whether its signal is enough (a full mark) or below its noise (a hollow one), or
-    that it has no plan (a cross). A pointer shows `about`; `row` is the id of the point's row in a
-    table.
+    `state` is "enough" for a signal above its noise (a full mark), "below" for one that is not (a
+    hollow mark), and "none" without a plan (a cross).
     """
 
     epsilon: float
     value: float
-    about: str
     row: str
     deviation: float = 0.0
     state: Literal["enough", "below", "none"] = "enough"
@@ -81,7 +79,6 @@ def key_svg(place: int, is_hollow: bool = False) -> Markup:
 
 def curves_svg(
     curves: Mapping[str, Sequence[Point]],
-    name: str,
     *,
     line: float | None = None,
     linear_to: float | None = None,
@@ -91,25 +88,19 @@ def curves_svg(
 ) -> Markup:
     """Draw the points of every method over epsilon, joined by lines, and a dotted line at `line`.
 
-    `name` is the picture's own on its page. The axis of the values is linear, or, where `linear_to`
-    is given, logarithmic from there on.
+    The axis of the values is linear, or with `linear_to` logarithmic from there on.
     """
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    titled: dict[str, Point] = {}
     with figure_of_the_page(height, width=width) as (figure, axes):
         for place, points in enumerate(curves.values()):
             shift = APART ** ((place - (len(curves) - 1) / 2) * WIDTH / width)
-            for number, point in enumerate(points):
-                titled[f"{name}-{place}-{number}"] = point
-                _mark(axes, point, shift * point.epsilon, place, f"{name}-{place}-{number}")
+            for point in points:
+                _mark(axes, point, shift * point.epsilon, place)
             joined = [point for point in points if point.state != "none"]
-            axes.plot(
-                [shift * point.epsilon for point in joined],
-                [point.value for point in joined],
-                color=look(place)[1],
-                linewidth=1.2,
-            )
+            epsilons = [shift * point.epsilon for point in joined]
+            values = [point.value for point in joined]
+            axes.plot(epsilons, values, color=look(place)[1], linewidth=1.2)
         if line is not None:
             axes.axhline(line, color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
         tried = sorted({point.epsilon for points in curves.values() for point in points})
@@ -124,10 +115,12 @@ def curves_svg(
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:,.10g}"))
         axes.grid(axis="y", color=LINE, linewidth=0.6)
         axes.set_axisbelow(True)
-        return _titled(inline(figure), titled)
+        svg = inline(figure)
+    # The links are for pointers alone: who reads by the keyboard has the table.
+    return Markup(str(svg).replace(' target="_blank"', ' tabindex="-1"'))
 
 
-def _mark(axes: Any, point: Point, epsilon: float, place: int, name: str) -> None:
+def _mark(axes: Any, point: Point, epsilon: float, place: int) -> None:
     mark, colour, _ = look(place)
     if point.deviation:
         bar: Any = {"ecolor": colour, "elinewidth": 1.0, "capsize": 2.5}
@@ -143,18 +136,4 @@ def _mark(axes: Any, point: Point, epsilon: float, place: int, name: str) -> Non
         zorder=3,
         clip_on=False,
     )
-    drawn.set_gid(name)
     drawn.set_url(f"#{point.row}")
-
-
-def _titled(svg: Markup, titled: Mapping[str, Point]) -> Markup:
-    """Have a pointer show what a point stands for. The links are for pointers alone: who reads by
-    the keyboard has the table."""
-    plain = str(svg).replace(' target="_blank"', ' tabindex="-1"')
-    for name, point in titled.items():
-        group = f'<g id="{name}"'
-        assert plain.count(f"{group}>") == 1
-        plain = plain.replace(
-            f"{group}>", f'{group} class="point"><title>{escape(point.about)}</title>'
-        )
-    return Markup(plain)

@@ -1,17 +1,26 @@
-"""The privacy report is one self-contained HTML page."""
+"""The privacy report: one self-contained HTML page, which is written from a run's files."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from dpray.io.columns import text_of
+from dpray.io.files import read_json, write_durably
+from dpray.io.records import read_rows
 from dpray.report import pictures
-from dpray.report.figures import at_most, number, one_in
-from dpray.report.tables import SYNTHETIC, evaluation_tables
-from dpray.types import InputError
+from dpray.report.tables import SYNTHETIC, at_most, evaluation_tables, number, one_in
+from dpray.types import InputError, valid_unicode
+
+PAGE = "privacy_report.html"
+SAMPLES = 20
+SAMPLES_PER_LABEL = 5
 
 # A report has to state these; a page that silently left one out would look complete.
 REQUIRED = (
@@ -25,16 +34,31 @@ REQUIRED = (
 CONFIG_SECTIONS = ("data", "method", "engine", "embedder")
 CONFIG_PLACES = frozenset({"path", "api_key", "base_url"})
 
-RELATIONS = {"add_or_remove_one": "one privacy unit is added or removed, the rest stays"}
 
-BATCHES = {
-    "total": "planned",
-    "published": "published, each exactly once",
-    "repeated": "run again, because they were lost or interrupted before anything was published",
-    "dropped": "left out: lost, interrupted, or not finished",
-    "failed": "failed by an error of their own; never repeated",
-    "missing": "published, but their records are not in this folder",
-}
+def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
+    """Write the public page of a run's folder and, unless `public`, a page with the evaluation, if
+    there is one, into the folder's `private`. Return the paths of the two, the second or None.
+
+    Raises InputError if the folder is not that of a finished run.
+    """
+    if not run_dir.is_dir():
+        raise InputError(f"{run_dir}: no such folder")
+    privacy_report = read_json(run_dir / "privacy_report.json")
+    samples = _samples(run_dir / "synthetic.jsonl")
+    run = read_json(run_dir / "run.json")
+
+    path = run_dir / PAGE
+    page = render_report(privacy_report, samples, None, run, public=True)
+    path.write_text(valid_unicode(page), encoding="utf-8")
+
+    evaluation_path = run_dir / "private" / "evaluation.json"
+    if public or not evaluation_path.exists():
+        return path, None
+    evaluation = read_json(evaluation_path)
+    page = render_report(privacy_report, samples, evaluation, run, public=False)
+    private_path = evaluation_path.with_name(PAGE)
+    write_durably(private_path, valid_unicode(page), private=True)
+    return path, private_path
 
 
 def render_report(
@@ -53,47 +77,52 @@ def render_report(
     does not have. Nor does a public page show the iterations of a run that is not private: their
     counts have no noise.
 
-    Raises InputError that names the keys `privacy_report` lacks, or a key that another version of
-    dpray wrote differently.
+    Raises InputError that names the keys `privacy_report` lacks, and for files that another version
+    of dpray wrote differently.
     """
     missing = [key for key in REQUIRED if key not in privacy_report]
     if missing:
         raise InputError(f"privacy_report.json: no {', '.join(missing)}")
     template = templates().get_template("report.html.j2")
-    relation, ledger = privacy_report["neighboring_relation"], privacy_report.get("ledger")
-    methods = _methods(privacy_report["method"])
-    hidden = public and privacy_report["not_private"]
     try:
         return template.render(
-            report=privacy_report,
-            batches=privacy_report.get("batches"),
-            batch_words=BATCHES,
-            ledger=ledger,
-            spent_share=_spent_share(ledger),
-            relation=RELATIONS.get(relation, relation),
-            made_by=", then ".join(each["name"] for each in methods),
-            batch_kind=_of("private_prediction", methods).get("batches"),
-            votes={"selection": "rank"} | _of("aug_pe", methods),
-            **_in_words(privacy_report["epsilon"], privacy_report["delta"]),
-            iterations=None if hidden else privacy_report.get("iterations"),
-            pictures=pictures,
+            **_values(privacy_report, public),
             samples=samples,
             evaluation=None if public else evaluation,
             tables={} if public else evaluation_tables(evaluation or {}),
             synthetic_row=SYNTHETIC,
             config=_shown_config(run.get("config", {}), privacy_report["method"]),
         )
-    except (UndefinedError, KeyError, TypeError) as error:
-        # They name keys and types, never a value.
-        raise InputError(
-            f"privacy_report.json, evaluation.json: written by another version of dpray ({error})"
-        ) from None
     except Exception as error:
-        # These may name a value.
-        kind = type(error).__name__
+        # The error's own words may hold a value.
         raise InputError(
-            f"privacy_report.json, evaluation.json, run.json: not as dpray writes them ({kind})"
+            "privacy_report.json, evaluation.json, run.json: not as this version of dpray writes "
+            f"them ({type(error).__name__})"
         ) from None
+
+
+def _values(report: Mapping[str, Any], public: bool) -> dict[str, Any]:
+    """Return what the template shows of a privacy report."""
+    methods = {each["name"]: each for each in report["method"].get("methods", [report["method"]])}
+    values = {
+        "report": report,
+        "batches": report.get("batches"),
+        "ledger": report.get("ledger"),
+        "made_by": ", then ".join(methods),
+        "batch_kind": methods.get("private_prediction", {}).get("batches"),
+        "votes": {"selection": "rank"} | methods.get("aug_pe", {}),
+        "iterations": report.get("iterations"),
+        "pictures": pictures,
+    }
+    if public and report["not_private"]:
+        values["iterations"] = None
+    epsilon, delta = report["epsilon"], report["delta"]
+    if epsilon is not None and delta is not None:
+        accuracy = attacker_accuracy(epsilon, delta)
+        values["odds"] = at_most(math.exp(min(epsilon, 700.0)))
+        values["one_in"] = one_in(delta)
+        values["attacker_percent"] = at_most(100 * accuracy, digits=4)
+    return values
 
 
 def templates() -> Environment:
@@ -110,47 +139,31 @@ def templates() -> Environment:
     return environment
 
 
-def _methods(method: Any) -> list[dict[str, Any]]:
-    """Return the method with its keys, or the chained methods; of an early version, the name."""
-    if not isinstance(method, Mapping):
-        return [{"name": method}]
-    return [dict(each) for each in method.get("methods", [method])]
-
-
-def _of(name: str, methods: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return next((each for each in methods if each["name"] == name), {})
-
-
-def _in_words(epsilon: float | None, delta: float | None) -> dict[str, Any]:
-    """Explain the guarantee in numbers for people; a run without one has none."""
-    if epsilon is None or delta is None:
-        return {}
-    return {
-        "odds": at_most(math.exp(min(epsilon, 700.0))),
-        "one_in": one_in(delta),
-        "attacker_percent": at_most(100 * attacker_accuracy(epsilon, delta), digits=4),
-    }
-
-
 def attacker_accuracy(epsilon: float, delta: float) -> float:
-    """Return the highest probability of being right about whether one unit was in the data, where
+    """Return the highest probability of being right about whether one unit was in the data, if
     both answers are equally likely beforehand: (e^eps + delta) / (e^eps + 1), from the sum of the
     two inequalities on error rates in Kairouz et al. (2015), Theorem 2.1."""
     return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
 
 
-def _spent_share(ledger: Mapping[str, Any] | None) -> float:
-    if not ledger or not ledger["budget"]["epsilon"]:
-        return 0.0
-    return min(1.0, max(0.0, ledger["spent"]["epsilon"] / ledger["budget"]["epsilon"]))
-
-
-def _shown_config(config: Mapping[str, Any], method: Any) -> dict[str, dict[str, Any]]:
+def _shown_config(
+    config: Mapping[str, Any], method: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     """Return the configuration's sections without places, with the method's keys as resolved."""
     sections = {name: config[name] for name in CONFIG_SECTIONS if config.get(name)}
-    if isinstance(method, Mapping):
-        sections["method"] = method
     return {
         name: {k: v for k, v in keys.items() if k not in CONFIG_PLACES}
-        for name, keys in sections.items()
+        for name, keys in (sections | {"method": method}).items()
     }
+
+
+def _samples(path: Path) -> list[dict[str, Any]]:
+    """Return the first records of each label, in turn, in the order of the labels' names."""
+    by_label: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for where, row in read_rows(str(path)):
+        text_of(row, "text", where)
+        kept = by_label[str(row.get("label"))]
+        if len(kept) < SAMPLES_PER_LABEL:
+            kept.append(row)
+    turns = zip_longest(*(rows for _, rows in sorted(by_label.items())))
+    return [row for turn in turns for row in turn if row is not None][:SAMPLES]

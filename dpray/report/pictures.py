@@ -29,16 +29,6 @@ INK, MUTED, ACCENT, LINE, SECOND, THIRD, PAPER = COLOURS
 FILLED: Mapping[str, Any] = {"color": ACCENT, "alpha": 0.45}
 OUTLINE: Mapping[str, Any] = {"fill": False, "edgecolor": INK, "linewidth": 1.2}
 
-TERMS_SHOWN = 4
-
-# A picture shows at most this many labels, those with the most test records.
-CLASSES_SHOWN = 20
-
-# Up to this many labels leave room for numbers in the cells of a confusion matrix.
-_NUMBERED = 10
-
-_LONGEST_LABEL = 24
-
 
 def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
     """Draw the concentration of the votes, and the lengths of the kept texts, over the iterations.
@@ -137,36 +127,16 @@ def lengths_svg(histogram: Mapping[str, Sequence[float]]) -> Markup:
 
     `histogram` is that of `dpray.evaluation.texts`; its last bin holds longer texts too.
     """
+    from matplotlib.ticker import PercentFormatter
+
     edges = np.array(histogram["edges"])
     with figure_of_the_page(2.4) as (figure, axes):
         axes.stairs(histogram["synthetic"], edges, fill=True, **FILLED)
         axes.stairs(histogram["real"], edges, **OUTLINE)
         axes.set(xlabel="words (longer texts in the last bar)", xlim=(edges[0], edges[-1]))
-        _percent(axes.yaxis)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         _legend(axes)
         return inline(figure)
-
-
-def topics_svg(topics: Sequence[Mapping[str, Any]]) -> Markup:
-    """Draw the share of each topic, real (outline) and synthetic (filled), named by its first
-    terms. `topics` are those of `dpray.evaluation.topics`."""
-    names = [", ".join(topic["terms"][:TERMS_SHOWN]) or "no terms" for topic in topics]
-    with figure_of_the_page(0.9 + 0.34 * len(topics)) as (figure, axes):
-        _bars(axes, names, *([topic[side] for topic in topics] for side in ("synthetic", "real")))
-        _legend(axes)
-        return inline(figure)
-
-
-def _bars(
-    axes: Any, names: Sequence[str], synthetic: Sequence[float], real: Sequence[float]
-) -> None:
-    """Draw two bars at the place of each name, from the top."""
-    axes.barh(range(len(names)), synthetic, 0.7, **FILLED)
-    axes.barh(range(len(names)), real, 0.7, **OUTLINE)
-    # A dollar sign in a text would start a formula.
-    axes.set_yticks(range(len(names)), names, parse_math=False)
-    axes.invert_yaxis()
-    _percent(axes.xaxis)
 
 
 def map_svg(points: Mapping[str, Any]) -> Markup:
@@ -186,101 +156,8 @@ def map_svg(points: Mapping[str, Any]) -> Markup:
         return inline(figure)
 
 
-def class_accuracy_svg(classes: Mapping[str, Any]) -> Markup:
-    """Draw the accuracy on each label's real test records, of a classifier trained on synthetic
-    records (filled) and of one trained on real records (outline), with standard deviations.
-    `classes` are those of `dpray.evaluation.downstream`."""
-    shown = _largest(classes["records"])
-    synthetic, ceiling = (
-        {key: [classes[side]["accuracy"][i][key] for i in shown] for key in ("mean", "deviation")}
-        for side in ("synthetic", "ceiling")
-    )
-    with figure_of_the_page(0.9 + 0.34 * len(shown)) as (figure, axes):
-        _bars(axes, _labels(classes, shown), synthetic["mean"], ceiling["mean"])
-        for side, colour, above in ((synthetic, ACCENT, 0.12), (ceiling, INK, -0.12)):
-            style = {"xerr": side["deviation"], "fmt": "none", "ecolor": colour, "elinewidth": 1.2}
-            axes.errorbar(side["mean"], np.arange(len(shown)) + above, **style)
-        axes.set_xlim(0, 1.02)
-        _legend(axes, "trained on real (ceiling)", "trained on synthetic")
-        return inline(figure)
-
-
-def confusion_svg(classes: Mapping[str, Any]) -> Markup:
-    """Draw the shares of each label's real test records (rows) that were given each label (columns)
-    by a classifier trained on synthetic records (left) and one trained on real records (right)."""
-    shown = _largest(classes["records"])
-    names = _labels(classes, shown)
-    # Square matrices as wide as there is room, with their names upright below.
-    height = 3.6 + 0.085 * max(map(len, names))
-    with figure_of_the_page(height, columns=2) as (figure, both):
-        titles = {
-            "synthetic": "Trained on synthetic records",
-            "ceiling": "Trained on real records (ceiling)",
-        }
-        for axes, (side, title) in zip(both, titles.items(), strict=True):
-            _matrix(axes, np.array(classes[side]["confusion"])[np.ix_(shown, shown)])
-            axes.set_title(title, fontsize=9)
-            axes.set_xticks(range(len(names)), names, parse_math=False, rotation=90)
-            axes.set_yticks(range(len(names)), [""] * len(names))
-            axes.tick_params(length=0)
-            axes.set_xlabel("answered")
-        both[0].set_yticks(range(len(names)), names, parse_math=False)
-        both[0].set_ylabel("label")
-        return inline(figure)
-
-
-def confusion_alternative(classes: Mapping[str, Any]) -> str:
-    """Put `confusion_svg` into words: how often each label shown was right after training on
-    synthetic records, and which label it was most often taken for."""
-    shares = np.array(classes["synthetic"]["confusion"])
-    found = []
-    for place in _largest(classes["records"]):
-        words = f"{classes['labels'][place]}: {shares[place, place]:.0%} right"
-        others = shares[place].copy()
-        others[place] = 0.0
-        if others.max() > 0:
-            taken_for = classes["labels"][int(others.argmax())]
-            words += f", {others.max():.0%} taken for {taken_for}"
-        found.append(words)
-    return f"Confusion matrices. Trained on synthetic records: {'; '.join(found)}."
-
-
-def _matrix(axes: Any, shares: np.ndarray) -> None:
-    """Draw squares of one colour, more opaque for larger shares, which fits both themes."""
-    from matplotlib.patches import Rectangle
-
-    size = len(shares)
-    for row, column in np.ndindex(size, size):
-        share = float(shares[row, column])
-        if share > 0:
-            axes.add_patch(
-                Rectangle((column - 0.5, row - 0.5), 1, 1, color=ACCENT, alpha=0.75 * share, lw=0)
-            )
-        if size <= _NUMBERED:
-            axes.text(
-                column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=INK
-            )
-    axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5), aspect="equal")
-
-
-def _largest(records: Sequence[int]) -> list[int]:
-    """Return the places of the labels with the most records, in the order of their names."""
-    return sorted(np.argsort(-np.array(records), kind="stable")[:CLASSES_SHOWN].tolist())
-
-
-def _labels(classes: Mapping[str, Any], shown: Sequence[int]) -> list[str]:
-    names = (classes["labels"][i] for i in shown)
-    return [n if len(n) <= _LONGEST_LABEL else n[: _LONGEST_LABEL - 1] + "…" for n in names]
-
-
-def _percent(axis: Any) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-def _legend(axes: Any, real: str = "real", synthetic: str = "synthetic") -> None:
+def _legend(axes: Any) -> None:
     from matplotlib.patches import Patch
 
-    sides = [Patch(**OUTLINE, label=real), Patch(**FILLED, label=synthetic)]
+    sides = [Patch(**OUTLINE, label="real"), Patch(**FILLED, label="synthetic")]
     axes.legend(handles=sides, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dpray.io.files import write_durably
 from dpray.report.curves import Point, curves_svg, key_svg, row
-from dpray.report.figures import plus_minus
 from dpray.report.page import templates
 
 
@@ -23,22 +22,17 @@ def write_rehearsal(folder: Path, summary: Mapping[str, Any]) -> None:
 def render_rehearsal(summary: Mapping[str, Any]) -> str:
     """Return one HTML page that needs no network and no script."""
     names = list(summary["epsilons"][0]["methods"])
-    curves = {name: list(_curve(summary, name)) for name in names}
+    curves: dict[str, list[Point]] = {name: [] for name in names}
+    for tried in summary["epsilons"]:
+        epsilon = tried["epsilon"]
+        for name, method in tried["methods"].items():
+            if method["scores"] is not None:
+                score = method["scores"][summary["score"]]
+                point = Point(epsilon, score["mean"], row(name, epsilon), score["deviation"])
+                curves[name].append(point)
     real = summary["real_records"][summary["score"]]["mean"]
     picture = None
     if any(curves.values()):
-        picture = curves_svg(curves, "scores", line=real, from_zero=False, height=3.0, width=7.4)
+        picture = curves_svg(curves, line=real, from_zero=False, height=3.0, width=7.4)
     page = templates().get_template("rehearsal.html.j2")
     return page.render(**summary, names=names, picture=picture, key=key_svg, row=row)
-
-
-def _curve(summary: Mapping[str, Any], name: str) -> Iterator[Point]:
-    for tried in summary["epsilons"]:
-        method, epsilon = tried["methods"][name], tried["epsilon"]
-        if method["scores"] is None:
-            continue
-        score = method["scores"][summary["score"]]
-        about = (f"{name} at ε {epsilon:g}", plus_minus(score, 3), *method["reasons"])
-        yield Point(
-            epsilon, score["mean"], "\n".join(about), row(name, epsilon), score["deviation"]
-        )

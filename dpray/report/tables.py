@@ -1,12 +1,12 @@
-"""The report's private page and the terminal show the same tables of an evaluation."""
+"""The tables of an evaluation, which the report's private page and the terminal both show, and
+numbers written for people."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from dpray.report.figures import number, plus_minus
 
 FIDELITY = {
     "frechet_distance": "Fréchet distance (0)",
@@ -26,20 +26,19 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class DataTable:
-    """A `DataTable` has a name in the first cell of each row, and figures in the others."""
+    """The first cell of each row is a name, the others are figures."""
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
-def evaluation_tables(result: Result) -> dict[str, list[DataTable]]:
-    """Return the tables of each part of `evaluation.json` that the file has. Those of `classes` and
+def evaluation_tables(result: Result) -> dict[str, DataTable]:
+    """Return the table of each part of `evaluation.json` that the file has. Those of `classes` and
     `topics` show labels and words of private texts."""
     parts: dict[str, Callable[[Any], DataTable | None]] = {
+        "downstream": _downstream,
         "classes": _classes,
-        "in_context": _in_context,
-        "next_word": _next_word,
         "fidelity": _fidelity,
         "copies": _copies,
         "topics": _topics,
@@ -47,23 +46,20 @@ def evaluation_tables(result: Result) -> dict[str, list[DataTable]]:
         "lengths": _lengths,
         "structure": _structure,
     }
-    found: dict[str, list[DataTable]] = {}
     given = dict(result)
-    if first := given.get("downstream"):
-        tested = number(result["test_records"])
-        classifiers = (first, *first.get("networks", ()))
-        found["downstream"] = [_classifier(each, tested) for each in classifiers]
-        given["classes"] = first.get("classes") and first
+    if downstream := given.get("downstream"):
+        given["downstream"] = downstream | {"test_records": result["test_records"]}
+        given["classes"] = downstream
     tables = {name: make(given[name]) for name, make in parts.items() if given.get(name)}
-    return found | {name: [table] for name, table in tables.items() if table is not None}
+    return {name: table for name, table in tables.items() if table is not None}
 
 
-def _classifier(found: Result, tested: str) -> DataTable:
+def _downstream(found: Result) -> DataTable:
     name, sides = found["classifier"], {key: found[key] for key in TRAINED_ON}
     names = TRAINED_ON | {"floor": f"{sides['floor']['kind']} (floor)"}
     return DataTable(
-        f"{name[:1].upper()}{name[1:]}, tested on {tested} real records. Mean ± standard deviation "
-        f"over {found['seeds']} resamplings.",
+        f"{name[:1].upper()}{name[1:]}, tested on {number(found['test_records'])} real records. "
+        f"Mean ± standard deviation over {found['seeds']} resamplings.",
         ("Trained on", "Records", "Accuracy", "Macro F1"),
         [
             (names[key], number(side["train_records"]),
@@ -75,7 +71,7 @@ def _classifier(found: Result, tested: str) -> DataTable:
 
 def _classes(downstream: Result) -> DataTable:
     classes = downstream["classes"]
-    sides = (classes[side]["accuracy"] for side in ("synthetic", "ceiling"))
+    sides = (classes[side] for side in ("synthetic", "ceiling"))
     return DataTable(
         "Accuracy on each label's real records, by what the "
         f"{downstream['classifier']} was trained on.",
@@ -89,49 +85,12 @@ def _classes(downstream: Result) -> DataTable:
     )
 
 
-def _in_context(found: Result) -> DataTable:
-    measure = "accuracy" if "accuracy" in found["rows"][0]["synthetic"] else "exact_match"
-    names = {"synthetic": "Synthetic", "ceiling": "Real (ceiling)", "floor": "File (floor)"}
-    sides = [side for side in names if side in found["rows"][0]]
-    return DataTable(
-        f"In-context {found['task']}: {measure.replace('_', ' ')} on "
-        f"{number(found['test_records'])} real records, by where the demonstrations came from. "
-        f"Mean ± standard deviation over {found['seeds']} draws; in brackets, how many the context "
-        "had room for.",
-        ("Demonstrations", *(names[side] for side in sides)),
-        [
-            (str(row["shots"]),
-             *(f"{plus_minus(row[s][measure], 3)} ({row[s]['fitted']:.0f})" for s in sides))
-            for row in found["rows"]
-        ],
-    )  # fmt: skip
-
-
-def _next_word(found: Result) -> DataTable:
-    return DataTable(
-        f"Next-word accuracy of a small language model on {number(found['test_records'])} real "
-        "records, by what it was fine-tuned on. Mean ± standard deviation over "
-        f"{found['seeds']} resamplings.",
-        ("Trained on", "Records", "Accuracy"),
-        [
-            ("nothing: the model as it came", "0", f"{found['base']:.3f}"),
-            *(
-                (name, number(side["train_records"]), *_means([side["accuracy"]]))
-                for key, name in TRAINED_ON.items()
-                if (side := found.get(key))
-            ),
-        ],
-    )
-
-
 def _fidelity(found: Result) -> DataTable:
-    models = len(found["embedders"])
     pair = ("synthetic", "real")
-    average = f", average of {models} embedding models" if models > 1 else ""
     return DataTable(
         f"Embeddings beside those of real test records: {number(found['records_a_side'])} a side, "
         f"{number(found['records_a_draw'])} a side for all but the Fréchet distance. Mean ± "
-        f"standard deviation over {found['draws']} draws{average}.",
+        f"standard deviation over {found['draws']} draws.",
         ("Measure (best)", "Synthetic", "Other real records"),
         [
             (name, *_means(found["measures"][key][f"{side}_to_real"] for side in pair))
@@ -218,3 +177,28 @@ def _means(values: Iterable[Mapping[str, float]]) -> list[str]:
 
 def _figure(value: float | None, digits: int) -> str:
     return "none" if value is None else f"{value:.{digits}f}"
+
+
+def at_most(value: float, digits: int = 3) -> str:
+    """Write an upper bound, rounded up to so many significant digits."""
+    step = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
+    rounded = math.ceil(value / step * (1 - 1e-12)) * step
+    whole = rounded >= 10 ** (digits - 1)
+    return f"{rounded:,.0f}" if whole else f"{rounded:.{digits}g}"
+
+
+def one_in(probability: float) -> str:
+    """Write a small probability as "1 in 1,000,000", never understated; empty for zero."""
+    return f"1 in {math.floor(1 / probability * (1 + 1e-12)):,}" if probability > 0 else ""
+
+
+def number(value: float) -> str:
+    """Write a number with commas between thousands or six significant digits; 1e-6, not 1e-06."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    mantissa, _, exponent = f"{value:.6g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
+def plus_minus(value: Mapping[str, float], digits: int) -> str:
+    return f"{value['mean']:.{digits}f} ± {value['deviation']:.{digits}f}"

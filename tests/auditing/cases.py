@@ -17,8 +17,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from dpray.auditing import shared_targets
-from dpray.auditing.shared_targets import labels_target, votes_target
+from dpray.auditing import monte_carlo
+from dpray.auditing.monte_carlo import labels_target, votes_target
 from dpray.auditing.target import Finding, Target, audit_target
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.votes import VoteHistogram
@@ -118,8 +118,8 @@ NORMAL = FeatureSum(100, "gaussian", 1.5)
 
 def votes_of(number: int) -> Fault:
     """Cast so many votes of a record for its nearest text."""
-    right = shared_targets.count_votes
-    return lambda: patch.object(shared_targets, "count_votes", lambda p, s: number * right(p, s))
+    right = monte_carlo.count_votes
+    return lambda: patch.object(monte_carlo, "count_votes", lambda p, s: number * right(p, s))
 
 
 def noise_of_one_record() -> AbstractContextManager[Any]:

@@ -17,7 +17,6 @@ from dpray.auditing.audit import audit
 from dpray.auditing.target import audit_target
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
-from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.config import parse_config
 from dpray.registry import make_plan
 from dpray.types import Budget, DprayError, InputError, Progress, Resumable
@@ -204,7 +203,7 @@ def test_without_a_place_for_canaries_nothing_is_drawn(settings: Settings, tmp_p
 
 
 def made(repetitions: int) -> list[canaries.Canary]:
-    found = canaries.make_canaries(generator(new_key()))
+    found = canaries.make_canaries()
     return [canary for canary in found if canary.repetitions == repetitions]
 
 

@@ -4,12 +4,12 @@
     python tests/benchmarks/bench_evaluation.py --whole 100000
 
 Precision and recall, and nearest cosines: `records` normal vectors a side. Shared words: `records`
-texts a side with Zipf's word frequencies. MAUVE: one draw of `DRAW` vectors a side. The networks:
-4,000 vectors, four labels. Prints Markdown: seconds, and the most memory the process had.
+texts a side with Zipf's word frequencies. MAUVE: one draw of `DRAW` vectors a side. Prints
+Markdown: seconds, and the most memory the process had.
 
-`--whole` measures all of `dpray evaluate` instead, without a language model: so many synthetic
-records, real ones to train on and real ones to test on, of words of the demo's notes. A hashing
-projection stands in for the embedding model, whose time grows with the number of records alone.
+`--whole` measures all of `dpray evaluate` instead: as many synthetic records, real ones to train on
+and real ones to test on, of words of the demo's notes. A hashing projection stands in for the
+embedding model, whose time grows with the number of records alone.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpray.evaluation.copies import shared_words
-from dpray.evaluation.downstream import Embedded
+from dpray.evaluation.copies import nearest_cosine, shared_words
 from dpray.evaluation.evaluate import Labelled, evaluate
-from dpray.evaluation.fidelity import DRAW, cluster_divergences, frechet_distance
-from dpray.evaluation.neighbours import nearest_cosine, precision_recall
-from dpray.evaluation.network import three_layer_network
+from dpray.evaluation.fidelity import (
+    DRAW,
+    cluster_divergences,
+    frechet_distance,
+    precision_recall,
+)
 from dpray.types import Progress
 
 VOCABULARY = 50_000
@@ -50,11 +52,6 @@ def texts(records: int, words: int, seed: int) -> list[str]:
     return [" ".join(map(str, row)) for row in found]
 
 
-def networks(records: int, dimension: int, coral: bool) -> None:
-    x = vectors(records, dimension, 0)
-    three_layer_network(Embedded(x, np.arange(records) % 4), x if coral else None)
-
-
 def parts(records: int, dimension: int, words: int) -> dict[str, Callable[[], object]]:
     def pair(n: int) -> tuple[np.ndarray, np.ndarray]:
         return vectors(n, dimension, 0), vectors(n, dimension, 1)
@@ -68,8 +65,6 @@ def parts(records: int, dimension: int, words: int) -> dict[str, Callable[[], ob
         f"Fréchet distance, {records:,}": lambda: frechet_distance(*pair(records)),
         f"shared words, {records:,} texts of {words}": words_in_common,
         f"MAUVE, KL and total variation, {DRAW:,}": lambda: cluster_divergences(*pair(DRAW), 0),
-        "3-layer network, 4,000": lambda: networks(4000, dimension, False),
-        "3-layer network with Deep CORAL, 4,000": lambda: networks(4000, dimension, True),
     }
 
 

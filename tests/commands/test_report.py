@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dpray.commands.report import report
-from dpray.report.write import write_report
+from dpray.report.page import write_report
 from dpray.types import InputError
 from tests.report.browser import needs_browser, rendered_in_silence
 from tests.report.reports import ATTACK, RUN, a_report, an_evaluation

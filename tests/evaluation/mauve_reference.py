@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dpray.evaluation.mauve import (
+from dpray.evaluation.fidelity import (
     EXPLAINED_VARIANCE,
     KMEANS_STEPS,
     SCALING,

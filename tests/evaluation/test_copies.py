@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from dpray.evaluation.copies import compare_copies, shared_words
+from dpray.evaluation.copies import compare_copies, nearest_cosine, shared_words
 
 
 def runs(text, n):
@@ -63,3 +63,15 @@ def test_both_sides_have_equally_many_texts():
     assert found["held_out"]["longest_shared_words"]["max"] == 1.0
     nothing = {"mean": None, "quantile_95": None, "max": None}
     assert found["held_out"]["ngram_overlap"] == nothing
+
+
+def test_nearest_cosine_is_that_by_all_pairs():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 6)), rng.normal(size=(90, 6)) * 7
+    y[5] = 0.0
+    dots = (
+        x @ y.T / np.linalg.norm(x, axis=1)[:, None] / np.maximum(np.linalg.norm(y, axis=1), 1e-9)
+    )
+
+    assert nearest_cosine(x, y) == pytest.approx(dots.max(axis=1), abs=1e-6)
+    assert nearest_cosine(y[:5], y).max() <= 1.0

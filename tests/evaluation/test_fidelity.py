@@ -5,10 +5,12 @@ import pytest
 
 from dpray.evaluation.fidelity import (
     MAP_POINTS,
+    NEIGHBOURS,
     cluster_divergences,
     compare_fidelity,
     embedding_map,
     frechet_distance,
+    precision_recall,
 )
 
 
@@ -34,7 +36,7 @@ def test_fewer_records_than_dimensions_are_no_obstacle():
 
 def test_all_measures_are_taken_between_equally_many_records():
     real, synthetic = sample(0.0, 1.0, 900), sample(0.0, 1.0, 60, seed=3)
-    result = compare_fidelity({"a": (synthetic, real[:450], real[450:])}, seeds=5)
+    result = compare_fidelity(synthetic, real[:450], real[450:], seeds=5)
 
     assert result["records_a_side"] == result["records_a_draw"] == 60
     for measure in result["measures"].values():
@@ -48,7 +50,7 @@ def test_every_measure_ranks_a_near_set_before_a_far_one():
     sets = {far: (sample(far, 1.0, 300, seed=3), real[:300], real[300:]) for far in (0.0, 1.0)}
     near, far = (
         {name: values["synthetic_to_real"]["mean"] for name, values in found["measures"].items()}
-        for found in (compare_fidelity({"a": s}, seeds=2) for s in sets.values())
+        for found in (compare_fidelity(*s, seeds=2) for s in sets.values())
     )
     for measure in ("precision", "recall", "f1", "mauve"):
         assert near[measure] > far[measure] + 0.1
@@ -96,3 +98,40 @@ def test_sides_are_equally_many_and_constant_vectors_have_a_map():
     assert found["explained"] == [0.0, 0.0] and found["real"][0] == [0.0, 0.0]
     assert embedding_map(np.eye(500), np.eye(500)) == embedding_map(np.eye(500), np.eye(500))
     assert len(embedding_map(np.eye(500), np.eye(500))["real"]) == MAP_POINTS
+
+
+def within(x, y):
+    """Kynkäänniemi et al. 2019, Eq. 1, word for word."""
+    among = np.linalg.norm(y[:, None] - y[None], axis=2)
+    radii = np.sort(among, axis=1)[:, NEIGHBOURS]
+    return (np.linalg.norm(x[:, None] - y[None], axis=2) <= radii[None]).any(axis=1).mean()
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5, 100.0])
+def test_precision_and_recall_are_those_by_all_pairs(shift):
+    rng = np.random.default_rng(0)
+    real = rng.normal(shift, 1.0, (300, 5)).astype(np.float32)
+    synthetic = rng.normal(shift + 0.8, 0.5, (150, 5)).astype(np.float32)
+
+    found = precision_recall(synthetic, real)
+
+    precision, recall = within(synthetic, real), within(real, synthetic)
+    assert found["precision"] == pytest.approx(precision, abs=0.01)
+    assert found["recall"] == pytest.approx(recall, abs=0.01)
+    assert 0 < recall < precision < 1
+    assert found["f1"] == pytest.approx(2 / (1 / precision + 1 / recall), abs=0.01)
+
+
+def test_a_set_is_within_itself_copies_included_and_far_sets_are_not():
+    x = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
+    copies = np.repeat(x, NEIGHBOURS + 2, axis=0)
+
+    assert precision_recall(x, copies)["precision"] == 1.0
+    assert precision_recall(copies, copies) == {"precision": 1.0, "recall": 1.0, "f1": 1.0}
+    assert precision_recall(x + 100, x) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
+    one = np.repeat(x[:1], 20, axis=0)
+    assert precision_recall(one, x) == {
+        "precision": 1.0,
+        "recall": 0.02,
+        "f1": pytest.approx(2 / 51),
+    }

@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from dpray.evaluation.mauve import cluster_histograms, divergence_area
+from dpray.evaluation.fidelity import cluster_histograms, divergence_area
 from tests.evaluation.mauve_reference import (
     CASES,
     FIGURES,

@@ -1,10 +1,23 @@
-"""Diversity, topics' terms and lengths of texts."""
+"""Diversity, topics' terms, lengths and structure of texts."""
 
 import numpy as np
 import pytest
 
-from dpray.evaluation.texts import compare_diversity, compare_lengths, distinct
-from dpray.evaluation.topics import compare_topics
+from dpray.evaluation.texts import (
+    compare_diversity,
+    compare_lengths,
+    compare_topics,
+    distinct,
+    parse_json,
+    structure,
+)
+from dpray.types import InputError
+
+SCHEMA = {
+    "type": "object",
+    "required": ["title", "year"],
+    "properties": {"title": {"type": "string"}, "year": {"type": "integer"}},
+}
 
 
 def test_distinct_n_counts_different_n_grams_within_texts():
@@ -31,27 +44,17 @@ def test_topics_of_few_or_identical_texts():
     assert alike == [{"terms": [], "synthetic": 1.0, "other_real": 1.0, "real": 1.0}]
 
 
-def test_outliers_are_a_topic_without_terms_and_rare_words_are_shown_by_none():
+def test_words_of_fewer_than_three_records_are_shown_by_no_topic():
     sides = [["heart"] * 5 + ["skin"] * 5, ["heart"] * 5 + ["skin"] * 5, ["skin marlowe"] * 10]
-    clusters = {"heart": -1, "skin": 7, "skin marlowe": 3}
-
-    def cluster(texts, vectors):
-        assert vectors.shape == (30, 2)
-        return np.array([clusters[text] for text in texts])
-
-    vectors = [np.zeros((10, 2))] * 3
-    found = compare_topics(sides, vectors, cluster)
+    vectors = [np.array([{"h": [1.0, 0.0], "s": [0.0, 1.0]}[t[0]] for t in side]) for side in sides]
+    found = compare_topics(sides, vectors)
     assert found == [
-        {"terms": ["marlowe", "skin"], "synthetic": 0.0, "other_real": 0.0, "real": 1.0},
-        {"terms": ["(outliers)"], "synthetic": 0.5, "other_real": 0.5, "real": 0.0},
-        {"terms": ["skin"], "synthetic": 0.5, "other_real": 0.5, "real": 0.0},
+        {"terms": ["skin", "marlowe"], "synthetic": 0.5, "other_real": 0.5, "real": 1.0},
+        {"terms": ["heart"], "synthetic": 0.5, "other_real": 0.5, "real": 0.0},
     ]
     # Held by two records of thirty.
     sides[2] = ["skin marlowe"] * 2 + ["skin"] * 8
-    assert [topic["terms"] for topic in compare_topics(sides, vectors, cluster)][1:] == [
-        ["skin"],
-        ["(outliers)"],
-    ]
+    assert [topic["terms"] for topic in compare_topics(sides, vectors)] == [["skin"], ["heart"]]
 
 
 def test_the_histogram_covers_every_text():
@@ -65,3 +68,41 @@ def test_the_histogram_covers_every_text():
     assert len(found["edges"]) == len(found["real"]) + 1 == 25
     assert found["synthetic"][-1] >= 3 / 303
     assert len(set(np.diff(found["edges"]))) == 1
+
+
+def test_shares_count_all_texts():
+    texts = ['{"title": "A", "year": 1931}', '{"title": "A"}', "[1]", '{"title": "A", "ye', "no"]
+
+    shares = structure(texts, SCHEMA)
+
+    assert shares == {"json_parse_share": 3 / 5, "schema_share": 1 / 5}
+    assert structure(texts, None)["schema_share"] is None
+
+
+@pytest.mark.parametrize(
+    "text", ["12", '"a"', "null", '{"a": NaN}', "{'a': 1}", '{"a": 1} {"b": 2}', "[" * 100_000, ""]
+)
+def test_what_is_not_one_strict_json_record(text):
+    assert parse_json(text) is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "objekt"},
+        {"properties": {"a": {"$ref": "https://example.com/other.json"}}},
+        {"properties": {"a": {"$ref": "#/$defs/missing"}}},
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_refused(schema):
+    with pytest.raises(InputError, match=r"^schema: "):
+        structure(['{"a": 1}'], schema)
+
+
+def test_a_schema_never_reaches_the_network(monkeypatch):
+    asked = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda *request: asked.append(request))
+
+    with pytest.raises(InputError, match="cannot resolve"):
+        structure(["{}"], {"$ref": "https://example.com/other.json"})
+    assert asked == []

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 SMALL_CHUNKS = """
 import sys
 from dpray.cli import main
-from dpray.evaluation import chunks
+from dpray.evaluation import copies
 
-chunks.CHUNK_SIZE = 24
+copies.CHUNK_SIZE = 24
 main(["evaluate", *sys.argv[1:]])
 """
 

@@ -14,7 +14,7 @@ from dpray import registry
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods.config import parse_config
-from dpray.report.write import write_report
+from dpray.report.page import write_report
 from dpray.runs.public_names import model_name
 from dpray.workers import shards
 from tests.methods.aug_pe.test_release import BagOfWords

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
-from dpray.auditing.shared_targets import votes_target
+from dpray.auditing.monte_carlo import votes_target
 from dpray.auditing.target import Target
 from dpray.config.config import Config
 from dpray.mechanisms.labels import largest_remainder

@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpray.accounting.composed_events import Composed, SelfComposed
-from dpray.auditing.monte_carlo import MonteCarlo, Scores, laplace_scores
-from dpray.auditing.shared_targets import OTHERS
+from dpray.auditing.monte_carlo import OTHERS, MonteCarlo, Scores, laplace_scores
 from dpray.auditing.target import Target
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.mechanisms import GRID, LARGEST, FeatureSum, VocabularyHistogram

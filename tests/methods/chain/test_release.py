@@ -16,7 +16,7 @@ from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
 from dpray.registry import make_plan
-from dpray.report.write import write_report
+from dpray.report.page import write_report
 from dpray.types import BudgetRefused, InputError, Resumable
 from dpray.workers.shards import Vote
 from tests.methods.chain.conftest import OF_LABEL, PUBLIC, WORDS, Watched, write_public

@@ -5,20 +5,19 @@ import random
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
-
-from dpray.evaluation.causal_lm import CausalLM
-from dpray.evaluation.downstream import Embedded, compare_classifier
-from dpray.evaluation.fine_tuning import (
+from paper_evaluation.causal_lm import CausalLM
+from paper_evaluation.fine_tuning import (
     Encoder,
     Training,
     compare_next_word,
     next_word_accuracy,
 )
-from dpray.types import InputError
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from .test_evaluate import COMMON, WORDS, notes
+from dpray.evaluation.downstream import Embedded, compare_downstream
+
+from ..evaluation.test_evaluate import COMMON, WORDS, notes
 
 FAST = Training(learning_rate=1e-2, epochs=8, batch_size=16, max_length=32)
 
@@ -52,9 +51,8 @@ def test_an_encoder_is_a_classifier_beside_the_others(bert):
     made, train, test = (embedded(notes(160, seed)) for seed in (1, 2, 3))
     state = torch.random.get_rng_state()
 
-    found = compare_classifier(
-        "fine-tuned", encoder.fit, {"synthetic": made, "ceiling": train}, test, seeds=2
-    )
+    sets = {"synthetic": made, "ceiling": train}
+    found = compare_downstream(sets, test, 2, encoder.fit, "fine-tuned")
 
     assert found["synthetic"]["accuracy"]["mean"] > 0.9
     assert found["ceiling"]["macro_f1"]["mean"] > 0.9
@@ -68,12 +66,6 @@ def test_one_seed_gives_one_encoder_and_long_texts_are_cut(bert):
     heads = [encoder.fit(train, train.vectors, seed).model.classifier.weight for seed in (0, 0, 1)]
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
     assert encoder.tokens(["heart " * 500])["input_ids"].shape == (1, 32)
-
-
-def test_an_encoder_that_is_not_there(tmp_path):
-    for name in (str(tmp_path / "missing"), str(tmp_path)):
-        with pytest.raises(InputError, match=r"^encoder: "):
-            Encoder(name)
 
 
 def test_next_word_accuracy_is_that_by_hand(model_folder):

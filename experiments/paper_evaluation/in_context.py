@@ -14,9 +14,8 @@ import numpy as np
 from scipy.special import softmax
 
 from dpray.engines.base import Engine, PlainPrompt, Sampling
-from dpray.evaluation.causal_lm import CausalLM
 from dpray.evaluation.scores import accuracy_and_f1, summaries
-from dpray.types import OnProgress, Progress
+from paper_evaluation.causal_lm import CausalLM
 
 Example = tuple[str, str]
 """An `Example` is a text and its label."""
@@ -107,7 +106,6 @@ def compare_in_context(
     sets: Mapping[str, Sequence[Example]],
     test: Sequence[Example],
     seeds: int,
-    on_progress: OnProgress = lambda progress: None,
 ) -> dict[str, Any]:
     """Score n-shot learning (Amin et al. 2024, Section 5.1 and Figure 2) from demonstrations out of
     each of `sets` (synthetic, ceiling, floor) on real test records.
@@ -123,8 +121,6 @@ def compare_in_context(
     for shots in SHOTS:
         row: dict[str, Any] = {"shots": shots}
         for place, (name, records) in enumerate(sets.items()):
-            done = len(rows) * len(sets) + place
-            on_progress(Progress("in-context learning", done, len(SHOTS) * len(sets)))
             if place and not shots:
                 row[name] = row[next(iter(sets))]
                 continue

@@ -25,13 +25,12 @@ _ROWS = 16
 
 
 class CausalLM:
-    """A `CausalLM` is a language model of transformers and its tokenizer, from a folder or a hub.
+    """A language model of transformers and its tokenizer, from a folder or a hub.
 
-    Raises InputError that names `lm` where there is none.
+    Raises InputError that names `lm` if there is none.
     """
 
     def __init__(self, name: str) -> None:
-        # Importing transformers takes seconds, which an evaluation without it should not cost.
         from transformers import AutoModelForCausalLM
         from transformers.utils.logging import disable_progress_bar
 
@@ -86,7 +85,7 @@ def padded(
 
 @dataclass(frozen=True)
 class _Context:
-    """A `_Context` is rows of tokens that the model has read: their key-value cache and mask."""
+    """Rows of tokens that the model has read: their key-value cache and mask."""
 
     model: Any
     cache: Any

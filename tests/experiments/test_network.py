@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from paper_evaluation.network import coral, three_layer_network
 
 from dpray.evaluation.downstream import Embedded
-from dpray.evaluation.network import coral, three_layer_network
 
 
 def rings(count, seed, shift=0.0):

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from dpray.engines.model_path import resolve_model
-from dpray.evaluation.causal_lm import CausalLM, padded
 from dpray.evaluation.downstream import Embedded
 from dpray.evaluation.scores import mean_and_deviation
-from dpray.types import InputError, OnProgress, Progress
+from dpray.types import InputError
+from paper_evaluation.causal_lm import CausalLM, padded
 
 Batch = dict[str, torch.Tensor]
 
@@ -25,7 +25,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Training:
-    """`Training` holds a fine-tuning's parameters; `max_length` counts tokens."""
+    """A fine-tuning's parameters; `max_length` counts tokens."""
 
     learning_rate: float
     epochs: int
@@ -46,8 +46,8 @@ MOST_RECORDS = 5000
 
 
 class Encoder:
-    """An `Encoder` is any encoder of transformers, from a folder or a hub, with a new head for
-    labels. Raises InputError that names `encoder` where there is none.
+    """Any encoder of transformers, from a folder or a hub, with a new head for labels. Raises
+    InputError that names `encoder` if there is none.
     """
 
     def __init__(self, name: str, training: Training = CLASSIFIER) -> None:
@@ -99,7 +99,7 @@ class Encoder:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """`FineTuned` is a classifier of texts; `classes` are the labels of its outputs."""
+    """A classifier of texts; `classes` are the labels of its outputs."""
 
     encoder: Encoder
     model: Any
@@ -123,7 +123,6 @@ def compare_next_word(
     sets: Mapping[str, Sequence[str]],
     test: Sequence[str],
     seeds: int,
-    on_progress: OnProgress = lambda progress: None,
     training: Training = NEXT_WORD,
 ) -> dict[str, Any]:
     """Measure next-word accuracy, on real test texts, of a causal language model fine-tuned on each
@@ -145,11 +144,9 @@ def compare_next_word(
         "test_words": sum(len(row) - 1 for row in tested),
         "base": next_word_accuracy(lm.model, tested, training.batch_size),
     }
-    for place, (name, rows) in enumerate(drawn.items()):
+    for name, rows in drawn.items():
         scores = []
         for seed in range(seeds):
-            done = place * seeds + seed
-            on_progress(Progress("next-word accuracy", done, len(drawn) * seeds))
             resampled = np.random.default_rng(seed).choice(len(rows), len(rows))
             model = _trained_on(lm, [rows[i] for i in resampled], training, seed)
             scores.append(next_word_accuracy(model, tested, training.batch_size))

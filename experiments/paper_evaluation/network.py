@@ -22,7 +22,7 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Network:
-    """A `Network` is trained; `classes` are the labels of its outputs."""
+    """A trained network; `classes` are the labels of its outputs."""
 
     layers: nn.Sequential
     mean: torch.Tensor
