@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 from starlette.requests import Request
-from starlette.types import Message, Receive
 
 from dpray.serving.errors import ApiError
 from dpray.types import valid_unicode
@@ -16,34 +15,19 @@ from dpray.types import valid_unicode
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
-def check_headers(request: Request, max_bytes: int) -> None:
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Read a body of JSON. Raises ApiError 413 as soon as it is too long, whatever its headers
+    say."""
     # A browser asks for permission before a page sends this type to another site, and nothing here
     # grants it.
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "the body has to be application/json", "unsupported_media_type")
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > max_bytes:
-        raise _too_large(max_bytes)
-
-
-def bounded(receive: Receive, max_bytes: int) -> Receive:
-    """Make a `receive` that raises 413 as soon as a body is longer, whatever its headers say."""
-    seen = 0
-
-    async def receive_bounded() -> Message:
-        nonlocal seen
-        message = await receive()
-        if message["type"] == "http.request":
-            seen += len(message.get("body", b""))
-            if seen > max_bytes:
-                raise _too_large(max_bytes)
-        return message
-
-    return receive_bounded
-
-
-def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(413, f"the body is longer than {max_bytes} bytes", "request_too_large")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise ApiError(413, f"the body is longer than {max_bytes} bytes", "request_too_large")
+    return body
 
 
 def json_object(body: bytes, max_entries: int) -> dict[str, Any]:
