@@ -26,7 +26,7 @@ def serve(
 ) -> None:
     """Serve the LLM and the embedder until Ctrl-C."""
     file = load_serve_config(config, overrides)
-    require("dpray serve", "fastapi", "limits", "torch", "vllm")
+    require("dpray serve", "fastapi", "limits", "torch")
     # Imported late: a mistyped key should not have to wait for Ray.
     if dry_run:
         from dpray.serving.applications import serve_config
@@ -34,6 +34,7 @@ def serve(
         tree = serve_config(file)
         typer.echo(json.dumps(tree) if as_json else dump_yaml(tree).rstrip())
         return
+    require("dpray serve", "vllm")
     from dpray.serving.foreground import serve_until_stopped
 
     console = Terminal(stderr=as_json)

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from ray import serve
 from starlette.exceptions import HTTPException
@@ -25,6 +25,7 @@ from dpray.engines.embedder import is_packaged
 from dpray.engines.model_path import resolve_model
 from dpray.engines.vllm_model import DEFAULT_CONTEXT, ENVIRONMENT, vllm_options
 from dpray.serving.embedding import EmbeddingServer
+from dpray.serving.errors import reraise
 from dpray.serving.guard import Endpoint, Guard
 from dpray.serving.requests import ChatCall, CompletionCall, EmbeddingCall, Room
 from dpray.serving.settings import (
@@ -106,7 +107,7 @@ def _gateway(
     from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
 
     # All errors pass FastAPI as exceptions: its own answers quote the request.
-    handlers: Any = dict.fromkeys((HTTPException, RequestValidationError), _raise)
+    handlers: Any = dict.fromkeys((HTTPException, RequestValidationError), reraise)
     app = FastAPI(openapi_url=None, exception_handlers=handlers)
     app.add_middleware(Guard, config=config, endpoints=endpoints, replicas=RunningReplicas())
     limits = config.limits
@@ -124,10 +125,6 @@ def _gateway(
     card = {"object": "model", "owned_by": "dpray", "permission": [], "metadata": {}}
     cards = {name: {"id": name, **card} for name in models}
     return deployed.bind(llm_deployments=dict(models), model_cards=cards)
-
-
-def _raise(request: Request, error: Exception) -> None:
-    raise error
 
 
 class RunningReplicas:

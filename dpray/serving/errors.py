@@ -19,6 +19,7 @@ from ray.serve.exceptions import (
     ReplicaUnavailableError,
 )
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -65,6 +66,11 @@ def api_error(error: Exception) -> ApiError:
     if found.status >= 500:
         logger.error("%s, answered %d", type(error).__name__, found.status)
     return found
+
+
+def reraise(request: Request, error: Exception) -> None:
+    """Handle an application's exception: pass it on to the guard."""
+    raise error
 
 
 def _refusal(error: Exception) -> ApiError | None:
