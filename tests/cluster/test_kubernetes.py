@@ -100,7 +100,7 @@ def test_a_wrong_manifest_is_seen(path, value):
         ("Service", "dpray-serve", ("spec",), {"ports": [{"port": 8000}]}),
         ("PodMonitor", "dpray", ("spec", "podMetricsEndpoints", 0, "interval"), 15),
         ("PodMonitor", "dpray", ("spec", "podMetricsEndpoint"), []),
-        ("PodMonitor", "dpray-gateway", ("spec", "podMetricsEndpoints", 0, "bearerToken"), "x"),
+        ("PodMonitor", "dpray", ("spec", "podMetricsEndpoints", 0, "bearerToken"), "x"),
         ("RayService", "dpray-serve", ("spec", "serveConfig"), ""),
         ("RayService", "dpray-serve", ("spec", "rayClusterConfig", "authOptions", "mode"), "none"),
         ("RayService", "dpray-serve", ("spec", "serveService", "spec", "ports", 0, "port"), "http"),
@@ -288,7 +288,7 @@ PROMETHEUS = ("monitoring", "prometheus")
     ("port", "outsiders"),
     [
         (8265, {OPERATOR}),
-        (8000, {OPERATOR, PROMETHEUS}),
+        (8000, {OPERATOR}),
         (8080, {PROMETHEUS}),
         (6379, set()),
         (10001, set()),

@@ -9,16 +9,24 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dpray.config.loading import parse
 from dpray.serving.bodies import has_few_entries
 from dpray.serving.errors import ApiError
-from dpray.serving.gateway import Caller
 from dpray.serving.requests import MAX_BIASES, ChatCall, CompletionCall, checked
-from dpray.serving.settings import ServeFile
-from dpray.types import InputError
-from tests.serving.front import CHAT, KEY, MODEL, OTHER, ask, assert_openais, gateway, http
+from tests.serving.front import (
+    CHAT,
+    COMPLETIONS,
+    GOOD,
+    KEY,
+    MODEL,
+    OTHER,
+    ask,
+    assert_openais,
+    guard,
+    http,
+)
 
 TEXTS = st.text(st.sampled_from('a,[]{}":\\\n'), max_size=8)
 VALUES = st.recursive(
@@ -55,20 +63,41 @@ def test_entries_are_counted_without_parsing(value: Any, most: int) -> None:
     ids=["logit_bias", "unknown keys", "lists", "stop"],
 )
 def test_a_body_of_too_many_entries_reaches_no_endpoint(more: dict[str, Any]) -> None:
-    async def never(body: dict[str, Any], caller: Caller) -> Response:
+    async def never(request: Request) -> Response:
         raise AssertionError
 
     answer = ask(
-        gateway(never, limits={"max_request_bytes": 2_000_000}), json={"model": MODEL} | more
+        guard(never, limits={"max_request_bytes": 2_000_000}), json={"model": MODEL} | more
     )
     assert_openais(answer, 413, "request_too_large")
     assert "4096 entries" in answer.json()["error"]["message"]
 
 
 def test_a_text_may_have_as_many_brackets_as_it_likes() -> None:
-    texts = ["[{,", '"', '\\"', "\\"]
-    answer = ask(gateway(), json={"prompt": [text * 20_000 for text in texts]})
-    assert answer.json()["keys"] == ["prompt"]
+    texts = [text * 20_000 for text in ("[{,", '"', '\\"', "\\")]
+    answer = ask(guard(), COMPLETIONS, json={"model": MODEL, "prompt": texts})
+    assert answer.json()["body"]["prompt"] == texts
+
+
+def test_lone_surrogates_become_text_wherever_they_stand_and_pairs_stay() -> None:
+    sent = GOOD[CHAT] | {
+        "messages": [{"role": "user", "content": "a\ud800b"}],
+        "stop": ["\udfff", "\N{GRINNING FACE}", '\0"\\'],
+    }
+    answer = ask(
+        guard(), content=json.dumps(sent).encode(), headers={"Content-Type": "application/json"}
+    )
+    body = answer.json()["body"]
+    assert body["messages"] == [{"role": "user", "content": "a?b"}]
+    assert body["stop"] == ["?", "\N{GRINNING FACE}", '\0"\\']
+    for raw in (rb'"\ud800"', b'["a\xed\xa0\x80b", "\\ude00\\ud83d"]'):
+        answer = ask(
+            guard(),
+            COMPLETIONS,
+            content=b'{"model": "%s", "prompt": %s}' % (MODEL.encode(), raw),
+            headers={"Content-Type": "application/json"},
+        )
+        assert answer.status_code == 200, answer.text
 
 
 def test_a_long_mapping_is_refused_before_its_entries_are_looked_at() -> None:
@@ -84,15 +113,15 @@ def test_a_long_mapping_is_refused_before_its_entries_are_looked_at() -> None:
 def test_a_keys_bodies_are_read_one_at_a_time_and_others_in_between() -> None:
     order: list[str] = []
 
-    async def note(body: dict[str, Any], caller: Caller) -> Response:
-        order.append(body["key"])
+    async def note(request: Request) -> Response:
+        order.append((await request.json())["user"])
         return JSONResponse({})
 
     async def scenario() -> None:
-        app = gateway(note)
+        app = guard(note)
         async with http(app, OTHER) as flood, http(app, KEY) as good:
-            sent = [flood.post(CHAT, json={"key": "flood"}) for _ in range(100)]
-            sent.append(good.post(CHAT, json={"key": "good"}))
+            sent = [flood.post(CHAT, json=GOOD[CHAT] | {"user": "flood"}) for _ in range(100)]
+            sent.append(good.post(CHAT, json=GOOD[CHAT] | {"user": "good"}))
             answers = await asyncio.gather(*sent)
         assert {answer.status_code for answer in answers} == {200}
 
@@ -100,9 +129,3 @@ def test_a_keys_bodies_are_read_one_at_a_time_and_others_in_between() -> None:
     assert len(order) == 101
     # It came last, and waited for some of the hundred only.
     assert order.index("good") < 50
-
-
-def test_the_bound_has_room_for_the_texts_of_an_embedding_request() -> None:
-    tree = {"embedder": {}, "serve": {"auth": "none", "limits": {"max_request_entries": 2000}}}
-    with pytest.raises(InputError, match="max_request_entries"):
-        parse(ServeFile, tree)
