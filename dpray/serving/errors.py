@@ -75,12 +75,13 @@ def reraise(request: Request, error: Exception) -> None:
 
 def _refusal(error: Exception) -> ApiError | None:
     """Return the API error for a request that is wrong."""
-    if isinstance(error, RequestValidationError):
-        return ApiError(400, "the keys' values are not valid together", "invalid_value")
+    # vLLM's errors by their names, and Ray's by their shape: naming the classes imports vLLM.
+    if isinstance(error, RequestValidationError) or "VLLMClientError" in _names(error):
+        message = "the values of the keys are not valid together"
+        return ApiError(400, message, "invalid_value", getattr(error, "parameter", None))
     if isinstance(error, HTTPException):
         message = "no such method here" if error.status_code == 405 else "no such path here"
         return ApiError(error.status_code, message, "not_found")
-    # Ray's OpenAIHTTPException, by its shape: naming it would import vLLM.
     status = getattr(error, "status_code", None)
     if status == 404:
         return ApiError(404, "no such model here", "model_not_found", "model")
@@ -101,9 +102,13 @@ def _failure(error: Exception) -> ApiError:
         return ApiError(503, "too many requests are waiting", "overloaded", headers=retry)
     if isinstance(error, DeploymentUnavailableError | ReplicaUnavailableError):
         return ApiError(503, "the model is not ready", "not_ready", headers=retry)
-    is_dead = "EngineDeadError" in {kind.__name__ for kind in type(error).__mro__}
+    is_dead = "EngineDeadError" in _names(error)
     is_lost = isinstance(error, RayError) and not isinstance(error, RayTaskError)
     if is_dead or is_lost or isinstance(error, RayActorError):
         message = "the model's replica was lost and is being replaced"
         return ApiError(503, message, "replica_lost", headers=retry)
     return ApiError(500, "the server failed on this request", "internal_error")
+
+
+def _names(error: Exception) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}

@@ -58,10 +58,8 @@ def ours() -> set[str]:
 
 def rays() -> set[str]:
     """The names that this Ray's own dashboards and agents use."""
-    panels = "".join(
-        Path(each.__file__).read_text()
-        for each in (default_dashboard_panels, serve_dashboard_panels)
-    )
+    files = (default_dashboard_panels.__file__, serve_dashboard_panels.__file__)
+    panels = "".join(Path(file).read_text() for file in files)
     return set(NAME.findall(panels)) | {f"ray_{name}" for name in METRICS_GAUGES}
 
 
@@ -169,8 +167,9 @@ def test_panels_neither_overlap_nor_share_an_id():
 
 RUN = '{run="r", dataset="notes", method="dp_sgd"}'
 DONE, PARTS = f"ray_dpray_stage_done{RUN}", f"ray_dpray_stage_parts{RUN}"
+REQUESTS = "ray_serve_num_http_requests_total"
 GOOD, BAD, ONE_DIES, ANOTHER_COMES = (
-    f'ray_serve_num_http_requests_total{{application="dpray", node="{node}", status_code="{status}"}}'
+    f'{REQUESTS}{{application="dpray", node="{node}", status_code="{status}"}}'
     for node, status in (("a", 200), ("a", 503), ("b", 200), ("c", 200))
 )
 NOTES = '{dataset="notes"}'

@@ -193,6 +193,10 @@ class EngineDeadError(Exception):
     """Called as vLLM's."""
 
 
+class VLLMClientError(Exception):
+    """Called as vLLM's."""
+
+
 class Refused(Exception):
     """Shaped as the errors of Ray's OpenAI ingress."""
 
@@ -212,6 +216,7 @@ class Refused(Exception):
         (Refused(400, f"maximum context length is 8, {WORD}"), 400, "context_length_exceeded"),
         (Refused(400, f"no such role: {WORD}"), 400, "invalid_value"),
         (Refused(404, WORD), 404, "model_not_found"),
+        (VLLMClientError(WORD), 400, "invalid_value"),
         (Refused(500, WORD), 500, "internal_error"),
         (RequestValidationError([{"input": WORD, "msg": WORD}]), 400, "invalid_value"),
     ],
