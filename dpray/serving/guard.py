@@ -15,10 +15,16 @@ from typing import Any, NamedTuple
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dpray.serving.bodies import json_object, read_body
 from dpray.serving.callers import Caller, Callers
 from dpray.serving.errors import ApiError, api_error
-from dpray.serving.requests import Call, Generation, Room, checked, checked_cost
+from dpray.serving.requests import (
+    Call,
+    Generation,
+    Room,
+    checked,
+    checked_cost,
+    read_body,
+)
 from dpray.serving.settings import ServeConfig
 
 Replicas = Callable[[str], Awaitable[int]]
@@ -81,11 +87,11 @@ class Guard:
         body = await read_body(request, self._limits.max_request_bytes)
         async with caller.reading:
             await asyncio.sleep(0)
-            value = json_object(body, self._limits.max_request_entries)
-            if value.get("model") != endpoint.model:
-                message = f"no such model here; there is {endpoint.model}"
-                raise ApiError(404, message, "model_not_found", "model")
-            return checked(endpoint.keys, value)
+            call = checked(endpoint.keys, body, self._limits.max_request_entries)
+        if call.model != endpoint.model:
+            message = f"no such model here; there is {endpoint.model}"
+            raise ApiError(404, message, "model_not_found", "model")
+        return call
 
 
 def _body(call: Call, caller: Caller) -> bytes:

@@ -3,6 +3,7 @@
 vLLM's own request classes ignore unknown keys, and know many that cost the server far more than the
 caller or reach into it: a grammar to compile, the address of an image to fetch, a chat template,
 tensors, another caller's cache, a place at the front of the queue. They get only the keys below.
+A body is bounded, in bytes and in entries, before anything is made of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from starlette.requests import Request
 
 from dpray.serving.errors import ApiError
 
@@ -33,6 +35,8 @@ _COMPLETION_TOKENS = 16
 """A completion without `max_tokens` has this many; a chat has what the context holds."""
 _INT64 = 2**63
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,39}")
+# Possessive, and an end that may be missing: linear in any body.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 class Room(NamedTuple):
@@ -206,27 +210,55 @@ class EmbeddingCall(_Checked):
 Call = ChatCall | CompletionCall | EmbeddingCall
 
 
-def checked(kind: type[Call], body: dict[str, Any]) -> Call:
-    """Return the request. Raises ApiError that names the first key that is unknown, of a wrong type
-    or out of bounds, and quotes no value."""
-    for key in body:
-        if key not in kind.model_fields:
-            raise wrong_key(key, "there is no such key here")
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Read a body of JSON. Raises ApiError 413 as soon as it is too long, whatever its headers
+    say."""
+    # A browser asks for permission before a page sends this type to another site, and nothing here
+    # grants it.
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise ApiError(415, "the body has to be application/json", "unsupported_media_type")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise ApiError(413, f"the body is longer than {max_bytes} bytes", "request_too_large")
+    return bytes(body)
+
+
+def has_few_entries(body: bytes, most: int) -> bool:
+    """Return whether a JSON text has at most `most` entries in all its lists and objects.
+
+    Each has a comma or an opening bracket before it, and at most two strings. An empty list counts
+    as an entry. Nothing is parsed: 75,000 entries take a millisecond instead of a hundred.
+    """
+    if _marks(body) <= most:
+        return True
+    # A lower bound of the quotes that are no part of a text.
+    if body.count(b'"') - body.count(b'\\"') > 4 * most:
+        return False
+    return _marks(_STRING.sub(b"", body)) <= most
+
+
+def _marks(text: bytes) -> int:
+    return sum(map(text.count, (b",", b"[", b"{")))
+
+
+def checked(kind: type[Call], body: bytes, max_entries: int) -> Call:
+    """Return the request. Raises ApiError that names the first key that is of a wrong type, out of
+    bounds or unknown, and quotes no value."""
+    if not has_few_entries(body, max_entries):
+        message = f"the body has more than {max_entries} entries in its lists and objects"
+        raise ApiError(413, message, "request_too_large")
     try:
-        return kind.model_validate(body)
+        return kind.model_validate_json(body)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False, include_context=False)
-    first = errors[0]
-    # A message's content is a text or a list of parts: the deepest error is about the one sent.
-    if first["loc"][0:1] == ("messages",):
-        same = [each for each in errors if each["loc"][:3] == first["loc"][:3]]
-        first = max(same, key=lambda each: len(each["loc"]))
-    message = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
-        raise wrong_key("n", message)
-    if first["type"] == "extra_forbidden":
-        message = "there is no such key here"
-    raise wrong_key(str(first["loc"][0]), message, first["loc"][1:3])
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    if not first["loc"] and first["type"] != "value_error":
+        raise ApiError(400, "the body is not a JSON object", "invalid_json")
+    unknown = first["type"] == "extra_forbidden"
+    message = "there is no such key here" if unknown else first["msg"]
+    key = first["loc"][0] if first["loc"] else "n"
+    raise _wrong_key(str(key), message.removeprefix("Value error, "))
 
 
 def checked_cost(call: Call, room: Room, most: int) -> int:
@@ -236,22 +268,16 @@ def checked_cost(call: Call, room: Room, most: int) -> int:
     if cost <= most:
         return cost
     if cost % room.part == 0:
-        raise wrong_key("n", f"prompts times n is at most {most // room.part} on this server")
+        raise _wrong_key("n", f"prompts times n is at most {most // room.part} on this server")
     message = (
         f"a request has at most {most} tokens on this server, in its prompts (a token for each "
         "byte) and the max_tokens of its prompts times n answers"
     )
-    raise wrong_key("max_tokens", message)
+    raise _wrong_key("max_tokens", message)
 
 
-def wrong_key(key: str, message: str, inner: tuple[int | str, ...] = ()) -> ApiError:
-    """Make a 400 for `key`, at `inner` of its value, without names that may be a caller's words."""
+def _wrong_key(key: str, message: str) -> ApiError:
+    """Make a 400 for `key`, unless it may be a caller's words."""
     if not _KEY.fullmatch(key):
         return ApiError(400, f"the request: {message}", "invalid_value")
-    place = key
-    for step in inner if key == "messages" else ():
-        if isinstance(step, int):
-            place += f"[{step}]"
-        elif _KEY.fullmatch(step):
-            place += f".{step}"
-    return ApiError(400, f"{place}: {message}", "invalid_value", key)
+    return ApiError(400, f"{key}: {message}", "invalid_value", key)

@@ -35,6 +35,7 @@ PAUSE = 1.0
 class AnyCall(BaseModel):
     """A request that no model answers, and that costs nothing."""
 
+    model: None = None
     a: Any = None
     wait: int = 0
     stream: bool = False
