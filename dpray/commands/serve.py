@@ -38,7 +38,7 @@ def serve(
     from dpray.serving.foreground import serve_until_stopped
 
     console = Terminal(stderr=as_json)
-    console.print("starting Ray Serve and the models")
+    console.print("starting the models; `serve status` shows what they wait for")
 
     def ready(url: str) -> None:
         if as_json:

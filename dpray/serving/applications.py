@@ -131,7 +131,7 @@ class RunningReplicas:
     """Returns how many replicas of a deployment run, and asks Serve at most once in two seconds."""
 
     def __init__(self) -> None:
-        self._known: Mapping[str, int] = {}
+        self._known: dict[str, int] = {}
         self._until = 0.0
 
     async def __call__(self, deployment: str) -> int:
@@ -139,16 +139,10 @@ class RunningReplicas:
             self._until = monotonic() + _REPLICAS_SECONDS
             # Without an answer, what was known counts.
             with suppress(Exception):
-                self._known = running_replicas(await asyncio.to_thread(serve.status))
+                status: Any = await asyncio.to_thread(serve.status)
+                for name, each in status.applications[APPLICATION].deployments.items():
+                    self._known[name] = each.replica_states.get("RUNNING", 0)
         return max(1, self._known.get(deployment, 1))
-
-
-def running_replicas(status: Any) -> Mapping[str, int]:
-    """Return, for each of the application's deployments, the number of its running replicas by this
-    answer of `serve.status`."""
-    found = status.applications.get(APPLICATION)
-    deployments = found.deployments if found else {}
-    return {name: each.replica_states.get("RUNNING", 0) for name, each in deployments.items()}
 
 
 def _embedder(model: str, served: ServedEmbedder) -> serve.Application:

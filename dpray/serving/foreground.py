@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 
-import ray
 from ray import serve
 from ray.exceptions import RayActorError
 
@@ -31,11 +30,10 @@ def serve_until_stopped(file: ServeFile, on_ready: Callable[[str], None]) -> Non
 
     Raises InputError if Serve already runs on the cluster, ServingFailed for a failed start.
     """
-    was_connected = ray.is_initialized()
     start_ray(file.runtime.ray_address)
     # After Ray's start, which installs a handler that aborts.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Serve logs every step; what keeps it waiting is a warning.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # It logs every step.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if serve.status().proxies:
         raise InputError(
@@ -51,8 +49,9 @@ def serve_until_stopped(file: ServeFile, on_ready: Callable[[str], None]) -> Non
     except KeyboardInterrupt:
         pass
     finally:
-        _take_down(disconnect=not was_connected)
-        signal.signal(signal.SIGTERM, before)
+        # Ray's lines stay off stdout, which is `--json`'s.
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), suppress(Exception):
+            serve.shutdown()
 
 
 def _deploy(file: ServeFile) -> None:
@@ -75,12 +74,3 @@ def _deploy(file: ServeFile) -> None:
         ) from None
     while "HEALTHY" not in serve.status().proxies.values():
         time.sleep(_POLL_SECONDS)
-
-
-def _take_down(disconnect: bool) -> None:
-    """End Serve, which this command started; Ray's lines stay off stdout, which is `--json`'s."""
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        with suppress(Exception):
-            serve.shutdown()
-        if disconnect:
-            ray.shutdown()
