@@ -1,8 +1,9 @@
 """The Ray Serve application: Ray's own OpenAI ingress behind the guard, an LLM and an embedder.
 
 Serve routes, queues, scales, sheds load, checks health and exports metrics; `ray.serve.llm` has the
-OpenAI endpoints and runs vLLM. The replicas log nothing that can hold a prompt: no access log, and
-nothing below CRITICAL, because Serve and vLLM log the errors of requests with their text.
+OpenAI endpoints and runs both models in vLLM. The replicas log nothing that can hold a prompt: no
+access log, and nothing below CRITICAL, because Serve and vLLM log the errors of requests with their
+text.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from ray import serve
 from starlette.exceptions import HTTPException
 
 from dpray.config.sections import EngineConfig
-from dpray.engines.embedder import is_packaged
+from dpray.engines.embedder import locate_embedder
 from dpray.engines.model_path import resolve_model
 from dpray.engines.vllm_model import DEFAULT_CONTEXT, ENVIRONMENT, vllm_options
-from dpray.serving.embedding import EmbeddingServer
 from dpray.serving.errors import reraise
 from dpray.serving.guard import Endpoint, Guard
 from dpray.serving.requests import ChatCall, CompletionCall, EmbeddingCall, Room
@@ -41,6 +41,7 @@ APPLICATION = "dpray"
 BUILDER = "dpray.serving.applications:build"
 LLM, EMBEDDER = "llm", "embedder"
 """The names of the models' deployments."""
+_SMALL_CACHE = 2**24
 _REPLICAS_SECONDS = 2.0
 _HEALTH_SECONDS = 1.0
 """Serve checks every second whether the gateways live, which answer at once."""
@@ -85,16 +86,16 @@ def application(file: ServeFile) -> serve.Application:
     """Make the application that `file` describes. Raises InputError for a model that is missing."""
     models: dict[str, serve.Application] = {}
     endpoints: dict[str, Endpoint] = {}
+    # vLLM reads it once, when it is imported.
+    os.environ.update(ENVIRONMENT)
     if (name := file.llm_name) and file.engine and file.serve.llm:
         models[name] = _llm(file.engine, file.serve.llm, name)
         room = _llm_room(file.engine, file.serve.llm)
         endpoints["/v1/chat/completions"] = Endpoint(ChatCall, name, LLM, room)
         endpoints["/v1/completions"] = Endpoint(CompletionCall, name, LLM, room)
     if (name := file.embedder_name) and file.embedder and file.serve.embedder:
-        models[name] = _embedder(file.embedder.model, file.serve.embedder)
-        size = file.serve.embedder.max_batch_size
-        # A batch that is embedded, and one that waits.
-        room = Room(2 * size, size, size)
+        models[name] = _embedder(file.embedder.model, file.serve.embedder, name)
+        room = Room(file.serve.embedder.max_texts_in_flight, 1, 1)
         endpoints["/v1/embeddings"] = Endpoint(EmbeddingCall, name, EMBEDDER, room)
     return _gateway(file.serve, models, endpoints)
 
@@ -102,8 +103,7 @@ def application(file: ServeFile) -> serve.Application:
 def _gateway(
     config: ServeConfig, models: Mapping[str, serve.Application], endpoints: dict[str, Endpoint]
 ) -> serve.Application:
-    # Imported late: it imports vLLM, which reads the environment once.
-    os.environ.update(ENVIRONMENT)
+    # Imported late: it imports vLLM.
     from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
 
     # All errors pass FastAPI as exceptions: its own answers quote the request.
@@ -145,65 +145,59 @@ class RunningReplicas:
         return max(1, self._known.get(deployment, 1))
 
 
-def _embedder(model: str, served: ServedEmbedder) -> serve.Application:
-    needs = {"num_cpus": served.cpus_per_replica, "num_gpus": served.gpus_per_replica}
-    deployed = serve.deployment(
-        name=EMBEDDER,
-        ray_actor_options=needs | {"runtime_env": {"env_vars": ENVIRONMENT}},
-        **_deployment(served),
-    )
-    # Each replica finds a packaged embedder where its own packages are.
-    place = model if is_packaged(model) else _located(model, "embedder.model")
-    return deployed(EmbeddingServer).bind(place, served)
-
-
-def _located(model: str, key: str) -> str:
-    """Make a folder's path absolute: the replicas have working directories of their own."""
-    path = Path(checked := resolve_model(model, key))
-    return str(path.resolve()) if path.is_dir() else checked
-
-
-def _deployment(replicas: ReplicasConfig) -> dict[str, Any]:
-    """Return the options of a model's deployment."""
-    scaling = {"min_replicas", "max_replicas", "target_ongoing_requests"}
-    return {
-        "logging_config": _REPLICA_LOGS,
-        "autoscaling_config": replicas.model_dump(include=scaling),
-        **replicas.model_dump(include={"max_ongoing_requests", "max_queued_requests"}),
-    }
-
-
 def _llm_room(engine: EngineConfig, served: ServedLLM) -> Room:
     context = engine.max_model_len or DEFAULT_CONTEXT
     tokens = served.max_tokens_in_flight or engine.max_num_seqs * context
     return Room(tokens, tokens // engine.max_num_seqs, context)
 
 
-def _llm(engine: EngineConfig, served: ReplicasConfig, name: str) -> serve.Application:
-    """Make Ray's deployment of `engine` and `serve.llm`: vLLM's arguments are those of
-    `dpray.engines.vllm`, without lockstep decoding, which is not served."""
-    # Imported late: it imports vLLM, which reads the environment once.
-    os.environ.update(ENVIRONMENT)
-    from ray.serve.llm import LLMConfig, build_llm_deployment
-
-    gpus, workers = served.gpus_per_replica, engine.tensor_parallel_size
-    bundle = {"CPU": served.cpus_per_replica / workers}
-    if gpus:
-        bundle["GPU"] = gpus / workers
-    lengths = engine.model_dump(
+def _llm(engine: EngineConfig, served: ServedLLM, name: str) -> serve.Application:
+    """Make the deployment of `engine`: vLLM's arguments are those of `dpray.engines.vllm`, without
+    lockstep decoding, which is not served."""
+    folder = resolve_model(engine.model, "engine.model")
+    options = vllm_options(engine, on_gpu=served.gpus_per_replica > 0) | engine.model_dump(
         include={"max_model_len", "max_num_batched_tokens"}, exclude_none=True
     )
+    return _model(LLM, name, folder, options, served, engine.tensor_parallel_size)
+
+
+def _embedder(model: str, served: ServedEmbedder, name: str) -> serve.Application:
+    options = {"runner": "pooling", "dtype": "float32", "enforce_eager": True}
+    if not served.gpus_per_replica:
+        # An encoder caches nothing.
+        options["kv_cache_memory_bytes"] = _SMALL_CACHE
+    return _model(EMBEDDER, name, locate_embedder(model), options, served)
+
+
+def _model(
+    deployment: str,
+    name: str,
+    folder: str,
+    options: dict[str, Any],
+    replicas: ReplicasConfig,
+    workers: int = 1,
+) -> serve.Application:
+    """Make Ray's deployment of a model that clients call `name`."""
+    # Imported late: it imports vLLM.
+    from ray.serve.llm import LLMConfig, build_llm_deployment
+
+    bundle = {"CPU": replicas.cpus_per_replica / workers}
+    if replicas.gpus_per_replica:
+        bundle["GPU"] = replicas.gpus_per_replica / workers
+    scaling = {"min_replicas", "max_replicas", "target_ongoing_requests"}
+    # The replicas have working directories of their own.
+    source = str(Path(folder).resolve()) if Path(folder).is_dir() else folder
     config = LLMConfig(
-        model_loading_config={
-            "model_id": name,
-            "model_source": _located(engine.model, "engine.model"),
-        },
-        engine_kwargs=vllm_options(engine, on_gpu=gpus > 0)
-        | lengths
-        | {"enable_log_requests": False},
+        model_loading_config={"model_id": name, "model_source": source},
+        engine_kwargs=options | {"enable_log_requests": False},
         # The replica's actor shares the first bundle with the engine's worker.
         placement_group_config={"bundles": [dict(bundle) for _ in range(workers)]},
-        deployment_config=_deployment(served) | {"ray_actor_options": {"num_cpus": 0}},
+        deployment_config={
+            "logging_config": _REPLICA_LOGS,
+            "autoscaling_config": replicas.model_dump(include=scaling),
+            "ray_actor_options": {"num_cpus": 0},
+            **replicas.model_dump(include={"max_ongoing_requests", "max_queued_requests"}),
+        },
         runtime_env={"env_vars": dict(ENVIRONMENT)},
     )
-    return build_llm_deployment(config, override_serve_options={"name": LLM})
+    return build_llm_deployment(config, override_serve_options={"name": deployment})

@@ -95,11 +95,17 @@ class Guard:
 
 
 def _body(call: Call, caller: Caller) -> bytes:
-    """Return the body for the application, with the caller's part of vLLM's prefix cache: without
-    it, the time of an answer would tell a caller whether another one had sent some prompt."""
+    """Return the body for the application.
+
+    Each caller has its own part of vLLM's prefix cache, or the time of an answer would tell
+    a caller whether another one had sent some prompt. An embedder cuts a text that is too long.
+    """
     body = call.model_dump(exclude_none=True)
-    if isinstance(call, Generation):
-        body["cache_salt"] = caller.name
+    body |= (
+        {"cache_salt": caller.name}
+        if isinstance(call, Generation)
+        else {"truncate_prompt_tokens": -1}
+    )
     return json.dumps(body).encode()
 
 

@@ -27,8 +27,6 @@ MAX_N = 16
 """The most answers to a prompt."""
 MAX_SEQUENCES = 128
 """The most answers to a request: prompts times n."""
-MAX_INPUTS = 2048
-"""The most texts in a request for embeddings."""
 MAX_BIASES = 1024
 """The most tokens with a bias in a request."""
 _COMPLETION_TOKENS = 16
@@ -44,9 +42,9 @@ class Room(NamedTuple):
 
     size: int
     part: int
-    """The least that a sequence takes, or the most texts that a request embeds at a time."""
+    """The least that a sequence takes."""
     smallest: int
-    """What each request may take: one sequence of the whole context, or one part of the texts."""
+    """The room that a request may have in any case: a sequence of the whole context, or a text."""
 
 
 class _Checked(BaseModel):
@@ -196,15 +194,14 @@ class EmbeddingCall(_Checked):
     input: Annotated[
         list[Annotated[str, Field(min_length=1)]],
         BeforeValidator(_listed),
-        Field(min_length=1, max_length=MAX_INPUTS),
+        Field(min_length=1),
     ]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: None = None
     user: _User | None = None
 
     def cost(self, room: Room) -> int:
-        """Return how many texts are embedded at a time."""
-        return min(len(self.input), room.part)
+        return len(self.input)
 
 
 Call = ChatCall | CompletionCall | EmbeddingCall
@@ -267,6 +264,8 @@ def checked_cost(call: Call, room: Room, most: int) -> int:
     cost = call.cost(room)
     if cost <= most:
         return cost
+    if isinstance(call, EmbeddingCall):
+        raise _wrong_key("input", f"at most {most} texts in one request on this server")
     if cost % room.part == 0:
         raise _wrong_key("n", f"prompts times n is at most {most // room.part} on this server")
     message = (

@@ -56,10 +56,7 @@ class ServedLLM(ReplicasConfig):
 
 
 class ServedEmbedder(ReplicasConfig):
-    max_batch_size: Count = Field(64, description="texts embedded in one call of the model")
-    batch_wait_seconds: float = Field(
-        0.01, ge=0, le=10, description="how long the first text of a batch waits for others"
-    )
+    max_texts_in_flight: Count = Field(512, description="texts of requests in flight in a replica")
 
 
 class LimitsConfig(Section):

@@ -84,7 +84,7 @@ def served(
             "keys": [hashed(OTHER), hashed(KEY)],
             "gateways": 2,
             "limits": {"max_request_bytes": 20_000, "max_in_flight_per_key": IN_FLIGHT},
-            "embedder": {"max_batch_size": 8},
+            "embedder": {"max_texts_in_flight": 200},
         },
     }
     process = start_serve(cluster, config, folder)
@@ -164,7 +164,7 @@ def test_chat_and_completions_and_their_streams(served: Served) -> None:
 
 
 def test_embeddings_are_those_of_the_embedder_in_process(served: Served) -> None:
-    client, texts = served.client(), [f"{WORD} number {n} " + "word " * n for n in range(20)]
+    client, texts = served.client(), [f"{WORD} number {n} " + "word " * n**2 for n in range(20)]
     expected = SentenceTransformerEmbedder(EMBEDDER).embed(texts)
 
     answer = client.embeddings.create(model=EMBEDDER, input=texts)

@@ -83,7 +83,8 @@ def test_what_passes_has_no_header_of_the_caller_and_a_salt_of_its_own() -> None
     assert mine["headers"] == ["content-type"]
     assert mine["body"].pop("cache_salt") != others["body"].pop("cache_salt")
     assert mine["body"] == others["body"] == GOOD[CHAT]
-    assert "cache_salt" not in ask(app, EMBEDDINGS, json=GOOD[EMBEDDINGS]).json()["body"]
+    embedded = ask(app, EMBEDDINGS, json=GOOD[EMBEDDINGS]).json()["body"]
+    assert embedded == {"model": MODEL, "input": [WORD], "truncate_prompt_tokens": -1}
 
 
 def test_paths_methods_types_and_bodies_that_are_wrong() -> None:
@@ -130,6 +131,8 @@ def test_a_request_of_more_than_a_share_is_refused_with_the_limit() -> None:
         assert_openais(answer, 400, "invalid_value")
         assert answer.json()["error"]["param"] == key
         assert limit in answer.json()["error"]["message"]
+    many_texts = ask(app, EMBEDDINGS, json=GOOD[EMBEDDINGS] | {"input": ["a"] * 501})
+    assert many_texts.json()["error"]["param"] == "input"
     assert ask(app, COMPLETIONS, json=GOOD[COMPLETIONS] | many).status_code == 200
     # A caller who is the only one may have all.
     alone = guard(keys=[hashed(KEY)])
