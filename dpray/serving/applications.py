@@ -43,6 +43,9 @@ LLM, EMBEDDER = "llm", "embedder"
 """The names of the models' deployments."""
 _SMALL_CACHE = 2**24
 _REPLICAS_SECONDS = 2.0
+_GATEWAY_REQUESTS = 1024
+"""A gateway has as many in flight as the shipped proxy passes on; as many wait, and Serve answers
+any more with a 503."""
 _HEALTH_SECONDS = 1.0
 """Serve checks every second whether the gateways live, which answer at once."""
 _REPLICA_LOGS = {"enable_access_log": False, "log_level": "CRITICAL"}
@@ -110,14 +113,13 @@ def _gateway(
     handlers: Any = dict.fromkeys((HTTPException, RequestValidationError), reraise)
     app = FastAPI(openapi_url=None, exception_handlers=handlers)
     app.add_middleware(Guard, config=config, endpoints=endpoints, replicas=RunningReplicas())
-    limits = config.limits
     # The guard ends a request first, with an error in OpenAI's format.
-    patience = {"RAY_SERVE_LLM_ROUTER_HTTP_TIMEOUT": str(2 * limits.request_timeout_seconds)}
+    patience = {"RAY_SERVE_LLM_ROUTER_HTTP_TIMEOUT": str(2 * config.limits.request_timeout_seconds)}
     deployed = serve.deployment(
         name="gateway",
         num_replicas=config.gateways,
-        max_ongoing_requests=limits.max_in_flight,
-        max_queued_requests=limits.max_in_flight,
+        max_ongoing_requests=_GATEWAY_REQUESTS,
+        max_queued_requests=_GATEWAY_REQUESTS,
         health_check_period_s=_HEALTH_SECONDS,
         logging_config=_REPLICA_LOGS,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ENVIRONMENT | patience}},

@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
-import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -80,17 +79,16 @@ class Callers:
     """Recognizes callers by the hashes of their keys, and holds their limits in this gateway."""
 
     def __init__(self, config: ServeConfig) -> None:
-        limits = config.limits
-        self._gateways = config.gateways
+        self._gateways, limits = config.gateways, config.limits
         self._digests = [bytes.fromhex(each.removeprefix("sha256:")) for each in config.keys]
         names = list(map(str, range(len(self._digests)))) or [_ANYBODY]
-        most = math.ceil(limits.max_in_flight_per_key / self._gateways)
+        most = max(1, limits.max_in_flight_per_key // self._gateways)
         self._callers = {name: Caller(name, most) for name in names}
         self._parts = 1 if len(names) == 1 else 2
         self._rate = None
         if limits.requests_per_minute_per_key is not None:
-            rate = math.ceil(limits.requests_per_minute_per_key / self._gateways)
-            self._rate = RateLimitItemPerMinute(rate)
+            rate = limits.requests_per_minute_per_key // self._gateways
+            self._rate = RateLimitItemPerMinute(max(1, rate))
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
 
     def recognize(self, request: Request) -> Caller:

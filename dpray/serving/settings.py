@@ -64,11 +64,6 @@ class LimitsConfig(Section):
     max_request_entries: Count = Field(
         4096, description="entries in all lists and objects of a body; with more it gets a 413"
     )
-    max_in_flight: Count = Field(
-        1024,
-        description="requests in flight in a gateway; as many wait for it, any more get a 503 by "
-        "Serve",
-    )
     max_in_flight_per_key: Count = Field(
         128, description="requests in flight of one key, in all gateways; any more get a 429"
     )
