@@ -42,10 +42,11 @@ BUILDER = "dpray.serving.applications:build"
 LLM, EMBEDDER = "llm", "embedder"
 """The names of the models' deployments."""
 _SMALL_CACHE = 2**24
+"""Bytes of an embedder's cache on a CPU. vLLM wants one, though an encoder fills none."""
 _REPLICAS_SECONDS = 2.0
 _GATEWAY_REQUESTS = 1024
-"""A gateway has as many in flight as the shipped proxy passes on; as many wait, and Serve answers
-any more with a 503."""
+"""The most requests in flight in a gateway: those that the shipped proxy passes on. Another 1024
+wait, and Serve answers any more with a 503."""
 _HEALTH_SECONDS = 1.0
 """Serve checks every second whether the gateways live, which answer at once."""
 _REPLICA_LOGS = {"enable_access_log": False, "log_level": "CRITICAL"}
@@ -166,7 +167,6 @@ def _llm(engine: EngineConfig, served: ServedLLM, name: str) -> serve.Applicatio
 def _embedder(model: str, served: ServedEmbedder, name: str) -> serve.Application:
     options = {"runner": "pooling", "dtype": "float32", "enforce_eager": True}
     if not served.gpus_per_replica:
-        # An encoder caches nothing.
         options["kv_cache_memory_bytes"] = _SMALL_CACHE
     return _model(EMBEDDER, name, locate_embedder(model), options, served)
 

@@ -118,8 +118,8 @@ class Callers:
             raise _too_many("too many requests of this key in a minute")
 
     def share(self, room: Room, replicas: int = 1) -> int:
-        """Return a caller's part, in this gateway, of a model with so many running replicas; at
-        least the room of one request of one sequence."""
+        """Return a caller's part, in this gateway, of a model's running replicas; at least the room
+        of one sequence."""
         return max(room.smallest, room.size * replicas // self._gateways // self._parts)
 
 

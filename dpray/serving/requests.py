@@ -112,7 +112,7 @@ class Generation(_Checked):
         raise NotImplementedError
 
     def cost(self, room: Room) -> int:
-        """Return the tokens of all sequences, or their least where that is more.
+        """Return the tokens of all sequences, or the least that they take if that is more.
 
         A token has at least one byte: the bytes of a prompt are an upper bound of its tokens, which
         the model alone counts. No sequence is longer than the context, which is `room.smallest`.

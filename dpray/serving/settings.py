@@ -146,14 +146,14 @@ class ServeFile(Section):
 
     @property
     def llm_name(self) -> str | None:
-        """Return what clients call the language model, None where it is not served."""
+        """Return what clients call the language model, None if it is not served."""
         if self.engine is None or self.serve.llm is None:
             return None
         return self.serve.llm.name or _public_name(self.engine.model)
 
     @property
     def embedder_name(self) -> str | None:
-        """Return what clients call the embedder, None where it is not served."""
+        """Return what clients call the embedder, None if it is not served."""
         if self.embedder is None or self.serve.embedder is None:
             return None
         return self.serve.embedder.name or _public_name(self.embedder.model)
