@@ -13,8 +13,8 @@ _EXTRAS = {
     "peft": ("PEFT", "train"),
     "tensorboardX": ("Ray Train", "train"),
     "fastapi": ("Ray Serve", "serve"),
-    "starlette": ("Starlette", "serve"),
-    "prometheus_client": ("prometheus-client", "serve"),
+    "limits": ("limits", "serve"),
+    "vllm": ("vLLM", "vllm"),
     "psycopg": ("psycopg", "postgres"),
     "jsonschema": ("jsonschema", "eval"),
 }

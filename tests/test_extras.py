@@ -16,7 +16,7 @@ import sys
 from importlib.machinery import PathFinder
 
 EXTRAS = {
-    "accelerate", "deepspeed", "faiss", "fastapi", "opacus", "peft", "prometheus_client", "psycopg",
+    "accelerate", "deepspeed", "faiss", "fastapi", "limits", "opacus", "peft", "psycopg",
     "sentence_transformers", "starlette", "tensorboardX", "torch", "uvicorn", "vllm",
 }
 
@@ -75,7 +75,7 @@ def test_a_plan_and_a_run_of_sequences_need_no_extra(tmp_path: Path) -> None:
         ),
         (
             ["serve", "jobs/serve_cpu.yaml"],
-            "dpray serve needs Starlette, which is not installed: pip install 'dpray[serve]'",
+            "dpray serve needs Ray Serve, which is not installed: pip install 'dpray[serve]'",
         ),
         (
             ["ledger", "show", "--ledger", "postgresql://localhost/ledger"],

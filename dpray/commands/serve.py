@@ -26,7 +26,7 @@ def serve(
 ) -> None:
     """Serve the LLM and the embedder until Ctrl-C."""
     file = load_serve_config(config, overrides)
-    require("dpray serve", "starlette", "prometheus_client", "fastapi", "torch")
+    require("dpray serve", "fastapi", "limits", "torch")
     # Imported late: a mistyped key should not have to wait for Ray.
     if dry_run:
         from dpray.serving.applications import serve_config
@@ -34,12 +34,11 @@ def serve(
         tree = serve_config(file)
         typer.echo(json.dumps(tree) if as_json else dump_yaml(tree).rstrip())
         return
+    require("dpray serve", "vllm")
     from dpray.serving.foreground import serve_until_stopped
 
     console = Terminal(stderr=as_json)
-
-    def waiting(deployments: str) -> None:
-        console.print(f"waiting for {deployments}", highlight=False, soft_wrap=True)
+    console.print("starting the models; `serve status` shows what they wait for")
 
     def ready(url: str) -> None:
         if as_json:
@@ -47,18 +46,16 @@ def serve(
         else:
             _show(file, url, console)
 
-    serve_until_stopped(file, waiting, ready)
+    serve_until_stopped(file, ready)
     console.print("stopped")
 
 
 def _endpoints(file: ServeFile, url: str) -> dict[str, Any]:
-    root = url.removesuffix("/v1")
     return {
         "base_url": url,
         "llm": file.llm_name,
         "embedder": file.embedder_name,
-        "health": f"{root}/health",
-        "metrics": f"{root}/metrics",
+        "health": url.removesuffix("/v1") + "/-/healthz",
         "auth": file.serve.auth,
     }
 
@@ -76,6 +73,5 @@ def _show(file: ServeFile, url: str, console: Terminal) -> None:
         lines.append(
             f'  client.embeddings.create(model="{file.embedder_name}", input=["...", "..."])'
         )
-    endpoints = _endpoints(file, url)
-    lines += ["", f"KEY: {key}. Health: {endpoints['health']}, metrics: {endpoints['metrics']}"]
+    lines += ["", f"KEY: {key}. Health: {_endpoints(file, url)['health']}"]
     console.print("\n".join(lines), highlight=False, soft_wrap=True)

@@ -22,7 +22,8 @@ def is_packaged(model: str) -> bool:
     return model == _PACKAGED and importlib.util.find_spec(_PACKAGE) is not None
 
 
-def _located(model: str) -> str:
+def locate_embedder(model: str) -> str:
+    """Return the folder or the hub's name of an embedder."""
     if is_packaged(model):
         return str(importlib.import_module(_PACKAGE).MODEL_DIR)
     return resolve_model(model, "embedder.model")
@@ -36,7 +37,7 @@ class SentenceTransformerEmbedder:
         self, model: str = _PACKAGED, device: str | None = None, dtype: str = "float32"
     ) -> None:
         require("embedder.model", "sentence_transformers")
-        folder = _located(model)
+        folder = locate_embedder(model)
         from sentence_transformers import SentenceTransformer
         from transformers.utils.logging import disable_progress_bar
 

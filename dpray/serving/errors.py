@@ -6,12 +6,25 @@ Their messages are dpray's own: a request's words or an exception's text may hol
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+)
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CONTEXT = re.compile(r"maximum (?:context|model) length|max_model_len|longer than the maximum")
+logger = logging.getLogger("dpray.serving")
 
 
 class ApiError(Exception):
@@ -46,15 +59,56 @@ class ApiError(Exception):
         return f"data: {json.dumps(self.body)}\n\n".encode()
 
 
-def unavailable(message: str, code: str) -> ApiError:
-    """Make a 503, after which another try may succeed."""
-    return ApiError(503, message, code, headers={"Retry-After": "1"})
+def api_error(error: Exception) -> ApiError:
+    """Return the API error for any exception. The log gets the class of one that is the server's
+    fault, and never its text."""
+    found = error if isinstance(error, ApiError) else _refusal(error) or _failure(error)
+    if found.status >= 500:
+        logger.error("%s, answered %d", type(error).__name__, found.status)
+    return found
 
 
-def model_not_found(models: list[str]) -> ApiError:
-    return ApiError(
-        404, f"no such model here; there is {', '.join(models)}", "model_not_found", "model"
-    )
+def reraise(request: Request, error: Exception) -> None:
+    """Handle an application's exception: pass it on to the guard."""
+    raise error
 
 
-INTERNAL = ApiError(500, "the server failed on this request", "internal_error")
+def _refusal(error: Exception) -> ApiError | None:
+    """Return the API error for a request that is wrong."""
+    # vLLM's errors by their names, and Ray's by their shape: naming the classes imports vLLM.
+    if isinstance(error, RequestValidationError) or "VLLMClientError" in _names(error):
+        message = "the values of the keys are not valid together"
+        return ApiError(400, message, "invalid_value", getattr(error, "parameter", None))
+    if isinstance(error, HTTPException):
+        message = "no such method here" if error.status_code == 405 else "no such path here"
+        return ApiError(error.status_code, message, "not_found")
+    status = getattr(error, "status_code", None)
+    if status == 404:
+        return ApiError(404, "no such model here", "model_not_found", "model")
+    if isinstance(status, int) and 400 <= status < 500:
+        if _CONTEXT.search(str(getattr(error, "message", ""))):
+            message = "the prompt and max_tokens are longer than the model's context"
+            return ApiError(status, message, "context_length_exceeded")
+        return ApiError(status, "the model does not take this request", "invalid_value")
+    return None
+
+
+def _failure(error: Exception) -> ApiError:
+    """Return the API error for a model that does not answer: a 503 may succeed when retried."""
+    retry = {"Retry-After": "1"}
+    if isinstance(error, TimeoutError):
+        return ApiError(504, "the request took too long", "timeout")
+    if isinstance(error, BackPressureError):
+        return ApiError(503, "too many requests are waiting", "overloaded", headers=retry)
+    if isinstance(error, DeploymentUnavailableError | ReplicaUnavailableError):
+        return ApiError(503, "the model is not ready", "not_ready", headers=retry)
+    is_dead = "EngineDeadError" in _names(error)
+    is_lost = isinstance(error, RayError) and not isinstance(error, RayTaskError)
+    if is_dead or is_lost or isinstance(error, RayActorError):
+        message = "the model's replica was lost and is being replaced"
+        return ApiError(503, message, "replica_lost", headers=retry)
+    return ApiError(500, "the server failed on this request", "internal_error")
+
+
+def _names(error: Exception) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}

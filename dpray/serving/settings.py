@@ -1,4 +1,4 @@
-"""`dpray serve` has its own configuration: `engine`, `embedder`, `serve` and `runtime`.
+"""The configuration of `dpray serve`: `engine`, `embedder`, `serve` and `runtime`.
 
 Serving needs no data, budget or method, so its file has a top level of its own.
 """
@@ -20,7 +20,7 @@ _HASHED = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class ReplicasConfig(Section):
-    """These keys name and scale a model's deployment, and give its replicas resources."""
+    """The name, the scale and the resources of a model's deployment."""
 
     name: str | None = Field(
         None, description="what clients call it; null: the model's name, of a folder the last part"
@@ -56,11 +56,7 @@ class ServedLLM(ReplicasConfig):
 
 
 class ServedEmbedder(ReplicasConfig):
-    max_batch_size: Count = Field(64, description="texts embedded in one call of the model")
-    batch_wait_seconds: float = Field(
-        0.01, ge=0, le=10, description="how long the first text of a batch waits for others"
-    )
-    max_inputs: Count = Field(2048, description="texts in one request; more of them: 400")
+    max_texts_in_flight: Count = Field(512, description="texts of requests in flight in a replica")
 
 
 class LimitsConfig(Section):
@@ -68,11 +64,11 @@ class LimitsConfig(Section):
     max_request_entries: Count = Field(
         4096, description="entries in all lists and objects of a body; with more it gets a 413"
     )
-    max_in_flight: Count = Field(
-        256, description="requests in flight, of all keys; any more get a 429"
-    )
     max_in_flight_per_key: Count = Field(
-        128, description="requests in flight of one key; any more get a 429"
+        128, description="requests in flight of one key, in all gateways; any more get a 429"
+    )
+    requests_per_minute_per_key: Count | None = Field(
+        None, description="requests of one key in a minute, in all gateways; any more get a 429"
     )
     request_timeout_seconds: Positive = Field(
         600.0, description="a request that takes longer is ended with a 504"
@@ -90,10 +86,7 @@ class ServeConfig(Section):
     )
     gateways: Count = Field(
         1,
-        description="processes that take requests, with the same limits for all of them together",
-    )
-    start_timeout_seconds: Positive = Field(
-        1800.0, description="give up where the models are not up after it"
+        description="processes that take requests; each gives away its part of all limits",
     )
     limits: LimitsConfig = LimitsConfig()
     llm: ServedLLM | None = Field(
@@ -141,29 +134,26 @@ class ServeFile(Section):
             raise ValueError("runtime.ray_address: serving needs Ray")
         if self.engine is not None and self.serve.llm is not None:
             if self.engine.kind != "vllm":
-                raise ValueError("engine.kind: vllm is what serves a language model")
+                raise ValueError("engine.kind: only vllm serves a language model")
             split, gpus = self.engine.tensor_parallel_size, self.serve.llm.gpus_per_replica
             if split > 1 and gpus != split:
                 raise ValueError(
                     "serve.llm.gpus_per_replica: one for each of engine.tensor_parallel_size"
                 )
-        served = self.serve.embedder
-        if served and served.max_inputs >= self.serve.limits.max_request_entries - 16:
-            raise ValueError("serve.limits.max_request_entries: too few for embedder.max_inputs")
         if self.llm_name == self.embedder_name:
             raise ValueError("serve.llm.name: is the embedder's too")
         return self
 
     @property
     def llm_name(self) -> str | None:
-        """Return what clients call the language model, None where it is not served."""
+        """Return what clients call the language model, None if it is not served."""
         if self.engine is None or self.serve.llm is None:
             return None
         return self.serve.llm.name or _public_name(self.engine.model)
 
     @property
     def embedder_name(self) -> str | None:
-        """Return what clients call the embedder, None where it is not served."""
+        """Return what clients call the embedder, None if it is not served."""
         if self.embedder is None or self.serve.embedder is None:
             return None
         return self.serve.embedder.name or _public_name(self.embedder.model)

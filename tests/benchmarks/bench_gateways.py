@@ -1,13 +1,12 @@
-"""The seconds in which requests fail or wait when a gateway or the coordinator of `dpray serve` is
-killed, with one gateway and with two.
+"""The seconds in which requests fail or wait when a gateway of `dpray serve` is killed, with one
+gateway and with two.
 
     python tests/benchmarks/bench_gateways.py [--gateways 1] [--gateways 2] [--rounds 3]
 
 Ray Serve on this machine serves a small embedder. Two clients of `openai` without retries and two
 with its default retries send one request after the other while the process is killed. "failing" is
 the time from the kill to the last failure, "waiting" the longest time without an answer; both of
-the clients without retries. A gateway in front of a language model takes longer to start: it
-imports vLLM.
+the clients without retries.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ def served(cluster: Cluster, gateways: int, folder: Path) -> Iterator[openai.Ope
         end(process)
 
 
-def killed(cluster: Cluster, client: openai.OpenAI, name: str, number: int) -> list[object]:
-    """Kill one of the `number` replicas of a deployment, and return the cells of a row."""
+def killed(cluster: Cluster, client: openai.OpenAI, number: int) -> list[object]:
+    """Kill one of the `number` gateways, and return the cells of a row."""
 
     def replicas() -> list[Any]:
-        return cluster.workers(f"ServeReplica:dpray:{name}")
+        return cluster.workers("ServeReplica:dpray:gateway")
 
     def embed(retries: int) -> Any:
         asks = client.with_options(max_retries=retries)
@@ -65,22 +64,21 @@ def killed(cluster: Cluster, client: openai.OpenAI, name: str, number: int) -> l
         wait_for(lambda: tried.answered_since(began) > 20)
         wait_for(lambda: len(replicas()) == number and len(tried.answered) > 200)
     failing, waiting = tried.outage(began), tried.longest_pause()
-    return [f"{failing:.2f}", f"{waiting:.2f}", len(tried.failed), len(retried.failed)]
+    return [number, f"{failing:.2f}", f"{waiting:.2f}", len(tried.failed), len(retried.failed)]
 
 
 def main(gateways: Annotated[list[int] | None, typer.Option()] = None, rounds: int = 3) -> None:
-    print("| gateways | killed | failing, s | waiting, s | failed | failed, retries |")
-    print("|---:|---|---:|---:|---:|---:|")
+    print("| gateways | failing, s | waiting, s | failed | failed, retries |")
+    print("|---:|---:|---:|---:|---:|")
     for number in gateways or [1, 2]:
         with (
             short() as folder,
             ray_cluster(folder) as cluster,
             served(cluster, number, folder) as client,
         ):
-            for name in ["gateway", "coordinator"][:number]:
-                for _ in range(rounds):
-                    cells = killed(cluster, client, name, number if name == "gateway" else 1)
-                    print("|", " | ".join(map(str, [number, name, *cells])), "|", flush=True)
+            for _ in range(rounds):
+                cells = killed(cluster, client, number)
+                print("|", " | ".join(map(str, cells)), "|", flush=True)
 
 
 if __name__ == "__main__":

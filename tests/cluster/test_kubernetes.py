@@ -74,7 +74,7 @@ def test_a_manifest_fits_the_closed_schema(manifest):
         ("NetworkPolicy", "dpray-ray", ("spec", "ingress", 1, "from"), [{}]),
         ("PodDisruptionBudget", "dpray-head", ("spec", "minAvailable"), "100%"),
         ("Deployment", "dpray-proxy", ("spec", "template", "spec", "securityContexts"), {}),
-        ("PodMonitor", "dpray-gateway", ("spec", "podMetricsEndpoints", 0, "bearerToken"), "x"),
+        ("PodMonitor", "dpray", ("spec", "podMetricsEndpoints", 0, "bearerToken"), "x"),
     ],
 )
 def test_a_wrong_manifest_is_seen(kind, name, path, value):
@@ -259,7 +259,7 @@ PROMETHEUS = ("monitoring", "prometheus")
     ("port", "outsiders"),
     [
         (8265, {OPERATOR}),
-        (8000, {OPERATOR, PROMETHEUS}),
+        (8000, {OPERATOR}),
         (8080, {PROMETHEUS}),
         (6379, set()),
         (10001, set()),

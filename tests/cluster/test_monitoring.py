@@ -13,11 +13,12 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
-from ray.dashboard.modules.metrics.dashboards import default_dashboard_panels
+from ray.dashboard.modules.metrics.dashboards import (
+    default_dashboard_panels,
+    serve_dashboard_panels,
+)
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
-from dpray.serving.metrics import GatewayMetrics, merged_page
 from dpray.workers.metrics import METRICS
 from tests.cluster.files import CLUSTER
 
@@ -55,31 +56,18 @@ def ours() -> set[str]:
     return {f"ray_{metric.name}{ends[metric.kind]}" for metric in METRICS}
 
 
-def gateways() -> set[str]:
-    metrics = GatewayMetrics()
-    metrics.answered("other", 200, 0.1)
-    text = merged_page({"one": metrics.families(0)}).decode()
-    return {
-        sample.name
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if not sample.name.endswith("_created")
-    }
-
-
 def rays() -> set[str]:
     """The names that this Ray's own dashboards and agents use."""
-    panels = Path(default_dashboard_panels.__file__).read_text()
+    files = (default_dashboard_panels.__file__, serve_dashboard_panels.__file__)
+    panels = "".join(Path(file).read_text() for file in files)
     return set(NAME.findall(panels)) | {f"ray_{name}" for name in METRICS_GAUGES}
 
 
 def test_every_name_in_the_files_is_exported_and_every_export_is_shown():
     rules = rule_names((MONITORING / "alerts.yaml").read_text())
     shown = dashboard_names(DASHBOARD)
-    known = ours() | gateways() | rays()
-    assert (rules | shown) - known == set()
+    assert (rules | shown) - (ours() | rays()) == set()
     assert ours() - shown == set()
-    assert gateways() - shown <= {"dpray_request_seconds_count", "dpray_request_seconds_sum"}
 
 
 def test_the_page_on_monitoring_lists_every_metric_and_every_alert():
@@ -90,11 +78,12 @@ def test_the_page_on_monitoring_lists_every_metric_and_every_alert():
 
 
 @pytest.mark.parametrize(
-    "name", ["ray_dpray_refusals", "ray_dpray_run_epsilons", "dpray_request_total", "ray_nodes_up"]
+    "name",
+    ["ray_dpray_refusals", "ray_dpray_run_epsilons", "ray_serve_http_requests", "ray_nodes_up"],
 )
 def test_a_name_that_nobody_exports_is_seen(name: str):
     wrong = DASHBOARD | {"panels": [{"targets": [{"expr": f"sum({name})"}]}]}
-    assert name in dashboard_names(wrong) - ours() - gateways() - rays()
+    assert name in dashboard_names(wrong) - ours() - rays()
 
 
 def check_rules(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -128,7 +117,7 @@ def test_prometheus_takes_the_files(tmp_path: Path):
         ('"type": "timeseries"', '"type": "time series"'),
         ('"refId": "A"', '"refId": 1'),
         ("rate(ray_dpray_tokens_total", "rates(ray_dpray_tokens_total"),
-        ("sum by (status) (rate(", "sum by (status (rate("),
+        ("sum by (status_code) (rate(", "sum by (status_code (rate("),
     ],
 )
 def test_a_wrong_dashboard_is_seen(was: str, becomes: str, tmp_path: Path):
@@ -155,9 +144,10 @@ def test_panels_neither_overlap_nor_share_an_id():
 
 RUN = '{run="r", dataset="notes", method="dp_sgd"}'
 DONE, PARTS = f"ray_dpray_stage_done{RUN}", f"ray_dpray_stage_parts{RUN}"
+REQUESTS = "ray_serve_num_http_requests_total"
 GOOD, BAD, ONE_DIES, ANOTHER_COMES = (
-    f'dpray_requests_total{{gateway="{gateway}", status="{status}"}}'
-    for gateway, status in (("a", 200), ("a", 503), ("b", 200), ("c", 200))
+    f'{REQUESTS}{{application="dpray", node="{node}", status_code="{status}"}}'
+    for node, status in (("a", 200), ("a", 503), ("b", 200), ("c", 200))
 )
 NOTES = '{dataset="notes"}'
 BUDGET = {
@@ -193,7 +183,7 @@ FIRES = {
     "DprayGatewayFails": [
         (True, {GOOD: "0+9x200", BAD: "0+1x200"}),
         (False, {GOOD: "0+99x200", BAD: "0+1x200"}),
-        # All gateways count together, though one dies and another takes its place.
+        # All nodes count together, though one dies and another takes its place.
         (False, {GOOD: "0+9x200", BAD: "0+1x200", ONE_DIES: "0+90x200"}),
         (
             False,

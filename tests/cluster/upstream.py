@@ -1,4 +1,4 @@
-"""The real gateway under uvicorn, as Serve runs it, with endpoints that need no model.
+"""The real guard under uvicorn, as Serve runs it, before an endpoint that needs no model.
 
 `python -m tests.cluster.upstream PORT [HASH]`; without a key's hash all of this machine may call.
 Each answer has the names of the headers that arrived in `x-arrived`, and the caller's address and
@@ -8,29 +8,52 @@ request id beside it.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
+from pydantic import BaseModel
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dpray.serving.gateway import Caller, Gateway
+from dpray.serving.errors import reraise
+from dpray.serving.guard import Endpoint, Guard
+from dpray.serving.requests import Room
 from dpray.serving.settings import ServeConfig
-from tests.serving.front import CHAT, always_ready
+from tests.serving.front import CHAT, one_replica
 
 PAUSE = 1.0
 """Seconds between the events of a stream, and of an answer to {"wait": n}, n times."""
 
 
-async def answer(body: dict[str, Any], caller: Caller) -> Response:
-    if body.get("stream"):
+class AnyCall(BaseModel):
+    """A request that no model answers, and that costs nothing."""
+
+    model: None = None
+    a: Any = None
+    wait: int = 0
+    stream: bool = False
+
+    def cost(self, room: Room) -> int:
+        return 0
+
+
+async def answer(request: Request) -> Response:
+    body = await request.json()
+    if body["stream"]:
         return StreamingResponse(events(), media_type="text/event-stream")
-    await asyncio.sleep(PAUSE * body.get("wait", 0))
-    return JSONResponse({"bytes": len(json.dumps(body))})
+    await asyncio.sleep(PAUSE * body["wait"])
+    return JSONResponse({})
+
+
+async def models(request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": []})
 
 
 async def events() -> AsyncIterator[str]:
@@ -40,12 +63,15 @@ async def events() -> AsyncIterator[str]:
 
 
 class Telling:
-    """The gateway, whose answers tell what arrived."""
+    """The guarded application, whose answers tell what arrived, beside Serve's page of health."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/-/healthz":
+            await PlainTextResponse("success")(scope, receive, send)
+            return
         arrived = Headers(scope=scope)
 
         async def tell(message: Message) -> None:
@@ -57,17 +83,23 @@ class Telling:
                 headers["x-request-id"] = "upstream"
             await send(message)
 
-        await self._gateway(scope, receive, tell)
+        await self._app(scope, receive, tell)
 
 
 def main(port: str, *keys: str) -> None:
-    many = {"max_in_flight": 5000, "max_in_flight_per_key": 5000}
     config = ServeConfig.model_validate(
-        {"keys": list(keys), "auth": "keys" if keys else "none", "limits": many}
+        {
+            "keys": list(keys),
+            "auth": "keys" if keys else "none",
+            "limits": {"max_in_flight_per_key": 5000},
+        }
     )
-    gateway = Gateway(config, {CHAT: answer}, [], always_ready)
+    endpoint: Any = Endpoint(AnyCall, None, "llm", Room(1, 1, 1))  # type: ignore[arg-type]
+    routes = [Route(CHAT, answer, methods=["POST"]), Route("/v1/models", models)]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: reraise})
+    app.add_middleware(Guard, config, {CHAT: endpoint}, one_replica)
     uvicorn.run(
-        Telling(gateway), port=int(port), access_log=False, lifespan="off", log_level="critical"
+        Telling(app), port=int(port), access_log=False, lifespan="off", log_level="critical"
     )
 
 

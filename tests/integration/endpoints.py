@@ -13,8 +13,7 @@ import httpx
 import openai
 import yaml
 
-from tests.integration.processes import MARKER, TIMEOUT, Cluster, environment, wait_for
-from tests.serving.front import requests, samples
+from tests.integration.processes import MARKER, TIMEOUT, Cluster, environment
 
 WORD = MARKER.decode()
 KEY, OTHER = "dpray-integration-key-one", "dpray-integration-key-two"
@@ -62,19 +61,6 @@ class Served:
     def get(self, path: str, key: str | None = KEY) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return self.http.get(path, headers=headers)
-
-    def count(self, route: str, status: int) -> float:
-        """The number of requests on the metrics page, which may lack the last second's."""
-        return requests(self.get("/metrics").text, route, status)
-
-    def in_flight(self) -> list[float]:
-        """The requests in flight of each gateway; those of one may be a second old."""
-        page = self.get("/metrics").text
-        return [sample.value for sample in samples(page, "dpray_requests_in_flight")]
-
-    def assert_counted(self, route: str, status: int, count: float) -> None:
-        wait_for(lambda: self.count(route, status) >= count)
-        assert self.count(route, status) == count
 
 
 def chat(client: openai.OpenAI, words: str = "", tokens: int = 12) -> Any:

@@ -7,10 +7,9 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from shutil import copytree
-from threading import Event
 from time import monotonic
 from typing import Any
 
@@ -43,7 +42,7 @@ from tests.integration.processes import (
     short,
     wait_for,
 )
-from tests.serving.front import hashed, samples
+from tests.serving.front import hashed
 from tests.serving.traffic import traffic
 
 pytestmark = pytest.mark.slow
@@ -84,9 +83,8 @@ def served(
             "port": free_ports(1)[0],
             "keys": [hashed(OTHER), hashed(KEY)],
             "gateways": 2,
-            "start_timeout_seconds": TIMEOUT,
             "limits": {"max_request_bytes": 20_000, "max_in_flight_per_key": IN_FLIGHT},
-            "embedder": {"max_batch_size": 8},
+            "embedder": {"max_texts_in_flight": 200},
         },
     }
     process = start_serve(cluster, config, folder)
@@ -111,17 +109,7 @@ def test_the_models_are_listed_and_healthy(served: Served) -> None:
     assert [model.id for model in client.models.list()] == [LLM, EMBEDDER]
     assert client.models.retrieve(EMBEDDER).id == EMBEDDER
     assert (served.said["llm"], served.said["embedder"]) == (LLM, EMBEDDER)
-    # A gateway asks Serve once in two seconds, so it may have asked before the models were there,
-    # and either of the two may answer.
-    health: list[httpx.Response] = []
-
-    def all_are_well() -> bool:
-        health[:] = [served.get("/health", key=None) for _ in range(8)]
-        return all(answer.status_code == 200 for answer in health)
-
-    wait_for(all_are_well, served.process)
-    assert {answer.json()["status"] for answer in health} == {"ok"}
-    assert len(health[0].json()["deployments"]) == 4
+    assert served.get("/-/healthz", key=None).text == "success"
     assert len(served.cluster.workers("ServeReplica:dpray:gateway")) == 2
 
 
@@ -133,7 +121,7 @@ def test_a_proxy_that_ray_killed_for_a_slow_start_has_a_successor(served: Served
 
 @pytest.mark.parametrize("key", ["wrong", KEY + "x", "", hashed(KEY)])
 def test_a_wrong_key_is_refused_everywhere(served: Served, key: str) -> None:
-    for path in ("/v1/models", "/metrics", "/v1/nothing"):
+    for path in ("/v1/models", "/v1/nothing"):
         assert served.get(path, key=key).status_code == 401
     if key:
         with pytest.raises(openai.AuthenticationError, match="valid API key"):
@@ -176,7 +164,7 @@ def test_chat_and_completions_and_their_streams(served: Served) -> None:
 
 
 def test_embeddings_are_those_of_the_embedder_in_process(served: Served) -> None:
-    client, texts = served.client(), [f"{WORD} number {n} " + "word " * n for n in range(20)]
+    client, texts = served.client(), [f"{WORD} number {n} " + "word " * n**2 for n in range(20)]
     expected = SentenceTransformerEmbedder(EMBEDDER).embed(texts)
 
     answer = client.embeddings.create(model=EMBEDDER, input=texts)
@@ -266,64 +254,25 @@ def test_too_many_at_once_get_a_429_and_the_others_their_answer(served: Served) 
     waits: list[str] = []
     with ThreadPoolExecutor(4 * IN_FLIGHT) as pool:
         answered = list(pool.map(one, range(4 * IN_FLIGHT)))
-    assert IN_FLIGHT <= sum(answered) < 4 * IN_FLIGHT
+    # Either gateway has half of the limit, and Serve may send one of them fewer requests.
+    assert IN_FLIGHT // 2 <= sum(answered) < 4 * IN_FLIGHT
     assert waits == ["1"] * answered.count(0)
-    served.assert_counted("/v1/chat/completions", 429, answered.count(0))
 
 
 def test_a_gateway_that_is_killed_costs_a_retry_and_no_request(served: Served) -> None:
-    """First the coordinator, for which requests wait; then one of two gateways, which is lost with
-    the requests that it has under way."""
-    client, go = served.client(OTHER), Event()
-
     def embed(client: openai.OpenAI) -> Callable[[], object]:
         return lambda: client.embeddings.create(model=EMBEDDER, input=WORD)
 
-    def in_two_pieces(_: int) -> bool:
-        """Whether a request is answered whose body has a pause in it."""
-
-        def body() -> Iterator[bytes]:
-            yield f'{{"model": "{EMBEDDER}", '.encode()
-            go.wait(TIMEOUT)
-            yield f'"input": "{WORD}"}}'.encode()
-
-        try:
-            return served.post("/v1/embeddings", content=body(), headers=JSON).is_success
-        except httpx.TransportError:
-            return False
-
-    def is_refused() -> bool:
-        with pytest.raises(openai.RateLimitError):
-            embed(served.client())()
-        return True
-
-    with ThreadPoolExecutor(IN_FLIGHT) as pool, ExitStack() as ends:
-        ends.callback(go.set)
-        held = [pool.submit(in_two_pieces, n) for n in range(IN_FLIGHT)]
-        of_gateways: list[float] = []
-
-        def all_are_held() -> bool:
-            of_gateways[:] = served.in_flight()
-            return sum(of_gateways) == IN_FLIGHT
-
-        wait_for(all_are_held)
-        # A limit for each gateway would let these in.
-        assert all(is_refused() for _ in range(4))
-        retries = client.with_options(max_retries=openai.DEFAULT_MAX_RETRIES)
-        with traffic(embed(retries)) as retried, traffic(embed(client)) as tried:
-            wait_for(lambda: len(tried.answered) >= 10)
-            served.cluster.workers("ServeReplica:dpray:coordinator")[0].kill()
-            began = monotonic()
-            wait_for(lambda: tried.answered_since(began) >= 10)
-            assert tried.failed == [] and is_refused()
-            served.cluster.workers("ServeReplica:dpray:gateway")[0].kill()
-            began = monotonic()
-            wait_for(lambda: tried.answered_since(began) >= 30)
-    answered = [each.result() for each in held]
+    client = served.client(OTHER)
+    retries = client.with_options(max_retries=openai.DEFAULT_MAX_RETRIES)
+    with traffic(embed(retries)) as retried, traffic(embed(client)) as tried:
+        wait_for(lambda: len(tried.answered) >= 10)
+        served.cluster.workers("ServeReplica:dpray:gateway")[0].kill()
+        began = monotonic()
+        wait_for(lambda: tried.answered_since(began) >= 30)
     assert retried.failed == []
     assert tried.outage(began) < 5, tried.failed
-    # Those of the gateway that lives are answered; Ray Serve seldom gives one of the two all.
-    assert sum(answered) in {*of_gateways, IN_FLIGHT - sum(of_gateways[:1])}
+    wait_for(lambda: len(served.cluster.workers("ServeReplica:dpray:gateway")) == 2)
 
 
 def test_a_key_that_floods_the_endpoint_does_not_starve_another(served: Served) -> None:
@@ -365,7 +314,7 @@ def test_lost_replicas_cost_a_retry_and_no_request(served: Served) -> None:
 
     before = {
         name: {each.pid for each in served.cluster.workers(f"ServeReplica:dpray:{name}")}
-        for name in ("embedder", "LLMServer")
+        for name in ("embedder", "llm")
     }
     assert [len(pids) for pids in before.values()] == [1, 1]
     with ThreadPoolExecutor(8) as pool:
@@ -406,25 +355,6 @@ def test_200_mb_of_headers_end_at_the_shipped_proxy(served: Served, tmp_path: Pa
     assert peak_bytes(serves_own) - before < 20e6
 
 
-def test_metrics_count_by_route_and_status(served: Served) -> None:
-    client = served.client()
-    was = served.count("/v1/embeddings", 200), served.count("/v1/models/{model}", 404)
-    for _ in range(3):
-        client.embeddings.create(model=EMBEDDER, input=WORD)
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve(WORD)
-
-    served.assert_counted("/v1/embeddings", 200, was[0] + 3)
-    served.assert_counted("/v1/models/{model}", 404, was[1] + 1)
-    page = served.get("/metrics").text
-    bucket = {"le": "+Inf", "route": "/v1/completions"}
-    assert samples(page, "dpray_request_seconds_bucket", **bucket)
-    assert WORD not in page
-
-    # Of the gateway that a test killed there is nothing, and of its successor there is.
-    wait_for(lambda: served.in_flight() == [0, 0])
-
-
 def test_it_ends_when_told_to_and_nothing_sent_was_logged(served: Served) -> None:
     served.process.send_signal(signal.SIGTERM)
     out, _ = served.process.communicate(timeout=TIMEOUT)
@@ -432,7 +362,7 @@ def test_it_ends_when_told_to_and_nothing_sent_was_logged(served: Served) -> Non
     assert served.process.returncode == 0
     assert served.cluster.workers("ServeReplica") == served.cluster.workers("ProxyActor") == []
     with pytest.raises(httpx.ConnectError):
-        served.get("/health")
+        served.get("/v1/models")
     logs = served.cluster.logs()
     assert any("serve" in path.parts for path in logs)
     for path in logs:

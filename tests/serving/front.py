@@ -1,56 +1,69 @@
-"""A gateway without Ray, and how its tests ask it."""
+"""The guard around an application without Ray, and how its tests ask it."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from dpray.serving.coordinator import Shared
-from dpray.serving.gateway import Caller, Endpoint, Gateway
-from dpray.serving.ray_errors import api_error
+from dpray.serving.errors import reraise
+from dpray.serving.guard import Endpoint, Guard
+from dpray.serving.requests import ChatCall, CompletionCall, EmbeddingCall, Room
 from dpray.serving.settings import ServeConfig
 
 KEY, OTHER, WORD = "key-one", "key-two", "Marlowe"
-CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MODEL = "minilm"
-CARDS = [{"id": MODEL, "object": "model", "created": 1, "owned_by": "dpray"}]
+ROOM = Room(size=1000, part=50, smallest=100)
+GOOD: dict[str, dict[str, Any]] = {
+    CHAT: {"model": MODEL, "messages": [{"role": "user", "content": WORD}], "max_tokens": 9},
+    COMPLETIONS: {"model": MODEL, "prompt": WORD},
+    EMBEDDINGS: {"model": MODEL, "input": WORD},
+}
+Answer = Callable[[Request], Awaitable[Response]]
 
 
 def hashed(key: str) -> str:
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-async def echo(body: dict[str, Any], caller: Caller) -> Response:
-    return JSONResponse({"keys": sorted(body), "salt": caller.salt})
-
-
-async def always_ready() -> Mapping[str, bool]:
-    return {"gateway": True}
+async def echo(request: Request) -> Response:
+    """What arrived behind the guard."""
+    body = await request.json() if request.method == "POST" else None
+    return JSONResponse({"body": body, "headers": sorted(request.headers)})
 
 
 def config(**changes: Any) -> ServeConfig:
     return ServeConfig.model_validate({"keys": [hashed(OTHER), hashed(KEY)]} | changes)
 
 
-def gateway(
-    answer: Endpoint = echo,
-    ready: Callable[[], Awaitable[Mapping[str, bool]]] = always_ready,
-    coordinator: Shared | None = None,
-    **changes: Any,
-) -> Gateway:
-    endpoints = {CHAT: answer, EMBEDDINGS: answer}
-    return Gateway(config(**changes), endpoints, CARDS, ready, api_error, coordinator)
+async def one_replica(deployment: str) -> int:
+    return 1
+
+
+def guard(answer: Answer = echo, **changes: Any) -> ASGIApp:
+    """An application behind the guard, as `dpray.serving.applications` makes it."""
+    kinds = {CHAT: ChatCall, COMPLETIONS: CompletionCall, EMBEDDINGS: EmbeddingCall}
+    endpoints = {path: Endpoint(kind, MODEL, "llm", ROOM) for path, kind in kinds.items()}
+    routes = [Route(path, answer, methods=["POST"]) for path in kinds]
+    routes.append(Route("/v1/models", answer))
+
+    app = Starlette(routes=routes, exception_handlers={HTTPException: reraise})
+    app.add_middleware(Guard, config(**changes), endpoints, one_replica)
+    return app
 
 
 def http(
-    app: Gateway, key: str | None = KEY, client: tuple[str, int] = ("127.0.0.1", 1)
+    app: ASGIApp, key: str | None = KEY, client: tuple[str, int] = ("127.0.0.1", 1)
 ) -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
     return httpx.AsyncClient(
@@ -58,38 +71,14 @@ def http(
     )
 
 
-def ask(app: Gateway, path: str = CHAT, key: str | None = KEY, **more: Any) -> httpx.Response:
-    """One POST, or a GET where there is nothing to send."""
+def ask(app: ASGIApp, path: str = CHAT, key: str | None = KEY, **more: Any) -> httpx.Response:
+    """One POST, or a GET if there is nothing to send."""
 
     async def send() -> httpx.Response:
         async with http(app, key, more.pop("client", ("127.0.0.1", 1))) as client:
             return await client.request("POST" if more else "GET", path, **more)
 
     return asyncio.run(send())
-
-
-def samples(page: str, name: str, **labels: str) -> list[Sample]:
-    """The samples of a metrics page with this name and these labels."""
-    return [
-        sample
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    ]
-
-
-def requests(page: str, route: str, status: int) -> float:
-    """The number of requests on a metrics page, of all gateways."""
-    found = samples(page, "dpray_requests_total", route=route, status=str(status))
-    return sum(sample.value for sample in found)
-
-
-def in_flight(page: str) -> float:
-    return sum(sample.value for sample in samples(page, "dpray_requests_in_flight"))
-
-
-def counted(app: Gateway, route: str, status: int) -> float:
-    return requests(ask(app, "/metrics").text, route, status)
 
 
 def assert_openais(answer: httpx.Response, status: int, code: str) -> None:

@@ -9,16 +9,22 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dpray.config.loading import parse
-from dpray.serving.bodies import has_few_entries
-from dpray.serving.errors import ApiError
-from dpray.serving.gateway import Caller
-from dpray.serving.requests import MAX_BIASES, ChatCall, CompletionCall, checked
-from dpray.serving.settings import ServeFile
-from dpray.types import InputError
-from tests.serving.front import CHAT, KEY, MODEL, OTHER, ask, assert_openais, gateway, http
+from dpray.serving.requests import MAX_BIASES, has_few_entries
+from tests.serving.front import (
+    CHAT,
+    COMPLETIONS,
+    GOOD,
+    KEY,
+    MODEL,
+    OTHER,
+    ask,
+    assert_openais,
+    guard,
+    http,
+)
 
 TEXTS = st.text(st.sampled_from('a,[]{}":\\\n'), max_size=8)
 VALUES = st.recursive(
@@ -55,44 +61,54 @@ def test_entries_are_counted_without_parsing(value: Any, most: int) -> None:
     ids=["logit_bias", "unknown keys", "lists", "stop"],
 )
 def test_a_body_of_too_many_entries_reaches_no_endpoint(more: dict[str, Any]) -> None:
-    async def never(body: dict[str, Any], caller: Caller) -> Response:
+    async def never(request: Request) -> Response:
         raise AssertionError
 
     answer = ask(
-        gateway(never, limits={"max_request_bytes": 2_000_000}), json={"model": MODEL} | more
+        guard(never, limits={"max_request_bytes": 2_000_000}), json={"model": MODEL} | more
     )
     assert_openais(answer, 413, "request_too_large")
     assert "4096 entries" in answer.json()["error"]["message"]
 
 
 def test_a_text_may_have_as_many_brackets_as_it_likes() -> None:
-    texts = ["[{,", '"', '\\"', "\\"]
-    answer = ask(gateway(), json={"prompt": [text * 20_000 for text in texts]})
-    assert answer.json()["keys"] == ["prompt"]
+    texts = [text * 20_000 for text in ("[{,", '"', '\\"', "\\")]
+    answer = ask(guard(), COMPLETIONS, json={"model": MODEL, "prompt": texts})
+    assert answer.json()["body"]["prompt"] == texts
+
+
+@pytest.mark.parametrize("text", [rb'"\ud800"', b'["a\xed\xa0\x80b"]', rb'"\ude00\ud83d"'])
+def test_lone_surrogates_which_no_tokenizer_reads_are_refused_and_pairs_are_not(
+    text: bytes,
+) -> None:
+    def sent(prompt: bytes) -> Any:
+        content = b'{"model": "%s", "prompt": %s}' % (MODEL.encode(), prompt)
+        headers = {"Content-Type": "application/json"}
+        return ask(guard(), COMPLETIONS, content=content, headers=headers)
+
+    assert_openais(sent(text), 400, "invalid_json")
+    assert sent(rb'"\ud83d\ude00"').json()["body"]["prompt"] == ["\N{GRINNING FACE}"]
 
 
 def test_a_long_mapping_is_refused_before_its_entries_are_looked_at() -> None:
-    good = {"model": MODEL, "prompt": "a"}
     wrong = {f"w{token}": "x" for token in range(MAX_BIASES + 1)}
-    with pytest.raises(ApiError, match=f"at most {MAX_BIASES} tokens"):
-        checked(CompletionCall, good | {"logit_bias": wrong})
-    # Nor is any value of a body with an unknown key.
-    with pytest.raises(ApiError, match="there is no such key here"):
-        checked(ChatCall, good | {"logit_bias": wrong})
+    answer = ask(guard(), COMPLETIONS, json=GOOD[COMPLETIONS] | {"logit_bias": wrong})
+    assert_openais(answer, 400, "invalid_value")
+    assert f"at most {MAX_BIASES} tokens" in answer.json()["error"]["message"]
 
 
 def test_a_keys_bodies_are_read_one_at_a_time_and_others_in_between() -> None:
     order: list[str] = []
 
-    async def note(body: dict[str, Any], caller: Caller) -> Response:
-        order.append(body["key"])
+    async def note(request: Request) -> Response:
+        order.append((await request.json())["user"])
         return JSONResponse({})
 
     async def scenario() -> None:
-        app = gateway(note)
+        app = guard(note)
         async with http(app, OTHER) as flood, http(app, KEY) as good:
-            sent = [flood.post(CHAT, json={"key": "flood"}) for _ in range(100)]
-            sent.append(good.post(CHAT, json={"key": "good"}))
+            sent = [flood.post(CHAT, json=GOOD[CHAT] | {"user": "flood"}) for _ in range(100)]
+            sent.append(good.post(CHAT, json=GOOD[CHAT] | {"user": "good"}))
             answers = await asyncio.gather(*sent)
         assert {answer.status_code for answer in answers} == {200}
 
@@ -100,9 +116,3 @@ def test_a_keys_bodies_are_read_one_at_a_time_and_others_in_between() -> None:
     assert len(order) == 101
     # It came last, and waited for some of the hundred only.
     assert order.index("good") < 50
-
-
-def test_the_bound_has_room_for_the_texts_of_an_embedding_request() -> None:
-    tree = {"embedder": {}, "serve": {"auth": "none", "limits": {"max_request_entries": 2000}}}
-    with pytest.raises(InputError, match="max_request_entries"):
-        parse(ServeFile, tree)
