@@ -42,6 +42,7 @@ from dpray.types import (
     InputError,
     OnProgress,
     Progress,
+    Resumable,
     RunFailed,
 )
 from dpray.workers import cluster
@@ -309,10 +310,10 @@ class Run:
                 return session, self.release(session)
             # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
             except (KeyboardInterrupt, SystemExit):
-                raise session.unfinished("interrupted") from None
+                raise Resumable("interrupted") from None
             except Exception as error:
                 if disk_is_full(error):
-                    raise session.unfinished(DISK_FULL) from error
+                    raise Resumable(DISK_FULL) from error
                 if isinstance(error, DprayError):
                     raise
                 if cluster.ended_for_memory(error):
@@ -321,7 +322,7 @@ class Run:
                 if (why := cluster.reason_to_repeat(last)) is None:
                     raise self._stopped(ledger, error) from error
                 if last is not error or not left:
-                    raise session.unfinished(f"{why} ({attempts} times)") from error
+                    raise Resumable(f"{why} ({attempts} times)") from error
             finally:
                 self.standing.resume_hint = session.resume_hint
                 session.close()
@@ -345,7 +346,7 @@ class Run:
                 session.ledger.fail(self.run_id, unit, attempt, "OutOfMemoryError")
         failed = [unit for unit, _ in session.ledger.failed(self.run_id)]
         if not failed:
-            return session.unfinished(f"{what}, and nothing was being drawn")
+            return Resumable(f"{what}, and nothing was being drawn")
         return RunFailed(
             f"{what}: {failed[0]} (and {len(failed) - 1} more) failed with it and cannot be "
             f"repeated, so this run cannot be finished"
