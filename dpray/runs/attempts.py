@@ -14,7 +14,7 @@ from typing import Any
 from dpray.io.files import disk_is_full
 from dpray.runs.session import Release, Session
 from dpray.runs.standing import DISK_FULL, Standing
-from dpray.types import DprayError, RunFailed
+from dpray.types import DprayError, Resumable, RunFailed
 from dpray.workers import cluster
 
 
@@ -33,12 +33,12 @@ def release_with_repeats(
             return session, release(session)
         # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
         except (KeyboardInterrupt, SystemExit):
-            raise session.unfinished("interrupted") from None
+            raise Resumable("interrupted") from None
         except Exception as error:
             why = _reason_to_repeat(session, error)
             attempts = session.config.runtime.max_attempts
             if number == attempts or isinstance(error, cluster.LostTooOften):
-                raise session.unfinished(f"{why} ({attempts} times)") from error
+                raise Resumable(f"{why} ({attempts} times)") from error
         finally:
             standing.resume_hint = session.resume_hint
             session.close()
@@ -56,7 +56,7 @@ def _reason_to_repeat(session: Session[Any], error: Exception) -> str:
     """Return the loss that another attempt makes good. Raises the error that ends the run if the
     error is no such loss."""
     if disk_is_full(error):
-        raise session.unfinished(DISK_FULL) from error
+        raise Resumable(DISK_FULL) from error
     if isinstance(error, DprayError):
         raise error
     if cluster.ended_for_memory(error):
@@ -80,7 +80,7 @@ def _ended_for_memory(session: Session[Any], error: Exception) -> DprayError:
             ledger.fail(run_id, unit, attempt, "OutOfMemoryError")
     failed = [unit for unit, _ in ledger.failed(run_id)]
     if not failed:
-        return session.unfinished(f"{what}, and nothing was being drawn")
+        return Resumable(f"{what}, and nothing was being drawn")
     return RunFailed(
         f"{what}: {failed[0]} (and {len(failed) - 1} more) failed with it and cannot be repeated, "
         "so this run cannot be finished"

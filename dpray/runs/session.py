@@ -151,7 +151,7 @@ class Session(Generic[P]):
         except DprayError:
             raise
         except Exception as error:
-            raise self.unfinished(f"on_progress raised {type(error).__name__}") from error
+            raise Resumable(f"on_progress raised {type(error).__name__}") from error
 
     def stage(self, name: str, plan: Plan) -> closing[Session[Any]]:
         """Return the session of one method of a chained run, with its plan. It has the run's
@@ -302,7 +302,7 @@ class Session(Generic[P]):
         try:
             yield ask
         except EngineError as error:
-            raise self.unfinished(str(error)) from None
+            raise Resumable(str(error)) from None
         finally:
             engine.close()
 
@@ -327,11 +327,6 @@ class Session(Generic[P]):
         """Close the engine that nobody took."""
         if self.engine is not None:
             self.engine.close()
-
-    def unfinished(self, why: str) -> Resumable:
-        """Return the error of a run that the same command can go on with."""
-        published = self.ledger.counts(self.key())["published"]
-        return Resumable(f"{why} ({published} outputs are published)")
 
 
 class LabelCounter:

@@ -116,7 +116,7 @@ def test_an_endpoint_that_fails_now_and_then_and_one_that_is_gone(
     aug_pe.tree["engine"]["attempts"] = 2
     ended = aug_pe.here(capfd)
     assert ended.code == 4, ended.err
-    assert "outputs are published" in ended.err and "same command goes on" in ended.err
+    assert "same command goes on" in ended.err
     endpoint.answers_left = 10**9
     endpoint.faults = [500]
     assert_once(aug_pe, aug_pe.here(capfd).report)

@@ -24,7 +24,7 @@ INPUT_KEY = {"dp_kps": "terms", "topics": "terms", "private_prediction": "first_
 """The key of the next method that names the file of what each of these methods released. A method
 without that key cannot follow."""
 
-FOLLOWERS = {
+FOLLOWERS: dict[str, type[MethodSettings]] = {
     "private_prediction": PrivatePredictionSettings,
     "aug_pe": AugPeSettings,
     "dp_sgd": DpSgdSettings,

@@ -40,7 +40,7 @@ from dpray.training.model import ADAPTER
 from dpray.training.step import SUM_ROUNDING
 from dpray.training.token_files import MappedUnits, write_shard
 from dpray.training.training import OnStep, ReferenceTrainer, Training, train_here
-from dpray.types import Budget, BudgetRefused, DprayError
+from dpray.types import Budget, BudgetRefused, DprayError, Resumable
 from dpray.workers.cluster import ended_for_memory
 from dpray.workers.engine import gpus_of_rank, with_absolute_model
 
@@ -93,9 +93,9 @@ def train(session: DpSgdSession) -> dict[str, Any]:
     except Exception as error:
         # Unlike other mechanisms, repeated steps are charged again: the unit need not fail.
         if ended_for_memory(error):
-            raise session.unfinished("Ray ended a rank for want of memory") from error
+            raise Resumable("Ray ended a rank for want of memory") from error
         if disk_is_full(error):
-            raise session.unfinished("no space is left on a disk") from error
+            raise Resumable("no space is left on a disk") from error
         raise
     finally:
         shutil.rmtree(tokens, ignore_errors=True)

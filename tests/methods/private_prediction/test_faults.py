@@ -151,7 +151,7 @@ def test_an_engine_that_fails_each_time_ends_the_run_for_now(
     faulty = Faulty(engine, [EngineError("engine.max_num_seqs is too small")] * 2, after=1)
     with pytest.raises(Resumable, match=r"^engine\.max_num_seqs is too small \(2 times\)") as ended:
         run(made, faulty)
-    assert ended.value.exit_code == 4 and "2 outputs are published" in str(ended.value)
+    assert ended.value.exit_code == 4
     assert run(made, faulty)["batches"]["published"] == 12
 
 
@@ -325,7 +325,7 @@ def test_batches_that_give_no_record_are_made_up_for_by_the_next_ones(
 
     made = config(method__max_records=5, runtime__max_attempts=1, runtime__batches_per_task=2)
     mute = Mute(engine, [EngineError("the GPU is gone")], after=1)
-    with pytest.raises(Resumable, match="1 outputs are published"):
+    with pytest.raises(Resumable, match="the GPU is gone"):
         run(made, mute)
     report = run(made, mute)
     expected = ["0/0", "1/0", "0/2", "1/2", "0/4"]
