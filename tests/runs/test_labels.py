@@ -17,7 +17,7 @@ from dpray import registry as methods
 from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.methods.config import parse_config
-from dpray.runs.plan import Handed
+from dpray.runs.public_input import read_texts
 from dpray.types import InputError
 from dpray.workers.rows import read_records
 from tests.engines.tiny_model import sentence
@@ -84,9 +84,18 @@ def test_methods_with_a_model_release_them(
     assert released <= as_json(LABELS) and len(released) > 2
 
 
-def test_what_a_method_hands_on_goes_by_names() -> None:
-    records = [{"text": "x", "label": label} for label in (None, "", True, 1.0)]
-    assert dict(Handed.of(records).texts) == {"": ["x", "x"], "true": ["x"], "1.0": ["x"]}
+def test_public_texts_go_by_the_names_of_their_labels(
+    settings: Settings, data: dict[str, Any], tmp_path: Path
+) -> None:
+    config, file = parse_config(settings(**data)), tmp_path / "texts.jsonl"
+    rows = [{"text": "x", "label": label} for label in LABELS] + [{"text": " ", "label": LABELS[0]}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_texts(str(file), config) == {name: ["x"] for name in config.data.label_names}
+    file.write_text(json.dumps({"text": "x", "label": "unknown"}) + "\n")
+    with pytest.raises(
+        InputError, match=r"^method\.first_texts: texts\.jsonl, row 1: the label is"
+    ):
+        read_texts(str(file), config)
 
 
 def labels_of(path: Path, labels: list[Any]) -> list[Any]:

@@ -123,7 +123,7 @@ def planned(
     limits = [share * whole for share in accumulate(config.privacy.shares or [1 / number] * number)]
     limits[-1] = whole
     labels = label_histogram(config)
-    spent = None if labels is None else labels.dp_event
+    spent: Event | None = None if labels is None else labels.dp_event
     links: dict[str, Plan] = {}
     before: Plan | None = None
     with TemporaryDirectory(prefix="dpray-") as folder:
@@ -171,7 +171,9 @@ def expected(plan: Any) -> list[dict[str, Any]]:
     data, settings = plan.config.data, plan.settings
     if settings.name == "private_prediction":
         wanted = largest_remainder(plan.expected_records, plan.proportions)
-        rows = [(label, {"text": "-"}) for label, n in wanted.items() for _ in range(n)]
+        rows: list[tuple[str, dict[str, Any]]] = [
+            (label, {"text": "-"}) for label, n in wanted.items() for _ in range(n)
+        ]
     else:
         terms = part(settings.name, "plan").public_terms(plan)
         number = settings.sequence_length if settings.name == "dp_kps" else settings.words

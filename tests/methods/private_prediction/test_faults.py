@@ -240,7 +240,7 @@ def test_what_is_lost_too_often_ends_the_command_at_once(
     made, faulty = config(), Faulty(engine)
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "decode", lost)
-        with pytest.raises(Resumable, match=r"^the GPU is gone \(3 times\): 4 of 12 batches"):
+        with pytest.raises(Resumable, match=r"^the GPU is gone \(3 times\)"):
             run(made, faulty)
     assert faulty.loaded == 1 and run(made, faulty)["batches"]["published"] == 12
 
