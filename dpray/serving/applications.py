@@ -21,6 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from ray import serve
 from starlette.exceptions import HTTPException
 
+from dpray.config.loading import parse
 from dpray.config.sections import EngineConfig
 from dpray.engines.embedder import locate_embedder
 from dpray.engines.model_path import resolve_model
@@ -34,7 +35,6 @@ from dpray.serving.settings import (
     ServedEmbedder,
     ServedLLM,
     ServeFile,
-    parse,
 )
 
 APPLICATION = "dpray"

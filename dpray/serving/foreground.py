@@ -51,7 +51,7 @@ def serve_until_stopped(file: ServeFile, on_ready: Callable[[str], None]) -> Non
     finally:
         # Ray's lines stay off stdout, which is `--json`'s.
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), suppress(Exception):
-            serve.shutdown()
+            serve.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _deploy(file: ServeFile) -> None:

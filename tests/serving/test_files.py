@@ -13,8 +13,9 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from dpray.commands.serve import serve
+from dpray.config.loading import parse
 from dpray.serving.applications import serve_config
-from dpray.serving.settings import ServeFile, load_serve_config, parse
+from dpray.serving.settings import ServeFile, load_serve_config
 from dpray.types import InputError
 from tests.serving.front import (
     KEY,
