@@ -186,7 +186,8 @@ def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> MonteC
         released = votes(np.tile(counts_Q, iterations * trials))
         # This sum is a sufficient statistic of Gaussian noise.
         scores = released.reshape(trials, iterations, Q) @ np.array(votes.weights)
-        return scores.sum(axis=1, dtype=np.float64)[None]
+        summed: Scores = scores.sum(axis=1, dtype=np.float64)[None]
+        return summed
 
     return MonteCarlo(
         name,

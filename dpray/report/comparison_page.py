@@ -140,9 +140,9 @@ def parameters(over_epsilon: list[Mapping[str, Any]]) -> list[str]:
 def settings(plan: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the parameters of a plan; in a chain the method's name stands before each."""
     method = plan["method"]
-    if method["name"] != "chain":
-        return method
-    return {f"{one['name']} {key}": one[key] for one in method["methods"] for key in one}
+    if method["name"] == "chain":
+        return {f"{one['name']} {key}": one[key] for one in method["methods"] for key in one}
+    return dict(method)
 
 
 def _scores(rehearsal: Mapping[str, Any]) -> Scores:
