@@ -183,7 +183,8 @@ def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> MonteC
         released = votes(np.tile(count, iterations * trials))
         # This sum is a sufficient statistic of Gaussian noise.
         scores = released.reshape(trials, iterations)
-        return scores.sum(axis=1, dtype=np.float64)[None]
+        summed: Scores = scores.sum(axis=1, dtype=np.float64)[None]
+        return summed
 
     return MonteCarlo(
         name,

@@ -86,7 +86,8 @@ def _largest_product(references_MD: np.ndarray, queries_ND: np.ndarray) -> np.nd
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.maximum(norms, np.finfo(np.float32).tiny)
+    unit: np.ndarray = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
+    return unit
 
 
 def shared_words(

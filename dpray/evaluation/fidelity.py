@@ -109,7 +109,8 @@ def frechet_distance(x_ND: Vectors, y_MD: Vectors) -> float:
 
 def _root(matrix: np.ndarray) -> np.ndarray:
     values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    root: np.ndarray = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    return root
 
 
 def precision_recall(synthetic_ND: Vectors, real_MD: Vectors) -> Scores:

@@ -65,6 +65,7 @@ def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -
     """
     from matplotlib.dates import ConciseDateFormatter
 
+    formatter: Any = ConciseDateFormatter  # matplotlib's has no types
     times = [datetime.fromisoformat(time) for time in (*(run["at"] for run in runs), until)]
     spent = [run["spent"] for run in runs]
     with figure_of_the_page(2.2) as (figure, axes):
@@ -76,7 +77,8 @@ def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -
         # A single moment has no width to draw.
         span = max(times[-1] - times[0], timedelta(minutes=1))
         axes.set_xlim(times[0] - span / 50, times[0] + span)
-        axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
+        locator = axes.xaxis.get_major_locator()
+        axes.xaxis.set_major_formatter(formatter(locator))
         return inline(figure)
 
 

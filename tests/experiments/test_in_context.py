@@ -63,19 +63,6 @@ def test_calibration_by_hand():
     assert calibrated(free[:1], free[:1])[0] == pytest.approx([1 / 3] * 3)
 
 
-def test_calibration_undoes_a_bias_of_the_model(lm, monkeypatch):
-    """A scorer whose answer is the text's own, but for a bias that swamps it."""
-    classifier = InContextClassifier(lm, ["a", "b"])
-
-    def biased(prefix, queries, answers):
-        own = [0.5 * ("b" in lm.codec.tokenizer.decode(query).split()) for query in queries]
-        return np.array([[5.0, extra] for extra in own])
-
-    monkeypatch.setattr(lm, "log_likelihoods", biased)
-    tested = [("a", "a"), ("b", "b")] * 5
-    assert classifier.scores([], tested)["accuracy"] == 1.0
-
-
 def test_draws_are_balanced_without_repetition_and_new_for_each_seed():
     records = [(f"t{i}", "ab"[i >= 90]) for i in range(100)]
     drawn = _draw(records, 16, True, 0)
