@@ -200,7 +200,6 @@ def largest_affordable(plan_of: Callable[[int], P], most: int, what: str) -> P:
     except ValueError:
         raise InputError(
             f"privacy.epsilon: {privacy.epsilon:g} does not pay for {what}, which costs "
-            f"{least.cost.epsilon:.4f}; a larger data.public_size, method.batch_size or "
-            "method.temperature, or a smaller method.max_tokens, is needed"
+            f"{least.cost.epsilon:.4f}; a larger method.batch_size or method.temperature is needed"
         ) from None
     return plan_of(int(number))
