@@ -222,12 +222,21 @@ def test_2000_copies_of_a_text(
     run.assert_whole(report)
 
 
-def test_a_worker_lost_in_mid_training(training: MakeRuns, cluster: Cluster):
+@pytest.mark.usefixtures("driver")
+def test_a_worker_lost_in_mid_training(
+    training: MakeRuns, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+):
     """The runner, and nothing else, restarts the training from the last checkpoint; so it does when
     the driver, one of two workers and a node are lost one after the other (`make chaos`)."""
     run = training(runtime__actors=1)
-    process = run.start()
-    with held_in_mid_training(run, process, cluster.head):
-        [worker] = cluster.workers("RayTrainWorker")
-        worker.kill()
-    assert_charged(run, run.finish(process).report, faults=1)
+
+    def kill_the_worker() -> None:
+        with held_in_mid_training(run, None, cluster.head):
+            [worker] = cluster.workers("RayTrainWorker")
+            worker.kill()
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_the_worker)
+        report = run.here(capfd, cluster.address).report
+    killed.result()
+    assert_charged(run, report, faults=1)

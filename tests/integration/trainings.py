@@ -27,7 +27,7 @@ STEP = PoissonSubsampledGaussian(1 / 3, 1.5)
 
 @contextmanager
 def held_in_mid_training(
-    run: Runs, process: subprocess.Popen[str], *nodes: subprocess.Popen[bytes]
+    run: Runs, process: subprocess.Popen[str] | None, *nodes: subprocess.Popen[bytes]
 ) -> Iterator[None]:
     """Wait until some blocks of steps are published and another one is begun by an attempt that is
     new, and keep it so meanwhile: the ranks on these nodes stand still, however fast they are."""
