@@ -95,6 +95,7 @@ def test_a_command_imports_no_more_than_it_needs(command: str, tmp_path: Path) -
 
 
 WORKERS = (
+    "dpray.methods.private_prediction.rows",
     "dpray.methods.private_prediction.decoder",
     "dpray.methods.private_prediction.release",
 )

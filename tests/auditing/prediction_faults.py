@@ -22,7 +22,7 @@ from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction import clipping
 from dpray.methods.private_prediction.algorithm import BatchState, PrivatePrediction
 from dpray.methods.private_prediction.audit import made_up_rows, runs_target
-from dpray.methods.private_prediction.decoder import private_rows
+from dpray.methods.private_prediction.rows import private_rows
 from dpray.methods.private_prediction.token import PrivateToken, SoftmaxSampler, SparseVector
 from dpray.workers.rows import Row
 

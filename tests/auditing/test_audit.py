@@ -191,11 +191,9 @@ def test_canaries_of_a_run_that_does_not_finish_start_anew(settings: Settings) -
     assert "goes on" not in str(error.value)
 
 
-def test_without_a_place_for_canaries_nothing_is_drawn(settings: Settings, tmp_path: Path) -> None:
-    template = tmp_path / "rows.yaml"
-    template.write_text("user: '{text}'\nrecord: {note: note}\n")
-    config = parse_config(settings(method__template=str(template)))
-    with pytest.raises(InputError, match=r"method\.template: the texts are made from columns"):
+def test_without_a_place_for_canaries_nothing_is_drawn(settings: Settings) -> None:
+    config = parse_config(settings(data__text=["text", "label"]))
+    with pytest.raises(InputError, match=r"data\.text: canaries need one column"):
         audit(config, run=no_run, canaries=True, on_progress=no_draw)
     config = parse_config(settings())
     with pytest.raises(InputError, match="candidates: 0"):

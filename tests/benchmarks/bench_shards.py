@@ -35,9 +35,9 @@ from dpray.engines.row_variation import POSITIONS
 from dpray.io.formats import Piece
 from dpray.mechanisms.randomness import new_salt
 from dpray.methods.config import parse_config
-from dpray.methods.private_prediction.decoder import group_rows, private_rows
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
 from dpray.methods.private_prediction.release import batches_of
+from dpray.methods.private_prediction.rows import group_rows, private_rows
 from dpray.registry import make_plan, run
 from dpray.workers.cluster import start_ray
 

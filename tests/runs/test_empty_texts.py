@@ -14,7 +14,7 @@ from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.pieces import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
-from dpray.methods.private_prediction.decoder import joined, private_rows
+from dpray.methods.private_prediction.rows import joined, private_rows
 from dpray.types import InputError
 from dpray.workers.rows import bound_contributions, record_rows
 

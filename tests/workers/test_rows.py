@@ -13,7 +13,7 @@ from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.pieces import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition
-from dpray.methods.private_prediction.decoder import group_rows, placeholder, private_rows
+from dpray.methods.private_prediction.rows import group_rows, placeholder, private_rows
 from dpray.types import InputError
 from dpray.workers.rows import bound_contributions, local_rows
 
@@ -76,7 +76,7 @@ def test_a_records_place_does_not_depend_on_how_its_file_is_cut(tmp_path: Path, 
     path.write_text("\n\n".join(lines))
 
     def units(pieces: list[Piece]) -> list[str]:
-        made = (private_rows(piece, DATA, None, True) for piece in pieces)
+        made = (private_rows(piece, DATA, True) for piece in pieces)
         return [row["unit"] for rows in made for row in rows]
 
     pieces = cut(Piece(str(path), file_number=3), size)

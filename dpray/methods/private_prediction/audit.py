@@ -30,7 +30,7 @@ from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, sele
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
-from dpray.methods.private_prediction.decoder import joined, private_rows
+from dpray.methods.private_prediction.rows import joined, private_rows
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 from dpray.workers.rows import Row, RowsOf, local_rows
 

@@ -16,16 +16,16 @@ from dpray.accounting.statement import NOT_COVERED
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.row_variation import rounding_warnings
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
-from dpray.methods.private_prediction.decoder import (
+from dpray.methods.private_prediction.decoder import BatchDecoder
+from dpray.methods.private_prediction.external_sort import external_sort
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan
+from dpray.methods.private_prediction.rows import (
     MOST_COPIES,
     ROWS,
-    BatchDecoder,
     joined,
     placeholder,
     private_rows,
 )
-from dpray.methods.private_prediction.external_sort import external_sort
-from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY
 from dpray.runs.session import Release, Session

@@ -21,8 +21,8 @@ from dpray.io.public_files import FewShot
 from dpray.io.template_file import Template
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
-from dpray.methods.private_prediction.decoder import BatchDecoder, encode_private, shown_examples
-from dpray.methods.private_prediction.prompts import PromptTemplate
+from dpray.methods.private_prediction.decoder import BatchDecoder
+from dpray.methods.private_prediction.prompts import PromptTemplate, encode_private, shown_examples
 from dpray.registry import make_plan
 from dpray.types import AlreadyPublished, Budget, DprayError
 from dpray.workers.groups import SliceWorker

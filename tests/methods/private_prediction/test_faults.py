@@ -30,12 +30,7 @@ from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
-from dpray.methods.private_prediction.decoder import (
-    MOST_COPIES,
-    bound_copies,
-    group_rows,
-    placeholder,
-)
+from dpray.methods.private_prediction.rows import MOST_COPIES, bound_copies, group_rows, placeholder
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers.cluster import EndedForMemory, LostTooOften
 from tests.integration.fault_driver import watched

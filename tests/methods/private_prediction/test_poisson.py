@@ -19,7 +19,8 @@ from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import SecretKey, new_key
 from dpray.methods.config import parse_config
-from dpray.methods.private_prediction.decoder import BatchDecoder, joined
+from dpray.methods.private_prediction.decoder import BatchDecoder
+from dpray.methods.private_prediction.rows import joined
 from dpray.registry import make_plan, run
 from dpray.runs.folder import BATCHES_KEY
 from dpray.types import InputError, Progress, Resumable
