@@ -6,11 +6,10 @@ All keys are public numbers and names; none is read from the data or from enviro
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import PrivateAttr, SerializeAsAny, model_validator
 
-from dpray.accounting.event import Event
 from dpray.config.base import MethodSettings, Section
 from dpray.config.sections import (
     DataConfig,
@@ -20,6 +19,9 @@ from dpray.config.sections import (
     PrivacyConfig,
     RuntimeConfig,
 )
+
+if TYPE_CHECKING:  # it loads numpy, which no configuration needs
+    from dpray.accounting.event import Event
 
 __all__ = ["Config", "DataConfig", "EngineConfig"]
 

@@ -22,7 +22,7 @@ DIGITS = 16
 """Hexadecimal digits of a released digest."""
 
 MODELS = frozenset({"model", "embedder"})
-FILES = frozenset({"template", "few_shot", "vocabulary", "public"})
+FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms", "first_texts"})
 """Keys of methods and of `public_inputs` whose values name public files."""
 
 

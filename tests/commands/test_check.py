@@ -135,7 +135,7 @@ def test_texts_that_dp_sgd_will_cut(job: Job, capsys: pytest.CaptureFixture[str]
     # The plan says that long texts are cut, and not how many: it opens no data.
     assert run_command(["plan", *arguments]) == 0
     planned = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "a private text is cut where it and its control code have more than 40" in planned
+    assert "a private text is cut if it and its control code have more than 40" in planned
 
 
 def test_texts_that_private_prediction_will_cut(job: Job) -> None:

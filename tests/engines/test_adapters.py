@@ -126,7 +126,7 @@ def test_adapters_that_cannot_be_merged_are_refused(
     gone = r"lm: no such folder: .*gone \(the model of the adapters"
     refused(renamed(folder, str(tmp_path / "gone")), gone, "lm")
     refused(renamed(folder, "~nobody-here/x"), "no such folder: ~nobody-here/x")
-    refused(renamed(folder, "x" * 300), "has no such model")
+    refused(renamed(folder, "x" * 300), "has none of this name")
     refused(renamed(folder, str(folder)), r"engine\.model: more than 8 adapters on each other")
     renamed(folder, model_folder)
     refused(changed(folder, peft_type="PROMPT_TUNING"), "other adapters than LoRA's")

@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import yaml
-from dpray.report.comparison_page import render_rehearsal
 from sklearn.feature_extraction.text import HashingVectorizer
 
 import dpray
@@ -23,6 +22,7 @@ from dpray.config.config import Config
 from dpray.methods.config import parse_config
 from dpray.planning.compare import Answer
 from dpray.planning.rehearse import Rehearsal, Rehearsed, rehearse
+from dpray.report.rehearsal_page import render_rehearsal
 from dpray.runs.choice import Choice, Signal
 from dpray.terminal import Terminal
 from dpray.types import InputError, OnProgress

@@ -31,7 +31,7 @@ from dpray.mechanisms.randomness import generator, named_key
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.prompts import VariationPrompts
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.types import DprayError
+from dpray.types import DprayError, OnProgress, Progress
 
 Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]
 Population = dict[str, list[str]]
@@ -224,7 +224,7 @@ class AugPeRun:
     embed: Embed
     dp_nn_histogram: Histogram
     salt: str
-    show: Callable[[str, int, int, str], None] = lambda *progress: None
+    on_progress: OnProgress = lambda progress: None
 
     def algorithm_1(self, checkpoint: Checkpoint | None = None) -> Population:
         """Return S' of the last iteration, at most n_syn texts of each label. Raises `DprayError`
@@ -315,4 +315,4 @@ class AugPeRun:
 
     def progress(self, t: int, doing: Doing, texts: int) -> None:
         T = self.plan.settings.iterations
-        self.show(f"iteration {t} of {T}: {doing}", t - 1, T, f"{texts} texts")
+        self.on_progress(Progress(f"iteration {t} of {T}: {doing}", t - 1, T, f"{texts} texts"))

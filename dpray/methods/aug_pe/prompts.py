@@ -115,13 +115,9 @@ def load_variation_prompts(
     )
     shown = _demonstrations(template, demonstrations)
     prompts = VariationPrompts(template, template.further["styles"], _keywords(template), shown)
-    for label in labels:
-        try:
-            prompts.keywords_of(label)
-        except KeyError:
-            raise template.fault(
-                f'has none for the label {label!r} ("": all others)', "keywords"
-            ) from None
+    for label in labels if prompts.keywords else ():
+        if not any(label.startswith(key) for key in prompts.keywords):
+            raise template.fault(f'has none for the label {label!r} ("": all others)', "keywords")
     return prompts
 
 

@@ -37,8 +37,9 @@ def release(session: AugPeSession) -> Release:
         with voters_and_model(session) as (voters, ask):
             dp_nn_histogram = partial(published_vote, session, Vote(voters, plan.votes))
             embed = partial(embedded, voters)
+            show = partial(show_progress, session)
             run = AugPeRun(
-                plan.method, plan.prompts, ask, embed, dp_nn_histogram, session.salt, session.show
+                plan.method, plan.prompts, ask, embed, dp_nn_histogram, session.salt, show
             )
             run.algorithm_1(done[-1] if done else None)
         done = checkpoints(session)

@@ -373,7 +373,7 @@ def test_progress_has_public_numbers_only() -> None:
         (2, "embeddings", "15 texts"),
         (2, "votes", "15 texts"),
     ]
-    assert {total for _, _, total, _ in seen} == {2}
+    assert {progress.total for progress in seen} == {2}
 
 
 def counts(*values: int) -> np.ndarray:

@@ -71,7 +71,7 @@ def test_a_unit_moves_the_histogram_by_its_sensitivity_at_most(
         return np.concatenate(list(shard.count(dict.fromkeys("ab", means)).values()))
 
     words = " ".join(TEXTS).split()
-    assert votes.sensitivity == k and votes.dp_event == DiscreteGaussian(1.5 * k, k)
+    assert votes.records_per_unit == k and votes.dp_event == DiscreteGaussian(1.5 * k, k)
     for trial in range(20):
         rows = [
             {"text": " ".join(rng.choice(words, 3)), "label": str(rng.choice(["a", "b"]))}
@@ -80,4 +80,4 @@ def test_a_unit_moves_the_histogram_by_its_sensitivity_at_most(
         unit = [rows[10]] * k if trial % 2 else rows[10:]  # the same record several times, too
         moved = exact([*unit, *rows[:10]]) - exact(rows[:10])
         assert moved.min() >= 0 and moved.sum() == k and exact(rows[:10]).sum() == 10
-        assert np.linalg.norm(moved) <= votes.sensitivity
+        assert np.linalg.norm(moved) <= votes.records_per_unit
