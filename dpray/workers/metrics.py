@@ -1,7 +1,7 @@
 """A run on Ray shows public quantities on the cluster's own metrics pages, for Prometheus.
 
 Ray writes each name with `ray_` before it, and `_total` behind a counter's. Whoever reads the pages
-also sees when a number changed, and running time is not covered by any epsilon (docs/limits.md):
+also sees when a number changed, and running time is not covered by any epsilon (docs/sharp_edges.md):
 they stay inside. Without Ray nothing is exported, and nothing of Ray is imported.
 """
 
@@ -42,7 +42,7 @@ _OF_RUNS = {
     # It follows from the configuration.
     "dpray_run_epsilon": "Epsilon that the run was charged; 0 for one that is not private.",
     # Not covered by epsilon, like the report's repeats: a lost machine may have been short of
-    # memory (docs/limits.md). A mechanism that fails by itself ends the run uncounted.
+    # memory (docs/sharp_edges.md). A mechanism that fails by itself ends the run uncounted.
     "dpray_run_attempts": "Attempts at the run in this process, 1 more after each failure.",
     # The progress bar shows the same.
     "dpray_stage_done": "Finished parts of the present work: batches, steps, model calls.",

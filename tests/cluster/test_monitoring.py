@@ -71,7 +71,7 @@ def test_every_name_in_the_files_is_exported_and_every_export_is_shown():
 
 
 def test_the_page_on_monitoring_lists_every_metric_and_every_alert():
-    page = (CLUSTER.parent / "docs" / "monitoring.md").read_text()
+    page = (CLUSTER.parent / "docs" / "operations.md").read_text()
     first_cells = " ".join(line.split("|")[1] for line in page.splitlines() if line[:3] == "| `")
     named = set(re.findall(r"`(\w+)`", first_cells))
     assert named == {name.removeprefix("ray_") for name in ours()} | set(FIRES)

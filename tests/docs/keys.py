@@ -1,6 +1,6 @@
-"""The tables of docs/methods.md, from the settings themselves.
+"""The tables of keys in docs/, from the settings themselves.
 
-`python -m tests.docs.keys` writes them into the page; `test_methods.py` says whether that is due.
+`python -m tests.docs.keys` writes them into the pages; `test_methods.py` says whether that is due.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 from dpray.methods.chain.settings import Link
 from dpray.methods.config import RunConfig
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
 
 _TABLE = re.compile(r"(<!-- keys: (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -76,4 +76,5 @@ def _keys(annotation: Any) -> list[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")

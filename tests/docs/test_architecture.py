@@ -7,6 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +17,17 @@ PAGES = sorted(
 )
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 MOST_HOPS = 8
+MOST_FILES = {"A private text": 11, "A charge": 8, "A DP-SGD step": 7, "An Aug-PE vote": 6}
+
+SEAMS = {
+    # An algorithm knows the protocol in engines/base.py; the configuration names the engine.
+    "dpray.engines.vllm",
+    # vLLM loads its logits processor by name.
+    "dpray.engines.vllm_lockstep",
+    # The loop calls two functions before and after a step, and does not know the journal.
+    "dpray.training.journal",
+}
+"""The files that a way comes to without an import."""
 
 _NAMED = re.compile(r"`((?:dpray|tests|experiments|jobs|cluster)/[\w/.]+?\.\w+)(?::([\w.]+))?`")
 _WAY = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -56,5 +68,24 @@ def test_a_way_has_few_hops_and_each_names_code(way: str, text: str) -> None:
     assert all(_NAMED.search(hop) for hop in hops)
 
 
+def modules(text: str) -> list[str]:
+    """Return the modules that a text names, each once, in its order."""
+    return list(dict.fromkeys(re.findall(r"`(dpray/[\w/]+)\.py", text)))
+
+
+@pytest.mark.parametrize(("way", "most"), MOST_FILES.items())
+def test_a_way_passes_few_files_and_follows_the_imports(way: str, most: int) -> None:
+    graph = grimp.build_graph("dpray", cache_dir=None)
+    files = [name.replace("/", ".") for name in modules(dict(_WAY.findall(ARCHITECTURE))[way])]
+    assert len(files) <= most
+    jumps = set()
+    for place, file in enumerate(files[1:], start=1):
+        before = graph.find_modules_directly_imported_by(file) & {*files[:place]}
+        after = graph.find_modules_that_directly_import(file) & {*files[:place]}
+        if not before | after:
+            jumps.add(file)
+    assert jumps == SEAMS & {*files}
+
+
 def test_there_are_four_ways() -> None:
-    assert len(_WAY.findall(ARCHITECTURE)) == 4
+    assert {way for way, _ in _WAY.findall(ARCHITECTURE)} == {*MOST_FILES}

@@ -1,17 +1,21 @@
-"""docs/methods.md documents the keys that there are, with their defaults."""
+"""The pages document the keys that there are, with their defaults."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from tests.docs.keys import PAGE, sections, with_tables
+import pytest
+
+from tests.docs.keys import PAGES, sections, with_tables
 
 
 def test_every_section_has_a_table() -> None:
-    marks = re.findall(r"<!-- keys: (\w+) -->", PAGE.read_text(encoding="utf-8"))
-    assert sorted(marks) == sorted(sections())
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert sorted(re.findall(r"<!-- keys: (\w+) -->", pages)) == sorted(sections())
 
 
-def test_the_tables_are_those_of_the_settings() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == with_tables(page), "run python -m tests.docs.keys"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tables_are_those_of_the_settings(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == with_tables(text), "run python -m tests.docs.keys"

@@ -1,4 +1,4 @@
-"""A prompt template of DP-KPS asks for a text with a sequence of terms. docs/methods.md describes
+"""A prompt template of DP-KPS asks for a text with a sequence of terms. docs/configuration.md describes
 its keys."""
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ CLIP = {"clip", "clip_bound", "temperature"}
 
 def choose(config: Config, settings: PrivatePredictionSettings, records: int) -> Choice:
     """Take dclip at temperature 1 with the largest clip bound that affords the texts: the larger,
-    the more a token gains (docs/methods.md). Then take the smallest batches that do, because a text
+    the more a token gains (docs/configuration.md). Then take the smallest batches that do, because a text
     costs a prompt for each record of its batch. Keys that are set stay as they are.
 
     If nothing affords the texts, take what affords most. Raises InputError if nothing affords one.
