@@ -81,7 +81,7 @@ def parameters(text_config: Any) -> int:
 
 def machine_memory() -> int:
     """Return the bytes of memory that this machine, or this process's container, has."""
-    return min([psutil.virtual_memory().total, *_container_limits()])
+    return int(min([psutil.virtual_memory().total, *_container_limits()]))
 
 
 def _container_limits() -> Iterator[int]:

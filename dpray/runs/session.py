@@ -81,7 +81,7 @@ class Session(Generic[P]):
     """Appended to an error that ends the run: how to continue, and the cost."""
     charged: float | None = None
     """The epsilon that was charged, if it is not the plan's own."""
-    _stage: str = field(default="", init=False)
+    _activity: str = field(default="", init=False)
 
     @property
     def config(self) -> Config:
@@ -132,16 +132,16 @@ class Session(Generic[P]):
         return RunMetrics(self.record, tags)
 
     def show(
-        self, stage: str, completed: int = 0, total: int | None = None, detail: str = ""
+        self, activity: str, completed: int = 0, total: int | None = None, detail: str = ""
     ) -> None:
         """Report progress, in public quantities, and the epsilon that was charged."""
-        self._stage = stage
+        self._activity = activity
         cost = "not private"
         if not self.plan.config.not_private:
             epsilon = self.plan.cost.epsilon if self.charged is None else self.charged
             cost = f"eps {epsilon:.3f} (charged)"
         detail = f"{detail}, {cost}" if detail else cost
-        self._show(Progress(stage, completed, total, detail))
+        self._show(Progress(activity, completed, total, detail))
 
     def _show(self, progress: Progress) -> None:
         """Raises Resumable if the caller's function raises: no mechanism failed by that."""
@@ -153,7 +153,7 @@ class Session(Generic[P]):
         except Exception as error:
             raise Resumable(f"on_progress raised {type(error).__name__}") from error
 
-    def stage(self, name: str, plan: Plan) -> closing[Session[Any]]:
+    def link(self, name: str, plan: Plan) -> closing[Session[Any]]:
         """Return the session of one method of a chained run, with its plan. It has the run's
         charge, and units, files, calls and public randomness of its own, which its name sets
         apart."""
@@ -290,12 +290,12 @@ class Session(Generic[P]):
         engine = self._generator(config)
 
         def ask(requests: Sequence[Request]) -> list[str]:
-            stage, done = self._stage, 0
+            activity, done = self._activity, 0
 
             def on_completion() -> None:
                 nonlocal done
                 done += 1
-                self._show(Progress(f"{stage}: LLM calls", done, len(requests)))
+                self._show(Progress(f"{activity}: LLM calls", done, len(requests)))
 
             return ask_cached(engine, self._calls, requests, on_completion)
 

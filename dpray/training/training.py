@@ -186,7 +186,8 @@ class ReferenceTrainer:
         return parameter.detach()
 
     def _moment(self, parameter: torch.Tensor, kind: str) -> torch.Tensor:
-        return self._optimizer.state[parameter][kind]
+        moment: torch.Tensor = self._optimizer.state[parameter][kind]
+        return moment
 
     def _put_moment(self, parameter: torch.Tensor, kind: str, moment: torch.Tensor) -> None:
         self._optimizer.state[parameter][kind].copy_(moment)

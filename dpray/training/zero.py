@@ -73,7 +73,7 @@ def loading(stage: int) -> Iterator[None]:
     if stage == 2:
         yield
         return
-    from transformers.integrations import HfDeepSpeedConfig
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
     with deepspeed_on_stderr():
         config = HfDeepSpeedConfig(zero_config(3))  # transformers looks whether it is alive
@@ -160,7 +160,8 @@ class ZeroTrainer(ReferenceTrainer):
 
     def _moment(self, parameter: torch.Tensor, kind: str) -> torch.Tensor:
         with deepspeed_on_stderr() as deepspeed:
-            return deepspeed.utils.safe_get_full_optimizer_state(parameter, kind)
+            moment: torch.Tensor = deepspeed.utils.safe_get_full_optimizer_state(parameter, kind)
+        return moment
 
     def _put_moment(self, parameter: torch.Tensor, kind: str, moment: torch.Tensor) -> None:
         with deepspeed_on_stderr() as deepspeed:

@@ -45,8 +45,8 @@ _OF_RUNS = {
     # memory (docs/sharp_edges.md). A mechanism that fails by itself ends the run uncounted.
     "dpray_run_attempts": "Attempts at the run in this process, 1 more after each failure.",
     # The progress bar shows the same.
-    "dpray_stage_done": "Finished parts of the present work: batches, steps, model calls.",
-    "dpray_stage_parts": "All parts of the present work; 0 if their number is not public.",
+    "dpray_activity_done": "Finished parts of the present work: batches, steps, model calls.",
+    "dpray_activity_parts": "All parts of the present work; 0 if their number is not public.",
     # Counted in published batches alone: the release and its report hold it.
     "dpray_tokens": "Tokens of published texts.",
     "dpray_private_tokens": "Those drawn with private texts.",
@@ -139,8 +139,8 @@ class RunMetrics:
         self.record("dpray_run_attempts", number, self.tags)
 
     def progress(self, progress: Progress) -> None:
-        self.record("dpray_stage_done", progress.completed, self.tags)
-        self.record("dpray_stage_parts", progress.total or 0, self.tags)
+        self.record("dpray_activity_done", progress.completed, self.tags)
+        self.record("dpray_activity_parts", progress.total or 0, self.tags)
 
     def published(self, tokens: int, private_tokens: int) -> None:
         """Count the tokens of a batch once it is published."""

@@ -119,7 +119,8 @@ def _blocks(config: Config) -> list[Any]:
         rows = ray_rows(config, partial(record_rows, data=config.data), ROWS)
         if config.runtime.actors > 1:
             rows = rows.repartition(target_num_rows_per_block=CHUNK)
-        return rows.to_arrow_refs()
+        blocks: list[Any] = rows.to_arrow_refs()
+    return blocks
 
 
 def _get(references: list[Any]) -> list[Any]:

@@ -143,7 +143,7 @@ def test_panels_neither_overlap_nor_share_an_id():
 
 
 RUN = '{run="r", dataset="notes", method="dp_sgd"}'
-DONE, PARTS = f"ray_dpray_stage_done{RUN}", f"ray_dpray_stage_parts{RUN}"
+DONE, PARTS = f"ray_dpray_activity_done{RUN}", f"ray_dpray_activity_parts{RUN}"
 REQUESTS = "ray_serve_num_http_requests_total"
 GOOD, BAD, ONE_DIES, ANOTHER_COMES = (
     f'{REQUESTS}{{application="dpray", node="{node}", status_code="{status}"}}'

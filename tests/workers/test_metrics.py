@@ -82,7 +82,7 @@ def test_a_run_shows_published_batches_and_no_others(
             recorded(name, value, tags)
             outcomes = list(folder.published_records())
             now = recorded.of("run-1")
-            assert now.get("dpray_stage_done", 0) <= len(outcomes)
+            assert now.get("dpray_activity_done", 0) <= len(outcomes)
             assert now.get("dpray_tokens", 0) <= sum(each["tokens"] for each in outcomes)
 
         session = Session(
@@ -92,7 +92,7 @@ def test_a_run_shows_published_batches_and_no_others(
         release(session)
         outcomes = list(folder.published_records())
     shown = recorded.of("run-1")
-    assert shown["dpray_stage_done"] == shown["dpray_stage_parts"] == len(outcomes) == 12
+    assert shown["dpray_activity_done"] == shown["dpray_activity_parts"] == len(outcomes) == 12
     assert shown["dpray_tokens"] == sum(each["tokens"] for each in outcomes) > 0
     assert shown["dpray_private_tokens"] == sum(each["private_tokens"] for each in outcomes)
 
@@ -108,7 +108,7 @@ def test_a_stage_without_a_public_number_of_parts_shows_none(
         )  # fmt: skip
         session.show("batches", 3, 12)
         session.show("private embeddings")
-    assert recorded.of("run-1") == {"dpray_stage_done": 0, "dpray_stage_parts": 0}
+    assert recorded.of("run-1") == {"dpray_activity_done": 0, "dpray_activity_parts": 0}
 
 
 class Fake:

@@ -21,7 +21,7 @@ def release(session: Session[ChainPlan]) -> Release:
     file: Path | None = None
     for name in links:
         plan = opened(session, name, before, file)
-        with keys_named(name), session.stage(name, plan) as own:
+        with keys_named(name), session.link(name, plan) as own:
             try:
                 released: Release = part(plan.settings.name, "release").release(own)
             finally:

@@ -135,7 +135,8 @@ class DensityShard:
 
 def total_counts(shards: Shards) -> Counts:
     """Return the exact counts over V of all shards; private."""
-    return np.sum(shards.call("counts"), axis=0, dtype=np.int64)
+    total: Counts = np.sum(shards.call("counts"), axis=0, dtype=np.int64)
+    return total
 
 
 def total_sums(shards: Shards) -> dict[str, Sums]:

@@ -126,7 +126,8 @@ def log_ratio(mechanism: DpSgdStep, x_m: Array) -> Array:
     et al. 2016): `log(1 - q + q e^((2x - 1) / (2 sigma^2)))`."""
     q, sigma = mechanism.sampling_probability, mechanism.noise_multiplier
     joined = np.log(q) + (2 * x_m - 1) / (2 * sigma**2)
-    return joined if q == 1 else np.logaddexp(np.log1p(-q), joined)
+    ratio: Array = joined if q == 1 else np.logaddexp(np.log1p(-q), joined)
+    return ratio
 
 
 def one_run_target(plan: DpSgd) -> OneRun:

@@ -39,7 +39,7 @@ def key(config: Callable[..., Config], ledger: Ledger, tmp_path: Path) -> Key:
     def of(stage: str) -> str:
         with closing(ReleaseFolder(str(tmp_path / "out"))) as folder:
             whole = Session(plan, folder, ledger, RUN, "ab" * 16, lambda _: None, build_engine)
-            with whole.stage(stage, plan) as session:
+            with whole.link(stage, plan) as session:
                 return session.secret_key(BATCHES_KEY, "nobody knows")
 
     return of
