@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import ray
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 
@@ -20,8 +21,11 @@ def code_cells(notebook: Path) -> list[str]:
 def test_a_notebook_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for cell in code_cells(notebook):
-        exec(compile(cell, notebook.name, "exec"), names)
+    try:
+        for cell in code_cells(notebook):
+            exec(compile(cell, notebook.name, "exec"), names)
+    finally:
+        ray.shutdown()  # a run may have started it in this process
     assert (tmp_path / "notes.yaml").is_file()
     assert (tmp_path / "out" / "notes" / "synthetic.jsonl").is_file() or "compared" in names
 

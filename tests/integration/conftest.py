@@ -42,9 +42,9 @@ def runs(
 
 @pytest.fixture
 def waiting_runs(runs: Callable[..., Runs]) -> Callable[..., Runs]:
-    """The same with Poisson batches, two texts from each, and engines that wait in the midst of
-    their second batch until `marker` is there."""
-    poisson = {"method__batches": "poisson", "method__texts_per_batch": 2}
+    """The same with Poisson batches, one text from each, and engines that wait in the midst of
+    their third batch until `marker` is there."""
+    poisson = {"method__batches": "poisson", "method__max_records": 12}
     return lambda **changes: runs(**(poisson | changes)).with_fault("waits")
 
 

@@ -10,7 +10,7 @@ The file MARKER is seen by all processes of the cluster. FAULT is
 - `none`;
 - `fails_once`: `decode_lockstep` raises when two texts of a call are finished, and makes MARKER,
   after which it does not;
-- `waits`: when six texts of groups are finished, or two prompts are answered, an engine makes a
+- `waits`: when three texts of groups are finished, or two prompts are answered, an engine makes a
   file MARKER.PID and waits until MARKER is there, and nobody has the last of these;
 - `slow`: every text takes a fifth of a second, and the file MARKER.begun gets a line with the name
   of each group when its first text begins;
@@ -181,7 +181,7 @@ class Waits:
             except StopIteration:
                 return
             # The probe of the engine's rounding comes before, one text at a time.
-            if finished == 6:
+            if finished == 3:
                 self.wait()  # With a text that nobody has: its batch is under way.
             following = yield text
 

@@ -241,7 +241,8 @@ def wait_for(
     deadline = time.monotonic() + TIMEOUT
     while not ready():
         assert time.monotonic() < deadline, "waited too long"
-        assert process is None or process.poll() is None, "the process ended before"
+        if process is not None and process.poll() is not None:
+            pytest.fail(f"the process ended before: {process.communicate()}")
         time.sleep(pause)
 
 

@@ -184,7 +184,7 @@ def test_engine_that_the_pool_cannot_load_and_then_one_that_raises_once(
     run = runs(method__max_records=12, runtime__batches_per_task=4, runtime__max_attempts=2)
     ended = run.with_fault("loads_once").here(capfd, cluster.address)
     assert ended.code == 4 and ended.err.startswith(
-        "dpray: there is no GPU here (2 times): 0 of 12"
+        "dpray: there is no GPU here (2 times); the run "
     )
     assert run.counts()["starts"] == 0
     run.marker.unlink()
