@@ -1,8 +1,8 @@
 """A template is a YAML file of texts with placeholders: it can run nothing and read no other file.
 
 `{label}` stands for a value, and `{{` and `}}` for a brace. Every other use of braces is refused
-when the file is read, so that no text can make a template fail later. docs/configuration.md describes the
-keys that all templates may have (`parts`, `labels`, `stop`, `refusals`).
+when the file is read, so that no text can make a template fail later. docs/configuration.md
+describes the keys that all templates may have (`parts`, `labels`, `stop`, `refusals`).
 """
 
 from __future__ import annotations

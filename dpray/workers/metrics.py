@@ -1,8 +1,8 @@
 """A run on Ray shows public quantities on the cluster's own metrics pages, for Prometheus.
 
 Ray writes each name with `ray_` before it, and `_total` behind a counter's. Whoever reads the pages
-also sees when a number changed, and running time is not covered by any epsilon (docs/sharp_edges.md):
-they stay inside. Without Ray nothing is exported, and nothing of Ray is imported.
+also sees when a number changed, and running time is not covered by any epsilon
+(docs/sharp_edges.md): they stay inside. Without Ray nothing is exported, and nothing of Ray is imported.
 """
 
 from __future__ import annotations

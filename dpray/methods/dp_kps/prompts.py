@@ -1,5 +1,5 @@
-"""A prompt template of DP-KPS asks for a text with a sequence of terms. docs/configuration.md describes
-its keys."""
+"""A prompt template of DP-KPS asks for a text with a sequence of terms. docs/configuration.md
+describes its keys."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ CLIP = {"clip", "clip_bound", "temperature"}
 
 def choose(config: Config, settings: PrivatePredictionSettings, records: int) -> Choice:
     """Take dclip at temperature 1 with the largest clip bound that affords the texts: the larger,
-    the more a token gains (docs/configuration.md). Then take the smallest batches that do, because a text
-    costs a prompt for each record of its batch. Keys that are set stay as they are.
+    the more a token gains (docs/private_prediction.md). Then take the smallest batches that do,
+    because a text costs a prompt for each record of its batch. Keys that are set stay as they are.
 
     If nothing affords the texts, take what affords most. Raises InputError if nothing affords one.
     """

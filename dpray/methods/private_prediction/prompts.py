@@ -1,5 +1,6 @@
 """A prompt template puts the same words around a private text and around its public placeholder,
-which keeps the two prompts at the same point of a text. docs/configuration.md describes its keys."""
+which keeps the two prompts at the same point of a text. docs/configuration.md describes its
+keys."""
 
 from __future__ import annotations
 
