@@ -2,7 +2,8 @@
 
 Ray writes each name with `ray_` before it, and `_total` behind a counter's. Whoever reads the pages
 also sees when a number changed, and running time is not covered by any epsilon
-(docs/sharp_edges.md): they stay inside. Without Ray nothing is exported, and nothing of Ray is imported.
+(docs/sharp_edges.md): they stay inside. Without Ray nothing is exported, and nothing of Ray is
+imported.
 """
 
 from __future__ import annotations

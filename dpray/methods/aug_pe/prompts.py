@@ -1,5 +1,6 @@
 """A prompt template of Aug-PE asks for a random text and for a variation of a text.
-docs/configuration.md describes its keys. All of it is public: a demonstration must not be a private text."""
+docs/configuration.md describes its keys. All of it is public: a demonstration must not be a
+private text."""
 
 from __future__ import annotations
 
