@@ -7,7 +7,7 @@ import json
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty
 from time import monotonic
 from typing import Any
@@ -56,25 +56,29 @@ def _run(*arguments: Any) -> None:
 
 
 @contextmanager
-def flooding(url: str, key: str, body: bytes, at_once: int) -> Iterator[Counter[int]]:
-    """Send `body` so many times at once, and again when all are answered, from a process of its
-    own. Yields the statuses of the answers, which are complete when the context has ended."""
+def flooding(url: str, key: str, body: bytes, at_once: int) -> Iterator[Callable[[], Counter[int]]]:
+    """Send `body` `at_once` times together, and again when all are answered, from a process of its
+    own. Yields a function that counts the statuses of the answers up to its call."""
     spawn = multiprocessing.get_context("spawn")
     answers: Any = spawn.Queue()
     process = spawn.Process(target=_run, args=(url, key, body, at_once, answers), daemon=True)
     process.start()
     statuses: Counter[int] = Counter()
+
+    def answered() -> Counter[int]:
+        for _ in range(answers.qsize()):
+            statuses[answers.get()] += 1
+        return statuses
+
     try:
         answers.get(timeout=TIMEOUT)  # it begins
-        yield statuses
+        yield answered
     finally:
         process.terminate()
         process.join()
-        while True:
-            try:
+        with suppress(Empty):
+            while True:
                 statuses[answers.get(timeout=0.2)] += 1
-            except Empty:
-                break
 
 
 def seconds_of_answers(ask: Callable[[], object], seconds: float, fewest: int = 1) -> list[float]:

@@ -236,13 +236,13 @@ def end(process: subprocess.Popen[Any]) -> None:
 def wait_for(
     ready: Callable[[], object], process: subprocess.Popen[Any] | None = None, pause: float = 0.1
 ) -> None:
-    """Until `ready`, which is asked every `pause` seconds; fails where `process` ends before, or
-    after TIMEOUT."""
+    """Wait until `ready()`, asked every `pause` seconds. Raises AssertionError after TIMEOUT, or if
+    `process` ends before; its output is in the message."""
     deadline = time.monotonic() + TIMEOUT
     while not ready():
         assert time.monotonic() < deadline, "waited too long"
         if process is not None and process.poll() is not None:
-            pytest.fail(f"the process ended before: {process.communicate()}")
+            raise AssertionError(f"the process ended before: {process.communicate()}")
         time.sleep(pause)
 
 

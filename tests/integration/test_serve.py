@@ -288,10 +288,12 @@ def test_a_key_that_floods_the_endpoint_does_not_starve_another(served: Served) 
     ]
     for body, expected in floods:
         url = served.said["base_url"]
-        with flooding(url, KEY, body, at_once=IN_FLIGHT) as statuses:
+        with flooding(url, KEY, body, at_once=IN_FLIGHT) as answered:
             took = seconds_of_answers(lambda: chat(client), 3, fewest=10)
-        # A gateway that a request has just left may refuse the next one.
-        assert set(statuses) - {429} == expected
+            # On a busy machine the flood's own answers are still on their way. A gateway that a
+            # request has just left may refuse the next one.
+            wait_for(lambda: set(answered()) - {429})
+        assert set(answered()) - {429} == expected
         assert max(took) < limit
 
 
