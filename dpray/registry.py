@@ -13,8 +13,7 @@ from dpray.extras import require
 from dpray.io.file_list import list_files
 from dpray.io.files import read_json
 from dpray.methods import choose_of, part
-from dpray.runs.choice import Choice
-from dpray.runs.plan import Losses, Plan
+from dpray.runs.plan import Choice, Losses, Plan
 from dpray.types import InputError, OnProgress, Progress
 from dpray.workers.engine import BuildEngine, build_engine
 

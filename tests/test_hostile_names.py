@@ -87,7 +87,7 @@ def test_a_demos_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_an_audits_findings(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = {
-        "name": name, "how": "x", "claimed": 1.0, "lower_bound": 2.0, "most": 0.5, "trials": 10,
+        "name": name, "inputs": "x", "claimed": 1.0, "lower_bound": 2.0, "most": 0.5, "trials": 10,
         "holds": False,
     }  # fmt: skip
     result = {

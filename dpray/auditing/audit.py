@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.auditing.canaries import RunMethod, check_canaries, make_canaries, try_canaries
-from dpray.auditing.monte_carlo import labels_target
-from dpray.auditing.target import audit_target
+from dpray.auditing.monte_carlo import audit_target, labels_target
 from dpray.config.config import Config
 from dpray.engines.base import Embedder, EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder
@@ -45,8 +44,8 @@ def audit(
 ) -> dict[str, Any]:
     """Bound the epsilon of the plan's mechanisms from below by their real code; opens no data.
 
-    `trials` is the number of draws of each mechanism in each of two worlds, and of canaries of the
-    one run. All bounds together are below the true epsilons with probability `confidence`.
+    `trials` is the number of draws of each mechanism in each of two worlds. All bounds together are
+    below the true epsilons with probability `confidence`.
 
     `members` are records that the finished run at `output.path` was made from, `non_members` others
     like them. With both, a membership attack on the release is added. With `canaries`, `run` runs

@@ -1,5 +1,5 @@
 """Draws from a mechanism in two neighbouring worlds bound its epsilon from below (Ding et al. 2018;
-Jagielski et al. 2020).
+Jagielski et al. 2020). A plan names its `Target`s; the audit returns a `Finding` for each.
 
 Half of the draws choose an event; the other half, which it does not depend on, bound its two
 probabilities. So the bound holds whatever the search for the event did. The targets of mechanisms
@@ -17,14 +17,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.votes import VoteHistogram, count_votes
-from dpray.types import OnProgress, Progress
+from dpray.types import InputError, OnProgress, Progress
 
 Scores = npt.NDArray[np.float64]
 """The statistics of each draw, shape (statistics, trials); larger if the unit is there."""
+
+FEWEST_TRIALS = 200
 
 OTHERS = 20
 """Number of records in the world without the unit."""
@@ -89,10 +92,11 @@ class SeenEvent:
 
 
 @dataclass(frozen=True)
-class MonteCarlo:
-    """A `Target` that runs the mechanism many times with the unit, and many times without it.
+class Target:
+    """One mechanism to audit: its real code, and the privacy event that is claimed for one draw.
 
-    `draw(with_unit, trials)` runs it independently for each of at most `at_once` trials.
+    `inputs` are the neighbouring inputs, in words. `draw(with_unit, trials)` runs the mechanism
+    independently for each of at most `at_once` trials.
     """
 
     name: str
@@ -100,15 +104,17 @@ class MonteCarlo:
     event: Event
     draw: Callable[[bool, int], Scores]
     at_once: int = 500
-    how: str = "Monte Carlo"
 
     def most(self, trials: int, delta: float, alpha: float) -> float:
+        """Return the largest bound that `trials` can prove, for a mechanism that hides nothing."""
         half = trials - trials // 2
         return float(epsilon_lower_bound(half, 0, half, delta, alpha))
 
     def lower_bound(
         self, trials: int, delta: float, alpha: float, on_progress: OnProgress
     ) -> float:
+        """Draw, and return a lower bound: the true epsilon is below it with probability at most
+        `alpha`."""
         drawn = 0
 
         def scores(with_unit: bool, number: int) -> Scores:
@@ -126,6 +132,43 @@ class MonteCarlo:
         bound = float(chosen.bound((scores(True, rest), scores(False, rest)), delta, alpha))
         on_progress(Progress(self.name, drawn, 2 * trials))
         return bound
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A target's claim and its bounds, all of them epsilons at the same delta."""
+
+    name: str
+    inputs: str
+    claimed: float
+    lower_bound: float
+    most: float
+    trials: int
+
+    @property
+    def holds(self) -> bool:
+        return self.lower_bound <= self.claimed
+
+
+def audit_target(
+    target: Target,
+    trials: int,
+    delta: float,
+    alpha: float,
+    on_progress: OnProgress = lambda progress: None,
+) -> Finding:
+    """Bound one target's epsilon. A correct mechanism is reported as breaking its claim with
+    probability at most `alpha`. Raises InputError for too few trials."""
+    if trials < FEWEST_TRIALS:
+        raise InputError(f"trials: {trials} prove nothing; at least {FEWEST_TRIALS} are needed")
+    return Finding(
+        name=target.name,
+        inputs=target.inputs,
+        claimed=cost(target.event, delta).epsilon,
+        lower_bound=target.lower_bound(trials, delta, alpha, on_progress),
+        most=target.most(trials, delta, alpha),
+        trials=trials,
+    )
 
 
 def best_event(scores: tuple[Scores, Scores], delta: float, alpha: float) -> SeenEvent:
@@ -158,7 +201,7 @@ def laplace_scores(x_RN: npt.NDArray[Any], shift: float | npt.NDArray[Any], scal
     return np.stack([values_RN.sum(axis=1) / scale for values_RN in (*ratios, x_RN)])
 
 
-def labels_target(histogram: LabelHistogram) -> MonteCarlo:
+def labels_target(histogram: LabelHistogram) -> Target:
     """Audit the label histogram; all of the unit's records have one label."""
     label, k = histogram.labels[0], histogram.records_per_unit
 
@@ -167,10 +210,10 @@ def labels_target(histogram: LabelHistogram) -> MonteCarlo:
         released = histogram(np.tile(counts[:1], trials))
         return laplace_scores((released - OTHERS)[:, None], k, histogram.scale)
 
-    return MonteCarlo("label histogram", f"{k} more of one label", histogram.dp_event, draw)
+    return Target("label histogram", f"{k} more of one label", histogram.dp_event, draw)
 
 
-def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> MonteCarlo:
+def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> Target:
     """Audit the votes; those of all the unit's records fall on the same text, in every
     iteration."""
     k, texts = votes.records_per_unit, np.eye(2, dtype=np.float32)
@@ -186,7 +229,7 @@ def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> MonteC
         summed: Scores = scores.sum(axis=1, dtype=np.float64)[None]
         return summed
 
-    return MonteCarlo(
+    return Target(
         name,
         f"{k} more record(s) that vote for the same text in each",
         SelfComposed(votes.dp_event, iterations),

@@ -39,9 +39,7 @@ def audit(
     confidence: Annotated[
         float, typer.Option(help="That all bounds hold, together; at least 0.5.")
     ] = 0.95,
-    trials: Annotated[
-        int, typer.Option(help="Draws of each mechanism in each world; canaries of the one run.")
-    ] = 10_000,
+    trials: Annotated[int, typer.Option(help="Draws of each mechanism in each world.")] = 10_000,
     members: Members = None,
     non_members: NonMembers = None,
     canaries: Canaries = False,
@@ -87,14 +85,14 @@ def show_audit(result: dict[str, Any], console: Terminal) -> None:
         broken = [found for found in result["mechanisms"] if not found["holds"]]
         for found in broken:
             said = (
-                f"EXCEEDED: {found['name']} ({found['how']}): eps is at least "
+                f"EXCEEDED: {found['name']}: eps is at least "
                 f"{found['lower_bound']:.4f}, claimed are {found['claimed']:.4f}"
             )
             console.print(said, style="bold red", soft_wrap=True)
         for found in result["mechanisms"]:
             if found["most"] < found["claimed"]:
                 said = (
-                    f"{found['name']} ({found['how']}): so few trials could not refute the claim, "
+                    f"{found['name']}: so few trials could not refute the claim, "
                     "whatever the mechanism did; give more --trials"
                 )
                 console.note("note", "yellow", said)
@@ -116,7 +114,7 @@ def _bounds_table(result: dict[str, Any]) -> Table:
     )
     rows = [
         (
-            f"{found['name']} ({found['how']})",
+            found["name"],
             f"{found['claimed']:.4f}",
             f"{found['lower_bound']:.4f}",
             f"{found['most']:.2f}",

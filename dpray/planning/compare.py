@@ -13,7 +13,7 @@ from dpray.methods.auto import AutoSettings
 from dpray.methods.chain.settings import ChainSettings
 from dpray.methods.config import parse_config
 from dpray.registry import choose
-from dpray.runs.choice import Choice
+from dpray.runs.plan import Choice
 from dpray.types import InputError, OnProgress, Progress
 
 METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")

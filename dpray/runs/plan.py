@@ -3,19 +3,19 @@ data is opened."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dpray.accounting.accountant import Cost, cost
-from dpray.accounting.calibration import calibrate
-from dpray.accounting.composed_events import Composed
-from dpray.accounting.event import Event
-from dpray.accounting.statement import guarantee, no_guarantee
-from dpray.auditing.target import Target
+from dpray.accounting.accountant import Cost, calibrate, cost
+from dpray.accounting.composed_events import Composed, SelfComposed
+from dpray.accounting.event import NEIGHBORING_RELATION, Event
+from dpray.auditing.monte_carlo import Target
 from dpray.config.base import MethodSettings
 from dpray.config.config import Config
 from dpray.engines.base import Engine
@@ -130,6 +130,33 @@ class Plan(ABC):
         return {data.label: tuple(data.label_names)} if data.label else {}
 
 
+@dataclass(frozen=True)
+class Signal:
+    """The strength of what a method learns from the private records, against its noise.
+
+    `value` and `enough` are in the method's own unit, named by `meaning`. They compare a method
+    with itself, at another epsilon or with more records, and not with another method.
+    """
+
+    value: float
+    enough: float
+    meaning: str
+
+    @property
+    def is_enough(self) -> bool:
+        return self.value >= self.enough
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method's plan for a number of texts, its free parameters chosen from public numbers, with
+    the reasons. It has no `signal` if no public file tells enough for one."""
+
+    plan: Plan
+    signal: Signal | None
+    reasons: tuple[str, ...]
+
+
 TUNED_WITHOUT_NOISE = (
     "engine.model was tuned without noise: the records that it was tuned on have to be public"
 )
@@ -149,11 +176,47 @@ def privacy_unit(column: str | None) -> str:
 
 
 def guarantee_of(plan: Plan) -> dict[str, Any]:
-    """Return the guarantee as a plan and a privacy report state it."""
-    data = plan.config.data
-    if plan.config.not_private:
-        return no_guarantee(privacy_unit(data.unit), data.max_records_per_unit)
-    return guarantee(plan.dp_event, plan.cost, privacy_unit(data.unit), data.max_records_per_unit)
+    """Return the top-level keys that `plan --json` and `privacy_report.json` share. A run without
+    noise has no epsilon."""
+    data, not_private = plan.config.data, plan.config.not_private
+    accountant, mechanisms = None, []
+    if not not_private:
+        accountant = {
+            "name": "dpray over dp-accounting",
+            "version": version("dp-accounting"),
+            "bound": plan.cost.bound,
+        }
+        terms = sorted(plan.dp_event.terms().items(), key=lambda term: term[0].name)
+        mechanisms = [_mechanism(part, count, plan.cost.delta) for part, count in terms]
+    return {
+        "epsilon": None if not_private else plan.cost.epsilon,
+        "delta": None if not_private else plan.cost.delta,
+        "neighboring_relation": NEIGHBORING_RELATION,
+        "privacy_unit": privacy_unit(data.unit),
+        "contribution_bound": data.max_records_per_unit,
+        "accountant": accountant,
+        "mechanisms": mechanisms,
+        "not_private": not_private,
+    }
+
+
+def _mechanism(event: Event, count: int, delta: float) -> dict[str, Any]:
+    """Describe one mechanism of a plan: its parameters, how often it runs, its cost alone."""
+    parameters = {key: value for key, value in event.to_json().items() if key != "type"}
+    alone = cost(SelfComposed(event, count), delta)
+    rho = event.zcdp_rho() * count
+    return {
+        "name": event.name,
+        "parameters": parameters,
+        "count": count,
+        "cost": {
+            "epsilon_alone": alone.epsilon,
+            "delta": delta,
+            "bound": alone.bound,
+            # A subsampled Gaussian has none that is finite, and JSON has no infinity.
+            "zcdp_rho": rho if math.isfinite(rho) else None,
+        },
+    }
 
 
 def affordable(plan: P, noise_multiplier: float) -> P:

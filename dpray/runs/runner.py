@@ -27,8 +27,7 @@ from dpray.runs.attempts import release_with_repeats
 from dpray.runs.call_cache import CALLS
 from dpray.runs.folder import CONFIG, ReleaseFolder
 from dpray.runs.plan import Plan, privacy_unit, try_model
-from dpray.runs.privacy_report import privacy_report, versions
-from dpray.runs.public_names import public_config
+from dpray.runs.privacy_report import privacy_report, public_config, versions
 from dpray.runs.session import Release, Session
 from dpray.runs.standing import Standing
 from dpray.types import (

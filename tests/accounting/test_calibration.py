@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dpray.accounting.accountant import cost
-from dpray.accounting.calibration import calibrate, noise_multiplier
+from dpray.accounting.accountant import calibrate, cost, noise_multiplier
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import (

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from dpray.auditing import monte_carlo
-from dpray.auditing.monte_carlo import labels_target, votes_target
-from dpray.auditing.target import Finding, Target, audit_target
+from dpray.auditing.monte_carlo import Finding, Target, audit_target, labels_target, votes_target
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.dp_kps.audit import (
@@ -28,7 +27,7 @@ from dpray.methods.dp_kps.audit import (
     vocabulary_target,
 )
 from dpray.methods.dp_kps.mechanisms import GRID, FeatureSum, VocabularyHistogram
-from dpray.methods.dp_sgd.audit import one_run_target, repeated_target
+from dpray.methods.dp_sgd.audit import training_target
 from dpray.methods.private_prediction.audit import (
     sparse_vector_target,
     tokens_target,
@@ -57,7 +56,6 @@ from tests.auditing.training_faults import (
 )
 
 DELTA = 1e-2
-ONE_RUN_DELTA = 1e-6
 ALPHA = 1e-3
 
 
@@ -70,11 +68,10 @@ class Case:
     broken: Fault
     caught: bool
     trials: int
-    delta: float = DELTA
 
     def finding(self) -> Finding:
         with self.broken():
-            return audit_target(self.target(), self.trials, self.delta, ALPHA)
+            return audit_target(self.target(), self.trials, DELTA, ALPHA)
 
 
 def no_fault() -> AbstractContextManager[Any]:
@@ -167,10 +164,9 @@ def _cases() -> dict[str, Case]:
         target: Callable[[], Target],
         trials: int,
         *faults: tuple[str, Fault, bool],
-        delta: float = DELTA,
     ) -> None:
         for fault, broken, caught in (("none", no_fault, False), *faults):
-            found[f"{name}: {fault}"] = Case(target, fault, broken, caught, trials, delta)
+            found[f"{name}: {fault}"] = Case(target, fault, broken, caught, trials)
 
     halved = "half the noise"
     for clip in ("recentred", "dclip"):
@@ -282,25 +278,16 @@ def _cases() -> dict[str, Case]:
             (halved, half_noise(FeatureSum, "noise_multiplier"), True),
         )
     add(
-        "DP-SGD, Monte Carlo",
-        lambda: repeated_target(PLAN),
-        6000,
-        ("clipping removed", unclipped_gradients, True),
-        (halved, less_gradient_noise(2), True),
-        ("a fixed shuffle for Poisson", batches(fixed_shuffle), True),
-        ("a fixed batch for Poisson", batches(fixed_batch), True),
-        ("a secret shuffle for Poisson", batches(secret_shuffle), False),
-    )
-    add(
-        "DP-SGD, one run",
-        lambda: one_run_target(PLAN),
+        "DP-SGD",
+        lambda: training_target(PLAN),
         6000,
         ("clipping removed", unclipped_gradients, True),
         ("no noise", less_gradient_noise(10**9), True),
         ("a tenth of the noise", less_gradient_noise(10), True),
-        ("a fixed shuffle for Poisson", batches(fixed_shuffle), False),
-        ("a fixed batch for Poisson", batches(fixed_batch), False),
-        delta=ONE_RUN_DELTA,
+        (halved, less_gradient_noise(2), True),
+        ("a fixed shuffle for Poisson", batches(fixed_shuffle), True),
+        ("a fixed batch for Poisson", batches(fixed_batch), True),
+        ("a secret shuffle for Poisson", batches(secret_shuffle), False),
     )
     return found
 
@@ -321,7 +308,7 @@ def main() -> None:
         if case.fault != "none" and found.holds:
             verdict = "not seen"
         print(
-            f"| {name.rsplit(': ', 1)[0]} | {case.fault} | {case.delta:g} | {found.trials:,} | "
+            f"| {name.rsplit(': ', 1)[0]} | {case.fault} | {DELTA:g} | {found.trials:,} | "
             f"{found.claimed:.3f} | {found.lower_bound:.3f} | {verdict} |",
             flush=True,
         )

@@ -15,7 +15,7 @@ import torch
 
 from dpray.accounting.event import Event
 from dpray.accounting.events import ExponentialMechanism
-from dpray.auditing.target import Target
+from dpray.auditing.monte_carlo import Target
 from dpray.config.config import DataConfig
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.randomness import named_key

@@ -14,7 +14,7 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledDraws
 from dpray.auditing import canaries
 from dpray.auditing.audit import audit
-from dpray.auditing.target import audit_target
+from dpray.auditing.monte_carlo import audit_target
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
@@ -54,7 +54,7 @@ def no_draw(progress: Progress) -> None:
         (WORDS | {"estimator": "rff", "features": 4, "bandwidth": 1.0},
          ["vocabulary histogram", "densities of a class",
           "vocabulary histogram and densities of a class"]),
-        (SGD, ["DP-SGD, 6 steps", "DP-SGD, 6 steps"]),
+        (SGD, ["DP-SGD, 6 steps"]),
     ],
 )  # fmt: skip
 def test_a_plan_names_the_mechanisms_that_it_charges(

@@ -12,24 +12,24 @@ from scipy import stats
 
 from dpray.accounting.events import Laplace
 from dpray.auditing.monte_carlo import (
-    MonteCarlo,
+    Target,
+    audit_target,
     best_event,
     clopper_pearson_lower,
     clopper_pearson_upper,
     epsilon_lower_bound,
 )
-from dpray.auditing.target import audit_target
 from dpray.types import InputError, Progress
 
 
 def ignored(progress: Progress) -> None: ...
 
 
-def target(draw: Callable[[bool, int], np.ndarray], epsilon: float = 1.0) -> MonteCarlo:
-    return MonteCarlo("coin", "", Laplace(1 / epsilon), draw, at_once=300)
+def target(draw: Callable[[bool, int], np.ndarray], epsilon: float = 1.0) -> Target:
+    return Target("coin", "", Laplace(1 / epsilon), draw, at_once=300)
 
 
-def coin(epsilon: float, seed: int = 3) -> MonteCarlo:
+def coin(epsilon: float, seed: int = 3) -> Target:
     """Randomised response, told by a statistic that lies beside one that knows nothing."""
     rng = np.random.default_rng(seed)
 
@@ -54,7 +54,7 @@ def test_the_bound_comes_near_the_truth() -> None:
 
 
 def test_a_broken_claim_is_found_and_told_apart() -> None:
-    broken = MonteCarlo("coin", "", Laplace(1.0), coin(2.0).draw)
+    broken = Target("coin", "", Laplace(1.0), coin(2.0).draw)
     found = audit_target(broken, 8000, 1e-6, 0.01)
     assert (
         found.claimed == pytest.approx(1.0, abs=1e-3)

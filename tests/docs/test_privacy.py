@@ -9,7 +9,7 @@ import pytest
 
 from dpray.accounting import composed_events, events
 from dpray.accounting.accountant import cost
-from dpray.accounting.statement import NOT_COVERED
+from dpray.runs.privacy_report import NOT_COVERED
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ from dpray.methods.config import parse_config
 from dpray.planning.compare import Answer
 from dpray.planning.rehearse import Rehearsal, Rehearsed, rehearse
 from dpray.report.rehearsal_page import render_rehearsal
-from dpray.runs.choice import Choice, Signal
+from dpray.runs.plan import Choice, Signal
 from dpray.terminal import Terminal
 from dpray.types import InputError, OnProgress
 from tests.report.browser import needs_browser, rendered_in_silence

@@ -15,7 +15,7 @@ from dpray.config.config import Config, EngineConfig
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods.config import parse_config
 from dpray.report.page import write_report
-from dpray.runs.public_names import model_name
+from dpray.runs.privacy_report import model_name
 from dpray.workers import shards
 from tests.methods.aug_pe.test_release import BagOfWords
 from tests.report.test_page import Visible

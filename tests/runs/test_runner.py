@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from dpray import registry as methods
-from dpray.accounting.statement import NOT_COVERED
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
@@ -21,6 +20,7 @@ from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import decoder
 from dpray.methods.private_prediction import release as run_module
 from dpray.runs import runner, session
+from dpray.runs.privacy_report import NOT_COVERED
 from dpray.types import Budget, DprayError, InputError, LedgerError, Resumable
 from dpray.workers import cluster
 

@@ -9,16 +9,14 @@ from typing import Any
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
-from dpray.auditing.monte_carlo import votes_target
-from dpray.auditing.target import Target
+from dpray.auditing.monte_carlo import Target, votes_target
 from dpray.config.config import Config
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.runs.choice import Choice, Signal
-from dpray.runs.plan import Plan, affordable, resolved_noise
+from dpray.runs.plan import Choice, Plan, Signal, affordable, resolved_noise
 from dpray.runs.public_input import read_terms, read_texts
 
 ITERATIONS = (10, 8, 6, 5, 4, 3, 2, 1)

@@ -8,8 +8,7 @@ from dpray.config.config import Config
 from dpray.methods import choose_of
 from dpray.methods.chain.plan import make_plan, planned
 from dpray.methods.chain.settings import INPUT_KEY, ChainSettings
-from dpray.runs.choice import Choice
-from dpray.runs.plan import Plan
+from dpray.runs.plan import Choice, Plan
 
 
 def choose(config: Config, settings: ChainSettings, records: int) -> Choice:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
-from dpray.auditing.target import Target
+from dpray.auditing.monte_carlo import Target
 from dpray.config.base import MethodSettings
 from dpray.config.config import Config
 from dpray.engines.base import Engine

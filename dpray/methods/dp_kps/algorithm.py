@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpray.accounting.calibration import noise_multiplier
+from dpray.accounting.accountant import noise_multiplier
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
 from dpray.mechanisms.discrete_noise import Counts, laplace_scale

@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpray.accounting.composed_events import Composed, SelfComposed
-from dpray.auditing.monte_carlo import OTHERS, MonteCarlo, Scores, laplace_scores
-from dpray.auditing.target import Target
+from dpray.auditing.monte_carlo import OTHERS, Scores, Target, laplace_scores
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.mechanisms import GRID, LARGEST, FeatureSum, VocabularyHistogram
 
@@ -34,14 +33,14 @@ def targets(method: DpKps) -> Iterator[Target]:
     yield from (vocabulary, densities, joint_target(vocabulary, densities))
 
 
-def joint_target(first: MonteCarlo, second: MonteCarlo) -> MonteCarlo:
+def joint_target(first: Target, second: Target) -> Target:
     """Audit two releases to which the same unit contributes. Their noises are independent, so the
     log-likelihood ratios add up, and no test of both is more powerful than that of the sum."""
 
     def draw(with_unit: bool, trials: int) -> Scores:
         return first.draw(with_unit, trials) + second.draw(with_unit, trials)
 
-    return MonteCarlo(
+    return Target(
         f"{first.name} and {second.name}",
         f"{first.inputs}; {second.inputs}",
         Composed((first.event, second.event)),
@@ -50,7 +49,7 @@ def joint_target(first: MonteCarlo, second: MonteCarlo) -> MonteCarlo:
     )
 
 
-def vocabulary_target(name: str, histogram: VocabularyHistogram) -> MonteCarlo:
+def vocabulary_target(name: str, histogram: VocabularyHistogram) -> Target:
     """Audit the counts; every record of the unit holds the same terms, S and more of them. The
     counts of the other terms are the same in both worlds, and are not drawn."""
     S, k = histogram.phrases_per_record, histogram.records_per_unit
@@ -66,7 +65,7 @@ def vocabulary_target(name: str, histogram: VocabularyHistogram) -> MonteCarlo:
         drawn_RV = long(np.tile(counts_V, trials)).reshape(trials, -1)
         return laplace_scores(drawn_RV - others_V, k * held_V, histogram.scale)
 
-    return MonteCarlo(
+    return Target(
         name,
         f"{k} more record(s) of {held_V.sum()} terms, and {(~held_V).sum()} beyond them",
         histogram.dp_event,
@@ -75,7 +74,7 @@ def vocabulary_target(name: str, histogram: VocabularyHistogram) -> MonteCarlo:
     )
 
 
-def densities_target(name: str, kde: FeatureSum, estimators: int) -> MonteCarlo:
+def densities_target(name: str, kde: FeatureSum, estimators: int) -> Target:
     """Audit the sums of features; the unit's records ask for more than they may give in every
     feature of every estimator of their class, all in one direction. The noise of fewer features is
     smaller in the same proportion as their sensitivity, and the claim is that of those drawn."""
@@ -99,7 +98,7 @@ def densities_target(name: str, kde: FeatureSum, estimators: int) -> MonteCarlo:
             scores += laplace_scores(released_RI, k * LARGEST / GRID, kde.scale)
         return scores
 
-    return MonteCarlo(
+    return Target(
         name,
         f"{k} more record(s) as large as the cut allows in all {kde.number} features",
         SelfComposed(kde.dp_event, estimators),

@@ -9,17 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpray.accounting.accountant import cost
-from dpray.accounting.calibration import calibrate
+from dpray.accounting.accountant import calibrate, cost
 from dpray.accounting.event import Event
-from dpray.auditing.target import Target
+from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.io.public_files import read_few_shot
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.runs.choice import Choice, Signal
-from dpray.runs.plan import Plan, with_spent
+from dpray.runs.plan import Choice, Plan, Signal, with_spent
 from dpray.types import InputError
 
 NOISE_FACTORS = (2.0**-20, 4.0)

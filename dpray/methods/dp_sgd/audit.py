@@ -2,7 +2,7 @@
 
 The model is a table with one number for each canary, so that a canary's gradient lies on a
 coordinate of its own, is longer than the clip norm, and what a step released of it is read off the
-weights: the worst case of Nasr et al. (2021) and of Steinke et al. (2023, section 6, white box).
+weights: the worst case of Nasr et al. (2021).
 Sampling, per-example norms, clipping, noise and the optimizer's step are the code that trains. For
 canaries among the records, `released_losses` evaluates the model that a run released.
 """
@@ -20,9 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from dpray.auditing.monte_carlo import MonteCarlo, Scores
-from dpray.auditing.one_run import OneRun
-from dpray.auditing.target import Target
+from dpray.auditing.monte_carlo import Scores, Target
 from dpray.config.config import Config
 from dpray.engines.model_path import resolve_model
 from dpray.mechanisms.randomness import generator, new_key
@@ -51,9 +49,8 @@ Array = npt.NDArray[np.float64]
 
 
 def targets(plan: DpSgd) -> Iterator[Target]:
-    """Yield the training by Monte Carlo, and by one run."""
-    yield repeated_target(plan)
-    yield one_run_target(plan)
+    """Yield the training."""
+    yield training_target(plan)
 
 
 class CanaryTable(nn.Module):
@@ -130,31 +127,9 @@ def log_ratio(mechanism: DpSgdStep, x_m: Array) -> Array:
     return ratio
 
 
-def one_run_target(plan: DpSgd) -> OneRun:
-    """Audit one training; every canary is in the data by the toss of a coin."""
-    plan = _audited(plan)
-
-    def draw(included: npt.NDArray[np.bool_]) -> Array:
-        scores = np.zeros(len(included))
-
-        def see(x_m: Array) -> None:
-            scores[:] += log_ratio(plan.mechanism, x_m)
-
-        train(plan, len(included), np.flatnonzero(included).tolist(), see)
-        return scores
-
-    return OneRun(
-        f"DP-SGD, {plan.steps} steps",
-        "canaries with orthogonal gradients, each in the data by a coin",
-        plan.dp_event,
-        draw,
-    )
-
-
-def repeated_target(plan: DpSgd) -> MonteCarlo:
-    """Audit one canary, in the data or not. A training with m canaries holds m trials: that the
-    sampling and the noise of each are independent of the others is assumed here, not by the one
-    run.
+def training_target(plan: DpSgd) -> Target:
+    """Audit one canary, in the data or not. A training with m canaries is m trials, whose sampling
+    and noise are assumed to be independent of each other.
 
     Statistics: the log-likelihood ratio, the sum, and the sum over the steps at which the canary
     came in a rehearsal, which is informative only if batches can be predicted.
@@ -174,7 +149,7 @@ def repeated_target(plan: DpSgd) -> MonteCarlo:
         train(plan, trials, range(trials) if with_unit else (), see)
         return scores
 
-    return MonteCarlo(
+    return Target(
         f"DP-SGD, {plan.steps} steps",
         "one more gradient, longer than the clip norm",
         plan.dp_event,

@@ -12,7 +12,7 @@ from typing import Any
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import PoissonSubsampledGaussian
-from dpray.auditing.target import Target
+from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine
 from dpray.engines.model_path import absolute_model, is_at_hand, resolve_model
@@ -20,8 +20,7 @@ from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.choice import Choice, Signal
-from dpray.runs.plan import Plan, Reads, TokenLimit, affordable, resolved_noise
+from dpray.runs.plan import Choice, Plan, Reads, Signal, TokenLimit, affordable, resolved_noise
 from dpray.runs.public_input import read_terms
 from dpray.training.step import DpSgdStep
 from dpray.types import InputError

@@ -19,7 +19,6 @@ import numpy as np
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
-from dpray.accounting.statement import NOT_COVERED
 from dpray.config.config import Config, DataConfig
 from dpray.engines.base import PlainPrompt, Sampling
 from dpray.engines.made_models import BASE_PLACE
@@ -33,7 +32,7 @@ from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_t
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
 from dpray.runs.plan import privacy_unit
-from dpray.runs.public_names import model_name
+from dpray.runs.privacy_report import NOT_COVERED, model_name
 from dpray.runs.session import Release, Session
 from dpray.training.journal import Journal, lost_blocks
 from dpray.training.model import ADAPTER

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dpray.accounting.calibration import calibrate
+from dpray.accounting.accountant import calibrate
 from dpray.config.sections import EngineConfig
 from dpray.engines.kv_cache import (
     GIB,

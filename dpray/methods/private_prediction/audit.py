@@ -23,8 +23,7 @@ import numpy.typing as npt
 import torch
 
 from dpray.accounting.composed_events import SelfComposed
-from dpray.auditing.monte_carlo import MonteCarlo, Scores
-from dpray.auditing.target import Target
+from dpray.auditing.monte_carlo import Scores, Target
 from dpray.config.config import DataConfig
 from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, select_token
 from dpray.mechanisms.batches import PoissonBatches
@@ -123,7 +122,7 @@ def runs_target(
     batches: PoissonBatches,
     rows: Sequence[Row],
     key: Callable[[], str] = new_key,
-) -> MonteCarlo:
+) -> Target:
     """Audit whole runs on `rows`, with and without the last unit's.
 
     The run's own code decides who joins, with a secret of `key` for each run, and draws the tokens.
@@ -163,7 +162,7 @@ def runs_target(
     tokens, labels = mechanism.private_tokens, len(batches.batches_per_label)
     of_labels = f" of {labels} labels" if labels > 1 else ""
     among = f", among {copies} others with the same records" if copies else ""
-    return MonteCarlo(
+    return Target(
         f"runs of {len(names)} Poisson batch(es), {tokens} token(s) each",
         f"one more unit of {withheld} row(s){of_labels}, sure of one token{among}",
         batches.dp_event(mechanism.sampler.dp_event, tokens, withheld),
@@ -171,7 +170,7 @@ def runs_target(
     )
 
 
-def tokens_target(mechanism: PrivateToken, tokens: int) -> MonteCarlo:
+def tokens_target(mechanism: PrivateToken, tokens: int) -> Target:
     """Audit `tokens` of a batch's private tokens; the statistic counts those that are TARGET."""
     mechanism = replace(
         mechanism, private_tokens=tokens, threshold=None, noise=None, sure_probability=None
@@ -183,7 +182,7 @@ def tokens_target(mechanism: PrivateToken, tokens: int) -> MonteCarlo:
     def draw(with_unit: bool, trials: int) -> Scores:
         return _hits(method, inputs[with_unit], trials)[None]
 
-    return MonteCarlo(
+    return Target(
         "private token" if tokens == 1 else f"{tokens} private tokens",
         f"{mechanism.records_per_unit} more row(s), sure of one token",
         SelfComposed(mechanism.sampler.dp_event, tokens),
@@ -191,7 +190,7 @@ def tokens_target(mechanism: PrivateToken, tokens: int) -> MonteCarlo:
     )
 
 
-def sparse_vector_target(mechanism: PrivateToken) -> MonteCarlo:
+def sparse_vector_target(mechanism: PrivateToken) -> Target:
     """Audit the answers up to the first "far": two queries that the unit brings nearer, then one
     that it takes farther; the statistic is whether they are near, near, far."""
     sparse_vector = mechanism.sparse_vector
@@ -207,7 +206,7 @@ def sparse_vector_target(mechanism: PrivateToken) -> MonteCarlo:
         nears = [_nears(values, queries[with_unit]) for _ in range(trials)]
         return np.array([[near == 2 for near in nears]], dtype=np.float64)
 
-    return MonteCarlo(
+    return Target(
         "sparse vector, to its first 'far'",
         f"{mechanism.records_per_unit} more row(s) that bring two queries nearer and one farther",
         sparse_vector.dp_event,

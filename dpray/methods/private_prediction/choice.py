@@ -13,7 +13,7 @@ from dpray.mechanisms.labels import common_shares
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan, make_plan, with_batches
 from dpray.methods.private_prediction.prompts import template_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
-from dpray.runs.choice import Choice, Signal
+from dpray.runs.plan import Choice, Signal
 from dpray.types import InputError
 
 CLIP_BOUNDS = (10.0, 5.0, 3.0, 2.0, 1.0)

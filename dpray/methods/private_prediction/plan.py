@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from dpray.accounting.event import Event
-from dpray.auditing.target import Target
+from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.row_variation import rounding_warnings

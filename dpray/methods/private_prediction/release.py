@@ -12,7 +12,6 @@ from operator import itemgetter
 from time import monotonic
 from typing import Any
 
-from dpray.accounting.statement import NOT_COVERED
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.row_variation import rounding_warnings
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
@@ -28,6 +27,7 @@ from dpray.methods.private_prediction.rows import (
 )
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY
+from dpray.runs.privacy_report import NOT_COVERED
 from dpray.runs.session import Release, Session
 from dpray.types import DprayError, RunFailed
 from dpray.workers.groups import Groups, Outcome, batched_within

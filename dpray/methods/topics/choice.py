@@ -7,7 +7,7 @@ from dataclasses import replace
 from dpray.config.config import Config
 from dpray.methods.topics.plan import TopicsPlan, make_plan
 from dpray.methods.topics.settings import TopicsSettings
-from dpray.runs.choice import Choice, Signal
+from dpray.runs.plan import Choice, Signal
 
 TOPICS = (200, 100, 50, 20, 10, 5, 2)
 

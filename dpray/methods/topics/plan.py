@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpray.accounting.event import Event
-from dpray.auditing.monte_carlo import votes_target
-from dpray.auditing.target import Target
+from dpray.auditing.monte_carlo import Target, votes_target
 from dpray.config.config import Config
 from dpray.io.formats import Piece
 from dpray.io.public_files import public_files

@@ -18,7 +18,7 @@ from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.model_path import resolve_model
 from dpray.ledger.ledger import Ledger
-from dpray.runs.public_names import model_name
+from dpray.runs.privacy_report import model_name
 from dpray.training.step import SUM_ROUNDING
 from dpray.training.training import ReferenceTrainer
 from dpray.types import InputError
