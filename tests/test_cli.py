@@ -30,7 +30,7 @@ COMMANDS = {
     "file",
     "dpray ledger": "",
     "dpray ledger create": "--composition --dataset --delta --epsilon --json --ledger --order "
-    "--parent --unit",
+    "--unit",
     "dpray ledger export": "--json --ledger",
     "dpray ledger show": "--html --json --ledger",
     "dpray ledger verify": "--contains --json --ledger",

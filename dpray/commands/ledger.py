@@ -43,13 +43,6 @@ def create(
     order: Annotated[
         float | None, typer.Option(help="The order of renyi; without it a good one is chosen.")
     ] = None,
-    parent: Annotated[
-        str | None,
-        typer.Option(
-            help="The data set that this one is a subset of, or was made from unit by unit: "
-            "whatever is charged to this one is drawn on that one too."
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Give a data set its budget; make the ledger if it does not exist."""
@@ -58,7 +51,7 @@ def create(
 
     opened, budget = Ledger.create_or_open(ledger), Budget(epsilon, delta)
     stated_for = (privacy_unit(unit), NEIGHBORING_RELATION)
-    opened.create_dataset(dataset, budget, *stated_for, composition, order, parent)
+    opened.create_dataset(dataset, budget, *stated_for, composition, order)
     account = opened.account(dataset)
     assert account is not None
     # The ledger's own spelling decides, which an earlier call may have set.
@@ -164,8 +157,6 @@ def show_budgets(datasets: list[dict[str, Any]], console: Terminal) -> None:
     for dataset in datasets:
         rule = dataset["composition"] + (f" {dataset['order']:g}" if dataset["order"] else "")
         name = f"{dataset['dataset']}\nper {dataset['privacy_unit']}, {rule}"
-        if dataset["parent"] is not None:
-            name += f"\nchild of {dataset['parent']}"
         budget, spent = dataset["budget"], dataset["spent"]
         bar = ProgressBar(total=budget["epsilon"], completed=spent["epsilon"], width=16)
         table.add_row(name, *map(_pair, (budget, spent, dataset["left"])), bar)
@@ -189,10 +180,9 @@ def _runs(dataset: dict[str, Any]) -> Table:
             number = f"{batches['published']} of {batches['started']} published"
         if batches["failed"]:
             number += f", {batches['failed']} failed"
-        name = f"{run['key']}\non {run['drawn_by']}" if run["drawn_by"] else run["key"]
         reserved = run["at"][:16].replace("T", " ")
         state = "finished" if batches["committed"] else "open"
-        table.add_row(name, reserved, _pair(run), number, state)
+        table.add_row(run["key"], reserved, _pair(run), number, state)
     return table
 
 

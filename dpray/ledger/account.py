@@ -1,7 +1,6 @@
 """A data set's account: its budget and its charges, read back from the ledger's entries.
 
-An account is made of the data set's `create` entry and its `reserve` entries: the runs on the data
-set itself, and those on its children, whose charges are drawn on it too.
+An account is made of the data set's `create` entry and its `reserve` entries.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -25,7 +24,7 @@ from dpray.accounting.composition import (
 )
 from dpray.accounting.event import Event
 from dpray.ledger.chain import Entry
-from dpray.types import Budget, BudgetRefused, InputError
+from dpray.types import Budget, BudgetRefused, InputError, LedgerError
 
 RELATIVE_ROUNDING = 1e-9
 """An event's cost may differ by this much between two machines; a larger difference is a fault."""
@@ -42,7 +41,6 @@ class Account:
     composition: Composition
     privacy_unit: str
     neighboring_relation: str
-    parent: str | None = None
     charges: tuple[Charge, ...] = ()
     total: Total = ()
 
@@ -51,11 +49,17 @@ class Account:
         """Return the account that one data set's create and reserve entries add up to."""
         create, *reservations = rows
         terms = create.values()
+        if terms.get("parent") is not None:  # dpray 0.1 drew its charges on the parent too
+            raise LedgerError(
+                f"data set '{create.dataset}' is a child of '{terms['parent']}', which this "
+                "version of dpray does not know: charge its runs to a data set of its own, or "
+                "to the parent"
+            )
         rule = composition(terms["composition"], Budget(**terms["budget"]), terms["order"])
         charges = tuple(charge_of(entry.payload) for entry in reservations)
         stated_for = terms["privacy_unit"], terms["neighboring_relation"]
         total = rule.total(charges)
-        return cls(create.dataset, rule, *stated_for, terms["parent"], charges, total)
+        return cls(create.dataset, rule, *stated_for, charges, total)
 
     def terms(self) -> dict[str, Any]:
         """Return the content of the data set's first entry."""
@@ -66,7 +70,6 @@ class Account:
             "privacy_unit": self.privacy_unit,
             "neighboring_relation": self.neighboring_relation,
             "composition": rule.name,
-            "parent": self.parent,
         }
 
     @property
@@ -88,47 +91,26 @@ class Account:
         next(totals)  # before the first charge
         return map(rule.spent, totals)
 
-    def below(self, parent: Account) -> Account:
-        """Return the account as a child of another. Raises `InputError` if its charges would not
-        compose with the parent's."""
-        for term in ("privacy_unit", "neighboring_relation"):
-            if getattr(self, term) != getattr(parent, term):
-                raise InputError(
-                    f"data set '{self.dataset}' is for '{getattr(self, term)}', its parent "
-                    f"'{parent.dataset}' for '{getattr(parent, term)}': these do not compose"
-                )
-        return replace(self, parent=parent.dataset)
-
-
-def admit(
-    accounts: Sequence[Account], charge: Charge, privacy_unit: str, neighboring_relation: str
-) -> list[Account]:
-    """Return the accounts of a data set and of its ancestors, itself first, with this charge.
-
-    Raises `BudgetRefused` if it does not fit one of the budgets, and `InputError` for another
-    privacy unit or relation.
-    """
-    own = accounts[0].dataset
-    admitted = []
-    for account in accounts:
-        stated_for = (account.privacy_unit, account.neighboring_relation)
+    def admit(self, charge: Charge, privacy_unit: str, neighboring_relation: str) -> Account:
+        """Return the account with this charge. Raises `BudgetRefused` if it does not fit the
+        budget, and `InputError` for another privacy unit or relation."""
+        stated_for = (self.privacy_unit, self.neighboring_relation)
         if (privacy_unit, neighboring_relation) != stated_for:
             raise InputError(
-                f"the budget of '{account.dataset}' is for the privacy unit '{stated_for[0]}' and "
+                f"the budget of '{self.dataset}' is for the privacy unit '{stated_for[0]}' and "
                 f"the relation '{stated_for[1]}', the run is for '{privacy_unit}' and "
                 f"'{neighboring_relation}': these do not compose"
             )
-        rule = account.composition
-        total = rule.add(account.total, charge)
+        rule = self.composition
+        total = rule.add(self.total, charge)
         if rule.is_exceeded(total):
-            details = [] if account.dataset == own else [f"'{own}' draws on it"]
+            detail = ""
             if isinstance(rule, RenyiComposition):
                 weight = rule.spent(rule.total([charge]))
-                details.append(f"by renyi at order {rule.order:g} it weighs {weight}")
-            known = (charge.reserved, account.spent, account.left)
-            raise BudgetRefused(account.dataset, *known, "; ".join(details))
-        admitted.append(replace(account, charges=(*account.charges, charge), total=total))
-    return admitted
+                detail = f"by renyi at order {rule.order:g} it weighs {weight}"
+            known = (charge.reserved, self.spent, self.left)
+            raise BudgetRefused(self.dataset, *known, detail)
+        return replace(self, charges=(*self.charges, charge), total=total)
 
 
 @lru_cache(maxsize=20_000)

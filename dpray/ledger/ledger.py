@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, Self
 
+import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from dpray.ledger import queries
-from dpray.ledger.account import Account, charge_of
-from dpray.ledger.chain import Entry
+from dpray.ledger.account import Account, charge_of, check_price
+from dpray.ledger.chain import Chain, Entry
 from dpray.ledger.operations import Operation, Seen, Tip, Transaction
 from dpray.ledger.protocol import Kind, Place, RunLedger, in_pages
-from dpray.ledger.show import problems, summaries
 from dpray.ledger.store import Store, is_transient
-from dpray.types import Budget, DprayError
+from dpray.types import DprayError
 
 ATTEMPTS = 8
 """A write is made this often at most, over some ten seconds, if its connection is lost."""
@@ -148,17 +149,6 @@ class Ledger(RunLedger):
         with self._store.read() as connection:
             return queries.count(connection, key, prefix)
 
-    def committed(self, dataset: str) -> Budget:
-        """Return the sum of the finished runs of a data set, by its name in the ledger, and of its
-        children. A run's later charges have its key before a slash."""
-        with self._store.read() as connection:
-            counted = queries.counted_entries(connection, dataset)
-            runs = {entry.key: entry.key.split("/")[0] for entry in counted}
-            closed = queries.find_all(connection, "commit", set(runs.values()))
-        rule = Account.replay(counted).composition
-        own = (entry for entry in counted if entry.kind == "reserve" and runs[entry.key] in closed)
-        return rule.spent(rule.total(charge_of(entry.payload) for entry in own))
-
     def holds(self, dataset: str, sequence: int, head: str) -> bool:
         """Return whether an entry with this hash has this place in the data set's chain. Another
         ledger holds no such entry, nor does one that was restored to an earlier state."""
@@ -170,15 +160,103 @@ class Ledger(RunLedger):
         """Recompute every hash, every cost from its event, and every total. Returns the problems,
         one line each."""
         with self._store.read() as connection:
-            return list(problems(connection))
+            return list(_problems(connection))
 
     def show(self) -> dict[str, Any]:
-        """Return `ledger` (the URL, without its password) and `datasets`, a list: see
-        `summaries`."""
+        """Return `ledger` (the URL, without its password) and `datasets`, a list.
+
+        Each data set has `dataset`, `budget`, `privacy_unit`, `neighboring_relation`,
+        `composition`, `order`, `spent`, `left` and `entries`: one for each charge, with the
+        (epsilon, delta) asked for, the epsilon `spent` after it, and the numbers of its batches
+        that were started, published and failed.
+        """
         with self._store.read() as connection:
-            return {"ledger": str(self), "datasets": summaries(connection)}
+            names = queries.dataset_names(connection)
+            datasets = [_summary(connection, name) for name in names]
+        return {"ledger": str(self), "datasets": datasets}
 
     def export(self) -> Iterator[dict[str, Any]]:
         """Yield every entry, data set by data set, in the order of its chain."""
         with self._store.read() as connection:
             yield from (entry.to_json() for entry in queries.all_entries(connection))
+
+
+def _problems(connection: sa.Connection) -> Iterator[str]:
+    ends = {row["name"]: row for row in connection.execute(sa.select(queries.datasets)).mappings()}
+    for name, rows in groupby(queries.all_entries(connection), key=lambda entry: entry.dataset):
+        end = ends.pop(name, None)
+        chain = Chain(name)
+        yield from _dataset_problems(chain, rows)
+        if end is None:
+            yield f"data set '{name}': its own row is missing"
+        elif end != chain.end | {"name": name}:
+            yield (
+                f"data set '{name}': its chain has {chain.length} entries of {end['length']}, "
+                f"{chain.reservations} reservations of {end['reservations']}, or ends in another "
+                "entry than was written"
+            )
+    for name in ends:
+        yield f"data set '{name}': all of its entries are missing"
+
+
+def _dataset_problems(chain: Chain, rows: Iterator[Entry]) -> Iterator[str]:
+    """Walk one chain; memory grows with the runs, not with their batches."""
+    counted: list[Entry] = []
+    open_runs: set[str] = set()
+    for entry in rows:
+        yield from chain.faults(entry)
+        if entry.kind in ("create", "reserve"):
+            counted.append(entry)
+        elif entry.kind != "data" and entry.key not in open_runs:
+            yield (
+                f"data set '{chain.dataset}', entry {entry.seq}: '{entry.kind}' without an open "
+                "reservation"
+            )
+        if entry.kind == "reserve":
+            open_runs.add(entry.key)
+        elif entry.kind == "commit":
+            open_runs.discard(entry.key)
+    try:
+        account = Account.replay(counted)
+    except (DprayError, ValueError, KeyError, TypeError) as error:
+        yield f"data set '{chain.dataset}': its charges cannot be read ({type(error).__name__})"
+        return
+    for entry in counted[1:]:
+        yield from _charge_problems(account, entry)
+    if account.composition.is_exceeded(account.total):
+        yield f"data set '{chain.dataset}': spent {account.spent} of {account.budget}"
+
+
+def _charge_problems(account: Account, entry: Entry) -> Iterator[str]:
+    place = f"data set '{account.dataset}', reservation '{entry.key}'"
+    values = entry.values()
+    for term in ("privacy_unit", "neighboring_relation"):
+        if values.get(term) != getattr(account, term):
+            yield f"{place}: its {term} is not the budget's"
+    try:
+        charge = charge_of(entry.payload)
+        check_price(charge.event, charge.reserved)
+    except (DprayError, ValueError) as error:
+        yield f"{place}: {error}"
+
+
+def _summary(connection: sa.Connection, name: str) -> dict[str, Any]:
+    account = queries.read_account(connection, name)
+    _, *runs = queries.counted_entries(connection, name)
+    return {
+        "dataset": name,
+        **account.terms(),
+        "spent": vars(account.spent),
+        "left": vars(account.left),
+        "entries": [
+            {
+                "key": entry.key,
+                "at": entry.at,
+                **vars(charge_of(entry.payload).reserved),
+                "spent": spent.epsilon,
+                "event": entry.values()["event"],
+                "batches": queries.count(connection, entry.key),
+            }
+            for entry, spent in zip(runs, account.history(), strict=True)
+        ],
+    }

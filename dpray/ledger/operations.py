@@ -8,16 +8,13 @@ One set of records has one budget. Its name is the same however it is written, a
 charged to one data set is refused under the name of another. The ledger knows a file by a digest of
 all of its bytes under a key of its own: a copy that is edited, sorted, converted or cut in parts is
 another file to it.
-
-A data set may be the child of another, a subset or a derived table of the same people: whatever is
-charged to it is drawn on its parent, and on the parent's parent, in the same transaction.
 """
 
 from __future__ import annotations
 
 import json
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +23,7 @@ import sqlalchemy as sa
 from dpray.accounting.composition import Charge, RenyiComposition, composition
 from dpray.accounting.event import Event
 from dpray.ledger import queries
-from dpray.ledger.account import Account, admit, check_price
+from dpray.ledger.account import Account, check_price
 from dpray.ledger.chain import (
     CLASS_NAME,
     KEY,
@@ -58,10 +55,10 @@ class Tip:
 @dataclass
 class Seen:
     """Committed facts that a process has read: the ends of chains, and facts that never change: the
-    lineage of a data set by any spelling of its name, and the data set of a run by its key."""
+    name of a data set by any spelling of it, and the data set of a run by its key."""
 
     tips: dict[str, Tip] = field(default_factory=dict)
-    lineages: dict[str, list[str]] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
     runs: dict[str, str] = field(default_factory=dict)
 
 
@@ -80,15 +77,15 @@ class Transaction:
         self._chains: dict[str, Chain] = {}
         self._accounts: dict[str, Account] = {}
         # Their first maps hold what may be this transaction's own, until it is committed.
-        self._lineages = ChainMap({}, seen.lineages)
+        self._names = ChainMap({}, seen.names)
         self._runs = ChainMap({}, seen.runs)
         self._longer: set[str] = set()
 
-    def lineage(self, dataset: str) -> list[str]:
-        """Return the names of a data set and of its ancestors; they never change."""
-        if dataset not in self._lineages:
-            self._lineages[dataset] = queries.lineage(self.connection, dataset)
-        return self._lineages[dataset]
+    def name(self, dataset: str) -> str:
+        """Return the ledger's spelling of a data set's name."""
+        if dataset not in self._names:
+            self._names[dataset] = queries.known_name(self.connection, dataset)
+        return self._names[dataset]
 
     def chain(self, dataset: str) -> Chain:
         """Return the end of a chain. Raises `LedgerError` if it is not what was written."""
@@ -124,16 +121,17 @@ class Transaction:
             raise LedgerConflict(f"the run '{key}' is committed: nothing more happens under it")
         return chain, outcomes
 
-    def add(self, *chains: Chain, accounts: Iterable[Account] = ()) -> None:
-        """Write the new entries of these chains, which add up to `accounts`. Nothing may refuse the
-        operation from here on."""
-        if rows := [vars(entry) for chain in chains for entry in chain.added]:
+    def add(self, chain: Chain) -> None:
+        """Write the new entries of a chain. Nothing may refuse the operation from here on."""
+        if rows := [vars(entry) for entry in chain.added]:
             self.connection.execute(queries.INSERT, rows)
-        for chain in chains:
-            if chain.added:
-                chain.added.clear()
-                self._longer.add(chain.dataset)
-        self._accounts |= {account.dataset: account for account in accounts}
+            chain.added.clear()
+            self._longer.add(chain.dataset)
+
+    def add_charges(self, chain: Chain, account: Account) -> None:
+        """Write the new entries of a chain, which add up to `account`."""
+        self.add(chain)
+        self._accounts[chain.dataset] = account
 
     def add_dataset(self, chain: Chain) -> None:
         """Write a new data set."""
@@ -150,7 +148,7 @@ class Transaction:
 
     def remember(self) -> None:
         """Keep the facts that this transaction has read and written; it has to be committed."""
-        self._seen.lineages |= self._lineages.maps[0]
+        self._seen.names |= self._names.maps[0]
         self._seen.runs |= self._runs.maps[0]
         self._seen.tips |= {
             name: Tip(chain.length, chain.head, self._accounts.get(name))
@@ -197,7 +195,6 @@ class CreateDataset(Operation):
     neighboring_relation: str
     composition: str = "basic"
     order: float | None = None
-    parent: str | None = None
 
     def check(self) -> None:
         self._account()
@@ -205,9 +202,6 @@ class CreateDataset(Operation):
 
     def apply(self, transaction: Transaction) -> None:
         account = self._account()
-        if self.parent is not None:
-            parent = transaction.lineage(self.parent)[0]
-            account = account.below(transaction.account(parent))
         terms = plain(account.terms())
         if (known := queries.stored_name(transaction.connection, self.name)) is None:
             chain = Chain(check_name(self.name))
@@ -243,30 +237,27 @@ class Reserve(Operation):
             check_price(event, asked)
 
     def apply(self, transaction: Transaction) -> list[Entry]:
-        names = transaction.lineage(self.dataset)
-        accounts = [transaction.account(name) for name in names]
-        own, *ancestors = chains = [transaction.chain(name) for name in names]
+        name = transaction.name(self.dataset)
+        account, chain = transaction.account(name), transaction.chain(name)
         payloads = {key: plain(self._payload(*charge)) for key, charge in self.charges.items()}
         made = queries.find_all(transaction.connection, "reserve", payloads)
         for key, payload in payloads.items():
             if (entry := made.get(key)) is None:
                 charge = Charge(*self.charges[key])
-                accounts = admit(accounts, charge, self.privacy_unit, self.neighboring_relation)
-            elif entry.dataset != own.dataset or entry.values() != payload:
+                account = account.admit(charge, self.privacy_unit, self.neighboring_relation)
+            elif entry.dataset != name or entry.values() != payload:
                 raise LedgerConflict(f"the key '{key}' was reserved for another charge")
-        unbound = self._unbound(transaction.connection, own.dataset)
+        unbound = self._unbound(transaction.connection, name)
         if self.is_trial:
             return list(made.values())
         # From here on nothing refuses the run.
         at = now()
         for key, payload in payloads.items():
             if key not in made:
-                made[key] = own.append("reserve", key, payload, at=at)
-                for chain in ancestors:
-                    chain.append("reserve", key, payload, unit=chain.dataset, at=at)
+                made[key] = chain.append("reserve", key, payload, at=at)
         for digest in unbound:
-            own.append("data", digest, {}, at=at)
-        transaction.add(*chains, accounts=accounts)
+            chain.append("data", digest, {}, at=at)
+        transaction.add_charges(chain, account)
         return [made[key] for key in payloads]
 
     def _payload(self, event: Event, asked: Budget) -> dict[str, Any]:

@@ -79,18 +79,15 @@ class RunLedger(Protocol):
         neighboring_relation: str,
         composition: str = "basic",
         order: float | None = None,
-        parent: str | None = None,
     ) -> None:
         """Give a data set its budget, once and for all.
 
         A name that differs in case or blanks alone means the same data set. `composition` is the
-        rule by which the runs' costs add up: "basic", or "renyi" at the Rényi `order`. `parent` is
-        a data set that holds the same privacy units (this one is a subset of it, or made from it
-        unit by unit), with the same unit and relation. Raises `InputError`, also for a data set
-        that has another budget or parent.
+        rule by which the runs' costs add up: "basic", or "renyi" at the Rényi `order`. Raises
+        `InputError`, also for a data set that has another budget.
         """
         stated_for = privacy_unit, neighboring_relation
-        self.write(CreateDataset(name, budget, *stated_for, composition, order, parent))
+        self.write(CreateDataset(name, budget, *stated_for, composition, order))
 
     def reserve(
         self,
@@ -107,11 +104,10 @@ class RunLedger(Protocol):
 
         `charges` maps the charge's key to the event and to the budget that the run's report will
         claim for it, which has to cover the event's own cost at that delta. `files` are the digests
-        of the data's files: the ledger binds each to the first data set that it is charged to. The
-        charge is drawn on every ancestor of the data set too. A trial charges nothing, and returns
-        only charges that were made before.
+        of the data's files: the ledger binds each to the first data set that it is charged to. A
+        trial charges nothing, and returns only charges that were made before.
 
-        Raises `BudgetRefused` (nothing is charged anywhere), `LedgerConflict`, and `InputError` for
+        Raises `BudgetRefused` (nothing is charged), `LedgerConflict`, and `InputError` for
         an unknown data set, a privacy unit or relation other than the budget's, or a file of
         another data set.
         """

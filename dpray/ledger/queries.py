@@ -99,8 +99,7 @@ SET_END = (
 
 
 def find(connection: sa.Connection, kind: str, key: str) -> Entry | None:
-    """Return the one entry of this kind and key, or None. (An entry with a unit is drawn on a
-    parent.)"""
+    """Return the one entry of this kind and key, or None."""
     return find_all(connection, kind, [key]).get(key)
 
 
@@ -183,33 +182,16 @@ def stored_name(connection: sa.Connection, name: str) -> str | None:
     return next((other for other in known if folded(other) == folded(name)), None)
 
 
-def lineage(connection: sa.Connection, dataset: str) -> list[str]:
-    """Return the names in the ledger of a data set and of its ancestors, itself first. A parent is
-    named once, when its child is made, and has to be there already: there is no cycle.
-
-    Raises `InputError` for a data set that the ledger does not have, and `LedgerError` if a first
-    entry was altered.
-    """
+def known_name(connection: sa.Connection, dataset: str) -> str:
+    """Return the ledger's spelling of a data set's name. Raises `InputError` for a data set that
+    the ledger does not have."""
     if (own := stored_name(connection, dataset)) is None:
         known = ", ".join(map(repr, dataset_names(connection))) or "none"
         raise InputError(
             f"privacy.dataset: the ledger has no data set {dataset!r}; it has {known} "
             "(`dpray ledger create` makes one)"
         )
-    names = [own]
-    while (parent := _parent(connection, names[-1])) is not None:
-        if parent in names:
-            raise broken_chain(parent)
-        names.append(parent)
-    return names
-
-
-def _parent(connection: sa.Connection, dataset: str) -> str | None:
-    create = find(connection, "create", dataset)
-    if create is None or create.dataset != dataset or create.hash != create.digest():
-        raise broken_chain(dataset)
-    parent: str | None = create.values()["parent"]
-    return parent
+    return own
 
 
 def end(connection: sa.Connection, dataset: str) -> Chain:

@@ -313,31 +313,18 @@ def check_one_name(path: str, mounts: Path = MOUNTS) -> None:
 
 
 def _with_tls(url: sa.URL) -> sa.URL:
-    """Return the URL with `sslmode=require` if it leads to another machine. A mode that is stated,
-    in the URL or in libpq's environment, is kept: it may ask for more."""
-    stated = {"sslmode", "service"} & set(url.query) or any(
-        os.environ.get(name) for name in ("PGSSLMODE", "PGSERVICE")
-    )
-    if stated or all(map(_is_here, _hosts(url))):
+    """Return the URL with `sslmode=require` if it names another machine. A mode that is stated is
+    kept: it may ask for more."""
+    query = url.normalized_query
+    stated = "sslmode" in query or "service" in query or "PGSSLMODE" in os.environ
+    named = [url.host or "", *query.get("host", ()), *query.get("hostaddr", ())]
+    hosts = [host for hosts in named for host in hosts.split(",") if host]
+    if stated or all(map(_is_local, hosts)):
         return url
     return url.update_query_dict({"sslmode": "require"})
 
 
-def _hosts(url: sa.URL) -> list[str]:
-    """Return the hosts that libpq will try, in the URL or else in the environment."""
-    named = [url.host or "", *_values(url, "host"), *_values(url, "hostaddr")]
-    if not any(named):
-        named = [os.environ.get(name, "") for name in ("PGHOSTADDR", "PGHOST")]
-    return [host for hosts in named for host in hosts.split(",") if host]
-
-
-def _values(url: sa.URL, key: str) -> tuple[str, ...]:
-    values = url.query.get(key, ())
-    return (values,) if isinstance(values, str) else values
-
-
-def _is_here(host: str) -> bool:
+def _is_local(host: str) -> bool:
     """Return whether a host, with or without a port, is a socket's folder or this machine."""
     name = re.sub(r":\d+$", "", host) if host.count(":") == 1 else host
-    local = ("localhost", "127.0.0.1", "::1", "[::1]")
-    return name.startswith(("/", "@")) or name in local
+    return name.startswith(("/", "@")) or name in ("localhost", "127.0.0.1", "::1", "[::1]")

@@ -261,8 +261,7 @@ class Run:
         )
 
     def _check_budget(self, ledger: RunLedger) -> None:
-        """Check that the budget holds the plan, as do those of the data set's ancestors, and then
-        that the columns are there.
+        """Check that the budget holds the plan, and then that the columns are there.
 
         A data set gets a budget of just the plan's cost in a ledger that this run made; in any
         other, an unknown name is more likely mistyped than new. Raises BudgetRefused, and

@@ -117,14 +117,12 @@ class Accountant:
             sleep(max(SHOW_SECONDS, (monotonic() - began) / SHOW_SHARE))
 
     def show_changed(self) -> None:
-        """Show the budgets that have changed, and those of their ancestors, on which they draw."""
+        """Show the budgets that have changed."""
         while self._changed:
-            name: str | None = self._changed.pop()
+            name = self._changed.pop()
             with suppress(DprayError):  # the next charge shows it
-                ledger = self._open()
-                while name is not None and (account := ledger.account(name)) is not None:
+                if (account := self._open().account(name)) is not None:
                     show_budget(self._record, account.dataset, account.budget, account.spent)
-                    name = account.parent
 
 
 class AccountantClient(RunLedger):

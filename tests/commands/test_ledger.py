@@ -205,13 +205,6 @@ def test_export_gives_every_entry(url: str):
     assert [row["prev_hash"] for row in rows[1:]] == [row["hash"] for row in rows[:-1]]
 
 
-def test_create_takes_a_parent(url: str):
-    create(url)
-    made = create(url, "--dataset", "ward", "--parent", "Clinic-notes", "--json")
-    assert json.loads(made.stdout)["parent"] == "clinic-notes"
-    assert "child of clinic-notes" in call("show", url).stdout
-
-
 def test_show_before_the_first_run_is_one_line(url: str):
     error = call("show", url).exception
     assert isinstance(error, InputError) and "there is no ledger at" in str(error)

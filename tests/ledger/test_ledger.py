@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -17,10 +18,18 @@ from dpray.accounting.composition import RenyiComposition
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import Gaussian, Laplace
 from dpray.ledger import queries
-from dpray.ledger.account import check_price
+from dpray.ledger.account import Account, check_price
+from dpray.ledger.chain import Entry
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.protocol import in_pages
-from dpray.types import AlreadyPublished, Budget, BudgetRefused, InputError, LedgerConflict
+from dpray.types import (
+    AlreadyPublished,
+    Budget,
+    BudgetRefused,
+    InputError,
+    LedgerConflict,
+    LedgerError,
+)
 
 TENTH = Laplace(10.0)
 ASKED = Budget(0.1, 1e-7)
@@ -194,6 +203,32 @@ def test_an_unknown_dataset(ledger: Ledger):
     assert ledger.account("unknown") is None
     with pytest.raises(InputError, match="no data set 'unknown'"):
         reserve(ledger, "run", dataset="unknown")
+
+
+def test_a_trial_charges_nothing(ledger: Ledger):
+    reserve(ledger, "run")
+    before = list(ledger.export())
+
+    def try_to(epsilon: float, dataset: str = "notes") -> list[Entry]:
+        charge = {"trial": (Laplace(1 / epsilon), Budget(epsilon, 0.0))}
+        return ledger.reserve(dataset, charge, *STATED_FOR, is_trial=True)
+
+    assert try_to(0.9) == []
+    with pytest.raises(BudgetRefused, match="'notes' refused"):
+        try_to(1.0)
+    with pytest.raises(InputError, match="no data set 'unknown'; it has 'notes'"):
+        try_to(0.1, "unknown")
+    assert list(ledger.export()) == before
+
+
+def test_a_child_of_version_0_1_is_refused(ledger: Ledger):
+    """Its charges were drawn on its parent too."""
+    [create] = ledger.export()
+    payload = create["payload"] | {"parent": None}
+    assert Account.replay([Entry(**create | {"payload": json.dumps(payload)})]).charges == ()
+    payload["parent"] = "hospital"
+    with pytest.raises(LedgerError, match="'notes' is a child of 'hospital'"):
+        Account.replay([Entry(**create | {"payload": json.dumps(payload)})])
 
 
 def test_a_batch_is_published_once(ledger: Ledger):

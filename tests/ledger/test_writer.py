@@ -120,7 +120,7 @@ def test_one_that_the_database_refuses_takes_none_with_it_if_that_may_pass(
     else:
         assert all(isinstance(answer, LedgerError) for answer in answers) and not commits
     expected = 0.1 if is_transient else 0.0
-    # A lineage, or a run's data set, that only the lost transaction saw is not remembered.
+    # A name, or a run's data set, that only the lost transaction saw is not remembered.
     assert [ledger.account(name).spent.epsilon for name in ledger.names()] == [expected] * 2
     assert Ledger.open(url).verify() == []
 

@@ -64,24 +64,6 @@ def test_a_mistyped_column_is_told_before_the_charge(
     assert methods.run(config(privacy__ledger=url))["records"] > 0
 
 
-def test_a_run_is_drawn_on_the_parent(
-    config: Callable[..., Config], ledger: Ledger, records_file: Path
-):
-    for parent, epsilon in (("notes", 100), ("poor", 1e-3)):
-        if parent == "poor":
-            ledger.create_dataset("poor", Budget(epsilon, 1e-3), "record", "add_or_remove_one")
-        name = f"part of {parent}"
-        budget = Budget(100, 1e-3)
-        ledger.create_dataset(name, budget, "record", "add_or_remove_one", parent=parent)
-    with Opened([records_file]) as opened:
-        with pytest.raises(BudgetRefused, match="'part of poor' draws on it"):
-            methods.run(config(privacy__dataset="part of poor"))
-        assert opened.flags() == [False]
-    report = methods.run(config(privacy__dataset="part of notes"))
-    assert ledger.account("notes").spent.epsilon == report["epsilon"]
-    assert report["ledger"]["dataset"] == "part of notes"
-
-
 def test_a_name_in_another_spelling_is_the_same_budget(
     config: Callable[..., Config], ledger: Ledger
 ):

@@ -38,7 +38,7 @@ class ChainPlan(Plan):
     the data is opened. A method puts what the one before it released into prompts, among the texts
     that are voted on, or into the control codes of records, for which its event holds whatever they
     are. So the run is an adaptive composition and costs `dp_event`.
-    Proof: docs/privacy.md, section 6.10.
+    Proof: docs/privacy.md, section 6.9.
     """
 
     settings: ChainSettings
