@@ -12,7 +12,7 @@ from dpray.engines.model_path import resolve_model
 from dpray.extras import require
 from dpray.io.file_list import list_files
 from dpray.io.files import read_json
-from dpray.methods import choose_of, part
+from dpray.methods import part
 from dpray.runs.plan import Choice, Losses, Plan
 from dpray.types import InputError, OnProgress, Progress
 from dpray.workers.engine import BuildEngine, build_engine
@@ -36,7 +36,9 @@ def make_plan(config: Config) -> Plan:
 def choose(config: Config, records: int) -> Choice:
     """Return the method's plan for so many records, with the parameters that are free chosen.
     Raises InputError where it has none."""
-    chosen: Choice = choose_of(config.method.name)(config, config.method, records)
+    plan = part(config.method.name, "plan")
+    module = plan if hasattr(plan, "choose") else part(config.method.name, "choice")
+    chosen: Choice = module.choose(config, config.method, records)
     return chosen
 
 

@@ -38,8 +38,8 @@ def plan(
         bool,
         typer.Option(
             "--compare",
-            help="Instead, ask all methods and the configured chains for as many texts, and "
-            "recommend one; so does method.name=auto.",
+            help="Instead, ask all methods for as many texts, and recommend one; so does "
+            "method.name=auto.",
         ),
     ] = False,
     write: Annotated[
@@ -145,7 +145,7 @@ def _show_comparison(comparison: Comparison, console: Terminal) -> None:
         f"{comparison.records:,} texts of {size:,} records at eps {privacy.epsilon:g}, delta "
         f"{privacy.delta:g} (no data was opened)"
     )
-    columns = ("method", "texts", "LLM calls", "signal", "enough", "enough from")
+    columns = ("method", "texts", "LLM calls", "signal", "enough")
     rows = [_answer(name, answer) for name, answer in comparison.answers.items()]
     console.print(titled_table(title, columns, rows))
     for name, answer in comparison.answers.items():
@@ -160,9 +160,8 @@ def _show_comparison(comparison: Comparison, console: Terminal) -> None:
 
 def _answer(name: str, answer: Answer) -> list[str]:
     """Return a method's row of the comparison."""
-    needs = "" if answer.needs is None else f"{answer.needs:,} records"
     if answer.choice is None:
-        return [name, "none", "", "", "", needs]
+        return [name, "none", "", "", ""]
     summary, signal = answer.choice.plan.summary(), answer.choice.signal
     figures = ["?", "?"] if signal is None else [f"{signal.value:,.3g}", f"{signal.enough:,g}"]
-    return [name, f"{summary['records']:,}", f"{summary['llm_calls']:,}", *figures, needs]
+    return [name, f"{summary['records']:,}", f"{summary['llm_calls']:,}", *figures]

@@ -33,8 +33,8 @@ def rehearse(
     ] = 100,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="Only this method or chain (dp_kps+aug_pe), even if its signal is below "
-                          "its noise; may be given several times."),
+        typer.Option(help="Only this method, even if its signal is below its noise; may be given "
+                          "several times."),
     ] = None,
     out: Annotated[
         Path | None,

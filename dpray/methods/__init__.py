@@ -8,9 +8,3 @@ def part(method: str, name: str) -> Any:
     """Import a method's module late: a plan of one method should not wait for the others, nor for
     torch and Ray."""
     return import_module(f"dpray.methods.{method}.{name}")
-
-
-def choose_of(method: str) -> Any:
-    """Return a method's `choose`, in its plan or in a file of its own."""
-    plan = part(method, "plan")
-    return plan.choose if hasattr(plan, "choose") else part(method, "choice").choose

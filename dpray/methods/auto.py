@@ -1,5 +1,5 @@
-"""`AutoSettings` are the keys of `method` where the method is not chosen yet: `dpray plan` compares
-all methods that write texts, and the chains that are named."""
+"""`AutoSettings` are the keys of `method` while the method is not chosen yet: `dpray plan` compares
+them all."""
 
 from __future__ import annotations
 
@@ -22,10 +22,3 @@ class AutoSettings(MethodSettings):
         {}, description="keys of DP-KPS that are not free: its vocabulary has to be here"
     )
     dp_sgd: dict[str, Any] = Field({}, description="keys of DP-SGD that are not free")
-    topics: dict[str, Any] = Field(
-        {}, description="keys of topics, in `chains`, that are not free: `public` has to be here"
-    )
-    chains: tuple[tuple[str, ...], ...] = Field(
-        (),
-        description="chains that are compared, too: lists of methods, with their keys from above",
-    )

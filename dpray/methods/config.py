@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ from dpray.config.config import Config
 from dpray.config.loading import parse, read_tree
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.auto import AutoSettings
-from dpray.methods.chain.settings import INPUT_KEY, ChainSettings, misplaced
+from dpray.methods.chain.settings import ChainSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
@@ -43,31 +42,16 @@ class RunConfig(Config):
         return rest | {"method": {"name": "chain", "methods": values["methods"]}}
 
     @model_validator(mode="after")
-    def _chain_fits(self) -> RunConfig:
-        shares, method = self.privacy.shares, self.method
-        if isinstance(method, AutoSettings):
-            for names in method.chains:
-                if wrong := misplaced(names):
-                    raise ValueError(f"method.chains: {wrong}")
-        if not isinstance(method, ChainSettings):
-            if shares is not None:
-                raise ValueError("privacy.shares: is for chained `methods`")
+    def _shares_are_of_a_chain(self) -> RunConfig:
+        if (shares := self.privacy.shares) is None:
             return self
-        if wrong := misplaced([each.name for each in method.methods]):
-            raise ValueError(f"methods: {wrong}")
-        for place, (one, after) in enumerate(pairwise(method.methods), start=1):
-            if getattr(after, key := INPUT_KEY[one.name]) is not None:
-                raise ValueError(f"methods.{place}.{key}: is what {one.name} before it releases")
-        if shares is not None:
-            _check_shares(shares, len(method.methods))
+        if not isinstance(self.method, ChainSettings):
+            raise ValueError("privacy.shares: is for chained `methods`")
+        if len(shares) != 2:
+            raise ValueError("privacy.shares: give one share for each of methods")
+        if not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+            raise ValueError("privacy.shares: shares sum to 1")
         return self
-
-
-def _check_shares(shares: Sequence[float], methods: int) -> None:
-    if len(shares) != methods:
-        raise ValueError("privacy.shares: give one share for each of methods")
-    if not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
-        raise ValueError("privacy.shares: shares sum to 1")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

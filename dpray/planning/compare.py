@@ -1,5 +1,5 @@
-"""All methods, and chains of them, side by side: the same number of texts of the same data at the
-same epsilon. Everything here follows from public numbers; no data is opened."""
+"""All methods side by side: the same number of texts of the same data at the same epsilon. This
+follows from public numbers; no data is opened."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ from dpray.types import InputError, OnProgress, Progress
 
 METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
 """The order of recommendation. With a small model, on two data sets, the texts of the first ones
-were nearest to real texts (experiments/results_small_model.md). Chains come last: no measured chain
-was better than the best method by more than chance."""
-
-WITHOUT_TEXTS = ("topics",)
-"""These methods write no texts and are compared only as the first method of a chain."""
-
-MOST_RECORDS = 2**40
-"""A signal that is too weak with this many records is never enough."""
+were nearest to real texts (experiments/results_small_model.md)."""
 
 RECORDS = 1000
 """The number of texts to compare if the configuration gives none."""
@@ -33,17 +26,10 @@ RECORDS = 1000
 
 @dataclass(frozen=True)
 class Answer:
-    """The plan that was chosen for a method or chain.
-
-    choice: the plan, or None if the method has none.
-    why_not: the reason why there is no plan.
-    needs: the number of records, to within a tenth, from which on the signal would be enough; None
-        if it is enough already or never would be.
-    """
+    """The plan that was chosen for a method, or the reason why it has none."""
 
     choice: Choice | None
     why_not: str | None = None
-    needs: int | None = None
 
     @property
     def is_enough(self) -> bool:
@@ -57,12 +43,11 @@ class Answer:
 
     def summary(self) -> dict[str, Any]:
         if self.choice is None:
-            return {"feasible": False, "why_not": self.why_not, "needs_records": self.needs}
+            return {"feasible": False, "why_not": self.why_not}
         signal = self.choice.signal
         return {
             "feasible": True,
             "signal": None if signal is None else asdict(signal) | {"is_enough": signal.is_enough},
-            "needs_records": self.needs,
             "reasons": list(self.choice.reasons),
             "plan": self.choice.plan.summary(),
         }
@@ -70,7 +55,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The answers of methods and chains to a request for `records` texts, in the order of
+    """The answers of the methods to a request for `records` texts, in the order of
     recommendation."""
 
     config: Config
@@ -79,7 +64,7 @@ class Comparison:
 
     @property
     def recommended(self) -> str | None:
-        """Return the first method or chain whose signal is enough, or None."""
+        """Return the first method whose signal is enough, or None."""
         return next((name for name, answer in self.answers.items() if answer.is_enough), None)
 
     def summary(self) -> dict[str, Any]:
@@ -123,85 +108,46 @@ def wanted(config: Config) -> int:
     if isinstance(method, AutoSettings):
         return method.records
     section = plain(config)["method"]
-    last = section["methods"][-1] if isinstance(method, ChainSettings) else section
-    return next((last[key] for key in records_keys(last["name"]) if last.get(key)), RECORDS)
+    return next((section[key] for key in records_keys(method.name) if section.get(key)), RECORDS)
 
 
 def sections(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the section `method` of every method and chain to compare, with the keys that are set,
-    by name. A chain's name joins the names of its methods by "+"."""
+    """Return the section `method` of every method to compare, with the keys that are set, by name.
+    Raises InputError for a chain."""
     method = config.method
-    if isinstance(method, AutoSettings):
-        keys = {name: getattr(method, name) for name in (*METHODS, *WITHOUT_TEXTS)}
-        if named := [name for name in keys if "name" in keys[name]]:
-            raise InputError(f"method.{named[0]}.name: there is no such key")
-        each = {name: {"name": name} | keys[name] for name in keys}
-        return {name: each[name] for name in METHODS} | {
-            "+".join(chain): {"name": "chain", "methods": [each[name] for name in chain]}
-            for chain in method.chains
-        }
-    written = plain(config)["method"]
-    if not isinstance(method, ChainSettings):
-        return {name: {"name": name} for name in METHODS} | {method.name: written}
-    own = {each["name"]: dict(each) for each in written["methods"]}
-    for name, keys in own.items():
-        for key in records_keys(name):
-            keys.pop(key, None)  # the number it hands on, not the number wanted
-    singles = {name: own.get(name, {"name": name}) for name in METHODS}
-    return singles | {"+".join(own): written}
-
-
-def _of_size(section: Mapping[str, Any], records: int) -> dict[str, Any]:
-    """Return the section `method` with this number of records, unless it sets its own."""
-    if section["name"] == "chain":
-        methods = [_of_size(each, records) for each in section["methods"]]
-        return {"name": "chain", "methods": methods}
-    return {records_keys(section["name"])[0]: records, **section}
+    if isinstance(method, ChainSettings):
+        raise InputError("methods: single methods are compared and rehearsed, and no chain")
+    if not isinstance(method, AutoSettings):
+        return {name: {"name": name} for name in METHODS} | {method.name: plain(config)["method"]}
+    keys = {name: getattr(method, name) for name in METHODS}
+    if named := [name for name in METHODS if "name" in keys[name]]:
+        raise InputError(f"method.{named[0]}.name: there is no such key")
+    return {name: {"name": name} | keys[name] for name in METHODS}
 
 
 def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
-    """Choose a plan for the method or chain that a section `method` configures."""
+    """Choose a plan of `records` texts, unless the section sets its own number, for the method that
+    a section `method` configures. Raises InputError if its keys are wrong in themselves."""
+    asked = {records_keys(section["name"])[0]: records, **section}
     try:
-        parsed = parse_config(with_method(plain(config), _of_size(section, records)))
+        parsed = parse_config(with_method(plain(config), asked))
     except InputError as error:
-        why_not, has_keys = _as_written(config, section, str(error))
-        if has_keys:
+        why_not = _as_written(config, section, str(error))
+        if why_not.startswith("method.") and len(section) > 1:
             raise InputError(why_not) from None
         return Answer(None, why_not)
-
-    def at(size: int) -> Answer:
-        data = parsed.data.model_copy(update={"public_size": size})
-        try:
-            return Answer(choose(parsed.model_copy(update={"data": data}), records))
-        except InputError as error:
-            return Answer(None, _as_written(config, section, str(error))[0])
-
-    size = parsed.data.public_size
-    found = at(size)
-    if found.is_enough or not at(MOST_RECORDS).is_enough:
-        return found
-    few, many = size, 2 * size
-    while not at(many).is_enough:
-        few, many = many, 2 * many
-    while many > 1.1 * few:
-        middle = math.isqrt(few * many)
-        few, many = (few, middle) if at(middle).is_enough else (middle, many)
-    return Answer(found.choice, found.why_not, many)
+    try:
+        return Answer(choose(parsed, records))
+    except InputError as error:
+        return Answer(None, _as_written(config, section, str(error)))
 
 
-def _as_written(config: Config, section: Mapping[str, Any], said: str) -> tuple[str, bool]:
-    """Return an error's message, and whether `section` sets keys of the method it concerns. If it
-    does, the configuration may be wrong as written; otherwise the method merely has no plan. Under
-    `name: auto` the message names the key as the configuration writes it."""
-    key, _, rest = said.partition(".")
-    if key == "methods":
-        place, _, rest = rest.partition(".")
-        section = section["methods"][int(place)] if place.isdigit() else {}
-    elif key != "method":
-        return said, False
-    if section and isinstance(config.method, AutoSettings):
-        said = f"method.{section['name']}.{rest}"
-    return said, len(section) > 1
+def _as_written(config: Config, section: Mapping[str, Any], message: str) -> str:
+    """Return an error's message with the key as the configuration writes it: under `name: auto` the
+    keys of a method are below the method's name."""
+    if isinstance(config.method, AutoSettings) and message.startswith("method."):
+        return f"method.{section['name']}.{message.removeprefix('method.')}"
+    return message
 
 
 def records_keys(name: str) -> tuple[str, ...]:
@@ -221,10 +167,5 @@ def with_epsilon(config: Config, epsilon: float) -> dict[str, Any]:
 
 
 def with_method(tree: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration, as a plain tree, with another section `method`. A chain is written as
-    `methods`, and only a chain keeps `privacy.shares`."""
-    rest = {key: value for key, value in tree.items() if key not in ("method", "methods")}
-    if method["name"] == "chain":
-        return rest | {"methods": method["methods"]}
-    privacy = {key: value for key, value in tree["privacy"].items() if key != "shares"}
-    return rest | {"privacy": privacy, "method": dict(method)}
+    """Return a configuration, as a plain tree, with another section `method`."""
+    return {**tree, "method": dict(method)}

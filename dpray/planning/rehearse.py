@@ -1,4 +1,4 @@
-"""A rehearsal tries methods and chains on public records of the same shape, with the noise that the
+"""A rehearsal tries methods on public records of the same shape, with the noise that the
 private records would get. It opens no private data and charges no budget."""
 
 from __future__ import annotations
@@ -243,12 +243,11 @@ def _released(folder: Path) -> list[dict[str, Any]]:
 
 
 def _on_twin(config: Config, answer: Answer, twin: Path, folder: Path, records: int) -> Config:
-    """Return the configuration of the method's run on the twin, with a ledger of its own. Only the
-    last method of a chain makes fewer records, and not Aug-PE, which divides its votes among its
-    records: fewer of them would have less noise."""
+    """Return the configuration of the method's run on the twin, with a ledger of its own. It makes
+    at most `records` texts; but Aug-PE divides its votes among its texts, and fewer of them would
+    have less noise."""
     method = answer.chosen_method()
-    last = method["methods"][-1] if "methods" in method else method
-    for key in records_keys(last["name"]) if last["name"] != "aug_pe" else ():
-        if last.get(key) is not None:
-            last[key] = min(last[key], records)
+    for key in records_keys(method["name"]) if method["name"] != "aug_pe" else ():
+        if method.get(key) is not None:
+            method[key] = min(method[key], records)
     return parse_config(on_twin(config, method, twin, folder))

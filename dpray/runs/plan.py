@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -155,6 +155,18 @@ class Choice:
     plan: Plan
     signal: Signal | None
     reasons: tuple[str, ...]
+
+
+def first_enough(plans: Iterable[P], signal_of: Callable[[P], Signal]) -> tuple[P, Signal]:
+    """Return the first plan whose signal is enough, with its signal; if there is none, the plan
+    with the strongest one. Plans after it are not made."""
+    tried: list[tuple[P, Signal]] = []
+    for plan in plans:
+        signal = signal_of(plan)
+        if signal.is_enough:
+            return plan, signal
+        tried.append((plan, signal))
+    return max(tried, key=lambda one: one[1].value)
 
 
 TUNED_WITHOUT_NOISE = (

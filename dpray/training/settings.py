@@ -19,10 +19,7 @@ class TrainingSettings(Section):
         16, description="examples that go through the model together on a rank; for memory only"
     )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="what the noisy mean is fed to")
-    learning_rate: Positive = Field(1e-4, description="learning rate of the first step")
-    schedule: Literal["constant", "linear"] = Field(
-        "constant", description="the learning rate's course; linear falls to 0 after the last step"
-    )
+    learning_rate: Positive = Field(1e-4, description="learning rate of every step")
     precision: Precision = Field(
         "float32", description="of the arithmetic; weights, gradients and noise are float32"
     )

@@ -67,7 +67,7 @@ class Trainer(Protocol):
         """Add the step's noise to the sum, which is divided by B already: one normal for each
         coordinate."""
 
-    def update(self, learning_rate: float) -> None:
+    def update(self) -> None:
         """Let the optimizer make its step with the noisy mean; the sum is 0 afterwards. Raises
         DprayError if a coordinate has no noise."""
 

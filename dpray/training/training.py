@@ -132,19 +132,14 @@ class ReferenceTrainer:
     def add_noise(self) -> None:
         self._noise.add_to(self._optimizer)
 
-    def update(self, learning_rate: float) -> None:
+    def update(self) -> None:
         self._noise.check(self._coordinates)
-        self._set_learning_rate(learning_rate)
         self._optimizer.step()
         self._optimizer.zero_grad()
 
     @property
     def _coordinates(self) -> int:
         return sum(shape_of(parameter).numel() for parameter in self._trained.values())
-
-    def _set_learning_rate(self, learning_rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
 
     def shapes(self) -> dict[str, torch.Size]:
         """Return the shapes of `tensors`, in their order."""

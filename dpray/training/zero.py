@@ -136,8 +136,7 @@ class ZeroTrainer(ReferenceTrainer):
 
         self._hook = self._optimizer.register_step_pre_hook(before_step)
 
-    def update(self, learning_rate: float) -> None:
-        self._set_learning_rate(learning_rate)
+    def update(self) -> None:
         self._engine.step()
         self._hook.remove()
         self._noise.check(-(-self._coordinates // self.ranks))

@@ -136,7 +136,7 @@ def measure(folder: str, tuning: Any, stage: Any) -> Bytes:
                 trainer.accumulate([TrainingText((5, 6, 7, 8), 0)] * 2, (2, 9), last)
             found["sum between"] = rest()
             trainer.add_noise()
-            trainer.update(1e-3)
+            trainer.update()
         found["weights"], found["optimizer"] = size_of(weights_of(loss)), size_of(moments())
         sizes = [shape_of(p).numel() for p in loss.parameters()]
         found["parameters"], found["largest"] = sum(sizes), max(sizes)

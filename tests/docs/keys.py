@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dpray.methods.chain.settings import Link
+from dpray.methods.chain.settings import First, Second
 from dpray.methods.config import RunConfig
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
@@ -26,7 +26,8 @@ def sections() -> dict[str, type[BaseModel]]:
     """Return the sections of a configuration by name, the methods' by `method.name`, or by their
     name in `methods`."""
     found = {name: field.annotation for name, field in RunConfig.model_fields.items()}
-    methods = dict.fromkeys((*get_args(found.pop("method")), *get_args(get_args(Link)[0])))
+    of_chains = [method for link in (First, Second) for method in get_args(get_args(link)[0])]
+    methods = dict.fromkeys((*get_args(found.pop("method")), *of_chains))
     by_name = {get_args(m.model_fields["name"].annotation)[0]: m for m in methods}
     return {**by_name, **found}  # type: ignore[dict-item]
 

@@ -98,7 +98,7 @@ class Silent:
 
     def add_noise(self) -> None: ...
 
-    def update(self, learning_rate: float) -> None: ...
+    def update(self) -> None: ...
 
 
 def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
@@ -222,7 +222,7 @@ def _most_whole(folder: str, tuning: Any) -> float:
         parameter.register_hook(look)
     trainer.accumulate([TrainingText((5, 6, 7, 8), 0)] * 2, (2, 7), last=True)
     trainer.add_noise()
-    trainer.update(1e-3)
+    trainer.update()
     watched.remove()
     trainer.close()
     zero.BUCKET = bucket
@@ -262,7 +262,7 @@ def _noise_alone(stage: int) -> dict[str, torch.Tensor]:
     GradientNoise.add_ = listening  # type: ignore[method-assign]
     trainer.accumulate((), (1, 2), last=True)
     trainer.add_noise()
-    trainer.update(1.0)
+    trainer.update()
     GradientNoise.add_ = add  # type: ignore[method-assign]
     moved = flat(weights_of(trainer)) - before
     trainer.close()

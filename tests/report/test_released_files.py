@@ -46,7 +46,6 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "full": [{"name": "dp_sgd", "tuning": "full"}],
     "topics": [{"name": "topics"}, {"name": "aug_pe"}],
     "words": [{"name": "dp_kps"}, PLAIN | {"batches": "poisson", "texts": 4}],
-    "texts": [PLAIN | {"batches": "disjoint", "max_records": 8}, {"name": "aug_pe"}],
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
     "aug_pe": {"records": 4, "iterations": 1, "variations": 2, "max_tokens": 4, "word_var": None},
@@ -120,7 +119,6 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("full", {}, TRAINING),
     ("topics", {}, VOTES | {TOPICS}),
     ("words", {}, POISSON | {INTEGERS, PARALLEL}),
-    ("texts", {}, DISJOINT | VOTES),
 ]
 
 

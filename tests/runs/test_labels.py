@@ -17,7 +17,7 @@ from dpray import registry as methods
 from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.methods.config import parse_config
-from dpray.runs.public_input import read_texts
+from dpray.runs.public_input import read_terms
 from dpray.types import InputError
 from dpray.workers.rows import read_records
 from tests.engines.tiny_model import sentence
@@ -84,18 +84,16 @@ def test_methods_with_a_model_release_them(
     assert released <= as_json(LABELS) and len(released) > 2
 
 
-def test_public_texts_go_by_the_names_of_their_labels(
+def test_public_terms_go_by_the_names_of_their_labels(
     settings: Settings, data: dict[str, Any], tmp_path: Path
 ) -> None:
-    config, file = parse_config(settings(**data)), tmp_path / "texts.jsonl"
-    rows = [{"text": "x", "label": label} for label in LABELS] + [{"text": " ", "label": LABELS[0]}]
+    config, file = parse_config(settings(**data)), tmp_path / "terms.jsonl"
+    rows = [{"terms": ["x"], "label": label} for label in LABELS]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_texts(str(file), config) == {name: ["x"] for name in config.data.label_names}
-    file.write_text(json.dumps({"text": "x", "label": "unknown"}) + "\n")
-    with pytest.raises(
-        InputError, match=r"^method\.first_texts: texts\.jsonl, row 1: the label is"
-    ):
-        read_texts(str(file), config)
+    assert read_terms(str(file), config) == {name: [["x"]] for name in config.data.label_names}
+    file.write_text(json.dumps({"terms": ["x"], "label": "unknown"}) + "\n")
+    with pytest.raises(InputError, match=r"^method\.terms: terms\.jsonl, row 1: the label is"):
+        read_terms(str(file), config)
 
 
 def labels_of(path: Path, labels: list[Any]) -> list[Any]:

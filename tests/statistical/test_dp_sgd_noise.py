@@ -48,7 +48,7 @@ def releases(sigma: float = 1.3) -> np.ndarray:
                 parameter.zero_()
         trainer.accumulate((), (1, 2), last=True)
         trainer.add_noise()
-        trainer.update(1.0)
+        trainer.update()
         rows.append(torch.cat([-p.detach().reshape(-1) for p in parameters]).double().numpy())
     return np.stack(rows)
 

@@ -43,14 +43,14 @@ def test_what_is_written_is_what_was_trained(
     kind: Any, model: str, model_folder: str, gpt2_folder: str, tmp_path: Path
 ) -> None:
     folder = model_folder if model == "llama" else gpt2_folder
-    settings = TrainingSettings(tuning=kind, lora_rank=2, optimizer="sgd")
+    settings = TrainingSettings(tuning=kind, lora_rank=2, optimizer="sgd", learning_rate=0.5)
     loss = load_loss(folder, settings)
     before = logits(loss.model)
     trainer = ReferenceTrainer(STEP, settings, loss, new_key())
     for _ in range(2):
         trainer.accumulate(texts(4), (4, 30), last=True)
         trainer.add_noise()
-        trainer.update(0.5)
+        trainer.update()
     save_model(folder, settings, weights_of(trainer), tmp_path, folder)
     written = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert type(written).__name__ in ("LlamaForCausalLM", "GPT2LMHeadModel")

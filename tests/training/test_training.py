@@ -39,7 +39,7 @@ class Steps:
             before_step(t)
             trainer.accumulate(texts(4), (4, 33), last=True)
             trainer.add_noise()
-            trainer.update(0.1)
+            trainer.update()
             self.made.append(t)
             after_step(t)
 
@@ -48,7 +48,7 @@ def training(loop: Steps, base: str, folder: Path) -> Training:
     checkpoints = str(folder.parent / "checkpoints")
     return Training(
         step=DpSgdStep(0.5, 1.0, 1.0, 4.0),
-        settings=TrainingSettings(lora_rank=2),
+        settings=TrainingSettings(lora_rank=2, learning_rate=0.1),
         base=base,
         base_name=base,
         loop=loop,
@@ -101,5 +101,5 @@ def test_a_step_without_noise_changes_no_weight() -> None:
     for _ in range(2):
         trainer.accumulate(texts(2), (2, 30), last=True)
         with pytest.raises(DprayError, match="without noise"):
-            trainer.update(0.1)
+            trainer.update()
     assert torch.equal(flat(loss.model), before)

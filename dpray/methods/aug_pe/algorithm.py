@@ -16,7 +16,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
 from typing import Literal
 
 import numpy as np
@@ -114,8 +113,7 @@ def _calls(
 
 @dataclass(frozen=True)
 class AugPe:
-    """The frozen plan of a run; it is public. `records` is n_syn of each label. The first
-    population begins with the texts in `first`.
+    """The frozen plan of a run; it is public. `records` is n_syn of each label.
 
     Guarantee: add or remove one unit. A record votes in its own label only, so an iteration is ONE
     application of `votes`, over the counts of all labels together, and a run costs `dp_event`: T of
@@ -127,7 +125,6 @@ class AugPe:
     settings: AugPeSettings
     records: Mapping[str, int]
     votes: VoteHistogram | None = None
-    first: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not sum(self.records.values()) or min(self.records.values()) < 0:
@@ -145,32 +142,15 @@ class AugPe:
         settings = self.settings
         T, L, K = settings.iterations, settings.variations, settings.lookahead
         n_syn = sum(self.records.values())
-        parents = self.first_parents()
-        random = sum(x is None for of_label in parents.values() for x in of_label)
-        varied = sum(map(len, parents.values())) - random
         return {
-            "random texts": random,
-            "variations": varied + n_syn * (T - 1) * max(L - 1, 1),
+            "random texts": n_syn * L,
+            "variations": n_syn * (T - 1) * max(L - 1, 1),
             "lookahead": n_syn * T * L * K,
         }
 
     @property
     def llm_calls(self) -> int:
         return sum(self.calls_by_purpose.values())
-
-    def given(self, label: str) -> list[str]:
-        """Return the label's `first` texts, at most L * n_syn."""
-        return list(self.first.get(label, ()))[: self.records[label] * self.settings.variations]
-
-    def first_parents(self) -> dict[str, list[str | None]]:
-        """Return the parents of the other texts of each label's first population: the given texts
-        in turn, or None for random texts without them."""
-        parents: dict[str, list[str | None]] = {}
-        for label, n_syn in self.records.items():
-            given = self.given(label)
-            missing = n_syn * self.settings.variations - len(given)
-            parents[label] = list(islice(cycle(given or [None]), missing))
-        return parents
 
     def kept(self, checkpoint: Checkpoint, salt: str) -> Population:
         """Return S' of the checkpoint's iteration; after the last one it is the run's output."""
@@ -241,11 +221,10 @@ class AugPeRun:
         return kept
 
     def random_api(self) -> Population:
-        """Return L * n_syn texts of each label: random ones, or, if texts are given for it, these
-        and variations of them in turn."""
-        given = {label: self.plan.given(label) for label in self.plan.records}
-        calls = _calls("random", 1, self.plan.first_parents(), 1)
-        return self.population(1, "random texts", calls, given)
+        """Return L * n_syn random texts of each label."""
+        L = self.plan.settings.variations
+        requests = {label: [None] * (n_syn * L) for label, n_syn in self.plan.records.items()}
+        return self.population(1, "random texts", _calls("random", 1, requests, 1), {})
 
     def variation_api(self, t: int, kept: Population) -> Population:
         """Return the kept texts and L - 1 variations of each; for L = 1 (the original PE) one

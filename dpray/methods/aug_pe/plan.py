@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,8 +16,8 @@ from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.runs.plan import Choice, Plan, Signal, affordable, resolved_noise
-from dpray.runs.public_input import read_terms, read_texts
+from dpray.runs.plan import Choice, Plan, Signal, affordable, first_enough, resolved_noise
+from dpray.runs.public_input import read_terms
 
 ITERATIONS = (10, 8, 6, 5, 4, 3, 2, 1)
 VARIATIONS = (7, 4, 2)
@@ -29,13 +29,11 @@ chooses most winners."""
 
 @dataclass(frozen=True)
 class AugPePlan(Plan):
-    """The plan of Aug-PE. A run without noise, which is not private, has no `votes`. The first
-    population begins with the texts in `first`."""
+    """The plan of Aug-PE. A run without noise, which is not private, has no `votes`."""
 
     settings: AugPeSettings
     votes: VoteHistogram | None
     prompts: VariationPrompts
-    first: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def method_event(self) -> Event:
@@ -45,7 +43,7 @@ class AugPePlan(Plan):
     def method(self) -> AugPe:
         settings = self.settings
         records = largest_remainder(settings.records, self.proportions)
-        return AugPe(settings, records, self.votes, self.first)
+        return AugPe(settings, records, self.votes)
 
     def audit_targets(self) -> Iterator[Target]:
         """Yield one vote histogram, and those of all iterations together."""
@@ -93,7 +91,7 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
     """Resolve everything that is null. Raises InputError if the keys together cost more than
     `privacy.epsilon`."""
     proportions, k = config.data.proportions, config.data.max_records_per_unit
-    prompts, first = prompts_of(config, settings), read_texts(settings.first_texts, config)
+    prompts = prompts_of(config, settings)
 
     def votes(z: float) -> VoteHistogram:
         return VoteHistogram(z * k, k)
@@ -103,23 +101,20 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
 
     noise = resolved_noise(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS)
     if noise is None:
-        return AugPePlan(config, proportions, settings, None, prompts, first)
-    plan = AugPePlan(config, proportions, settings, votes(noise), prompts, first)
+        return AugPePlan(config, proportions, settings, None, prompts)
+    plan = AugPePlan(config, proportions, settings, votes(noise), prompts)
     return affordable(plan, noise)
 
 
 def prompts_of(config: Config, settings: AugPeSettings) -> VariationPrompts:
     """Load the template, with the public terms that it shows. Raises InputError for a wrong one."""
-    prompts = load_variation_prompts(
-        settings.template, settings.variation, settings.demonstrations, config.data.proportions
-    )
+    prompts = load_variation_prompts(settings.template, settings.variation, config.data.proportions)
     return prompts.showing(read_terms(settings.terms, config))
 
 
 def with_public_files(plan: AugPePlan) -> AugPePlan:
     """Return the plan with the public files that its settings name, read anew."""
-    first = read_texts(plan.settings.first_texts, plan.config)
-    return replace(plan, prompts=prompts_of(plan.config, plan.settings), first=first)
+    return replace(plan, prompts=prompts_of(plan.config, plan.settings))
 
 
 def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
@@ -131,23 +126,17 @@ def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
     plans = []
     for t in iterations:
         # The noise is that of T votes, whatever stands for election.
-        plan = _plan(config, settings.model_copy(update={"iterations": t}))
+        tried = settings.model_copy(update={"iterations": t})
+        plan = make_plan(config.model_copy(update={"method": tried}), tried)
         plans += [_varied(plan, number) for number in variations]
-    above = [plan for plan in plans if votes(plan) >= VOTES]
-    best = max(above, key=new_texts, default=None) or max(plans, key=votes)
-    chosen = best.settings
-    what = f"T {chosen.iterations}, L {chosen.variations}: "
+    best, signal = first_enough(sorted(plans, key=new_texts, reverse=True), signal_of)
     why = "the most variations whose votes stand above the noise"
     if given >= {"iterations", "variations"}:
         why = "as they are set"
-    elif not above:
+    elif not signal.is_enough:
         why = "the votes that come nearest to their noise"
-    meaning = "votes a text, n / (n_syn L), over their noise"
-    return Choice(best, Signal(votes(best), VOTES, meaning), (what + why,))
-
-
-def _plan(config: Config, settings: AugPeSettings) -> AugPePlan:
-    return make_plan(config.model_copy(update={"method": settings}), settings)
+    chosen = best.settings
+    return Choice(best, signal, (f"T {chosen.iterations}, L {chosen.variations}: {why}",))
 
 
 def _varied(plan: AugPePlan, variations: int) -> AugPePlan:
@@ -162,8 +151,9 @@ def new_texts(plan: AugPePlan) -> tuple[int, int]:
     return settings.iterations * max(1, settings.variations - 1), settings.iterations
 
 
-def votes(plan: AugPePlan) -> float:
+def signal_of(plan: AugPePlan) -> Signal:
     """Return n / (n_syn L sigma): the votes of a text over their noise."""
     assert plan.votes is not None
     candidates = plan.settings.records * plan.settings.variations
-    return plan.config.data.public_size / (candidates * plan.votes.sigma)
+    votes = plan.config.data.public_size / (candidates * plan.votes.sigma)
+    return Signal(votes, VOTES, "votes a text, n / (n_syn L), over their noise")

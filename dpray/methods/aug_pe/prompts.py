@@ -1,6 +1,5 @@
-"""A prompt template of Aug-PE asks for a random text and for a variation of a text.
-docs/configuration.md describes its keys. All of it is public: a demonstration must not be a
-private text."""
+"""A prompt template of Aug-PE asks for a random text and for a variation of a text. All of it is
+public. docs/configuration.md describes its keys."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from dpray.io.columns import label_name
-from dpray.io.template_file import Template, TemplatePart, TextKey, Words, read_template
+from dpray.io.template_file import Template, TextKey, Words, read_template
 from dpray.types import Prompt
 
 PACKAGE = "dpray.methods.aug_pe"
@@ -20,37 +19,23 @@ T = TypeVar("T")
 Variation = Literal["paraphrase", "fill_in_the_blanks"]
 Sequences = Mapping[str, Sequence[Sequence[str]]]
 
-VARIED = ("text", "label", "style", "words", "demonstrations")
+VARIED = ("text", "label", "style", "words")
 TEXTS = {
     "random": TextKey(("label", "keyword", "terms")),
     "paraphrase": TextKey((*VARIED, "opening"), needed=("text", "opening")),
     "fill_in_the_blanks": TextKey(VARIED, needed=("text",)),
     "prefix": TextKey(("label", "keyword", "terms", "style", "words")),
-    "demonstration": TextKey(
-        ("blanks", "text", "words", "label"),
-        needed=("text",),
-        default="{blanks}\n{text}\n\n",
-    ),
 }
-
-
-class Demonstration(TemplatePart):
-    """A public text with blanks, and the text that fills them."""
-
-    label: Any
-    blanks: str
-    text: str
 
 
 @dataclass(frozen=True)
 class VariationPrompts:
-    """A template; `keywords` maps beginnings of labels to keywords, `demonstrations` is the text of
-    all that are shown."""
+    """A template; `keywords` maps beginnings of labels to keywords, `sequences` labels to the
+    sequences of terms that the requests for random texts show."""
 
     template: Template
     styles: tuple[str, ...] = ()
     keywords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    demonstrations: str = ""
     sequences: Sequences = field(default_factory=dict)
 
     def showing(self, sequences: Sequences) -> VariationPrompts:
@@ -84,7 +69,6 @@ class VariationPrompts:
         values = dict.fromkeys(("keyword", "terms", "style", "text", "words"), "") | given
         parent = values["text"].split()
         values["opening"] = " ".join(parent[: len(parent) // 2 + 1])
-        values["demonstrations"] = self.demonstrations
         render = self.template.render
         return Prompt(render(request, **values), render("prefix", **values))
 
@@ -97,13 +81,10 @@ def _one_of(choices: Sequence[T], rng: np.random.Generator, nothing: T) -> T:
 def load_variation_prompts(
     name_or_path: str,
     variation: Variation = "paraphrase",
-    demonstrations: int = 0,
     labels: Iterable[str] = ("",),
 ) -> VariationPrompts:
-    """Load a packaged template by its name, or a YAML file, with its first `demonstrations` ones.
-
-    Raises InputError saying what is wrong with the template, for the public `labels` too.
-    """
+    """Load a packaged template by its name, or a YAML file. Raises InputError saying what is wrong
+    with it, also for the public `labels`."""
     template = read_template(
         name_or_path,
         PACKAGE,
@@ -112,10 +93,8 @@ def load_variation_prompts(
         variation,
         styles=(Words, ()),
         keywords=(Words | dict[Any, Words | None], ()),
-        demonstrations=(list[Demonstration], []),
     )
-    shown = _demonstrations(template, demonstrations)
-    prompts = VariationPrompts(template, template.further["styles"], _keywords(template), shown)
+    prompts = VariationPrompts(template, template.further["styles"], _keywords(template))
     for label in labels if prompts.keywords else ():
         if not any(label.startswith(key) for key in prompts.keywords):
             raise template.fault(f'has none for the label {label!r} ("": all others)', "keywords")
@@ -127,21 +106,3 @@ def _keywords(template: Template) -> dict[str, tuple[str, ...]]:
     if isinstance(given, dict):
         return {label_name(label): words or () for label, words in given.items()}
     return {"": given} if given else {}
-
-
-def _demonstrations(template: Template, wanted: int) -> str:
-    """Return the text of the first `wanted` demonstrations."""
-    given = template.further["demonstrations"]
-    if wanted > len(given):
-        problem = f"are {len(given)}, and method.demonstrations asks for {wanted}"
-        raise template.fault(problem, "demonstrations")
-    return "".join(
-        template.render(
-            "demonstration",
-            words=str(len(each.text.split())),
-            label=str(each.label),
-            blanks=each.blanks,
-            text=each.text,
-        )
-        for each in given[:wanted]
-    )

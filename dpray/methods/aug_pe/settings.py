@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from dpray.config.base import Count, MethodSettings, Positive
 
@@ -38,16 +38,8 @@ class AugPeSettings(MethodSettings):
         description="a file of PUBLIC sequences, columns `terms` and `label`, such as a release of "
         "dp_kps: the request for a random text shows one of its label; null: none",
     )
-    first_texts: str | None = Field(
-        None,
-        description="a file of PUBLIC texts, columns `text` and `label`, with which the first "
-        "population begins; null: none",
-    )
     mask_probability: float = Field(
         0.5, ge=0, le=1, description="p, of a word's becoming a blank; also widens the lengths"
-    )
-    demonstrations: int = Field(
-        0, ge=0, le=3, description="public examples of blanks filled in, from the template"
     )
     temperature: float = Field(1.2, ge=0, allow_inf_nan=False, description="of the language model")
     top_p: float = Field(1.0, gt=0, le=1, description="of the language model; 1: off")
@@ -66,9 +58,3 @@ class AugPeSettings(MethodSettings):
     max_retries: int = Field(
         2, ge=0, description="how often an empty or refused answer is asked for again"
     )
-
-    @model_validator(mode="after")
-    def _demonstrations_are_of_blanks(self) -> AugPeSettings:
-        if self.demonstrations and self.variation != "fill_in_the_blanks":
-            raise ValueError("demonstrations: only variation=fill_in_the_blanks shows any")
-        return self

@@ -1,12 +1,12 @@
-"""`ChainSettings` are the keys of `method` for a run of several methods, one after the other."""
+"""`ChainSettings` are the keys of `method` for a chain: one method measures what the records are
+about, and a second one writes texts about it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dpray.config.base import MethodSettings
 from dpray.methods.aug_pe.settings import AugPeSettings
@@ -15,53 +15,46 @@ from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.topics.settings import TopicsSettings
 
-Link = Annotated[
-    PrivatePredictionSettings | AugPeSettings | DpKpsSettings | DpSgdSettings | TopicsSettings,
-    Field(discriminator="name"),
+First = Annotated[DpKpsSettings | TopicsSettings, Field(discriminator="name")]
+"""The first method releases sequences of terms."""
+
+Second = Annotated[
+    PrivatePredictionSettings | AugPeSettings | DpSgdSettings, Field(discriminator="name")
 ]
-
-INPUT_KEY = {"dp_kps": "terms", "topics": "terms", "private_prediction": "first_texts"}
-"""The key of the next method that names the file of what each of these methods released. A method
-without that key cannot follow."""
-
-FOLLOWERS: dict[str, type[MethodSettings]] = {
-    "private_prediction": PrivatePredictionSettings,
-    "aug_pe": AugPeSettings,
-    "dp_sgd": DpSgdSettings,
-}
+"""The second method reads these sequences as its public `terms`."""
 
 
 class ChainSettings(MethodSettings):
     name: Literal["chain"]
-    methods: tuple[Link, ...] = Field(
-        description="sections like `method`, in their order; what one releases is the public input "
-        "of the next"
+    methods: tuple[First, Second] = Field(
+        description="two sections like `method`: dp_kps or topics, and then private_prediction, "
+        "aug_pe or dp_sgd"
     )
 
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _are_two(cls, methods: Any) -> Any:
+        if not isinstance(methods, list | tuple) or len(methods) != 2:
+            raise ValueError(
+                "a chain has two methods: dp_kps or topics, and then private_prediction, aug_pe or "
+                "dp_sgd; one alone stands as `method`"
+            )
+        return methods
+
+    @field_validator("methods")
+    @classmethod
+    def _terms_are_released(cls, methods: tuple[First, Second]) -> tuple[First, Second]:
+        first, second = methods
+        if second.terms is not None:
+            raise ValueError(f"1.terms: is what {first.name} releases")
+        return methods
+
     @property
-    def each(self) -> Sequence[Link]:
+    def each(self) -> Sequence[MethodSettings]:
         return self.methods
 
     @property
-    def links(self) -> dict[str, Link]:
-        """Return the methods by the names of their parts of the run."""
-        return {f"{place}-{each.name}": each for place, each in enumerate(self.methods, start=1)}
-
-
-def misplaced(names: Sequence[str]) -> str | None:
-    """Return what is wrong with methods in this order, or None."""
-    if names and names[-1] == "topics":
-        return "topics writes no texts; another method has to follow it"
-    if len(names) < 2:
-        return "a chain has two methods or more; one alone stands as `method`"
-    pairs = [
-        (one, after)
-        for one, key in INPUT_KEY.items()
-        for after, settings in FOLLOWERS.items()
-        if key in settings.model_fields
-    ]
-    for one, after in pairwise(names):
-        if (one, after) not in pairs:
-            known = ", ".join(f"{a} -> {b}" for a, b in pairs)
-            return f"{after} cannot follow {one}; the pairs are {known}"
-    return None
+    def links(self) -> tuple[str, str]:
+        """Return the names of the two parts of the run."""
+        first, second = self.methods
+        return f"1-{first.name}", f"2-{second.name}"

@@ -64,11 +64,6 @@ class DpSgd:
     def dp_event(self) -> Event:
         return SelfComposed(self.mechanism.dp_event, self.steps + self.repeats)
 
-    def learning_rate_at(self, t: int) -> float:
-        """Return the learning rate of step t, from 0; `linear` falls to 0 after the last one."""
-        left = 1.0 - t / self.steps if self.settings.schedule == "linear" else 1.0
-        return self.settings.learning_rate * left
-
 
 def fine_tune(
     plan: DpSgd,
@@ -94,7 +89,7 @@ def fine_tune(
         for number, (texts, positions) in enumerate(micro_batches, start=1):
             trainer.accumulate(texts, (size, positions), last=number == len(micro_batches))
         trainer.add_noise()
-        trainer.update(plan.learning_rate_at(t))
+        trainer.update()
         after_step(t)
 
 

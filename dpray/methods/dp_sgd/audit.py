@@ -82,7 +82,7 @@ class Rehearsal:
 
     def add_noise(self) -> None: ...
 
-    def update(self, learning_rate: float) -> None:
+    def update(self) -> None:
         self.batches.append(np.array(self._batch, dtype=np.int64))
         self._batch = []
 

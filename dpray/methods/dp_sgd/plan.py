@@ -20,7 +20,16 @@ from dpray.engines.text import TextCodec
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.runs.plan import Choice, Plan, Reads, Signal, TokenLimit, affordable, resolved_noise
+from dpray.runs.plan import (
+    Choice,
+    Plan,
+    Reads,
+    Signal,
+    TokenLimit,
+    affordable,
+    first_enough,
+    resolved_noise,
+)
 from dpray.runs.public_input import read_terms
 from dpray.training.step import DpSgdStep
 from dpray.types import InputError
@@ -250,23 +259,29 @@ def choose(config: Config, settings: DpSgdSettings, records: int) -> Choice:
     batch_size = max(1, config.data.public_size // BATCHES)
     if "batch_size" in given:
         batch_size = settings.batch_size
-    best: DpSgdPlan | None = None
-    for epochs in (settings.epochs,) if "epochs" in given else EPOCHS:
-        tried = settings.model_copy(update={"epochs": epochs, "batch_size": batch_size})
-        best = make_plan(config.model_copy(update={"method": tried}), tried)
-        if units(best) >= UNITS:
-            break
-    assert best is not None
-    what = f"{best.settings.epochs:g} passes in batches of {batch_size}: "
+    plans = (
+        _with_passes(config, settings, epochs, batch_size)
+        for epochs in ((settings.epochs,) if "epochs" in given else EPOCHS)
+    )
+    best, signal = first_enough(plans, signal_of)
     why = "the most whose batches stand above the noise"
     if "epochs" in given:
         why = "as they are set"
-    elif units(best) < UNITS:
+    elif not signal.is_enough:
         why = "the least noise that is tried"
-    return Choice(best, Signal(units(best), UNITS, "q N / sigma of a batch"), (what + why,))
+    what = f"{best.settings.epochs:g} passes in batches of {batch_size}"
+    return Choice(best, signal, (f"{what}: {why}",))
 
 
-def units(plan: DpSgdPlan) -> float:
+def _with_passes(
+    config: Config, settings: DpSgdSettings, epochs: float, batch_size: int
+) -> DpSgdPlan:
+    tried = settings.model_copy(update={"epochs": epochs, "batch_size": batch_size})
+    return make_plan(config.model_copy(update={"method": tried}), tried)
+
+
+def signal_of(plan: DpSgdPlan) -> Signal:
     """Return q N / sigma, the clipped gradients of a batch over the noise of their sum."""
     step = plan.method.mechanism
-    return step.expected_batch_size / step.noise_multiplier
+    units = step.expected_batch_size / step.noise_multiplier
+    return Signal(units, UNITS, "q N / sigma of a batch")

@@ -29,15 +29,14 @@ def test_what_is_packaged() -> None:
 
 @pytest.mark.parametrize("name", packaged(PACKAGE))
 def test_packaged_templates(name: str) -> None:
-    shown = 3 if name in ("texts", "yelp") else 1
     labels = ["Restaurants", "Something else | Review Stars: 2.0", ""]
     for label in labels:
-        prompts = load_variation_prompts(name, "fill_in_the_blanks", shown, labels)
+        prompts = load_variation_prompts(name, "fill_in_the_blanks", labels)
         said = prompts.random(label, rng()).user
         assert label in said or name == "pubmed"
         for words, text in ((40, "a _ {{ b }} <i>&"), (None, "a _")):
             filled = prompts.variation("fill_in_the_blanks", label, text, words, rng()).user
-            assert text in filled and filled.count("Input: ") >= shown
+            assert text in filled
             assert ("MUST be exactly 40 words" in filled) == (words is not None)
         rephrased = prompts.variation("paraphrase", label, "x y", 40, rng()).user
         assert rephrased.endswith(":\nx y") and "exactly 40 words" in rephrased
@@ -52,32 +51,16 @@ def test_packaged_templates(name: str) -> None:
 
 
 def test_the_papers_yelp_prompts() -> None:
-    prompts = load_variation_prompts("yelp", "fill_in_the_blanks", 1)
+    prompts = load_variation_prompts("yelp", "fill_in_the_blanks")
     label = "Restaurants | Review Stars: 4.0"
     said = prompts.random(label, rng()).user.splitlines()[-1]
     assert said.startswith("Business Category: Restaurants | Review Stars: 4.0 with keyword ")
     assert said.rpartition("keyword ")[2] in prompts.keywords["Restaurants"]
     filled = prompts.variation("fill_in_the_blanks", label, "_ and wine", 26, rng()).user
-    assert (
-        "Business Category: Restaurants | Review Stars: 2.0\n"
-        "Input: _ that great, terrible _ rolls and fish _ smelling _ _.\n"
-        "Fill-in-Blanks and your answer MUST be exactly 10 words: Not that great, terrible egg "
-        "rolls and fishy smelling shrimp.\n"
-    ) in filled
     assert filled.endswith(
         "Business Category: Restaurants | Review Stars: 4.0\nInput: _ and wine\n"
         "Fill-in-Blanks and your answer MUST be exactly 26 words:"
     )
-
-
-def test_number_of_demonstrations() -> None:
-    for wanted in range(4):
-        prompts = load_variation_prompts("yelp", "fill_in_the_blanks", wanted)
-        filled = prompts.variation("fill_in_the_blanks", "x", "a _", 9, rng()).user
-        assert filled.count("Input: ") == 1 + wanted
-        assert "Input: " not in prompts.variation("paraphrase", "x", "a _", 9, rng()).user
-    with pytest.raises(InputError, match=r"are 1, and method\.demonstrations asks for 2"):
-        load_variation_prompts("pubmed", "fill_in_the_blanks", 2)
 
 
 def test_styles_and_keywords_are_all_drawn(tmp_path: Path) -> None:
@@ -124,9 +107,6 @@ def test_templates_travel_to_workers() -> None:
         ({"keywords": [True]}, "`keywords.0` Input should be a valid string"),
         ({"keywords": {"x": ["a"]}}, "`keywords` has none for the label 'News'"),
         ({"keywords": {"x": "a"}}, "`keywords.x` Input should be a valid tuple"),
-        ({"demonstrations": None}, "`demonstrations` Input should be a valid list"),
-        ({"demonstrations": ["a"]}, "`demonstrations.0` Input should be"),
-        ({"demonstration": "{blanks}"}, "`demonstration` has no {text}"),
     ],
 )
 def test_a_wrong_template_says_what_is_wrong(

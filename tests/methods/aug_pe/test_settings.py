@@ -18,8 +18,6 @@ from dpray.methods.aug_pe.settings import AugPeSettings
         {"noise_multiplier": 0},
         {"noise_multiplier": float("inf")},
         {"mask_probability": 1.5},
-        {"demonstrations": 4, "variation": "fill_in_the_blanks"},
-        {"demonstrations": 1},
         {"temperature": float("nan")},
         {"top_p": 0},
         {"word_var": -1},

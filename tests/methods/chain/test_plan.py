@@ -19,7 +19,7 @@ from dpray.accounting.event import Event
 from dpray.auditing.audit import audit
 from dpray.config.config import Config
 from dpray.methods import part
-from dpray.methods.chain.plan import ChainPlan, with_input, write_records
+from dpray.methods.chain.plan import ChainPlan, with_terms, write_records
 from dpray.methods.config import parse_config
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.planning.compare import plain
@@ -30,10 +30,7 @@ from dpray.workers.engine import build_engine
 
 KPS_AUG, KPS_PREDICT = ("dp_kps", "aug_pe"), ("dp_kps", "private_prediction")
 KPS_SGD = ("dp_kps", "dp_sgd")
-PREDICT_AUG = ("private_prediction", "aug_pe")
 TOPICS_AUG, TOPICS_SGD = ("topics", "aug_pe"), ("topics", "dp_sgd")
-TOPICS = ("topics", "private_prediction", "aug_pe")
-ALL = ("dp_kps", "private_prediction", "aug_pe")
 EPSILON = 4.0
 
 Make = Callable[..., Config]
@@ -72,7 +69,7 @@ def test_batches_are_as_many_as_the_first_method_leaves(config: Make) -> None:
     assert plan.summary()["records"] > chain(alone).summary()["records"]
 
 
-@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, KPS_SGD, PREDICT_AUG, ALL, TOPICS])
+@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, KPS_SGD, TOPICS_AUG])
 def test_measured_labels_are_charged_once(config: Make, names: tuple[str, ...]) -> None:
     measured = {"data__label_proportions": "measured", "privacy__epsilon_labels": 0.5}
     changes: dict[str, Any] = {"batches": "disjoint", "texts": None, "max_tokens": 2}
@@ -101,33 +98,24 @@ RECORDS = st.lists(
 )
 
 
-@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, KPS_SGD, PREDICT_AUG])
+@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, KPS_SGD])
 def test_no_cost_depends_on_what_the_method_before_released(
     config: Make, names: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Whatever neighbouring data make the first method release, the second one's mechanisms have
     the same parameters, and the same event."""
-    first, last = chain(config(*names)).links.values()
+    last = chain(config(*names)).second
     file = tmp_path / "released.jsonl"
 
     @trials(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
     @given(RECORDS)
     def check(records: Any) -> None:
         write_records(file, records)
-        read = part(names[-1], "plan").with_public_files(with_input(last, first, file))
+        read = part(names[-1], "plan").with_public_files(with_terms(last, file))
         assert read.method_event == last.method_event
         assert read.proportions == last.proportions
 
     check()
-
-
-def test_three_methods_have_cumulative_shares(config: Make) -> None:
-    run = config(*ALL, privacy__epsilon=20.0, privacy__shares=[0.2, 0.5, 0.3])
-    plan = chain(run)
-    events = [stage.method_event for stage in plan.links.values()]
-    assert epsilon(run, *events[:1]) <= 4.0 and epsilon(run, *events[:2]) <= 14.0
-    assert 0.999 * 20.0 < epsilon(run, *events) <= 20.0
-    assert plan.summary()["links"].keys() == {"1-dp_kps", "2-private_prediction", "3-aug_pe"}
 
 
 def test_pure_epsilon_is_the_sum(config: Make) -> None:
@@ -138,16 +126,12 @@ def test_pure_epsilon_is_the_sum(config: Make) -> None:
 
 
 def test_the_plan_says_what_each_method_makes(config: Make) -> None:
-    summary = chain(config(*PREDICT_AUG)).summary()
+    summary = chain(config(*KPS_AUG)).summary()
     first, second = summary["links"].values()
-    assert [method["name"] for method in summary["method"]["methods"]] == list(PREDICT_AUG)
+    assert [method["name"] for method in summary["method"]["methods"]] == list(KPS_AUG)
     assert summary["records"] == second["records"] == 4
-    # Of the first population of 8, 6 texts are there.
-    assert second["llm_calls_by_purpose"] == {"random texts": 0, "variations": 6, "lookahead": 0}
-    assert summary["llm_calls"] == first["llm_calls"] + second["llm_calls"]
-    assert {"1-private_prediction: batches", "2-aug_pe: iterations"} < set(
-        chain(config(*PREDICT_AUG)).lines()
-    )
+    assert first["llm_calls"] == 0 and summary["llm_calls"] == second["llm_calls"]
+    assert {"1-dp_kps: vocabulary", "2-aug_pe: iterations"} < set(chain(config(*KPS_AUG)).lines())
 
 
 def test_the_audit_covers_every_method(config: Make) -> None:
@@ -168,10 +152,9 @@ def test_codes_without_room_for_a_term_are_refused(config: Make) -> None:
 
 def test_a_model_whose_context_is_too_short_is_named_by_the_chains_key(config: Make) -> None:
     plan = chain(config(*KPS_SGD))
-    name, stage = list(plan.links.items())[-1]
-    assert isinstance(stage, DpSgdPlan)
-    longer = replace(stage, settings=stage.settings.model_copy(update={"max_length": 400}))
-    tried = replace(plan, links={**plan.links, name: longer})
+    assert isinstance(plan.second, DpSgdPlan)
+    settings = plan.second.settings.model_copy(update={"max_length": 400})
+    tried = replace(plan, second=replace(plan.second, settings=settings))
     with pytest.raises(InputError, match=r"methods\.1\.max_length: 400 is more than"):
         try_model(tried, build_engine, lambda progress: None)
 
@@ -184,18 +167,18 @@ def test_a_configuration_reads_as_it_was_written(config: Make) -> None:
 @pytest.mark.parametrize(
     ("names", "changes", "said"),
     [
-        (("aug_pe", "dp_kps"), {}, "methods: dp_kps cannot follow aug_pe; the pairs are "),
-        (("private_prediction", "dp_kps"), {}, "methods: dp_kps cannot follow"),
-        (("dp_kps",), {}, "methods: a chain has two methods or more"),
-        (("topics",), {}, "methods: topics writes no texts; another method has to follow it"),
-        (("dp_kps", "topics"), {}, "methods: topics writes no texts; another method has to"),
+        (("aug_pe", "dp_kps"), {}, "methods.0.name: one of 'dp_kps', 'topics'"),
+        (("dp_kps", "topics"), {}, "methods.1.name: one of 'private_prediction', 'aug_pe', "),
+        (("topics",), {}, "methods: a chain has two methods: dp_kps or topics, and then "),
+        (("dp_kps", "private_prediction", "aug_pe"), {}, "methods: a chain has two methods"),
+        (KPS_AUG, {"aug_pe__terms": "terms.jsonl"}, "methods.1.terms: is what dp_kps releases"),
         (TOPICS_AUG, {"privacy__epsilon": float("inf")}, "privacy.epsilon: infinity is not for"),
         (TOPICS_AUG, {"topics__topics": 0}, "methods.0.topics: Input should be greater"),
         (KPS_AUG, {"privacy__shares": [1.0]}, "privacy.shares: give one share"),
         (KPS_AUG, {"privacy__shares": [0.5, 0.6]}, "privacy.shares: shares sum to 1"),
         (KPS_AUG, {"privacy__epsilon": float("inf")}, "privacy.epsilon: infinity is not for"),
         (KPS_AUG, {"aug_pe__iteration": 3}, "methods.1.iteration: there is no such key"),
-        (KPS_AUG, {"dp_kps__name": "auto"}, "methods.0.name: one of 'private_prediction'"),
+        (KPS_AUG, {"dp_kps__name": "auto"}, "methods.0.name: one of 'dp_kps'"),
         (KPS_AUG, {"engine": {"kind": "none"}}, "engine.kind: none is not for aug_pe, which takes"),
     ],
 )

@@ -190,21 +190,6 @@ def test_terms_are_in_the_private_and_public_prompts_of_a_batch(
     assert watched.options and not any(each["public_alone"] for each in watched.options)
 
 
-def test_released_texts_are_the_first_population(config: Make, watched: Watched) -> None:
-    disjoint = {"private_prediction__batches": "disjoint", "private_prediction__texts": None}
-    measured = disjoint | {"data__label_proportions": "measured"}
-    run = config("private_prediction", "aug_pe", **measured)
-    report = watched.run(run)
-    assert starts(run)["labels"] == 1
-    folder = Path(run.output.path) / "private" / "parts"
-    votes = json.loads((folder / "2-aug_pe.votes-0001.json").read_text())
-    population = [text for texts in votes["population"].values() for text in texts]
-    assert population
-    assert not any("Write a text" in prompt for prompt in watched.generated)
-    assert report["batches"]["published"] == report["batches"]["total"]
-    assert report["epsilon"] <= 30 and len(report["iterations"]) == 2
-
-
 @pytest.mark.parametrize("spare", [2, 0])
 def test_a_tuned_model_is_asked_with_private_terms_and_lost_steps_are_charged(
     config: Make, watched: Watched, spare: int
@@ -220,7 +205,7 @@ def test_a_tuned_model_is_asked_with_private_terms_and_lost_steps_are_charged(
         watched.run(run)
     report = watched.run(run)
     assert report["steps"] == {"planned": 4, "repeated": 2, "charged": 6}
-    kps, *_ = make_plan(run).links.values()  # type: ignore[attr-defined]
+    kps = make_plan(run).first  # type: ignore[attr-defined]
     steps = SelfComposed(PoissonSubsampledGaussian(0.05, 1.5), 6)
     whole = Composed((kps.method_event, steps))
     assert report["epsilon"] == cost(whole, run.privacy.delta).epsilon

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -58,7 +57,7 @@ def plan(sigma: float = NO_NOISE, steps: int = 3, **changes: Any) -> DpSgd:
 def test_three_steps_are_those_of_a_plain_reference(
     make: Callable[[], Any], optimizer: Any, sigma: float
 ) -> None:
-    ours = plan(sigma, optimizer=optimizer, schedule="linear")
+    ours = plan(sigma, optimizer=optimizer)
     units, sampling, noise = [[text] for text in texts(20)], new_key(), new_key()
     loss = PerExampleLoss(make()).eval()
     trainer = ReferenceTrainer(ours.mechanism, ours.settings, loss, noise)
@@ -68,14 +67,13 @@ def test_three_steps_are_those_of_a_plain_reference(
     kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
     update = kinds[optimizer](trainable(model), lr=0.1, weight_decay=0.0)
     start = flat(model)
-    for t in range(3):
+    for _ in range(3):
         batch = [units[i][0] for i in poisson_batch(len(units), 0.3, rng)]
         total = plain_clipped_sum(model, batch, ours.mechanism.clip_norm)
         total += sigma * C * torch.from_numpy(normals.standard_normal(len(total))).float()
         sizes = [p.numel() for p in trainable(model)]
         for parameter, part in zip(trainable(model), (total / 6.0).split(sizes), strict=True):
             parameter.grad = part.view_as(parameter)
-        update.param_groups[0]["lr"] = 0.1 * (1 - t / 3)
         update.step()
     assert (flat(model) - start).norm() > 0.01
     # Adam divides by the root of small squares, so that rounding grows; the weights move by 0.1.
@@ -84,13 +82,12 @@ def test_three_steps_are_those_of_a_plain_reference(
 
 
 class Listening:
-    """Notes the texts and the learning rates, and trains nothing."""
+    """Notes the texts, and trains nothing."""
 
     def __init__(self, rank: int = 0, ranks: int = 1) -> None:
         self.rank, self.ranks = rank, ranks
         self.steps: list[list[TrainingText]] = [[]]
         self.micro_batches = [0]
-        self.rates: list[float] = []
 
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
         assert all(len(text.ids) < shape[1] for text in texts) and len(texts) <= shape[0]
@@ -102,9 +99,8 @@ class Listening:
     def add_noise(self) -> None:
         self.is_noisy = True
 
-    def update(self, learning_rate: float) -> None:
+    def update(self) -> None:
         assert self.last and self.is_noisy
-        self.rates.append(learning_rate)
         self.steps.append([])
         self.micro_batches.append(0)
 
@@ -139,20 +135,11 @@ def test_a_step_is_announced_before_it_draws() -> None:
     fine_tune(plan(), [[text] for text in texts(3)], trainer, rng, said.append)
     assert [s for s in said if s != "draw"] == [0, 1, 2]
     assert said[0] == 0 and said.index("draw") < said.index(1)
-    assert trainer.rates == [0.1] * 3
 
 
 def test_the_plan_costs_its_steps() -> None:
     event = plan(sigma=0.8).dp_event
     assert event == SelfComposed(PoissonSubsampledGaussian(0.3, 0.8), 3)
-
-
-def test_learning_rates() -> None:
-    assert [plan().learning_rate_at(t) for t in range(3)] == [0.1] * 3
-    linear = plan(schedule="linear")
-    np.testing.assert_allclose(
-        [linear.learning_rate_at(t) for t in range(3)], [0.1, 0.2 / 3, 0.1 / 3]
-    )
 
 
 def characters(max_length: int) -> TextEncoder:

@@ -65,10 +65,10 @@ def test_an_interrupted_run_resumes_with_fresh_noise_and_is_charged_for_repeats(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the third of six steps, the first two are kept and the third is repeated."""
-    run = config(method__schedule="linear")
+    run = config()
     ledger = open_budget(run)
     keys: list[str] = []
-    rates: list[float] = []
+    steps = 0
     restored: list[TrainingState] = []
     start, update = GradientNoise.__init__, ReferenceTrainer.update
     restore = ReferenceTrainer.restore
@@ -77,9 +77,10 @@ def test_an_interrupted_run_resumes_with_fresh_noise_and_is_charged_for_repeats(
         keys.append(key)
         start(noise, mechanism, key)
 
-    def made(trainer: ReferenceTrainer, rate: float) -> None:
-        rates.append(rate)
-        update(trainer, rate)
+    def made(trainer: ReferenceTrainer) -> None:
+        nonlocal steps
+        steps += 1
+        update(trainer)
 
     def was_restored(trainer: ReferenceTrainer, state: TrainingState) -> None:
         restored.append(state)
@@ -91,8 +92,7 @@ def test_an_interrupted_run_resumes_with_fresh_noise_and_is_charged_for_repeats(
     interrupt(run, 3)
     report = methods.run(run)
 
-    planned = [0.01 * (1 - t / 6) for t in range(6)]
-    assert rates == pytest.approx([*planned[:3], *planned[2:]])
+    assert steps == 3 + 4
     assert len(set(keys)) == len(keys) == 2
     assert [state.steps for state in restored] == [2]
     assert set(restored[0].moments) == {"exp_avg", "exp_avg_sq"}

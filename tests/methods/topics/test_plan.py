@@ -1,4 +1,4 @@
-"""The public texts of a plan, and the number of topics that may be chosen."""
+"""The public texts of a plan."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from dpray.config.config import Config
 from dpray.methods.config import parse_config
-from dpray.methods.topics.choice import choose
-from dpray.methods.topics.plan import TopicsPlan, make_plan, public_terms
+from dpray.methods.topics.plan import make_plan, public_terms
 from dpray.methods.topics.settings import TopicsSettings
 from dpray.types import InputError
 
@@ -70,17 +69,3 @@ def test_too_few_texts_and_the_private_file_are_refused(asked: Make) -> None:
     private = method.model_copy(update={"public": config.data.path})
     with pytest.raises(InputError, match=r"^method.public: .* is data.path itself"):
         make_plan(config, private)
-
-
-def test_as_many_topics_are_chosen_as_have_counts_above_the_noise(asked: Make) -> None:
-    def chosen(epsilon: float, public: int = 60, **keys: Any) -> tuple[int, bool, str]:
-        found = choose(*asked(rows(public), epsilon, {"data__public_size": 1000}, **keys), 100)
-        assert isinstance(found.plan, TopicsPlan) and found.signal is not None
-        assert found.plan.method.settings == found.plan.settings == found.plan.config.method
-        return found.plan.settings.topics, found.signal.is_enough, found.reasons[0]
-
-    assert chosen(50.0) == (50, True, "T 50: the most whose average count stands above its noise")
-    assert chosen(50.0, public=20)[:2] == (20, True)
-    assert chosen(0.5)[:2] == (20, True)
-    assert chosen(0.01) == (2, False, "T 2: no more have an average count above its noise")
-    assert chosen(0.5, topics=40) == (40, False, "T 40: as it is set")
