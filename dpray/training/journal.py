@@ -9,7 +9,6 @@ second time. The states of the noise and of the sampling are never stored.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from dpray.io.files import sha256_of, sync
 from dpray.ledger.protocol import NullLedger, RunLedger
@@ -46,33 +46,6 @@ class TrainingState:
                 kind, _, name = key.partition("/")
                 found.setdefault(kind, {})[name] = file.get_tensor(key)
         return TrainingState(steps, found.pop("weights"), found)
-
-
-def write_tensors(
-    path: Path,
-    shapes: Mapping[str, torch.Size],
-    tensors: Iterable[tuple[str, torch.Tensor]],
-    metadata: Mapping[str, str],
-) -> None:
-    """Write float32 tensors of these names and shapes, which come in this order, durably: a file of
-    this name is whole."""
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + 4 * shape.numel()
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for (name, shape), (given, tensor) in zip(shapes.items(), tensors, strict=True):
-            if (given, tensor.shape, tensor.dtype) != (name, shape, torch.float32):
-                raise ValueError(f"{given} is not the float32 tensor {name} of shape {shape}")
-            file.write(tensor.contiguous().numpy().data)
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(path.parent)
 
 
 def block_steps(unit: str) -> range:
@@ -135,18 +108,18 @@ class Journal:
     def ends_block(self, t: int) -> bool:
         return (t + 1) % self.block_size == 0 or t + 1 == self.steps
 
-    def keep(
-        self,
-        t: int,
-        shapes: Mapping[str, torch.Size],
-        tensors: Iterable[tuple[str, torch.Tensor]],
-    ) -> None:
+    def keep(self, t: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Publish the state after the last step t of a block, named as `TrainingState.load` reads
-        it; on rank 0."""
+        it; on rank 0, which holds all of it in its memory."""
         unit = self._block(t)
         path = self._path(unit, self.attempt)
         path.parent.mkdir(exist_ok=True)
-        write_tensors(path, shapes, tensors, {"steps": str(t + 1)})
+        temporary = path.with_suffix(".tmp")
+        whole = {name: tensor.contiguous() for name, tensor in tensors}
+        save_file(whole, temporary, {"steps": str(t + 1)})
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
         self.ledger.publish(self.key, self.attempt, [(unit, sha256_of(path))])
         # NFS keeps a removed file that is mapped, under a name of its own that nobody may remove.
         for other in path.parent.glob("steps-*"):

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from dpray.engines.model_path import resolve_model
 from dpray.training.clipped_loss import Forward, PerExampleLoss, check_norm_rules
-from dpray.training.journal import write_tensors
 from dpray.training.settings import TrainingSettings
 from dpray.types import InputError
 
@@ -71,61 +69,35 @@ def check_norms(loss: PerExampleLoss, forward: Forward) -> None:
 
 
 def save_model(
-    base: str, settings: TrainingSettings, weights: Mapping[str, torch.Tensor], folder: Path,
+    base: str,
+    settings: TrainingSettings,
+    weights: Mapping[str, torch.Tensor],
+    folder: Path,
     base_name: str,
-) -> None:  # fmt: skip
-    """Save the fine-tuned model as a plain folder with its tokenizer. Adapters are merged; they are
-    also saved by themselves, with the tokenizer, in the folder `ADAPTER`, and call the model they
-    belong to `base_name`.
+) -> None:
+    """Save the fine-tuned model as a plain folder with its tokenizer. Adapters are merged, in
+    float32; they are also saved by themselves, with the tokenizer, in the folder `ADAPTER`, and
+    call the model they belong to `base_name`.
 
-    `weights` are the trained ones by their names in `PerExampleLoss.trainable_parameters`. No more
-    than one weight has to be in memory: adapters are merged one by one, through a file.
+    `weights` are the trained ones by their names in `PerExampleLoss.trainable_parameters`.
     """
-    model = with_adapters(_load(base, "auto"), settings)
+    lora = settings.tuning == "lora"
+    model = with_adapters(_load(base, "float32" if lora else "auto"), settings)
     parameters = dict(model.named_parameters())
     for name, weight in weights.items():  # a name that is not the model's is a KeyError
         parameters[name].data = weight.detach()
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(base))
     with deepspeed_on_stderr():
-        if settings.tuning == "lora":
+        if lora:
             for adapters in model.peft_config.values():
                 adapters.base_model_name_or_path = base_name
             # No embeddings are tuned; to see that, PEFT would look for the model at its name.
             model.save_pretrained(folder / ADAPTER, save_embedding_layers=False)
             (folder / ADAPTER / "README.md").unlink(missing_ok=True)  # of PEFT; names a place
             tokenizer.save_pretrained(folder / ADAPTER)
-            model = _merge_into(folder / "merged.safetensors", model)
+            model = model.merge_and_unload()
         model.save_pretrained(folder)
-        (folder / "merged.safetensors").unlink(missing_ok=True)
     tokenizer.save_pretrained(folder)
-
-
-def _merge_into(path: Path, adapted: Any) -> Any:
-    """Return the model without its adapters, which are added to its weights: float32, and mapped
-    from the file that is written for them."""
-    from peft.tuners.lora import LoraLayer
-
-    layers: dict[Any, Any] = {
-        module.base_layer.weight: module
-        for module in adapted.modules()
-        if isinstance(module, LoraLayer)
-    }
-    model = adapted.unload()
-    weights = dict(model.named_parameters())
-
-    def merged() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, weight in weights.items():
-            whole = weight.detach().float()
-            if (layer := layers.get(weight)) is not None:
-                whole = whole + layer.get_delta_weight("default")
-            yield name, whole
-
-    with torch.no_grad():
-        write_tensors(path, {name: w.shape for name, w in weights.items()}, merged(), {})
-    with safe_open(path, framework="pt") as file:
-        for name, weight in weights.items():
-            weight.data = file.get_tensor(name)
-    return model
 
 
 def with_adapters(model: Any, settings: TrainingSettings) -> Any:

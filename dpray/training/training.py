@@ -141,13 +141,6 @@ class ReferenceTrainer:
     def _coordinates(self) -> int:
         return sum(shape_of(parameter).numel() for parameter in self._trained.values())
 
-    def shapes(self) -> dict[str, torch.Size]:
-        """Return the shapes of `tensors`, in their order."""
-        kinds = ("weights", *self._moments)
-        return {
-            f"{kind}/{name}": shape_of(p) for kind in kinds for name, p in self._trained.items()
-        }
-
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the state that a training resumes from, on the CPU: each trained weight and each of
         its moments, once a step was made. All ranks take one after the other, together."""
@@ -244,7 +237,7 @@ def train(
     def after_step(t: int) -> None:
         if journal.ends_block(t):
             if trainer.rank == 0:
-                journal.keep(t, trainer.shapes(), trainer.tensors())
+                journal.keep(t, trainer.tensors())
             else:
                 for _ in trainer.tensors():
                     pass

@@ -31,7 +31,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dpray.training import zero
+from dpray.training import ranks as zero
 from dpray.training.model import deepspeed_on_stderr, load_loss
 from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, TrainingText

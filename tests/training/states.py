@@ -19,7 +19,6 @@ def state_of(trainer: ReferenceTrainer, steps: int) -> TrainingState:
 
 def weights_of(trainer: ReferenceTrainer) -> dict[str, torch.Tensor]:
     """Return the weights; called on every rank, before the first step too."""
-    count = sum(name.startswith("weights/") for name in trainer.shapes())
-    # The count first: one more tensor would be a moment.
-    pairs = zip(range(count), trainer.tensors(), strict=False)
+    # The names first: one more tensor would be a moment.
+    pairs = zip(trainer._trained, trainer.tensors(), strict=False)
     return {key.partition("/")[2]: tensor.clone() for _, (key, tensor) in pairs}

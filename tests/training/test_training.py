@@ -78,7 +78,7 @@ def test_a_checkpoint_takes_the_place_of_the_one_before_it_alone(tmp_path: Path)
     (tmp_path / ".nfs0001").mkdir()
     (tmp_path / "steps-00000001-00000002-before.tmp").touch()
     for t in (1, 3):
-        journal.keep(t, {"weights/w": torch.Size([2])}, [("weights/w", torch.ones(2))])
+        journal.keep(t, [("weights/w", torch.ones(2))])
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {".nfs0001", "steps-00000003-00000004-attempt.safetensors"}
 

@@ -16,7 +16,7 @@ from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.registry import make_plan
 from dpray.runs.plan import try_model
-from dpray.training.ray_train import scaling
+from dpray.training.ranks import scaling
 from dpray.types import InputError
 from dpray.workers.engine import (
     Gpus,

@@ -128,7 +128,7 @@ def run_training(session: DpSgdSession, training: Training, show: OnStep) -> Non
         train_here(training, show)
         return
     # Imported late: a training in this process needs neither Ray Train nor DeepSpeed.
-    from dpray.training.ray_train import train_on_ray
+    from dpray.training.ranks import train_on_ray
 
     runtime = session.config.runtime
     with training.journal.watched(show):

@@ -248,7 +248,7 @@ def test_a_full_disk_fails_no_training(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "write_tensors", full)
+        patch.setattr(journal, "save_file", full)
         with pytest.raises(Resumable, match=r"no space is left on its disk.*the last checkpoint"):
             methods.run(run)
     assert methods.run(run)["steps"] == {"planned": 6, "repeated": 2, "charged": 8}

@@ -14,7 +14,7 @@ from ray.train.v2._internal.exceptions import (
 )
 from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 
-from dpray.training.ray_train import reason
+from dpray.training.ranks import reason
 from dpray.types import InputError, Resumable
 from dpray.workers.cluster import may_run_again, reason_to_repeat
 

@@ -1,26 +1,140 @@
-"""`ZeroTrainer` makes the same steps over ranks with DeepSpeed ZeRO.
+"""`train_on_ray` trains on the ranks of a Ray Train worker group, and `ZeroTrainer` makes a rank's
+part of the steps with DeepSpeed ZeRO.
 
-The engine sums the gradients over ranks and shows each rank's partition of the sum to that rank's
-optimizer alone, so a hook adds the noise right before the optimizer's step. Everything in DeepSpeed
-that would look at the gradients by itself is off: its clipping, its gradient norm, its loss scale.
+Ray retries nothing here: a repeated step would be a second, uncharged release of the same data. The
+caller decides what is repeated, and charges it.
+
+DeepSpeed's engine sums the gradients over ranks and shows each rank's partition of the sum to that
+rank's optimizer alone, so a hook adds the noise right before the optimizer's step. Everything in
+DeepSpeed that would look at the gradients by itself is off: its clipping, its gradient norm, its
+loss scale.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import ray.train
+import ray.train.torch
 import torch
 import torch.distributed as dist
+from ray.exceptions import WorkerCrashedError
+from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.constants import WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
+from ray.train.v2._internal.exceptions import (
+    InsufficientClusterResourcesError,
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+)
+from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError, WorkerGroupError
 from torch.optim import Optimizer
 
-from dpray.mechanisms.randomness import new_key
+from dpray.mechanisms.randomness import generator, new_key
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.model import deepspeed_on_stderr, own_part
 from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, TrainingText
-from dpray.training.training import ReferenceTrainer
+from dpray.training.training import ReferenceTrainer, Training, train
+from dpray.types import DprayError, Resumable
+from dpray.workers.cluster import ended_for_memory, find_error, was_lost
+from dpray.workers.engine import HIDDEN
+
+# Ray Train v2's arguments; type checkers see v1's.
+_NO_RETRIES = ray.train.FailureConfig(
+    max_failures=0,
+    controller_failure_limit=0,  # type: ignore[call-arg]
+    max_preemption_failures=0,
+)
+
+MACHINES_COME = 3600
+"""The seconds in which a cluster has to bring the machines of all ranks. Ray Train by itself gives
+up after a minute, in which no cloud starts a machine with a GPU."""
+
+
+def train_on_ray(
+    training: Training,
+    workers: int,
+    scratch: str,
+    gpus_per_worker: float = 0.0,
+    cpus_per_worker: float = 1.0,
+) -> None:
+    """Fine-tune on `workers` ranks; returns when the model is in `training.folder`.
+
+    `scratch` is a folder for Ray Train's own files, on storage that all nodes share. Raises what a
+    rank raised, Ray's error if a worker was lost, and Resumable if the cluster has no room.
+    """
+    # No argument of Ray Train sets this.
+    os.environ.setdefault(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR, str(MACHINES_COME))
+    trainer: Any = TorchTrainer(
+        _rank,
+        train_loop_config={"training": training},
+        scaling_config=scaling(workers, gpus_per_worker, cpus_per_worker),
+        run_config=ray.train.RunConfig(
+            storage_path=str(Path(scratch).resolve()),
+            failure_config=_NO_RETRIES,
+            # Ray Train looks at the GPUs before `_rank` begins, so they are hidden before.
+            worker_runtime_env={} if gpus_per_worker else {"env_vars": HIDDEN},  # type: ignore[call-arg]
+        ),
+    )
+    try:
+        trainer.fit()
+    except TrainingFailedError as error:
+        raise reason(error) from error
+
+
+def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
+    """Return the resources of the ranks, `gpus` and `cpus` each."""
+    resources = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+    return ray.train.ScalingConfig(
+        num_workers=workers, use_gpu=gpus > 0, resources_per_worker=resources
+    )
+
+
+def reason(error: TrainingFailedError) -> BaseException:
+    """Return the first cause: a DprayError of a rank, else a worker that was lost or ended for want
+    of memory, and not the errors of the others, which miss it."""
+    if isinstance(error, PreemptionError):
+        return WorkerCrashedError()
+    failures = list(_failures(error))
+    for failure in failures:
+        # None of these is the mechanism's: no rank has begun.
+        if isinstance(failure, WorkerGroupStartupFailedError):
+            return WorkerCrashedError()
+        if isinstance(failure, WorkerGroupStartupTimeoutError | InsufficientClusterResourcesError):
+            return Resumable(
+                "the cluster has no room for the ranks of the training (runtime.actors, "
+                "cpus_per_actor, gpus_per_actor), none of which began; make room"
+            )
+        if (ours := find_error(failure, DprayError)) is not None:
+            return ours
+    lost = [f for f in failures if ended_for_memory(f)] or [f for f in failures if was_lost(f)]
+    return (lost or failures)[0]
+
+
+def _failures(error: TrainingFailedError) -> Iterator[BaseException]:
+    """Yield the ranks' errors, out of Ray Train's wrappers, or its own."""
+    found = error.worker_failures.values() if isinstance(error, WorkerGroupError) else [error]
+    for failure in found:
+        controller = getattr(failure, "controller_failure", failure)
+        health = getattr(controller, "health_check_failure", controller)
+        yield getattr(health, "_base_exc", health)
+
+
+def _rank(config: dict[str, Any]) -> None:
+    training: Training = config["training"]
+    device = ray.train.torch.get_device()
+
+    def make_trainer(loss: PerExampleLoss) -> ZeroTrainer:
+        return ZeroTrainer(training.step, training.settings, loss, device)
+
+    sampling = generator(shared_key(device))
+    in_parts = loading(training.settings.zero_stage)
+    train(training, make_trainer, sampling, loading=in_parts).close()
+
 
 BUCKET = 50_000_000
 """The elements of the gradient that are summed over ranks in one call; under stage 3 also the most
