@@ -25,8 +25,7 @@ from dpray.config.config import Config
 from dpray.evaluation.evaluate import Judge
 from dpray.methods.config import load_config, parse_config
 from dpray.planning.compare import METHODS
-from dpray.planning.public_twin import on_twin
-from dpray.planning.rehearse import FEWEST, Rehearsal, weighed, within_chance
+from dpray.planning.rehearse import FEWEST, Rehearsal, on_twin, weighed, within_chance
 from dpray.types import InputError
 
 SETS = {"agnews": "News Type", "trec": "Answer", "yelp": "Category", "banking77": "Question about",

@@ -5,18 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from dpray.config.base import Count, MethodSettings
 from dpray.config.config import Config
 from dpray.config.loading import parse, read_tree
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.methods.auto import AutoSettings
 from dpray.methods.chain.settings import ChainSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+
+
+class AutoSettings(MethodSettings):
+    """The keys of `method` while the method is not chosen yet: `dpray plan` compares them all."""
+
+    name: Literal["auto"]
+    engines: ClassVar[frozenset[str]] = MethodSettings.engines | {"none"}
+    records: Count = Field(1000, description="synthetic records that are wanted")
+    private_prediction: dict[str, Any] = Field(
+        {}, description="keys of private prediction that are not free"
+    )
+    aug_pe: dict[str, Any] = Field({}, description="keys of Aug-PE that are not free")
+    dp_kps: dict[str, Any] = Field(
+        {}, description="keys of DP-KPS that are not free: its vocabulary has to be here"
+    )
+    dp_sgd: dict[str, Any] = Field({}, description="keys of DP-SGD that are not free")
 
 
 class RunConfig(Config):

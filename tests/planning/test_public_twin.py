@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpray.methods.config import parse_config
-from dpray.planning.public_twin import as_released, draw, on_twin, public_records, write_twin
+from dpray.planning.rehearse import as_released, draw, on_twin, public_records, write_twin
 from dpray.types import InputError
 from dpray.workers.rows import data_pieces, read_records
 
