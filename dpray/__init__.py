@@ -157,12 +157,12 @@ def run(
     """
     from dpray import registry
     from dpray.report.page import write_report
-    from dpray.runs.standing import Standing
+    from dpray.runs.standing import telling_charge
     from dpray.workers.engine import build_engine
 
     registry.run(config, on_progress, build or build_engine)
     folder = Path(config.output.path)
-    with Standing(config).said():
+    with telling_charge(config):
         write_report(folder, public=True)
     return SyntheticData(folder)
 

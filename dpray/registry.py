@@ -67,11 +67,10 @@ def run(
     """
     from dpray.runs.folder import ReleaseFolder
     from dpray.runs.runner import Run
-    from dpray.runs.standing import Standing
+    from dpray.runs.standing import telling_charge
     from dpray.workers.cluster import is_local
 
-    standing = Standing(config)
-    with standing.said():
+    with telling_charge(config):
         _check_chosen(config)
         for name in sorted(config.method_names):
             require(f"method {name}", *NEEDS.get(name, ()))
@@ -84,8 +83,8 @@ def run(
         plan = make_plan(_as_begun(config))
         release = part(config.method.name, "release").release
         with closing(ReleaseFolder(config.output.path)) as folder:
-            return Run(plan, folder, release, on_progress, build, standing).execute()
-    raise AssertionError("`said` lets no error pass")
+            return Run(plan, folder, release, on_progress, build).execute()
+    raise AssertionError("`telling_charge` lets no error pass")
 
 
 def _as_begun(config: Config) -> Config:

@@ -22,6 +22,9 @@ class DprayError(Exception):
     standing = ""
     """For an error that ended a run: whether the run is charged, and how to continue."""
 
+    resume_hint = "the same command goes on from there, at no further cost"
+    """For an error that ended a charged run: how to continue, and the cost."""
+
     def __str__(self) -> str:
         message = self._message()
         return f"{message}; {self.standing}" if self.standing else message

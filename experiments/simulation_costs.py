@@ -25,7 +25,7 @@ from simulation_runs import alone, nodes
 from simulation_values import Costs
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.protocol import NullLedger
 from dpray.methods.private_prediction.decoder import BatchDecoder
@@ -99,7 +99,7 @@ def ledger() -> dict[str, float]:
         stated_for = ("record", NEIGHBORING_RELATION)
         local.create_dataset("notes", Budget(1e3, 1e-6), *stated_for)
         client = AccountantClient(url)
-        charge = (Laplace(1e6), Budget(1e-6, 0.0))
+        charge = (DiscreteLaplace(1e6, 1), Budget(1e-6, 0.0))
         client.reserve("notes", {"run": charge}, *stated_for)
         names = count()
 

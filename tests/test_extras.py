@@ -16,7 +16,7 @@ import sys
 from importlib.machinery import PathFinder
 
 EXTRAS = {
-    "accelerate", "deepspeed", "faiss", "fastapi", "limits", "opacus", "peft", "psycopg",
+    "accelerate", "deepspeed", "fastapi", "limits", "opacus", "peft", "psycopg",
     "sentence_transformers", "starlette", "tensorboardX", "torch", "uvicorn", "vllm",
 }
 

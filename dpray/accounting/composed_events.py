@@ -19,7 +19,6 @@ from dpray.accounting.events import (
     DiscreteLaplace,
     ExponentialMechanism,
     Gaussian,
-    Laplace,
     PoissonSubsampledDraws,
     PoissonSubsampledGaussian,
 )
@@ -125,7 +124,6 @@ _TYPES: dict[str, type[Event]] = {
     cls.name: cls
     for cls in (
         Gaussian,
-        Laplace,
         DiscreteLaplace,
         DiscreteGaussian,
         ExponentialMechanism,

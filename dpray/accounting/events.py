@@ -45,28 +45,6 @@ class Gaussian(Event):
 
 
 @dataclass(frozen=True)
-class Laplace(Event):
-    """Adds Laplace noise of scale noise_multiplier * L1 sensitivity."""
-
-    noise_multiplier: float
-    name: ClassVar[str] = "laplace"
-
-    def pure_epsilon(self) -> float:
-        return 1.0 / self.noise_multiplier
-
-    def rdp(self, orders: tuple[float, ...]) -> Array:
-        from dp_accounting import LaplaceDpEvent
-
-        return _library_rdp(LaplaceDpEvent(self.noise_multiplier), orders)
-
-    def pld(self, interval: float, count: int) -> Pld:
-        one = losses().from_laplace_mechanism(
-            self.noise_multiplier, value_discretization_interval=interval
-        )
-        return one.self_compose(count)
-
-
-@dataclass(frozen=True)
 class DiscreteLaplace(Event):
     """Adds integer noise with mass proportional to exp(-|x| / scale) to integer values that one
     unit changes by at most `sensitivity` in L1.

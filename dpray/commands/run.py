@@ -19,9 +19,9 @@ from dpray.terminal import Terminal, add_or_remove
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Make synthetic records; the same command resumes an unfinished run."""
     # Imported late, as by the API: it needs the ledger.
-    from dpray.runs.standing import Standing
+    from dpray.runs.standing import telling_charge
 
-    with Standing(None).said():
+    with telling_charge(None):
         loaded = dpray.load(config, *overrides or [])
     report = run_with_progress(loaded)
     if as_json:

@@ -13,9 +13,7 @@ Shapes: M private records, N synthetic texts, D dimensions of an embedding.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,8 +82,7 @@ def count_votes(
 
     Private, not for release. Embeddings are rounded to multiples of 2^-24; among equally near texts
     the lowest index gets the vote, and so does the first of duplicates. Votes of shards of the
-    records add up to the votes of all. Memory grows with N, and with M not at all. Runs on GPU 0 if
-    FAISS is installed and sees one.
+    records add up to the votes of all. Memory grows with N, and with M not at all.
     Proof: docs/privacy.md, section 3.1.
 
     Raises ValueError for an empty synthetic set, shapes that do not match, and vectors that are not
@@ -122,14 +119,13 @@ class _NearestText:
         self.squares_U = np.einsum("ud,ud->u", self.exact_UD, self.exact_UD)
         self.rounded_squares_U = (self.squares_U / GRID**2).astype(np.float32)
         self.largest_norm = float(_norms(self.rows_UD).max())
-        self.gpu = _gpu_index(self.rows_UD)
 
     def nearest(self, private_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """Return the index in the synthetic set of each row's nearest text, shape (B,)."""
         rows_BD = _on_grid(private_BD, "private")
         if len(self.index_U) == 1:
             return np.zeros(len(rows_BD), dtype=np.int64)
-        nearest_B, gap_B = self._by_gpu(rows_BD) if self.gpu else self._by_numpy(rows_BD)
+        nearest_B, gap_B = self._in_float32(rows_BD)
         unsure = np.flatnonzero(gap_B <= self._largest_rounding_gap(rows_BD))
         step = max(1, EXACT_CELLS // len(self.index_U))
         for start in range(0, len(unsure), step):
@@ -137,7 +133,7 @@ class _NearestText:
             nearest_B[part] = self._exactly(rows_BD[part])
         return self.index_U[nearest_B]
 
-    def _by_numpy(self, rows_BD: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], Array]:
+    def _in_float32(self, rows_BD: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], Array]:
         """Return the nearest text in float32, and by how much the next one's squared distance is
         larger."""
         order_BU = rows_BD @ self.rows_UD.T
@@ -148,17 +144,10 @@ class _NearestText:
         order_BU[rows_B, nearest_B] = np.inf
         return nearest_B, order_BU.min(axis=1) - least_B
 
-    def _by_gpu(self, rows_BD: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], Array]:
-        """Return the same by FAISS."""
-        assert self.gpu is not None
-        squared_B2, found_B2 = self.gpu[0].search(rows_BD, 2)
-        gap_B: Array = squared_B2[:, 1].astype(np.float64) - squared_B2[:, 0]
-        return found_B2[:, 0].copy(), gap_B
-
     def _largest_rounding_gap(self, rows_BD: npt.NDArray[np.float32]) -> Array:
         """Return the largest gap between two float32 squared distances that rounding alone can
-        make, shape (B,): each is off by at most gamma (|x| + |y|)^2 whichever formula is taken and
-        in whatever order it is summed, gamma = n u / (1 - n u) for n roundings (Higham 2002,
+        make, shape (B,): each is off by at most gamma (|x| + |y|)^2 in whatever order it is
+        summed, gamma = n u / (1 - n u) for n roundings (Higham 2002,
         3.1)."""
         roundings = (rows_BD.shape[1] + 4) * FLOAT32_UNIT
         gamma = roundings / (1 - roundings)
@@ -173,22 +162,6 @@ class _NearestText:
         order_BU = self.squares_U - 2.0 * (exact_BD @ self.exact_UD.T)
         nearest_B: npt.NDArray[np.int64] = order_BU.argmin(axis=1)
         return nearest_B
-
-
-def _gpu_index(rows_UD: npt.NDArray[np.float32]) -> tuple[Any, Any] | None:
-    """Return an exact L2 index on GPU 0, and the memory that has to live as long as it; None
-    without a GPU, because on a CPU FAISS took three times numpy's time
-    (tests/benchmarks/bench_voting.py), or without FAISS, which the extra `gpu` brings."""
-    if importlib.util.find_spec("faiss") is None:
-        return None
-    import faiss
-
-    if faiss.get_num_gpus() == 0:
-        return None
-    resources: Any = faiss.StandardGpuResources()
-    index: Any = faiss.index_cpu_to_gpu(resources, 0, faiss.IndexFlatL2(rows_UD.shape[1]))
-    index.add(rows_UD)
-    return index, resources
 
 
 def _on_grid(rows_BD: npt.NDArray[np.float32], whose: str) -> npt.NDArray[np.float32]:

@@ -8,41 +8,56 @@ A mechanism that raised itself, or for which the memory did not suffice, is neve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from dpray.io.files import disk_is_full
 from dpray.runs.session import Release, Session
-from dpray.runs.standing import DISK_FULL, Standing
+from dpray.runs.standing import DISK_FULL
 from dpray.types import DprayError, Resumable, RunFailed
 from dpray.workers import cluster
 
 
 def release_with_repeats(
-    sessions: Iterator[Session[Any]],
-    release: Callable[[Session[Any]], Release],
-    standing: Standing,
+    sessions: Iterator[Session[Any]], release: Callable[[Session[Any]], Release]
 ) -> tuple[Session[Any], Release]:
     """Return the release of the first session that comes to its end, and this session. Each session
     is one attempt; other errors than losses end the run."""
     for number, session in enumerate(sessions, start=1):
-        try:
-            session.folder.recover(_committed(session))
-            session.check_records()
-            session.measure_labels()
-            return session, release(session)
-        # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
-        except (KeyboardInterrupt, SystemExit):
-            raise Resumable("interrupted") from None
-        except Exception as error:
-            why = _reason_to_repeat(session, error)
-            attempts = session.config.runtime.max_attempts
-            if number == attempts or isinstance(error, cluster.LostTooOften):
-                raise Resumable(f"{why} ({attempts} times)") from error
-        finally:
-            standing.resume_hint = session.resume_hint
-            session.close()
+        with closing(session):
+            try:
+                session.folder.recover(_committed(session))
+                session.check_records()
+                session.measure_labels()
+                return session, release(session)
+            except BaseException as error:
+                if (ended := _end_of_run(session, number, error)) is not None:
+                    ended.resume_hint = session.resume_hint
+                    if ended is error:
+                        raise
+                    raise ended from error
     raise AssertionError("runtime.max_attempts is at least 1")
+
+
+def _end_of_run(session: Session[Any], number: int, error: BaseException) -> DprayError | None:
+    """Return the error that ends the run after an attempt's; None for a loss that another attempt
+    makes good."""
+    # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
+    if not isinstance(error, Exception):
+        return Resumable("interrupted")
+    if disk_is_full(error):
+        return Resumable(DISK_FULL)
+    if isinstance(error, DprayError):
+        return error
+    if cluster.ended_for_memory(error):
+        return _ended_for_memory(session, error)
+    last = error.last if isinstance(error, cluster.LostTooOften) else error
+    if (why := cluster.reason_to_repeat(last)) is None:
+        return _stopped(session, error)
+    attempts = session.config.runtime.max_attempts
+    if number == attempts or isinstance(error, cluster.LostTooOften):
+        return Resumable(f"{why} ({attempts} times)")
+    return None
 
 
 def _committed(session: Session[Any]) -> Callable[[str], bool]:
@@ -50,21 +65,6 @@ def _committed(session: Session[Any]) -> Callable[[str], bool]:
         return lambda sha: True
     shas = {sha for _, (_, sha) in session.ledger.published(session.run_id)}
     return shas.__contains__
-
-
-def _reason_to_repeat(session: Session[Any], error: Exception) -> str:
-    """Return the loss that another attempt makes good. Raises the error that ends the run if the
-    error is no such loss."""
-    if disk_is_full(error):
-        raise Resumable(DISK_FULL) from error
-    if isinstance(error, DprayError):
-        raise error
-    if cluster.ended_for_memory(error):
-        raise _ended_for_memory(session, error) from error
-    last = error.last if isinstance(error, cluster.LostTooOften) else error
-    if (why := cluster.reason_to_repeat(last)) is None:
-        raise _stopped(session, error) from error
-    return why
 
 
 def _ended_for_memory(session: Session[Any], error: Exception) -> DprayError:

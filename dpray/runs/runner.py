@@ -29,7 +29,7 @@ from dpray.runs.folder import CONFIG, ReleaseFolder
 from dpray.runs.plan import Plan, privacy_unit, try_model
 from dpray.runs.privacy_report import privacy_report, public_config, versions
 from dpray.runs.session import Release, Session
-from dpray.runs.standing import Standing
+from dpray.runs.standing import OtherPlan
 from dpray.types import (
     Budget,
     BudgetRefused,
@@ -64,9 +64,8 @@ class Run:
         release: Callable[[Session[Any]], Release],
         on_progress: OnProgress,
         build: BuildEngine,
-        standing: Standing,
     ) -> None:
-        self.folder, self.release, self.standing = folder, release, standing
+        self.folder, self.release = folder, release
         self.on_progress, self.build = on_progress, build
         self.run = folder.read_run() or {
             "run_id": uuid.uuid4().hex,
@@ -108,7 +107,7 @@ class Run:
             on_refusal.pop_all()
         try:
             sessions = self._sessions(ledger, engine)
-            return self._finish(*release_with_repeats(sessions, self.release, self.standing))
+            return self._finish(*release_with_repeats(sessions, self.release))
         finally:
             ledger.close()
 
@@ -151,11 +150,9 @@ class Run:
                 f"folder"
             )
         if self.run.get("charges") != _charged(self.plan):
-            self.standing.is_other_plan = True
-            raise InputError(
+            raise OtherPlan(
                 f"output.path: {path} holds a run of another plan; choose another folder"
             )
-        self.standing.is_same_plan = True
 
     def _has_begun(self, ledger: RunLedger) -> bool:
         """Return whether a mechanism of the run has begun."""

@@ -35,7 +35,6 @@ from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.plan import Plan, label_histogram
-from dpray.runs.standing import RESUME_HINT
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable, RunFailed
 from dpray.workers.cluster import find_error, may_run_again, uses_ray
 from dpray.workers.engine import BuildEngine
@@ -77,8 +76,8 @@ class Session(Generic[P]):
     """The engine that was loaded before the charge, until it is taken."""
     record: Record = no_metrics
     attempt_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    resume_hint: str = RESUME_HINT
-    """Appended to an error that ends the run: how to continue, and the cost."""
+    resume_hint: str = DprayError.resume_hint
+    """That of the errors that end the run now."""
     charged: float | None = None
     """The epsilon that was charged, if it is not the plan's own."""
     _activity: str = field(default="", init=False)

@@ -19,9 +19,11 @@ from dpray.types import (
     RunFailed,
 )
 
-RESUME_HINT = "the same command goes on from there, at no further cost"
-
 DISK_FULL = "output.path: no space is left on its disk, or on the ledger's; make room"
+
+
+class OtherPlan(InputError):
+    """The folder holds a run of another plan: nothing is charged for this one."""
 
 
 class Charged(Enum):
@@ -37,64 +39,37 @@ class Charged(Enum):
     )
 
 
-class Standing:
-    """The charge of a run, as its `run.json` states it. The runner corrects `is_other_plan`,
-    `is_same_plan` and `resume_hint` if going on is not for free."""
+@contextmanager
+def telling_charge(config: Config | None) -> Iterator[None]:
+    """Raise each error again with a sentence on the charge behind its message. For a run that is
+    charged, an interruption and a ledger that cannot be used now become `Resumable`; a full disk
+    always does. `config` is None as long as it is not read."""
+    try:
+        yield
+    except BaseException as error:
+        charged = Charged.NO
+        if config is not None and not isinstance(error, OtherPlan):
+            charged = _charged(Path(config.output.path) / "run.json")
+        ended = _resumable(error, charged)
+        ended.standing = sentence = _sentence(ended, charged)  # type: ignore[attr-defined]
+        if not isinstance(ended, DprayError):
+            ended.add_note(sentence)  # others know no `standing`
+            raise
+        # Without its cause, a library's error that may quote a text: Python shows both.
+        raise ended from None
 
-    def __init__(self, config: Config | None) -> None:
-        """Take the run's configuration; None as long as it is not read."""
-        self._file = None if config is None else Path(config.output.path) / "run.json"
-        self.resume_hint = RESUME_HINT
-        self.is_other_plan = False
-        """The folder holds a run of another plan: nothing is charged for this one."""
-        self.is_same_plan = False
-        """The folder holds a run of this plan."""
 
-    @contextmanager
-    def said(self) -> Iterator[None]:
-        """Raise each error again with a sentence on the charge behind its message. For a run that
-        is charged, an interruption and a ledger that cannot be used now become `Resumable`; a full
-        disk always does."""
-        try:
-            yield
-        except BaseException as error:
-            charged = self._charged()
-            ended = _resumable(error, charged)
-            ended.standing = sentence = self._sentence(ended, charged)  # type: ignore[attr-defined]
-            if not isinstance(ended, DprayError):
-                ended.add_note(sentence)  # others know no `standing`
-                raise
-            # Without its cause, a library's error that may quote a text: Python shows both.
-            raise ended from None
-
-    def _charged(self) -> Charged:
-        if self._file is None or self.is_other_plan or not self._file.exists():
-            return Charged.NO
-        try:
-            run: dict[str, Any] = read_json(self._file)
-        except InputError:
-            return Charged.UNKNOWN
-        if run.get("not_private") or run.get("state") == "planned":
-            return Charged.NO
-        return Charged.UNDER_WAY if run.get("state") == "charging" else Charged.YES
-
-    def _sentence(self, error: BaseException, charged: Charged) -> str:
-        words = charged.value
-        if charged is Charged.NO and isinstance(error, Resumable):
-            return f"{words}; the same command begins again"
-        if charged is not Charged.YES:
-            return words
-        if isinstance(error, RunFailed):
-            return f"{words}, and its charge stays spent"
-        if isinstance(error, BudgetRefused):
-            return f"{words}, and what was refused is not: with room for it, {self.resume_hint}"
-        if not self.is_same_plan and isinstance(error, InputError):
-            return (
-                "nothing more was charged; the run in output.path is charged, and goes on with its "
-                "own configuration and data"
-            )
-        mended = "with that mended, " if isinstance(error, InputError) else ""
-        return f"{words}: {mended}{self.resume_hint}"
+def _charged(file: Path) -> Charged:
+    """Return the charge of a run, as its `run.json` states it."""
+    if not file.exists():
+        return Charged.NO
+    try:
+        run: dict[str, Any] = read_json(file)
+    except InputError:
+        return Charged.UNKNOWN
+    if run.get("not_private") or run.get("state") == "planned":
+        return Charged.NO
+    return Charged.UNDER_WAY if run.get("state") == "charging" else Charged.YES
 
 
 def _resumable(error: BaseException, charged: Charged) -> BaseException:
@@ -108,5 +83,22 @@ def _resumable(error: BaseException, charged: Charged) -> BaseException:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             return Resumable("interrupted")
         if isinstance(error, LedgerUnavailable):
-            return Resumable(str(error))
+            resumable = Resumable(str(error))
+            resumable.resume_hint = error.resume_hint
+            return resumable
     return error
+
+
+def _sentence(error: BaseException, charged: Charged) -> str:
+    words = charged.value
+    if charged is Charged.NO and isinstance(error, Resumable):
+        return f"{words}; the same command begins again"
+    if charged is not Charged.YES:
+        return words
+    if isinstance(error, RunFailed):
+        return f"{words}, and its charge stays spent"
+    resume_hint = getattr(error, "resume_hint", DprayError.resume_hint)
+    if isinstance(error, BudgetRefused):
+        return f"{words}, and what was refused is not: with room for it, {resume_hint}"
+    mended = "with that mended, " if isinstance(error, InputError) else ""
+    return f"{words}: {mended}{resume_hint}"

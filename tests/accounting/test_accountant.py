@@ -34,7 +34,6 @@ from dpray.accounting.events import (
     DiscreteLaplace,
     ExponentialMechanism,
     Gaussian,
-    Laplace,
     PoissonSubsampledDraws,
     PoissonSubsampledGaussian,
 )
@@ -95,12 +94,12 @@ def test_zcdp_conversion_is_the_infimum_of_theorem_1() -> None:
 
 
 def test_pure_mechanisms_need_no_delta_and_others_do() -> None:
-    assert cost(Composed((Laplace(2), DiscreteLaplace(4, 1))), 0).epsilon == 0.75
+    assert cost(Composed((DiscreteLaplace(2, 1), DiscreteLaplace(4, 1))), 0).epsilon == 0.75
     assert cost(Gaussian(2), 0).epsilon == math.inf
 
 
 def test_a_mixture_of_everything_has_a_finite_cost() -> None:
-    event = Composed((dp_sgd(100, 1.0), private_tokens(100), Laplace(10), Gaussian(9)))
+    event = Composed((dp_sgd(100, 1.0), private_tokens(100), DiscreteLaplace(10, 1), Gaussian(9)))
     found = cost(event, 1e-6)
     assert found.bound == "pld"
     assert cost(dp_sgd(100, 1.0), 1e-6).epsilon < found.epsilon < 10
@@ -108,7 +107,7 @@ def test_a_mixture_of_everything_has_a_finite_cost() -> None:
 
 def test_gaussian_closed_form_agrees_with_its_discretised_pld() -> None:
     event = SelfComposed(Gaussian(4), 6)
-    almost = Composed((event, Laplace(1e6)))
+    almost = Composed((event, DiscreteLaplace(1e6, 1)))
     assert cost(almost, 1e-6).epsilon == pytest.approx(cost(event, 1e-6).epsilon, rel=1e-4)
 
 
@@ -141,7 +140,6 @@ FAMILIES: dict[str, Callable[[float], Event]] = {
     "exponential": lambda x: ExponentialMechanism(1 / x),
     "above_threshold": lambda x: AboveThreshold(1 / x),
     "gaussian": lambda x: Gaussian(x),
-    "laplace": lambda x: Laplace(x),
     "discrete_laplace": lambda x: DiscreteLaplace(x, 1),
     "discrete_gaussian": lambda x: DiscreteGaussian(x, 1),
     "subsampled": lambda x: PoissonSubsampledGaussian(0.02, x),

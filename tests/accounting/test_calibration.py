@@ -13,9 +13,9 @@ from dpray.accounting.event import Event
 from dpray.accounting.events import (
     AboveThreshold,
     DiscreteGaussian,
+    DiscreteLaplace,
     ExponentialMechanism,
     Gaussian,
-    Laplace,
     PoissonSubsampledGaussian,
 )
 
@@ -161,7 +161,7 @@ def test_a_bracket_that_is_valid_throughout_gives_its_end() -> None:
 
 def test_pure_mechanisms_at_delta_zero() -> None:
     scale = calibrate(
-        lambda x: Composed((Laplace(x), Laplace(2 * x))),
+        lambda x: Composed((DiscreteLaplace(x, 1), DiscreteLaplace(2 * x, 1))),
         3,
         0,
         bracket=(1e-3, 1e3),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.auditing.monte_carlo import (
     Target,
     audit_target,
@@ -26,7 +26,7 @@ def ignored(progress: Progress) -> None: ...
 
 
 def target(draw: Callable[[bool, int], np.ndarray], epsilon: float = 1.0) -> Target:
-    return Target("coin", "", Laplace(1 / epsilon), draw, at_once=300)
+    return Target("coin", "", DiscreteLaplace(1 / epsilon, 1), draw, at_once=300)
 
 
 def coin(epsilon: float, seed: int = 3) -> Target:
@@ -54,7 +54,7 @@ def test_the_bound_comes_near_the_truth() -> None:
 
 
 def test_a_broken_claim_is_found_and_told_apart() -> None:
-    broken = Target("coin", "", Laplace(1.0), coin(2.0).draw)
+    broken = Target("coin", "", DiscreteLaplace(1.0, 1), coin(2.0).draw)
     found = audit_target(broken, 8000, 1e-6, 0.01)
     assert (
         found.claimed == pytest.approx(1.0, abs=1e-3)

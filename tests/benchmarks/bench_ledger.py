@@ -29,14 +29,14 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.types import Budget
 from dpray.workers.accountant import AccountantClient
 from tests.databases import new_schema, postgresql_server
 
 STATED_FOR = ("record", NEIGHBORING_RELATION)
-CHARGE = (Laplace(1e6), Budget(1e-6, 0.0))
+CHARGE = (DiscreteLaplace(1e6, 1), Budget(1e-6, 0.0))
 TARGETS = {"reserve": 500.0, "publish": 5000.0}
 """Reservations, and rows, a second."""
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 import dpray
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.commands.ledger import app
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
@@ -42,7 +42,9 @@ def create(url: str, *options: str) -> Result:
 def spend(url: str) -> None:
     ledger = Ledger.open(url)
     stated_for = ("record", NEIGHBORING_RELATION)
-    ledger.reserve("clinic-notes", {"run-1": (Laplace(1.0), Budget(1.0, 1e-7))}, *stated_for)
+    ledger.reserve(
+        "clinic-notes", {"run-1": (DiscreteLaplace(1.0, 1), Budget(1.0, 1e-7))}, *stated_for
+    )
     ledger.begin("run-1", "attempt-1", ["a/0", "a/1"])
     ledger.publish("run-1", "attempt-1", [("a/0", "a" * 64)])
 
@@ -51,7 +53,7 @@ def test_a_run_that_has_started_no_batch_says_so(url: str, tmp_path: Path) -> No
     assert create(url).exit_code == 0
     stated_for = ("record", NEIGHBORING_RELATION)
     Ledger.open(url).reserve(
-        "clinic-notes", {"run-1": (Laplace(1.0), Budget(1.0, 1e-7))}, *stated_for
+        "clinic-notes", {"run-1": (DiscreteLaplace(1.0, 1), Budget(1.0, 1e-7))}, *stated_for
     )
     page = tmp_path / "ledger.html"
     assert "none started" in call("show", url).stdout

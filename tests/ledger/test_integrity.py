@@ -13,14 +13,14 @@ import sqlalchemy as sa
 
 from dpray.accounting.composed_events import event_from_json
 from dpray.accounting.event import NEIGHBORING_RELATION, canonical_json
-from dpray.accounting.events import Gaussian, Laplace
+from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.ledger.account import Account
 from dpray.ledger.chain import Entry
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.store import parse_url
 from dpray.types import Budget, BudgetRefused, InputError, LedgerError
 
-TENTH = Laplace(10.0)
+TENTH = DiscreteLaplace(10.0, 1)
 ASKED = Budget(0.1, 1e-7)
 STATED_FOR = ("record", NEIGHBORING_RELATION)
 SHA = "a" * 64
@@ -129,7 +129,7 @@ def test_a_dataset_that_lost_half_of_itself_is_not_made_anew(
 def test_verify_sees_a_charge_that_never_covered_its_event(url: str, ledger: Ledger):
     """The hashes are all right here: only the cost, computed again, tells."""
     rows = [dict(row) for row in ledger.export()]
-    rows[2]["payload"] |= {"event": Laplace(2.0).to_json(), "privacy_unit": "patient"}
+    rows[2]["payload"] |= {"event": DiscreteLaplace(2.0, 1).to_json(), "privacy_unit": "patient"}
     head, engine = "0" * 64, sa.create_engine(parse_url(url))
     with engine.begin() as connection:
         for row in rows:

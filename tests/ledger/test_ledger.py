@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from dpray.accounting.accountant import cost, rdp_to_epsilon
 from dpray.accounting.composition import RenyiComposition
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Gaussian, Laplace
+from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.ledger import queries
 from dpray.ledger.account import Account, check_price
 from dpray.ledger.chain import Entry
@@ -31,7 +31,7 @@ from dpray.types import (
     LedgerError,
 )
 
-TENTH = Laplace(10.0)
+TENTH = DiscreteLaplace(10.0, 1)
 ASKED = Budget(0.1, 1e-7)
 STATED_FOR = ("record", NEIGHBORING_RELATION)
 SHA = "a" * 64
@@ -92,7 +92,7 @@ def test_a_budget_that_is_the_plans_own_cost_holds_it_once(url: str):
     ledger.reserve("own", {"first": (event, own)}, *STATED_FOR)
     assert ledger.account("own").spent == own
     with pytest.raises(BudgetRefused):
-        ledger.reserve("own", {"second": (Laplace(1e9), Budget(1e-9, 0.0))}, *STATED_FOR)
+        ledger.reserve("own", {"second": (DiscreteLaplace(1e9, 1), Budget(1e-9, 0.0))}, *STATED_FOR)
 
 
 def test_several_charges_are_made_together_or_not_at_all(ledger: Ledger):
@@ -156,7 +156,7 @@ def test_a_key_with_another_charge_is_a_conflict(ledger: Ledger):
     with pytest.raises(LedgerConflict):
         reserve(ledger, "run", dataset="other")
     with pytest.raises(LedgerConflict):
-        ledger.reserve("notes", {"run": (Laplace(11.0), ASKED)}, *STATED_FOR)
+        ledger.reserve("notes", {"run": (DiscreteLaplace(11.0, 1), ASKED)}, *STATED_FOR)
     assert len(list(ledger.export())) == 3
 
 
@@ -210,7 +210,7 @@ def test_a_trial_charges_nothing(ledger: Ledger):
     before = list(ledger.export())
 
     def try_to(epsilon: float, dataset: str = "notes") -> list[Entry]:
-        charge = {"trial": (Laplace(1 / epsilon), Budget(epsilon, 0.0))}
+        charge = {"trial": (DiscreteLaplace(1 / epsilon, 1), Budget(epsilon, 0.0))}
         return ledger.reserve(dataset, charge, *STATED_FOR, is_trial=True)
 
     assert try_to(0.9) == []
@@ -411,18 +411,18 @@ def test_threads_that_ask_for_one_price_at_a_time_compute_it_once():
     computed: list[float] = []
     gate = threading.Barrier(8)
 
-    class Slow(Laplace):
+    class Slow(DiscreteLaplace):
         def pure_epsilon(self) -> float:
             computed.append(time.monotonic())
             time.sleep(0.2)
             return super().pure_epsilon()
 
-    def ask(event: Laplace) -> None:
+    def ask(event: DiscreteLaplace) -> None:
         gate.wait(60)
         check_price(event, ASKED)
 
-    event = Slow(10.0)
-    check_price(Slow(20.0), ASKED)
+    event = Slow(10.0, 1)
+    check_price(Slow(20.0, 1), ASKED)
     alone = len(computed)
     computed.clear()
     with ThreadPoolExecutor(8) as pool:

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.store import parse_url
 from dpray.types import Budget, BudgetRefused, InputError, LedgerError
@@ -29,7 +29,7 @@ def ledger(url: str) -> Ledger:
 
 
 def reserve(ledger: Ledger, dataset: str, key: str, files: list[bytes] | None = None) -> None:
-    ledger.reserve(dataset, {key: (Laplace(2.0), ASKED)}, *STATED_FOR, files or [])
+    ledger.reserve(dataset, {key: (DiscreteLaplace(2.0, 1), ASKED)}, *STATED_FOR, files or [])
 
 
 def test_case_and_blanks_make_no_other_data_set(ledger: Ledger):

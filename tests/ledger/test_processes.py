@@ -15,7 +15,7 @@ import pytest
 
 import dpray
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.types import Budget
 
@@ -27,7 +27,7 @@ CHILD = """
 import sqlite3
 import sys
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.types import AlreadyPublished
 from dpray.ledger.ledger import Ledger
 from dpray.types import Budget, BudgetRefused, InputError
@@ -41,7 +41,8 @@ for line in sys.stdin:
         if command == "create":
             ledger.create_dataset(dataset, Budget(1.0, 1e-6), *stated_for)
         if command == "reserve":
-            ledger.reserve(dataset, {key: (Laplace(2.0), Budget(0.5, 1e-7))}, *stated_for)
+            charge = {key: (DiscreteLaplace(2.0, 1), Budget(0.5, 1e-7))}
+            ledger.reserve(dataset, charge, *stated_for)
         if command == "publish":
             ledger.publish(key, rest[1], [(rest[0], "a" * 64)])
         if command == "hold":  # SQLite copies its log into the file when nobody has it open
@@ -49,7 +50,7 @@ for line in sys.stdin:
             held.execute("SELECT name FROM sqlite_master").fetchall()
         if command == "stream":
             for n in range(10_000):
-                charge = {f"{key}-{n}": (Laplace(2e5), Budget(5e-6, 0.0))}
+                charge = {f"{key}-{n}": (DiscreteLaplace(2e5, 1), Budget(5e-6, 0.0))}
                 ledger.reserve(dataset, charge, *stated_for)
                 print(f"{key}-{n}", flush=True)
         print("won", flush=True)
@@ -109,7 +110,7 @@ def test_of_two_processes_that_race_exactly_one_wins(url: str):
 
         for turn in range(ROUNDS):
             assert race(f"create d{turn} -") == ["won", "won"]
-            first = {f"first-{turn}": (Laplace(2.0), Budget(0.5, 0))}
+            first = {f"first-{turn}": (DiscreteLaplace(2.0, 1), Budget(0.5, 0))}
             ledger.reserve(f"d{turn}", first, *STATED_FOR)
             assert race(f"reserve d{turn} last-{turn}-{{who}}") == ["refused", "won"]
             assert race(f"publish - first-{turn} a/0 attempt-{{who}}") == ["refused", "won"]
@@ -138,7 +139,7 @@ def test_a_reservation_outlives_its_killed_process(url: str):
         child.kill()
     ledger = Ledger.open(url)
     assert ledger.account("notes").spent == Budget(0.5, 1e-7)
-    charge = {"run": (Laplace(2.0), Budget(0.5, 1e-7))}
+    charge = {"run": (DiscreteLaplace(2.0, 1), Budget(0.5, 1e-7))}
     [reservation] = ledger.reserve("notes", charge, *STATED_FOR)
     assert reservation.seq == 1
     ledger.begin("run", "attempt-2", ["a/0"])

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.cli import run_command
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.queries import entries
@@ -27,7 +27,7 @@ STATED_FOR = ("record", NEIGHBORING_RELATION)
 
 
 def reserve(ledger: Ledger, key: str, dataset: str = "notes") -> None:
-    ledger.reserve(dataset, {key: (Laplace(10.0), ASKED)}, *STATED_FOR)
+    ledger.reserve(dataset, {key: (DiscreteLaplace(10.0, 1), ASKED)}, *STATED_FOR)
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_an_admission_reads_its_own_data_sets_charges_alone(
 ):
     """The database's own plan says so, with many entries of other kinds and of other data sets."""
     ledger.create_dataset("other", Budget(1e6, 1e-2), *STATED_FOR)
-    charges = {f"other-{n}": (Laplace(10.0), ASKED) for n in range(300)}
+    charges = {f"other-{n}": (DiscreteLaplace(10.0, 1), ASKED) for n in range(300)}
     ledger.reserve("other", charges, *STATED_FOR)
     reserve(ledger, "open")
     ledger.begin("open", "attempt-1", [f"a/{n}" for n in range(2000)])

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.queries import VERSION
 from dpray.ledger.store import parse_url
@@ -118,7 +118,7 @@ def test_a_role_charges_with_the_grants_that_the_page_names(postgresql_url: str)
     stated_for = ("record", NEIGHBORING_RELATION)
     ledger = Ledger.open(postgresql_url.replace("postgres@", f"{role}@"))
     ledger.create_dataset("notes", Budget(1.0, 1e-6), *stated_for)
-    charge = {"run": (Laplace(10.0), Budget(0.1, 1e-8))}
+    charge = {"run": (DiscreteLaplace(10.0, 1), Budget(0.1, 1e-8))}
     ledger.reserve("notes", charge, *stated_for, [b"file"])
     assert ledger.publish("run", "attempt-1", [("a/0", "a" * 64)]) == 1
     assert ledger.commit("run") and ledger.verify() == []

@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.io.files import touch_private
 from dpray.io.places import is_mounted_alone
 from dpray.ledger.ledger import Ledger
@@ -20,7 +20,7 @@ from dpray.types import Budget, InputError
 from tests.ledger.test_processes import Child
 
 STATED_FOR = ("record", NEIGHBORING_RELATION)
-HALF = (Laplace(2.0), Budget(0.5, 0.0))
+HALF = (DiscreteLaplace(2.0, 1), Budget(0.5, 0.0))
 
 PRIVATE_MOUNTS = ["unshare", "--mount", "--propagation", "private"]
 MOUNT = 'touch "$1" && mount --bind "$0" "$1" && shift && exec "$@"'

@@ -16,13 +16,13 @@ import pytest
 import sqlalchemy as sa
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.operations import Publish, Reserve
 from dpray.types import AlreadyPublished, Budget, BudgetRefused, InputError, LedgerError
 
 STATED_FOR = ("record", NEIGHBORING_RELATION)
-TENTH = (Laplace(10.0), Budget(0.1, 1e-8))
+TENTH = (DiscreteLaplace(10.0, 1), Budget(0.1, 1e-8))
 SHA = "a" * 64
 
 
@@ -58,7 +58,7 @@ def commits() -> Iterator[list[int]]:
         yield seen
 
 
-def reservation(key: str, dataset: str, charge: tuple[Laplace, Budget] = TENTH) -> Reserve:
+def reservation(key: str, dataset: str, charge: tuple[DiscreteLaplace, Budget] = TENTH) -> Reserve:
     return Reserve(dataset, {key: charge}, *STATED_FOR)
 
 
@@ -72,7 +72,7 @@ def test_operations_share_a_transaction_and_each_has_its_own_answer(
         [
             reservation("run-1", "notes"),
             Publish("run", "attempt-1", (("a/0", SHA),)),
-            reservation("big", "notes", (Laplace(1.0), Budget(1.0, 0.0))),
+            reservation("big", "notes", (DiscreteLaplace(1.0, 1), Budget(1.0, 0.0))),
             Publish("run", "attempt-2", (("a/0", SHA),)),
             reservation("run-2", "other"),
             reservation("run-3", "unknown"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.mechanisms.discrete_noise import (
     MAX_SCALE,
     discrete_gaussian,
@@ -108,7 +108,7 @@ def test_a_laplace_scale_costs_epsilon_and_never_more(epsilon: float, sensitivit
 @given(epsilons, st.integers(1, 40))
 def test_several_mechanisms_cost_epsilon_together(epsilon: float, count: int) -> None:
     scale = laplace_scale(1, epsilon, count=count)
-    together = cost(SelfComposed(Laplace(scale), count), 0.0).epsilon
+    together = cost(SelfComposed(DiscreteLaplace(scale, 1), count), 0.0).epsilon
     assert together <= epsilon and together == pytest.approx(epsilon, rel=1e-12)
 
 

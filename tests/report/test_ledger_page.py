@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.report.ledger_page import RUNS_SHOWN, render_ledger
 from dpray.report.pictures import spending_svg
@@ -28,7 +28,7 @@ def a_ledger(folder: Path) -> dict:
     ledger.create_dataset("clinic", Budget(2.0, 1e-6), *stated_for, "renyi")
     ledger.create_dataset("unused", Budget(1.0, 0.0), *stated_for)
     for run, epsilon in (("run-1", 0.5), ("run-2", 0.25)):
-        charge = {run: (Laplace(1 / epsilon), Budget(epsilon, 1e-8))}
+        charge = {run: (DiscreteLaplace(1 / epsilon, 1), Budget(epsilon, 1e-8))}
         ledger.reserve("clinic", charge, *stated_for)
     ledger.begin("run-1", "attempt-1", ["a/0", "a/1"])
     ledger.publish("run-1", "attempt-1", [("a/0", "a" * 64)])

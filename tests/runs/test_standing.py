@@ -22,7 +22,7 @@ from dpray.methods.dp_kps.release import release as dp_kps_release
 from dpray.registry import make_plan
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.runner import Run
-from dpray.runs.standing import Standing
+from dpray.runs.standing import telling_charge
 from dpray.types import (
     Budget,
     BudgetRefused,
@@ -107,10 +107,9 @@ class Ends:
         release: Callable[..., Any] = dp_kps_release,
         asked: Callable[[Any], Any] = lambda plan: plan,
     ) -> dict[str, Any]:
-        standing = Standing(self.config)
-        with standing.said(), closing(ReleaseFolder(self.config.output.path)) as folder:
+        with telling_charge(self.config), closing(ReleaseFolder(self.config.output.path)) as folder:
             plan = asked(make_plan(self.config))
-            return Run(plan, folder, release, lambda _: None, build_engine, standing).execute()
+            return Run(plan, folder, release, lambda _: None, build_engine).execute()
         raise AssertionError
 
     def before(self, error: BaseException) -> tuple[int, str]:
@@ -185,7 +184,7 @@ def test_a_charge_that_run_json_does_not_know_of(ends: Ends, config: Config):
 
 
 def raises(config: Config, error: Exception) -> None:
-    with Standing(config).said():
+    with telling_charge(config):
         raise error
 
 
@@ -232,7 +231,7 @@ def test_a_run_that_is_not_private(settings: Callable[..., Any], tmp_path: Path)
     file = Path(config.output.path) / "run.json"
     file.parent.mkdir()
     file.write_text('{"run_id": "1", "state": "reserved", "not_private": true}')
-    with pytest.raises(Resumable) as ended, Standing(config).said():
+    with pytest.raises(Resumable) as ended, telling_charge(config):
         raise Resumable("interrupted")
     assert str(ended.value) == f"interrupted; {AGAIN}"
 

@@ -19,7 +19,7 @@ import ray
 import sqlalchemy as sa
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.operations import Begin, Reserve, Transaction
 from dpray.types import (
@@ -41,7 +41,7 @@ from dpray.workers.accountant import (
 from dpray.workers.metrics import no_metrics
 
 STATED_FOR = ("record", NEIGHBORING_RELATION)
-CHARGE = (Laplace(2.0), Budget(0.5, 1e-7))
+CHARGE = (DiscreteLaplace(2.0, 1), Budget(0.5, 1e-7))
 RUN = ({"run": CHARGE}, *STATED_FOR)
 SHA = "a" * 64
 
@@ -175,7 +175,7 @@ def test_errors_come_out_as_themselves(accountant: AccountantClient, url: str):
         accountant.reserve("small", *RUN)
     assert refused.value.left == Budget(0.4, 1e-6)
     accountant.reserve("notes", {"first": CHARGE}, *STATED_FOR, [b"a file's digest"])
-    other = {"other": (Laplace(10.0), Budget(0.1, 1e-7))}
+    other = {"other": (DiscreteLaplace(10.0, 1), Budget(0.1, 1e-7))}
     with pytest.raises(InputError, match="as 'notes'"):
         accountant.reserve("small", other, *STATED_FOR, [b"a file's digest"])
     assert refused.value.exit_code == 3

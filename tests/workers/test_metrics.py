@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.operations import Reserve
 from dpray.ledger.protocol import NullLedger
@@ -52,7 +52,7 @@ def test_the_accountant_shows_budgets_and_what_is_reserved(tmp_path: Path) -> No
         for name in ("notes", "mail"):
             ledger.create_dataset(name, Budget(2.0, 1e-6), *STATED_FOR)
     accountant = Accountant(url, recorded)
-    charge = (Laplace(2.0), Budget(0.5, 1e-7))
+    charge = (DiscreteLaplace(2.0, 1), Budget(0.5, 1e-7))
     accountant.write(Reserve("NOTES", {"run": charge, "other": charge}, *STATED_FOR))
     accountant.show_changed()
     budget = {"dpray_budget_epsilon": 2.0, "dpray_budget_delta": 1e-6}
@@ -60,7 +60,7 @@ def test_the_accountant_shows_budgets_and_what_is_reserved(tmp_path: Path) -> No
     spent = {"dpray_reserved_epsilon": 1.0, "dpray_reserved_delta": 2e-7}
     assert recorded.of("notes") == budget | spent
     assert recorded.of("mail") == budget | nothing
-    large = {"large": (Laplace(2.0), Budget(2.0, 1e-7))}
+    large = {"large": (DiscreteLaplace(2.0, 1), Budget(2.0, 1e-7))}
     refused, _ = accountant.write(Reserve("notes", large, *STATED_FOR))
     assert isinstance(refused, BudgetRefused)
     accountant.show_changed()

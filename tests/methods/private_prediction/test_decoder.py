@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import Laplace
+from dpray.accounting.events import DiscreteLaplace
 from dpray.engines.base import EngineError, Lockstep, LockstepGroup, LockstepResult
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.public_files import FewShot
@@ -172,7 +172,7 @@ def test_two_decoders_of_an_attempt_are_two_starts_in_the_ledger(
     with closing(Ledger.create_or_open(f"sqlite:///{tmp_path}/book.db")) as ledger:
         stated_for = ("record", NEIGHBORING_RELATION)
         ledger.create_dataset("notes", Budget(1.0, 1e-6), *stated_for)
-        ledger.reserve("notes", {"run": (Laplace(10.0), Budget(0.1, 0.0))}, *stated_for)
+        ledger.reserve("notes", {"run": (DiscreteLaplace(10.0, 1), Budget(0.1, 0.0))}, *stated_for)
 
         def decoded(task: list[str]) -> list[str]:
             made = BatchDecoder(plan, ledger, "run", "attempt", lambda: SideBySide())  # type: ignore[arg-type, return-value]
