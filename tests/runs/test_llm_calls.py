@@ -158,7 +158,7 @@ def run(server: Server, path: Path, **options: Any) -> tuple[Population, list[Ch
 
     config = EngineConfig(model="m", base_url=server.url, api_key="k", max_in_flight=4, **options)
     api = OpenAIEngine(config)
-    prompts = load_variation_prompts("yelp", "fill_in_the_blanks", 2, PLAN.records)
+    prompts = load_variation_prompts("yelp", "fill_in_the_blanks", PLAN.records)
     cache = CallCache(path)
     ask = partial(ask_cached, api, cache)
     return AugPeRun(PLAN, prompts, ask, embed, vote, "5a" * 16).algorithm_1(), checkpoints
