@@ -43,7 +43,7 @@ class Charged(Enum):
 def telling_charge(config: Config | None) -> Iterator[None]:
     """Raise each error again with a sentence on the charge behind its message. For a run that is
     charged, an interruption and a ledger that cannot be used now become `Resumable`; a full disk
-    always does. `config` is None as long as it is not read."""
+    always does. `config` may be missing: nothing is charged before it is read."""
     try:
         yield
     except BaseException as error:
