@@ -32,8 +32,6 @@ from dpray.methods.private_prediction.audit import (
     sparse_vector_target,
     tokens_target,
 )
-from dpray.methods.topics.algorithm import TopicHistogram
-from dpray.methods.topics.settings import TopicsSettings
 from tests.auditing.prediction_faults import (
     SPARSE,
     Fault,
@@ -106,7 +104,7 @@ def twice_epsilon() -> AbstractContextManager[Any]:
 # Aug-PE, topics and DP-KPS.
 
 VOTES = VoteHistogram(math.sqrt(4) * 1.5)
-TOPICS = TopicHistogram(TopicsSettings(name="topics", public=""), VoteHistogram(3 * 1.5, 3))
+TOPICS = VoteHistogram(3 * 1.5, 3)
 TERMS = VocabularyHistogram(1000, 3, 3.0)
 DENSITIES = VocabularyHistogram(1000, 3, 6.0)
 FOURIER = FeatureSum(100, "laplace", 0.5)
@@ -235,7 +233,7 @@ def _cases() -> dict[str, Case]:
     )
     add(
         "topics, histogram, units of 3 records",
-        lambda: votes_target("topic histogram", TOPICS.votes),
+        lambda: votes_target("topic histogram", TOPICS),
         16_000,
         ("no noise", noiseless(VoteHistogram), True),
         (halved, half_noise(VoteHistogram, "sigma"), True),

@@ -16,37 +16,32 @@ def release(session: Session[ChainPlan]) -> Release:
     """Run one method after the other. After a crash, the first one gives the same sequences again:
     they follow from what it published."""
     plan, (one, two) = session.plan, session.plan.settings.links
-    measured, first = run_link(session, 0, one, plan.first)
+    measured, first = run_link(session, 0, plan.first)
     file = session.folder.private / f"{one}.jsonl"
     write_records(file, measured.records)
-    reading = with_terms(opened(session, plan.second), file)
-    ready: Plan = part(reading.settings.name, "plan").with_public_files(reading)
-    assert ready.method_event == plan.second.method_event
-    written, second = run_link(session, 1, two, ready)
-    session.plan = replace(plan, first=first, second=second)
-    return Release(
-        written.records, merged({one: measured.report, two: written.report}), written.model
+    second: Plan = part(plan.second.settings.name, "plan").with_public_files(
+        with_terms(plan.second, file)
     )
+    assert second.method_event == plan.second.method_event
+    written, second = run_link(session, 1, second)
+    session.plan = replace(plan, first=first, second=second)
+    reports = {one: measured.report, two: written.report}
+    return Release(written.records, merged(reports), written.model)
 
 
-def run_link(
-    session: Session[ChainPlan], place: int, name: str, plan: Plan
-) -> tuple[Release, Plan]:
-    """Run one method, and return its release and its plan: a training that was interrupted is
-    charged for more steps."""
-    with keys_named(place), session.link(name, opened(session, plan)) as own:
+def run_link(session: Session[ChainPlan], place: int, plan: Plan) -> tuple[Release, Plan]:
+    """Run one method with what is known only now, the actors' GPUs and the measured label
+    proportions. Return its release and its plan: a training that was interrupted is charged for
+    more steps."""
+    config = plan.config.model_copy(update={"runtime": session.config.runtime})
+    plan = replace(plan, config=config, proportions=session.plan.proportions)
+    name = session.plan.settings.links[place]
+    with keys_named(place), session.link(name, plan) as own:
         try:
             released: Release = part(plan.settings.name, "release").release(own)
         finally:
             session.resume_hint = own.resume_hint
         return released, own.plan
-
-
-def opened(session: Session[ChainPlan], plan: Plan) -> Plan:
-    """Return a method's plan, with what is known only now: the actors' GPUs and the measured label
-    proportions."""
-    config = plan.config.model_copy(update={"runtime": session.config.runtime})
-    return replace(plan, config=config, proportions=session.plan.proportions)
 
 
 def merged(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dpray.accounting.event import Event
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.topics import Vectors, class_terms, clusters_of
-from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.topics.settings import TopicsSettings
 
 
@@ -51,43 +49,22 @@ class PublicTopics:
         return cls(means, words, counts)
 
 
-@dataclass(frozen=True)
-class TopicHistogram:
-    """The frozen plan of a run; it is public.
+def sequences(
+    number: int,
+    noisy_T: npt.ArrayLike,
+    public_T: npt.ArrayLike,
+    words: Sequence[Sequence[str]],
+    least_count: float,
+) -> list[Sequence[str]]:
+    """Return `number` sequences of a label, each of them the words of a topic.
 
-    Guarantee: add or remove one unit. A private record adds one to one count, that of its label and
-    of the topic whose mean is nearest to its embedding. That is a vote for one of T public vectors,
-    and the whole histogram, over the counts of all labels together, is ONE application of `votes`:
-    a run costs `dp_event`. The threshold, shares and sequences are post-processing.
-    Proof: docs/privacy.md, section 3.6.
+    Topics come in proportion to the noisy counts that are not below `least_count`. If no count is
+    left, the label's public texts decide; if it has none, all topics come equally often.
     """
-
-    settings: TopicsSettings
-    votes: VoteHistogram
-
-    @property
-    def dp_event(self) -> Event:
-        return self.votes.dp_event
-
-    @property
-    def least_count(self) -> float:
-        """Return the threshold H as a count of records."""
-        return self.settings.threshold * self.votes.sigma
-
-    def shares(self, noisy_T: Counts, public_T: Counts) -> npt.NDArray[np.float64]:
-        """Return the topics' shares of a label's sequences: in proportion to the noisy counts that
-        are not below H. If no count is left, the label's public texts decide; if it has none, the
-        shares are equal."""
-        measured_T = np.where(noisy_T < self.least_count, 0, noisy_T)
-        for counts_T in (measured_T, public_T):
-            if counts_T.any():
-                return counts_T / float(counts_T.sum())
-        return np.full(len(noisy_T), 1 / len(noisy_T))
-
-    def sequences(
-        self, number: int, noisy_T: Counts, public_T: Counts, words: Sequence[Sequence[str]]
-    ) -> list[Sequence[str]]:
-        """Return `number` sequences of a label, each of them the words of a topic."""
-        shares = dict(enumerate(self.shares(noisy_T, public_T)))
-        copies = largest_remainder(number, shares)
-        return [words[topic] for topic, times in copies.items() for _ in range(times)]
+    counts_T = np.asarray(noisy_T)
+    measured_T = np.where(counts_T < least_count, 0, counts_T)
+    for weights_T in (measured_T, np.asarray(public_T), np.ones_like(counts_T)):
+        if weights_T.any():
+            break
+    copies = largest_remainder(number, dict(enumerate(weights_T / float(weights_T.sum()))))
+    return [words[topic] for topic, times in copies.items() for _ in range(times)]

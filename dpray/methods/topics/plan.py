@@ -13,7 +13,6 @@ from dpray.io.formats import Piece
 from dpray.io.public_files import public_files
 from dpray.mechanisms.topics import words_of
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
-from dpray.methods.topics.algorithm import TopicHistogram
 from dpray.methods.topics.settings import TopicsSettings
 from dpray.runs.plan import Plan, affordable, resolved_noise
 from dpray.types import InputError, Record
@@ -22,19 +21,27 @@ from dpray.workers.rows import read_records
 
 @dataclass(frozen=True)
 class TopicsPlan(Plan):
-    """The plan of topics. `public` are the records whose texts are clustered."""
+    """The plan of topics. `public` are the records whose texts are clustered.
+
+    Guarantee: add or remove one unit. A private record adds one to one count, that of its label and
+    of the topic whose mean is nearest to its embedding. That is a vote for one of T public vectors,
+    and the whole histogram, over the counts of all labels together, is ONE application of `votes`:
+    a run costs `method_event`. The threshold and the sequences are post-processing.
+    Proof: docs/privacy.md, section 3.6.
+    """
 
     settings: TopicsSettings
     votes: VoteHistogram
     public: Sequence[Record] = field(repr=False)
 
     @property
-    def method(self) -> TopicHistogram:
-        return TopicHistogram(self.settings, self.votes)
+    def method_event(self) -> Event:
+        return self.votes.dp_event
 
     @property
-    def method_event(self) -> Event:
-        return self.method.dp_event
+    def least_count(self) -> float:
+        """Return the threshold H as a count of records."""
+        return self.settings.threshold * self.votes.sigma
 
     def audit_targets(self) -> Iterator[Target]:
         yield votes_target("topic histogram", self.votes)
@@ -42,11 +49,6 @@ class TopicsPlan(Plan):
     @property
     def noise_multiplier(self) -> float:
         return self.votes.sigma / self.votes.records_per_unit
-
-    @property
-    def counts(self) -> int:
-        """Return the number of counts of the histogram."""
-        return len(self.proportions) * self.settings.topics
 
     def method_summary(self) -> dict[str, Any]:
         return {
@@ -58,20 +60,22 @@ class TopicsPlan(Plan):
         }
 
     def lines(self) -> dict[str, str]:
-        settings, mean = self.settings, self.config.data.public_size / self.counts
+        settings = self.settings
+        counts = len(self.proportions) * settings.topics
+        mean = self.config.data.public_size / counts
         return {
             "topics": f"{settings.topics} of {len(self.public):,} public texts, named by "
             f"{settings.words} words each",
-            "histogram": f"{self.counts:,} counts, of {mean:.3g} records on average, with "
+            "histogram": f"{counts:,} counts, of {mean:.3g} records on average, with "
             f"noise of deviation {self.votes.sigma:.3g}; a count below "
-            f"{self.method.least_count:.3g} is 0",
+            f"{self.least_count:.3g} is 0",
             "records": f"{settings.records:,}, {settings.words} terms each",
             "LLM calls": "none",
         }
 
 
 def make_plan(config: Config, settings: TopicsSettings) -> TopicsPlan:
-    """Resolve everything that is null; reads the public texts. Raises InputError where the keys
+    """Resolve everything that is null; reads the public texts. Raises InputError if the keys
     together cost more than `privacy.epsilon`."""
     public, k = read_public(config, settings), config.data.max_records_per_unit
 

@@ -6,14 +6,13 @@ these need not be the same to the last word. Before that they are found anew, as
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.mechanisms.labels import largest_remainder
-from dpray.methods.topics.algorithm import PublicTopics
+from dpray.methods.topics.algorithm import PublicTopics, sequences
 from dpray.methods.topics.plan import TopicsPlan
 from dpray.runs.session import Release, Session
 from dpray.workers.shards import Vote, Voters, embedded
@@ -21,37 +20,29 @@ from dpray.workers.shards import Vote, Voters, embedded
 TopicsSession = Session[TopicsPlan]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The published measurement: the topics' words, and for each label and topic the number of
-    public texts and the NOISY count of private records."""
-
-    words: list[list[str]]
-    public: dict[str, list[int]]
-    noisy: dict[str, list[int]]
-
-
 def release(session: TopicsSession) -> Release:
     """Count the private records of each label and topic, with noise; share the sequences out."""
     plan, found = session.plan, measured(session)
-    wanted = largest_remainder(plan.settings.records, plan.proportions)
+    data, wanted = session.config.data, largest_remainder(plan.settings.records, plan.proportions)
     records = [
-        {
-            "text": " ".join(words),
-            "label": session.config.data.released_label(label),
-            "terms": words,
-        }
+        {"text": " ".join(words), "label": data.released_label(label), "terms": words}
         for label, number in wanted.items()
-        for words in plan.method.sequences(
-            number, np.array(found.noisy[label]), np.array(found.public[label]), found.words
+        for words in sequences(
+            number,
+            found["noisy"][label],
+            found["public"][label],
+            found["words"],
+            plan.least_count,
         )
     ]
     return Release(records, report(session, found))
 
 
-def measured(session: TopicsSession) -> Measured:
-    if (output := session.published("topics")) is not None:
-        return Measured(**output)
+def measured(session: TopicsSession) -> dict[str, Any]:
+    """Return the published measurement: the topics' `words`, and for each label and topic the
+    number of `public` texts and the `noisy` count of private records."""
+    if (found := session.published("topics")) is not None:
+        return found
     plan = session.plan
     session.show("private embeddings")
     # On Ray they have no GPUs: a run is only promised those of its language model.
@@ -61,8 +52,7 @@ def measured(session: TopicsSession) -> Measured:
         topics = PublicTopics.of(texts, labels, embedded(voters, texts), plan.settings)
 
         def mechanism() -> dict[str, Any]:
-            vote = Vote(voters, plan.votes)
-            noisy = vote(dict.fromkeys(plan.proportions, topics.means))
+            noisy = Vote(voters, plan.votes)(dict.fromkeys(plan.proportions, topics.means))
             none_T = np.zeros(len(topics.words), dtype=np.int64)
             return {
                 "words": topics.words,
@@ -70,17 +60,17 @@ def measured(session: TopicsSession) -> Measured:
                 "noisy": {label: counts_T.tolist() for label, counts_T in noisy.items()},
             }
 
-        return Measured(**session.publish_once("topics", mechanism))
+        return session.publish_once("topics", mechanism)
 
 
-def report(session: TopicsSession, found: Measured) -> dict[str, Any]:
+def report(session: TopicsSession, found: dict[str, Any]) -> dict[str, Any]:
     plan = session.plan
     return {
         "llm_calls": 0,
         "noise_multiplier": plan.noise_multiplier,
         "topics": [
-            {"words": words, "counts": {label: noisy[t] for label, noisy in found.noisy.items()}}
-            for t, words in enumerate(found.words)
+            {"words": words, "counts": {label: noisy[t] for label, noisy in found["noisy"].items()}}
+            for t, words in enumerate(found["words"])
         ],
         "sampling": {
             "histogram": "each private record adds one to the count of its label and of the topic "

@@ -12,14 +12,13 @@ import pytest
 from dpray.accounting.events import DiscreteGaussian
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.config import parse_config
-from dpray.methods.topics.algorithm import PublicTopics, TopicHistogram
+from dpray.methods.topics.algorithm import PublicTopics, sequences
 from dpray.methods.topics.settings import TopicsSettings
 from dpray.workers import shards
 from dpray.workers.shards import Voters
 from tests.methods.aug_pe.test_release import BagOfWords
 
 SETTINGS = TopicsSettings(name="topics", public="", topics=3, words=2, threshold=2.0)
-HISTOGRAM = TopicHistogram(SETTINGS, VoteHistogram(3.0))
 TEXTS = ["heart beat", "heart beat again", "skin rash", "skin rash rash", "sleep", "sleep sleep"]
 LABELS = ["a", "a", "a", "b", "b", "b"]
 WORDS = [["heart"], ["skin"], ["sleep"]]
@@ -39,20 +38,21 @@ def test_topics_are_the_same_every_time_and_have_their_words() -> None:
     assert counts == {("beat", "heart"): [2, 0], ("rash", "skin"): [1, 1], ("sleep",): [0, 2]}
 
 
-def test_counts_below_the_threshold_are_none() -> None:
-    """H is two deviations of 3."""
-    shares = HISTOGRAM.shares(np.array([30, 5, 6]), np.array([0, 9, 0]))
-    assert shares.tolist() == [30 / 36, 0.0, 6 / 36]
-    assert HISTOGRAM.shares(np.array([-40, 5, 0]), np.array([1, 0, 3])).tolist() == [0.25, 0, 0.75]
-    assert HISTOGRAM.shares(np.array([0, 5, -9]), np.zeros(3, int)).tolist() == [1 / 3] * 3
-    without = TopicHistogram(SETTINGS.model_copy(update={"threshold": 0.0}), VoteHistogram(3.0))
-    assert without.shares(np.array([-40, 3, 1]), np.zeros(3, int)).tolist() == [0.0, 0.75, 0.25]
-
-
-def test_sequences_are_as_frequent_as_their_topics() -> None:
-    drawn = HISTOGRAM.sequences(10, np.array([30, 5, 10]), np.zeros(3, int), WORDS)
-    assert Counter(words[0] for words in drawn) == {"heart": 8, "sleep": 2}
-    assert HISTOGRAM.sequences(0, np.array([30, 5, 10]), np.zeros(3, int), WORDS) == []
+@pytest.mark.parametrize(
+    ("noisy", "public", "least_count", "expected"),
+    [
+        ([30, 5, 6], [0, 9, 0], 6.0, {"heart": 10, "sleep": 2}),
+        ([-40, 5, 0], [1, 0, 3], 6.0, {"heart": 3, "sleep": 9}),  # none is left: the public texts
+        ([0, 5, -9], [0, 0, 0], 6.0, {"heart": 4, "skin": 4, "sleep": 4}),  # there are none
+        ([-40, 3, 1], [0, 0, 0], 0.0, {"skin": 9, "sleep": 3}),
+    ],
+)
+def test_sequences_are_as_frequent_as_their_topics(
+    noisy: list[int], public: list[int], least_count: float, expected: dict[str, int]
+) -> None:
+    drawn = sequences(12, noisy, public, WORDS, least_count)
+    assert Counter(words[0] for words in drawn) == expected
+    assert sequences(0, noisy, public, WORDS, least_count) == []
 
 
 @pytest.mark.parametrize("k", [1, 3])
