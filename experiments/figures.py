@@ -17,7 +17,7 @@ from sklearn.metrics import balanced_accuracy_score
 
 from dpray.evaluation.copies import shared_words
 from dpray.evaluation.downstream import Embedded
-from dpray.evaluation.fidelity import cluster_divergences
+from dpray.evaluation.fidelity import mauve
 from dpray.evaluation.membership import membership
 from dpray.evaluation.texts import structure
 
@@ -87,7 +87,7 @@ class Yardstick:
 
     def mauve(self, made: Embedded) -> float:
         sides = (draw(made, A_SIDE, 0).vectors, draw(self.test, A_SIDE, 1).vectors)
-        return float(cluster_divergences(*sides, seed=0)["mauve"])
+        return mauve(*sides, seed=0)
 
     def samples(self, records: Sequence[dict[str, Any]]) -> list[str]:
         """Records at equal distances in the release, unselected. Of those that copy public texts,

@@ -154,9 +154,7 @@ def test_an_evaluations_tables(capsys: pytest.CaptureFixture[str]) -> None:
         "synthetic": row,
         "ceiling": row,
         "floor": row | {"kind": "[/x]"},
-        "classes": {"labels": [], "records": [], "synthetic": [], "ceiling": []},
     }
-    diverse = {"distinct_texts": 1.0} | {f"distinct_{n}": mean for n in (1, 2, 3)}
     lengths = {"mean": 1.0, "quantiles": {"0.5": 1.0}}
     shares = {"json_parse_share": 0.0, "schema_share": None}
     result = {
@@ -168,9 +166,6 @@ def test_an_evaluations_tables(capsys: pytest.CaptureFixture[str]) -> None:
         "copies": {
             "private_records": 1, "records_a_side": 1, "ngram": 5, "synthetic": side,
             "held_out": side,
-        },
-        "diversity": {
-            "records_a_side": 1, "real": diverse, "other_real": diverse, "synthetic": diverse,
         },
         "lengths": {
             "unit": "words", "real": lengths, "synthetic": lengths,

@@ -50,14 +50,14 @@ def _options() -> Iterator[Parameter]:
 
 
 def show_evaluation(result: dict[str, Any], path: Path) -> None:
-    """Print the tables of `evaluation.json`, which is at `path`, without labels' own figures and
-    without the topics' terms, which are words of private texts."""
+    """Print the tables of `evaluation.json`, which is at `path`, without the topics' terms, which
+    are words of private texts."""
     from dpray.report.tables import evaluation_tables
 
     console = Terminal()
     console.note("NOT PRIVATE", "bold", f"{result['private']}.")
     for part, table in evaluation_tables(result).items():
-        if part not in ("classes", "topics"):
+        if part != "topics":
             console.print(titled_table(table.caption, table.columns, table.rows))
     for warning in result["warnings"]:
         console.print(f"Note: {warning}.", highlight=False, soft_wrap=True)

@@ -8,8 +8,7 @@ a reason to look.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,23 +17,10 @@ import numpy as np
 # Words of the n-grams whose overlap is counted.
 NGRAM = 5
 
-# The size is the same on every machine, because the last bits of an embedding may depend on the
-# texts of its chunk.
-CHUNK_SIZE = 1024
-
-# References that are multiplied at once: 32 MiB with a chunk of queries.
-BLOCK = 8192
+BLOCK = 256
+"""Queries whose products with all references are computed at once."""
 
 _DRAW_SEED = 0
-
-ChunkMap = Callable[[Callable[[Any], np.ndarray], Sequence[Any]], Iterable[np.ndarray]]
-"""Applies a function to each chunk and returns the results in order, as `map` does. It may send
-the chunks to other machines."""
-
-
-def chunks(items: Any) -> list[Any]:
-    """Cut a list or an array into chunks of `CHUNK_SIZE` or fewer; no items make no chunk."""
-    return [items[start : start + CHUNK_SIZE] for start in range(0, len(items), CHUNK_SIZE)]
 
 
 def compare_copies(
@@ -42,20 +28,19 @@ def compare_copies(
     private: Sequence[str],
     held_out: Sequence[str],
     vectors: Sequence[np.ndarray],
-    map_chunks: ChunkMap = map,
 ) -> dict[str, Any]:
     """Compare synthetic texts and, as the yardstick, held-out real ones with all `private` texts
     (`_figures`), equally many of each, drawn once. `vectors` are the three sets' embeddings in this
-    order; `map_chunks` may distribute the search among them."""
+    order."""
     size = min(len(synthetic), len(held_out))
     made_ND, private_MD, held_ND = vectors
     made, held = (
         np.random.default_rng(_DRAW_SEED).choice(len(texts), size, replace=False)
         for texts in (synthetic, held_out)
     )
-    # One search for both sides, as the private vectors travel with it.
-    queries = np.vstack([made_ND[made], held_ND[held]])
-    of_made, of_held = np.split(nearest_cosine(queries, private_MD, map_chunks), 2)
+    of_made, of_held = (
+        nearest_cosine(queries, private_MD) for queries in (made_ND[made], held_ND[held])
+    )
     return {
         "private_records": len(private),
         "records_a_side": size,
@@ -65,23 +50,15 @@ def compare_copies(
     }
 
 
-def nearest_cosine(
-    queries_ND: np.ndarray, references_MD: np.ndarray, map_chunks: ChunkMap = map
-) -> np.ndarray:
+def nearest_cosine(queries_ND: np.ndarray, references_MD: np.ndarray) -> np.ndarray:
     """Return each query's largest cosine similarity with a reference, shape (N,). The work grows
     with the number of pairs, the memory with the number of records."""
-    largest = partial(_largest_product, _unit(references_MD))
-    found = np.concatenate([*map_chunks(largest, chunks(_unit(queries_ND)))])
-    return np.clip(found, -1.0, 1.0)
-
-
-def _largest_product(references_MD: np.ndarray, queries_ND: np.ndarray) -> np.ndarray:
-    """Return each query's largest product with a reference, by blocks: FAISS is slower on CPUs."""
-    best_N = np.full(len(queries_ND), -np.inf, dtype=np.float32)
-    for start in range(0, len(references_MD), BLOCK):
-        products_NM = queries_ND @ references_MD[start : start + BLOCK].T
-        np.maximum(best_N, products_NM.max(axis=1), out=best_N)
-    return best_N
+    queries, references = _unit(queries_ND), _unit(references_MD)
+    blocks = (queries[start : start + BLOCK] for start in range(0, len(queries), BLOCK))
+    # FAISS is slower on CPUs.
+    nearest = [(block @ references.T).max(axis=1) for block in blocks]
+    largest: np.ndarray = np.concatenate(nearest).clip(-1.0, 1.0)
+    return largest
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:

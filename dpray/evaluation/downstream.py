@@ -10,9 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import recall_score
 
-from dpray.evaluation.scores import accuracy_and_f1, mean_and_deviation, summaries
+from dpray.evaluation.scores import accuracy_and_f1, summaries
 
 
 @dataclass(frozen=True)
@@ -60,24 +59,19 @@ def compare_downstream(
     the private data. Without a `floor` the answer is always the most common label of the ceiling.
 
     Each seed resamples both the training and the test records (bootstrap, label by label). So the
-    deviation covers the choice of either, and random initial weights. `classes` has the accuracy
-    on each label's records (recall).
+    deviation covers the choice of either, and random initial weights.
     """
     baseline = {} if "floor" in sets else {"floor": sets["ceiling"]}
-    names, records_of = np.unique(test.labels, return_counts=True)
-    classes: dict[str, Any] = {"labels": [*map(str, names)], "records": records_of.tolist()}
-    result: dict[str, Any] = {"classifier": name, "seeds": seeds, "classes": classes}
+    result: dict[str, Any] = {"classifier": name, "seeds": seeds}
     for key, records in {**sets, **baseline}.items():
         fit_one = _majority_class if key in baseline else fit
-        scores, recalls = [], []
+        scores = []
         for seed in range(seeds):
             tested = _bootstrap(test, np.random.default_rng([seed, 0]))
             drawn = _bootstrap(records, np.random.default_rng([seed, 1]))
             predicted = fit_one(drawn, tested.vectors, seed).predict(tested.vectors)
             scores.append(accuracy_and_f1(tested.labels, predicted))
-            recalls.append(recall_score(tested.labels, predicted, labels=names, average=None))
         result[key] = {**summaries(scores), "train_records": len(records.labels)}
-        classes[key] = [mean_and_deviation(of_label) for of_label in np.stack(recalls, axis=1)]
     result["floor"]["kind"] = "majority class" if baseline else "file"
     return result
 

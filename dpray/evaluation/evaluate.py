@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dpray.engines.base import Embedder
 from dpray.evaluation import NOT_FOR_RELEASE
-from dpray.evaluation.copies import ChunkMap, chunks, compare_copies
+from dpray.evaluation.copies import compare_copies
 from dpray.evaluation.downstream import Embedded, compare_downstream
-from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity, embedding_map
-from dpray.evaluation.texts import compare_diversity, compare_lengths, compare_topics, structure
+from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
+from dpray.evaluation.texts import compare_lengths, compare_topics, structure
 from dpray.io.columns import label_name
 from dpray.types import InputError, OnProgress, Progress
 
@@ -31,6 +31,9 @@ Sets = Mapping[str, Sequence[Labelled]]
 
 JUDGE_SEEDS = 5
 
+CHUNK_SIZE = 1024
+"""Texts embedded between two reports of progress."""
+
 
 def evaluate(
     real: Sequence[Labelled],
@@ -41,7 +44,6 @@ def evaluate(
     floor: Sequence[Labelled] | None = None,
     schema: dict[str, Any] | None = None,
     seeds: int = 5,
-    map_chunks: ChunkMap = map,
     on_progress: OnProgress = lambda progress: None,
 ) -> dict[str, Any]:
     """Return the content of `evaluation.json`. Without labels `downstream` is empty (None).
@@ -49,8 +51,7 @@ def evaluate(
     `real` are the test records. `train` are other real records, best the private ones that the
     synthetic were made of: they train the ceiling and are searched for near-duplicates. Without
     `train`, `real` is split into halves (`split`). `floor` are labelled texts that owe nothing to
-    the private data. `map_chunks` distributes the work that grows with the data: the embedding, and
-    the search for near-duplicates.
+    the private data.
 
     Raises InputError for a set that is empty, too small (`FEW`), has only one label, or shares no
     label with the real records, and if all real texts are the same.
@@ -64,9 +65,8 @@ def evaluate(
         "real": structure([text for text, _ in real], schema),
         "synthetic": structure(made, schema),
     }
-    embedded = _embed(sets, embedder, _with_progress(map_chunks, "embedding", on_progress))
-    searched = _with_progress(map_chunks, "near-duplicates", on_progress)
-    compared = _compare(sets, embedded, seeds, searched, on_progress)
+    embedded = _embed(sets, embedder, on_progress)
+    compared = _compare(sets, embedded, seeds, on_progress)
     return {
         "private": NOT_FOR_RELEASE,
         "warnings": _warnings(made, compared["fidelity"]["records_a_side"], train is None),
@@ -78,11 +78,7 @@ def evaluate(
 
 
 def _compare(
-    sets: Sets,
-    embedded: Mapping[str, Embedded],
-    seeds: int,
-    map_chunks: ChunkMap,
-    on_progress: OnProgress,
+    sets: Sets, embedded: Mapping[str, Embedded], seeds: int, on_progress: OnProgress
 ) -> dict[str, Any]:
     """Return the parts of the result that compare the `SIDES`."""
     made, other, tested = texts = [[text for text, _ in sets[key]] for key in SIDES]
@@ -93,15 +89,14 @@ def _compare(
         trained_on = {name: data for name, data in embedded.items() if name != "test"}
         downstream = compare_downstream(trained_on, embedded["test"], seeds)
     fidelity = compare_fidelity(made_ND, other_MD, tested_KD, seeds, on_progress)
-    copies = compare_copies(made, other, tested, vectors, map_chunks)
-    on_progress(Progress("topics, words"))
+    on_progress(Progress("near-duplicates"))
+    copies = compare_copies(made, other, tested, vectors)
+    on_progress(Progress("topics, lengths"))
     return {
         "downstream": downstream,
         "fidelity": fidelity,
         "copies": copies,
         "topics": compare_topics(texts, vectors),
-        "map": embedding_map(made_ND, tested_KD),
-        "diversity": compare_diversity(made, tested, other, seeds),
         "lengths": compare_lengths(made, other, tested, seeds),
     }
 
@@ -192,26 +187,19 @@ def _check(sets: Sets) -> None:
             raise InputError(f"{name} records: no label in common with the real records")
 
 
-def _embed(sets: Sets, embedder: Embedder, map_chunks: ChunkMap) -> dict[str, Embedded]:
-    cut = {name: chunks([text for text, _ in rows]) for name, rows in sets.items()}
-    together = [chunk for of_set in cut.values() for chunk in of_set]
-    vectors = iter([*map_chunks(embedder.embed, together)])
+def _embed(sets: Sets, embedder: Embedder, on_progress: OnProgress) -> dict[str, Embedded]:
+    total, done = sum(map(len, sets.values())), 0
     embedded = {}
-    for name, of_set in cut.items():
-        stacked = np.vstack([np.asarray(next(vectors), dtype=np.float32) for _ in of_set])
-        labels = [label for _, label in sets[name]]
-        embedded[name] = Embedded(stacked, None if None in labels else np.array(labels))
+    for name, rows in sets.items():
+        vectors = []
+        for start in range(0, len(rows), CHUNK_SIZE):
+            on_progress(Progress("embedding", done + start, total))
+            texts = [text for text, _ in rows[start : start + CHUNK_SIZE]]
+            vectors.append(np.asarray(embedder.embed(texts), dtype=np.float32))
+        done += len(rows)
+        labels = [label for _, label in rows]
+        embedded[name] = Embedded(np.vstack(vectors), None if None in labels else np.array(labels))
     return embedded
-
-
-def _with_progress(map_chunks: ChunkMap, part: str, on_progress: OnProgress) -> ChunkMap:
-    def mapped(function: Callable[[Any], np.ndarray], cut: Sequence[Any]) -> Iterator[np.ndarray]:
-        on_progress(Progress(part, 0, len(cut)))
-        for done, found in enumerate(map_chunks(function, cut), start=1):
-            on_progress(Progress(part, done, len(cut)))
-            yield found
-
-    return mapped
 
 
 def _by_label(records: Sequence[Labelled]) -> dict[str, int]:
@@ -223,7 +211,7 @@ def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> li
     found = []
     if records_a_side < DRAW:
         found.append(
-            f"MAUVE and the other measures of fidelity shift with the number of records: at "
+            f"MAUVE and the Fréchet distance shift with the number of records: at "
             f"{records_a_side} a side (under {DRAW}) read them beside real to real only"
         )
     different = len(set(synthetic)) / len(synthetic)

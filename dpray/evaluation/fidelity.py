@@ -11,7 +11,6 @@ from scipy.special import rel_entr
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import pairwise_distances_chunked
 from sklearn.preprocessing import normalize
 
 from dpray.evaluation.scores import summaries
@@ -21,14 +20,10 @@ Vectors = np.ndarray
 Scores = dict[str, float]
 
 DRAW = 5000
-"""Each draw takes at most this many records a side for all measures but the Fréchet distance (Xie
-et al. 2024, Appendix B.4)."""
+"""A draw for MAUVE takes at most this many records a side (Xie et al. 2024, Appendix B.4)."""
 
 FEW = 8
-"""With fewer records a side no measure means anything."""
-
-NEIGHBOURS = 3
-"""The k of precision and recall that Kynkäänniemi et al. (2019) recommend."""
+"""With fewer records a side, no measure means anything."""
 
 SCALING = 5.0
 """The c of MAUVE's divergence curve, as in the paper."""
@@ -41,12 +36,6 @@ EXPLAINED_VARIANCE = 0.9
 
 RECORDS_A_CLUSTER = 10
 KMEANS_STEPS = 100
-
-# Points a side in the picture of the embeddings.
-MAP_POINTS = 400
-
-# A distance of float32 vectors is off by up to about this share of the largest norm.
-_ROUNDING = 1e-6
 
 
 def compare_fidelity(
@@ -70,7 +59,6 @@ def compare_fidelity(
         "records_a_side": size,
         "records_a_draw": min(size, DRAW),
         "draws": seeds,
-        "neighbours": NEIGHBOURS,
         "measures": {
             measure: {name: found[name][measure] for name in sides}
             for measure in found["real_to_real"]
@@ -85,8 +73,7 @@ def _draw(other_ND: Vectors, test_MD: Vectors, size: int, seed: int) -> Scores:
     few_x, few_y = x[:DRAW], y[:DRAW]
     return {
         "frechet_distance": frechet_distance(x, y),
-        **precision_recall(few_x, few_y),
-        **cluster_divergences(few_x, few_y, seed),
+        "mauve": mauve(few_x, few_y, seed),
     }
 
 
@@ -113,49 +100,12 @@ def _root(matrix: np.ndarray) -> np.ndarray:
     return root
 
 
-def precision_recall(synthetic_ND: Vectors, real_MD: Vectors) -> Scores:
-    """Return improved precision and recall (Kynkäänniemi et al. 2019, Eq. 1 and 2) and their F1.
+def mauve(x_ND: Vectors, y_MD: Vectors, seed: int) -> float:
+    """Return MAUVE of two sets of embeddings (Pillutla et al. 2021): 1 for indistinguishable sets.
 
-    Precision is the share of synthetic vectors that lie in a ball around some real one, as wide as
-    the distance to its k-th nearest real neighbour; recall is the same with the sides swapped. Both
-    depend on the numbers of records: compare sets of one size only, of more than k records.
+    It depends on the number of records: compare sets of one size only.
     """
-    precision = float(_within(synthetic_ND, real_MD).mean())
-    recall = float(_within(real_MD, synthetic_ND).mean())
-    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    return {"precision": precision, "recall": recall, "f1": f1}
-
-
-def _within(x_ND: Vectors, y_MD: Vectors) -> np.ndarray:
-    """Tell whether each x lies in the ball of some y, shape (N,)."""
-
-    def kth_nearest(distances: np.ndarray, start: int) -> np.ndarray:
-        # The nearest is the vector itself.
-        return np.partition(distances, NEIGHBOURS, axis=1)[:, NEIGHBOURS]
-
-    def in_a_ball(distances: np.ndarray, start: int) -> np.ndarray:
-        found: np.ndarray = (distances <= radii_M).any(axis=1)
-        return found
-
-    radii_M = np.concatenate([*pairwise_distances_chunked(y_MD, reduce_func=kth_nearest)])
-    radii_M += _ROUNDING * np.linalg.norm(y_MD, axis=1).max()
-    return np.concatenate([*pairwise_distances_chunked(x_ND, y_MD, reduce_func=in_a_ball)])
-
-
-def cluster_divergences(other_ND: Vectors, real_MD: Vectors, seed: int) -> Scores:
-    """Return MAUVE (Pillutla et al. 2021), and KL and total variation of its two histograms.
-
-    `kl` is KL(real || other) in nats; half a record is added to each cluster (Krichevsky and
-    Trofimov 1981, as in Pillutla et al. 2023), so that it is finite. All of them depend on the
-    number of records. MAUVE is 1 for indistinguishable sets, whose vectors are all the same.
-    """
-    real_K, other_K = cluster_histograms(real_MD, other_ND, seed)
-    real, other = ((side_K + 0.5) / (side_K + 0.5).sum() for side_K in (real_K, other_K))
-    return {
-        "mauve": divergence_area(real_K, other_K),
-        "kl": float((real * np.log(real / other)).sum()),
-        "total_variation": float(np.abs(real_K / real_K.sum() - other_K / other_K.sum()).sum() / 2),
-    }
+    return divergence_area(*cluster_histograms(y_MD, x_ND, seed))
 
 
 def cluster_histograms(p_ND: Vectors, q_MD: Vectors, seed: int) -> tuple[np.ndarray, ...]:
@@ -193,19 +143,3 @@ def divergence_area(p_K: np.ndarray, q_K: np.ndarray) -> float:
     # t grows from q to p, so x falls and y grows: from the right end of the curve to the left.
     x, y = np.concatenate([[1.0], x_R, [0.0]]), np.concatenate([[0.0], y_R, [1.0]])
     return float(np.trapezoid(y[::-1], x[::-1]))
-
-
-def embedding_map(synthetic_ND: Vectors, real_MD: Vectors) -> dict[str, Any]:
-    """Return the first two principal components of `MAP_POINTS` records a side, drawn once:
-    `synthetic` and `real` are [x, y] points, `explained` each component's share of the variance.
-
-    Both sides have equally many points, so that the larger set does not choose the view.
-    """
-    rng = np.random.default_rng(0)
-    size = min(MAP_POINTS, len(synthetic_ND), len(real_MD))
-    drawn = [v[rng.choice(len(v), size, replace=False)] for v in (synthetic_ND, real_MD)]
-    pca = PCA(n_components=2, svd_solver="full").fit(np.vstack(drawn))
-    made, real = (pca.transform(v).round(4).tolist() for v in drawn)
-    # Vectors that are all the same have no variance: 0 / 0.
-    explained = np.nan_to_num(pca.explained_variance_ratio_).round(4).tolist()
-    return {"synthetic": made, "real": real, "explained": explained}

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dpray.engines.base import Embedder, EngineError
-from dpray.evaluation.copies import ChunkMap
 from dpray.evaluation.evaluate import Labelled, evaluate
-from dpray.evaluation.settings import IN_PROCESS, EvaluationSettings
+from dpray.evaluation.settings import EvaluationSettings
 from dpray.extras import require
 from dpray.io.columns import column_of, is_empty, label_name, text_of
 from dpray.io.file_list import list_files
@@ -55,16 +51,14 @@ def evaluate_files(
     schema = None
     if settings.json_schema is not None:
         schema = read_json(Path(settings.json_schema), "schema")
-    embedder, map_chunks = _load_embedder(settings)
     result = evaluate(
         sets["real"],
         sets["synthetic"],
-        embedder,
+        load_embedder(settings.embedder),
         train=sets.get("train"),
         floor=sets.get("floor"),
         schema=schema,
         seeds=settings.seeds,
-        map_chunks=map_chunks,
         on_progress=on_progress,
     )
     result |= {"embedder": settings.embedder, "files": paths}
@@ -85,30 +79,6 @@ def load_embedder(name: str) -> Embedder:
         return SentenceTransformerEmbedder(name)
     except (EngineError, InputError):
         raise InputError(f"embedder: cannot load {name}, as a folder or from a hub") from None
-
-
-@dataclass
-class LazyEmbedder:
-    """Sent to actors as a name; each loads the model when it first embeds."""
-
-    name: str
-
-    @cached_property
-    def _model(self) -> Embedder:
-        return load_embedder(self.name)
-
-    def embed(self, texts: Sequence[str]) -> Any:
-        return self._model.embed(texts)
-
-
-def _load_embedder(settings: EvaluationSettings) -> tuple[Embedder, ChunkMap]:
-    """Return the embedding model, on Ray not yet loaded, and the map for its work."""
-    if settings.ray_address == IN_PROCESS:
-        return load_embedder(settings.embedder), map
-    from dpray.workers.engine_pool import RayMap
-
-    ray_map = RayMap(settings.ray_address, settings.actors, settings.gpus_per_actor)
-    return LazyEmbedder(settings.embedder), ray_map
 
 
 def _check_folder(out: Path) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from dpray.config.base import Count, Delimiter, Encoding, Section
-
-IN_PROCESS = "none"
 
 
 class EvaluationSettings(Section):
@@ -49,18 +47,3 @@ class EvaluationSettings(Section):
         description="Sentence embedding model: a name or a folder.",
     )
     seeds: Count = Field(5, description="Repetitions behind each mean and deviation.")
-    ray_address: str = Field(
-        IN_PROCESS,
-        description="Embed and look for near-duplicates on Ray: a cluster's address, `auto`, or "
-        "`local` for a Ray of its own; `none` is this process.",
-    )
-    actors: Count = Field(1, description="The most actors on Ray, a CPU each.")
-    gpus_per_actor: float = Field(0.0, ge=0, description="GPUs of each actor.")
-
-    @field_validator("actors", "gpus_per_actor")
-    @classmethod
-    def _actors_need_ray(cls, count: float, others: ValidationInfo) -> float:
-        default = cls.model_fields[str(others.field_name)].default
-        if count > default and others.data.get("ray_address") == IN_PROCESS:
-            raise ValueError("without --ray-address there is this process only")
-        return count

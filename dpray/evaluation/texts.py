@@ -1,10 +1,9 @@
-"""Texts are compared by their lengths, their variety, their topics and their structure."""
+"""Texts are compared by their lengths, their topics and their structure."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,6 @@ from dpray.mechanisms.topics import class_terms, clusters_of
 from dpray.types import InputError
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-BINS = 24
-NGRAMS = (1, 2, 3)
 
 TOPICS = 10
 TERMS = 6
@@ -55,7 +52,6 @@ def compare_lengths(
         "unit": "words",
         "real": _summary(test_words),
         "synthetic": _summary(synthetic_words),
-        "histogram": _histogram(test_words, synthetic_words),
         "wasserstein": {**summaries(draws), "sample_size": size},
     }
 
@@ -63,51 +59,6 @@ def compare_lengths(
 def _summary(words: np.ndarray) -> dict[str, Any]:
     quantiles = {str(q): float(np.quantile(words, q)) for q in QUANTILES}
     return {"mean": float(words.mean()), "quantiles": quantiles}
-
-
-def _histogram(real: np.ndarray, synthetic: np.ndarray) -> dict[str, Any]:
-    """Return the shares of the texts in bins of equal width; the last bin also holds all texts
-    longer than the 99 % quantiles of both."""
-    longest = max(np.quantile(real, 0.99), np.quantile(synthetic, 0.99))
-    edges = np.arange(BINS + 1) * max(1, int(np.ceil(longest / BINS)))
-
-    def shares(words: np.ndarray) -> list[float]:
-        counts = np.histogram(np.minimum(words, edges[-1]), bins=edges)[0]
-        return list((counts / len(words)).tolist())
-
-    return {"edges": edges.tolist(), "real": shares(real), "synthetic": shares(synthetic)}
-
-
-def compare_diversity(
-    synthetic: Sequence[str], real: Sequence[str], other: Sequence[str], seeds: int
-) -> dict[str, Any]:
-    """Measure distinct-n of synthetic and real texts, over `seeds` draws of equally many of each,
-    and the share of different texts in each whole set. `other` real texts are the yardstick."""
-    sides = {"synthetic": synthetic, "real": real, "other_real": other}
-    size = min(len(texts) for texts in sides.values())
-    result: dict[str, Any] = {"records_a_side": size}
-    for name, texts in sides.items():
-        draws = []
-        for seed in range(seeds):
-            rows = np.random.default_rng(seed).choice(len(texts), size, replace=False)
-            drawn = [texts[i] for i in rows]
-            draws.append({f"distinct_{n}": distinct(drawn, n) for n in NGRAMS})
-        result[name] = {**summaries(draws), "distinct_texts": len(set(texts)) / len(texts)}
-    return result
-
-
-def distinct(texts: Sequence[str], n: int) -> float:
-    """Return distinct-n: the number of different n-grams of words over that of all (Li et al. 2016,
-    Section 5.3), 0 if no text has n words. It falls with the amount of text: compare equal
-    amounts only."""
-    grams: set[tuple[str, ...]] = set()
-    total = 0
-    for text in texts:
-        words = text.lower().split()
-        found = list(zip(*(islice(words, start, None) for start in range(n)), strict=False))
-        total += len(found)
-        grams.update(found)
-    return len(grams) / total if total else 0.0
 
 
 def compare_topics(

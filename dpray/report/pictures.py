@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 # matplotlib draws in these colours, and `inline` replaces each by the page's variable.
@@ -25,9 +24,6 @@ COLOURS = {
     "#131415": "--paper",
 }
 INK, MUTED, ACCENT, LINE, SECOND, THIRD, PAPER = COLOURS
-
-FILLED: Mapping[str, Any] = {"color": ACCENT, "alpha": 0.45}
-OUTLINE: Mapping[str, Any] = {"fill": False, "edgecolor": INK, "linewidth": 1.2}
 
 
 def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
@@ -82,6 +78,21 @@ def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -
         return inline(figure)
 
 
+def accuracy_svg(downstream: Mapping[str, Any]) -> Markup:
+    """Draw the accuracy of the classifiers trained on the floor, the synthetic and the real records
+    (the ceiling), each with a bar of one standard deviation. `downstream` is a part of
+    `evaluation.json`."""
+    with figure_of_the_page(1.5) as (figure, axes):
+        names = ("floor", "synthetic", "ceiling")
+        for row, name in enumerate(names):
+            found = downstream[name]["accuracy"]
+            colour = ACCENT if name == "synthetic" else INK
+            axes.errorbar(found["mean"], row, xerr=found["deviation"], fmt="o", color=colour)
+        axes.set_yticks(range(len(names)), names)
+        axes.set(xlabel="accuracy on real test records", xlim=(0, 1), ylim=(-0.5, 2.5))
+        return inline(figure)
+
+
 @contextmanager
 def figure_of_the_page(
     height: float, columns: int = 1, width: float = 7.4
@@ -122,44 +133,3 @@ def inline(figure: Any) -> Markup:
     for colour, variable in COLOURS.items():
         svg = svg.replace(colour, f"var({variable})")
     return Markup(svg)
-
-
-def lengths_svg(histogram: Mapping[str, Sequence[float]]) -> Markup:
-    """Draw the shares of texts by their length in words, real (outline) and synthetic (filled).
-
-    `histogram` is that of `dpray.evaluation.texts`; its last bin holds longer texts too.
-    """
-    from matplotlib.ticker import PercentFormatter
-
-    edges = np.array(histogram["edges"])
-    with figure_of_the_page(2.4) as (figure, axes):
-        axes.stairs(histogram["synthetic"], edges, fill=True, **FILLED)
-        axes.stairs(histogram["real"], edges, **OUTLINE)
-        axes.set(xlabel="words (longer texts in the last bar)", xlim=(edges[0], edges[-1]))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        _legend(axes)
-        return inline(figure)
-
-
-def map_svg(points: Mapping[str, Any]) -> Markup:
-    """Draw embeddings of real (circles) and synthetic records (dots) along two principal
-    components. `points` are those of `dpray.evaluation.fidelity.embedding_map`."""
-    with figure_of_the_page(4.6) as (figure, axes):
-        real, synthetic = (np.array(points[side]) for side in ("real", "synthetic"))
-        axes.scatter(*real.T, s=16, facecolors="none", edgecolors=INK, linewidths=0.6, alpha=0.6)
-        axes.scatter(*synthetic.T, s=14, color=ACCENT, alpha=0.6, linewidths=0)
-        first, second = points["explained"]
-        axes.set(
-            xlabel=f"first component ({first:.0%} of the variance)",
-            ylabel=f"second ({second:.0%})",
-        )
-        axes.set_aspect("equal", adjustable="datalim")
-        _legend(axes)
-        return inline(figure)
-
-
-def _legend(axes: Any) -> None:
-    from matplotlib.patches import Patch
-
-    sides = [Patch(**OUTLINE, label="real"), Patch(**FILLED, label="synthetic")]
-    axes.legend(handles=sides, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)

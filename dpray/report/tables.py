@@ -10,12 +10,7 @@ from typing import Any
 
 FIDELITY = {
     "frechet_distance": "Fréchet distance (0)",
-    "precision": "precision (1)",
-    "recall": "recall (1)",
-    "f1": "F1 of the two (1)",
     "mauve": "MAUVE (1)",
-    "kl": "KL on clusters (0)",
-    "total_variation": "total variation on clusters (0)",
 }
 SYNTHETIC = "these synthetic records"
 TRAINED_ON = {"ceiling": "real records (ceiling)", "synthetic": SYNTHETIC, "floor": "file (floor)"}
@@ -34,22 +29,19 @@ class DataTable:
 
 
 def evaluation_tables(result: Result) -> dict[str, DataTable]:
-    """Return the table of each part of `evaluation.json` that the file has. Those of `classes` and
-    `topics` show labels and words of private texts."""
+    """Return the table of each part of `evaluation.json` that the file has. That of `topics` shows
+    words of private texts."""
     parts: dict[str, Callable[[Any], DataTable | None]] = {
         "downstream": _downstream,
-        "classes": _classes,
         "fidelity": _fidelity,
         "copies": _copies,
         "topics": _topics,
-        "diversity": _diversity,
         "lengths": _lengths,
         "structure": _structure,
     }
     given = dict(result)
     if downstream := given.get("downstream"):
         given["downstream"] = downstream | {"test_records": result["test_records"]}
-        given["classes"] = downstream
     tables = {name: make(given[name]) for name, make in parts.items() if given.get(name)}
     return {name: table for name, table in tables.items() if table is not None}
 
@@ -69,27 +61,11 @@ def _downstream(found: Result) -> DataTable:
     )  # fmt: skip
 
 
-def _classes(downstream: Result) -> DataTable:
-    classes = downstream["classes"]
-    sides = (classes[side] for side in ("synthetic", "ceiling"))
-    return DataTable(
-        "Accuracy on each label's real records, by what the "
-        f"{downstream['classifier']} was trained on.",
-        ("Label", "Test records", "Synthetic", "Real (ceiling)"),
-        [
-            (str(label), number(records), *_means(accuracies))
-            for label, records, *accuracies in zip(
-                classes["labels"], classes["records"], *sides, strict=True
-            )
-        ],
-    )
-
-
 def _fidelity(found: Result) -> DataTable:
     pair = ("synthetic", "real")
     return DataTable(
         f"Embeddings beside those of real test records: {number(found['records_a_side'])} a side, "
-        f"{number(found['records_a_draw'])} a side for all but the Fréchet distance. Mean ± "
+        f"{number(found['records_a_draw'])} a side for MAUVE. Mean ± "
         f"standard deviation over {found['draws']} draws.",
         ("Measure (best)", "Synthetic", "Other real records"),
         [
@@ -130,19 +106,6 @@ def _topics(topics: Sequence[Result]) -> DataTable:
             for topic in topics
         ],
     )
-
-
-def _diversity(found: Result) -> DataTable:
-    return DataTable(
-        "Diversity: different texts of each set; different n-grams out of all, in "
-        f"{number(found['records_a_side'])} records of each.",
-        ("", "Different texts", "distinct-1", "distinct-2", "distinct-3"),
-        [
-            (name, f"{found[key]['distinct_texts']:.1%}",
-             *_means(found[key][f"distinct_{n}"] for n in (1, 2, 3)))
-            for key, name in SIDES.items()
-        ],
-    )  # fmt: skip
 
 
 def _lengths(found: Result) -> DataTable:

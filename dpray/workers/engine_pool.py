@@ -1,4 +1,4 @@
-"""Models in Ray actors do public work: they are tried, write a run's texts, and evaluate a release.
+"""Models in Ray actors do public work: they are tried, and write a run's texts.
 
 The prompts are public and the texts post-processing, so nothing here is a mechanism: chunks that
 were lost with an actor are done again.
@@ -12,7 +12,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
-import ray
 from ray.exceptions import RayError
 
 from dpray.config.config import Config, EngineConfig
@@ -25,7 +24,7 @@ from dpray.engines.base import (
     TextGenerator,
 )
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
-from dpray.workers.cluster import never_repeated, start_ray, uses_ray
+from dpray.workers.cluster import never_repeated, uses_ray
 from dpray.workers.engine import build_engine, try_to_load, with_absolute_model
 from dpray.workers.pool import ActorPool, RayActors, RepeatPublic, Work
 from dpray.workers.pool_actor import Emit, Pieces, PoolActor, Result
@@ -35,9 +34,6 @@ T = TypeVar("T")
 CHUNK = 1024
 """An actor is given at most this many prompts at once: enough that vLLM, which decodes some
 hundreds side by side, spends little of its time on the last few of them."""
-
-MAX_LOSSES = 3
-"""The evaluation ends when this many actors in a row were lost without a result."""
 
 DoChunk = Callable[[list[tuple[int, Any]], Emit], None]
 """Does numbered items, and hands over the outcome of each under its number."""
@@ -209,48 +205,3 @@ class _Loaded(ChunkWorker):
 
 def _bad_model(error: Exception) -> InputError:
     return error if isinstance(error, InputError) else InputError(f"engine: {error}")
-
-
-# The evaluation
-
-
-class EvaluationActor(PoolActor):
-    """An actor of a `RayMap`."""
-
-
-class RayMap:
-    """`map` over Ray actors, a `ChunkMap` of the evaluation.
-
-    Actors live as long as one call, and each has the function, which is sent once. An actor gets
-    its next chunk when it has finished one. What is lost with an actor goes to another one. Results
-    come in the order of the chunks. Raises DprayError: the function's own, or one that names the
-    class of the error that stopped it.
-    """
-
-    def __init__(self, address: str | None, actors: int, gpus_per_actor: float = 0.0) -> None:
-        start_ray(address)
-        self._size = actors
-        self._class = ray.remote(EvaluationActor).options(
-            num_cpus=1, num_gpus=gpus_per_actor or None, max_restarts=0, max_task_retries=0
-        )
-
-    def __call__(self, function: Callable[[Any], Any], chunks: Sequence[Any]) -> Iterator[Any]:
-        def apply(items: list[tuple[int, Any]], emit: Emit) -> None:
-            for number, chunk in items:
-                emit(number, function(chunk))
-
-        make = partial(ChunkWorker, lambda: apply, "an actor of the evaluation")
-        pool = ActorPool(
-            RayActors(self._class, ray.put(make), 1), RepeatPublic(MAX_LOSSES), self._size
-        )
-        found: dict[int, Any] = {}
-        due = 0
-        try:
-            with _running(pool, _chunks(chunks, 1)) as results:
-                for number, result in results:
-                    found[number] = result
-                    while due in found:
-                        yield found.pop(due)
-                        due += 1
-        except RayError as error:
-            raise DprayError(f"the evaluation's actors stopped: {type(error).__name__}") from None

@@ -139,8 +139,7 @@ def test_the_terminal_shows_every_part_and_no_word_of_a_record(app, tmp_path, wi
         "MAUVE (1)",
         "Near-duplicates",
         "cosine with the nearest",
-        "distinct-2",
-        "Note: MAUVE and the other measures",
+        "Note: MAUVE and the Fréchet distance",
         "topics and their shares",
     ):
         assert part in shown
@@ -179,8 +178,6 @@ def test_with_a_real_embedding_model(app, tmp_path):
     [
         (("--schema", "/no/schema.json"), "^schema: cannot read /no/schema.json"),
         (("--label", "dept"), "^--label: no record of --real has a label in 'dept'$"),
-        (("--actors", 2), "^actors: without --ray-address"),
-        (("--gpus-per-actor", 1), "^gpus_per_actor: without --ray-address"),
     ],
 )
 def test_options_that_cannot_be_met(app, tmp_path, without_a_model, options, message):
@@ -263,14 +260,13 @@ def test_python_has_the_result_without_a_file(tmp_path, without_a_model, monkeyp
     found = evaluate_files(EvaluationSettings(real=real, synthetic=real, seeds=1), seen.append)
 
     assert found["downstream"]["seeds"] == 1 and found["files"]["synthetic"] == real
-    assert seen[0] == Progress("embedding", 0, 3)
+    assert seen[0] == Progress("embedding", 0, 80)
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("option", [("--seeds", 0), ("--actors", 0), ("--gpus-per-actor", -1)])
-def test_numbers_out_of_range_are_refused(option):
-    assert run_command(["evaluate", "--real", "a", "--synthetic", "b", "--out", "c",
-                        *map(str, option)]) == 2  # fmt: skip
+def test_numbers_out_of_range_are_refused():
+    paths = ["--real", "a", "--synthetic", "b", "--out", "c"]
+    assert run_command(["evaluate", *paths, "--seeds", "0"]) == 2
 
 
 def test_the_command_is_light_to_import():

@@ -76,14 +76,7 @@ def an_evaluation():
             "synthetic": ROW,
             "ceiling": ROW,
             "floor": ROW | {"kind": "majority class"},
-            "classes": {
-                "labels": ["cardiology", "dermatology"],
-                "records": [431, 346],
-                "synthetic": [ACCURACY] * 2,
-                "ceiling": [ACCURACY] * 2,
-            },
         },
-        "map": {"real": [[0.5, 0.1]], "synthetic": [[0.6, 0.2]], "explained": [0.371, 0.113]},
         "lengths": {
             "unit": "words",
             "real": LENGTHS,
