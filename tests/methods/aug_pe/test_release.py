@@ -18,7 +18,7 @@ from dpray.engines.base import EngineError
 from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
-from dpray.types import DprayError, InputError, Resumable
+from dpray.types import InputError, Resumable
 from dpray.workers import shards
 from dpray.workers.shards import Vote
 from tests.workers.outcomes import lines
@@ -149,18 +149,6 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(
     ledger.close()
 
 
-def test_what_another_model_wrote_is_no_answer_of_this_one(
-    config: Callable[..., Config], asked: Asked
-) -> None:
-    """Cut off before the first vote, when the configuration may change yet."""
-    asked.left = 4
-    with pytest.raises(Resumable, match="status 500"):
-        asked.run(config(method__iterations=1))
-    before, asked.left = len(asked.prompts), 10**9
-    report = asked.run(config(method__iterations=1, method__temperature=0.5))
-    assert report["calls"]["calls"] == len(asked.prompts) - before >= 7 * 3
-
-
 def test_the_progress_says_nothing_of_how_many_records_there_are(
     config: Callable[..., Config], asked: Asked
 ) -> None:
@@ -182,23 +170,6 @@ def test_a_run_without_noise_is_stamped_and_charges_nothing(
     assert not (Path(run.output.path).parent / "ledger.db").exists()
     with pytest.raises(InputError, match=r"method\.noise_multiplier"):
         methods.make_plan(config(privacy__epsilon=float("inf"), method__noise_multiplier=1.0))
-
-
-def test_a_vote_whose_code_raised_is_never_repeated(
-    config: Callable[..., Config], asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = config()
-
-    def broken(*_: Any) -> None:
-        raise LookupError("Marlowe has a cough")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Vote, "__call__", broken)
-        with pytest.raises(DprayError, match="the run stopped: LookupError") as caught:
-            asked.run(run)
-        assert "Marlowe" not in str(caught.value)
-    with pytest.raises(DprayError, match="votes-0001 failed with LookupError"):
-        asked.run(run)
 
 
 def test_noise_that_costs_too_much_is_refused_before_anything_is_charged(

@@ -307,8 +307,3 @@ def test_the_terms_of_an_iterative_sequence_are_distinct(plan: DpKps) -> None:
     noisy = {"sport": plan.noisy_sums(exact_sums(plan, sport=SPORT)["sport"])}
     for row in drawn(plan, noisy, "sport"):
         assert sorted(row[: len(WORDS)]) == sorted(WORDS)
-
-
-def test_gaussian_noise_needs_a_delta() -> None:
-    with pytest.raises(ValueError, match="delta"):
-        changed(RFF, noise="gaussian")

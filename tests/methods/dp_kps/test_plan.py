@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -16,15 +15,13 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from dpray.accounting.accountant import cost
-from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.config.config import Config
-from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.methods.dp_kps.plan import DpKpsPlan
 from dpray.registry import make_plan
 from dpray.runs.plan import with_spent
-from dpray.types import Budget, BudgetRefused, InputError
+from dpray.types import InputError
 
 DELTA = 1e-5
 LABELS = Decimal("0.1")
@@ -174,41 +171,6 @@ def test_a_unit_of_several_records_pays_for_all_of_them(config: Callable[..., Co
         one, three = (make_plan(config(Decimal(2), None, unit=k, **method)).method for k in (1, 3))
         assert three.vocabulary.scale == pytest.approx(3 * one.vocabulary.scale, rel=0.02)
         assert three.kde.scale == pytest.approx(3 * one.kde.scale, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "shares", "method"),
-    [
-        ("3.65", None, {}),
-        ("4.2", "measured", {}),
-        ("3.75", "measured", {"estimator": "rff", "sampling": "iterative"}),
-        ("2.1", None, GAUSSIAN),
-        ("1.5", "measured", GAUSSIAN),
-    ],
-)
-@pytest.mark.parametrize("composition", ["basic", "renyi"])
-def test_a_budget_pays_for_a_plan_in_one_charge(
-    config: Callable[..., Config],
-    tmp_path: Path,
-    epsilon: str,
-    shares: str | None,
-    method: dict[str, Any],
-    composition: str,
-) -> None:
-    """A budget of what the plan costs holds it once, and one of the Rényi kind, whose divergences
-    convert to a little more, holds it in one and a half times its epsilon."""
-    plan = make_plan(config(Decimal(epsilon), shares, **method))
-    whole = Budget(plan.cost.epsilon, plan.cost.delta)
-    budget = whole if composition == "basic" else replace(whole, epsilon=1.5 * whole.epsilon)
-    with closing(Ledger.create_or_open(f"sqlite:///{tmp_path}/ledger.db")) as ledger:
-        stated_for = "record", NEIGHBORING_RELATION
-        ledger.create_dataset("notes", budget, *stated_for, composition=composition)
-        ledger.reserve("notes", {"run": (plan.dp_event, whole)}, *stated_for)
-        with pytest.raises(BudgetRefused):
-            ledger.reserve("notes", {"more": (plan.dp_event, whole)}, *stated_for)
-        account = ledger.account("notes")
-        assert account is not None and len(account.charges) == 1
-        assert ledger.verify() == []
 
 
 def test_gaussian_noise_needs_a_delta(config: Callable[..., Config]) -> None:
