@@ -57,7 +57,8 @@ check: $(INSTALLED)
 	$(PYTEST) -m "not slow"
 
 bench: $(INSTALLED)
-	for script in tests/benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+	for name in $(basename $(notdir $(wildcard tests/benchmarks/bench_*.py))); do \
+		$(BIN)/python -m tests.benchmarks.$$name || exit 1; done
 
 # Hours: so many rounds of each method on a cluster on which things fail at random times.
 chaos: export CHAOS_ROUNDS ?= 20

@@ -58,8 +58,9 @@ class SyntheticData:
 
         from dpray.workers.cluster import start_ray
 
+        table = pa.Table.from_pylist(self._of_one_type("to_ray"))
         start_ray(None)
-        return ray.data.from_arrow(pa.Table.from_pylist(self._of_one_type("to_ray")))
+        return ray.data.from_arrow(table)
 
     def to_datasets(self) -> datasets.Dataset:
         """Return the records as a Dataset of Hugging Face. Raises InputError without `datasets`,

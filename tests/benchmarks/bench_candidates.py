@@ -1,6 +1,6 @@
 """Flips of the candidate set: does a private row beside it move a token in or out?
 
-    python tests/benchmarks/bench_candidates.py [--json] [--model FOLDER] [--rows 16] [--groups 8]
+    python -m tests.benchmarks.bench_candidates [--json] [--model FOLDER] [--rows 16] [--groups 8]
 
 A group is decoded twice, the second time with one private row more, a long one, along the same
 tokens. At every position the tokens are ordered by their public logits, and the sets of the k
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (

@@ -1,6 +1,6 @@
 """Per-example clipping beside plain training and Opacus: examples a second, and peak memory.
 
-    python tests/benchmarks/bench_dp_sgd.py [--examples 32] [--length 128] [--micro-batch 8]
+    python -m tests.benchmarks.bench_dp_sgd [--examples 32] [--length 128] [--micro-batch 8]
 
 A GPT-2-small-shaped and a Llama-shaped model with random weights, all of them trained or LoRA of
 rank 8; texts of one length. Every way runs in a process of its own, on the GPU where there is one,
@@ -14,16 +14,12 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import typer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.training.clipped_loss import IGNORED, MicroBatch, PerExampleLoss
 from dpray.training.step import TrainingText

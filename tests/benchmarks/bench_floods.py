@@ -1,6 +1,6 @@
 """The slowest answer that one key's client waits for while another key floods `dpray serve`.
 
-    python tests/benchmarks/bench_floods.py [--seconds 20] [--quiet 30] [--model FOLDER]
+    python -m tests.benchmarks.bench_floods [--seconds 20] [--quiet 30] [--model FOLDER]
 
 Ray Serve on this machine serves the packaged model (32 sequences at a time, as
 `jobs/serve_cpu.yaml`) to two keys. One client of `openai` sends one request of 12 tokens after the
@@ -12,7 +12,6 @@ when all are answered.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,8 +19,6 @@ from typing import Any
 
 import openai
 import typer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.integration.endpoints import KEY, OTHER, start_serve
 from tests.integration.floods import (

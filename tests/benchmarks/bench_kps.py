@@ -1,6 +1,6 @@
 """DP-KPS: Fourier features of many phrases, and the vocabulary pass over many records.
 
-    python tests/benchmarks/bench_kps.py [--phrases 1000000] [--records 1000000]
+    python -m tests.benchmarks.bench_kps [--phrases 1000000] [--records 1000000]
 
 Features: blocks of `FeatureSum` and `FourierFeatures` against the same sums one row at a time and
 by one einsum without blocks, both on a sample. Vocabulary: 400,000 made-up terms, one in four of
@@ -11,17 +11,13 @@ one and two Ray actors. Prints Markdown.
 from __future__ import annotations
 
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import ray
 import typer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.mechanisms import BLOCK, FeatureSum, FourierFeatures, VocabularyHistogram

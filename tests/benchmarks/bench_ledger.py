@@ -1,7 +1,7 @@
 """How many durable reservations and published rows a second go through the accountant actor, and
 how long a caller waits, on SQLite and on PostgreSQL.
 
-    python tests/benchmarks/bench_ledger.py [--clients 64] [--seconds 10] [--rows 20] [--datasets 1]
+    python -m tests.benchmarks.bench_ledger [--clients 64] [--seconds 10] [--rows 20] [--datasets 1]
 
 Every client is a thread of its own; the threads are in `--processes` processes of Ray. Each client
 first makes one call after the other, as fast as it is answered. Then all together make what the
@@ -14,19 +14,15 @@ for the disk.
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import ray
 import typer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace

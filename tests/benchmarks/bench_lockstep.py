@@ -1,6 +1,6 @@
 """Private lockstep decoding against plain sampling: tokens per second on the same requests.
 
-    python tests/benchmarks/bench_lockstep.py [--json] [--rows 32] [--tokens 16] [--rounds 3]
+    python -m tests.benchmarks.bench_lockstep [--json] [--rows 32] [--tokens 16] [--rounds 3]
 
 Small random models (Llama shape) with large vocabularies, so that what chooses tokens weighs as
 much as it can. A token is one row's: G groups of R rows (R - 1 private prompts and the public one)
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -27,8 +26,6 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, Prompt

@@ -1,7 +1,7 @@
 """This script counts the bytes that a parameter takes on each rank in DP-SGD under ZeRO, by kind,
 and says what follows for the largest model.
 
-    python tests/benchmarks/bench_memory.py [--only full] [--layers 3] [--width 384]
+    python -m tests.benchmarks.bench_memory [--only full] [--layers 3] [--width 384]
 
 Llamas with random weights are trained on the CPU for two steps of two micro-batches, on one rank
 and on two. The bytes are those of all tensors that Python can reach, by their storages: exact, and
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -28,8 +27,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import typer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.training import ranks as zero
 from dpray.training.model import deepspeed_on_stderr, load_loss

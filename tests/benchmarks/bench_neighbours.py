@@ -1,6 +1,6 @@
 """DP-SGD: how far one text moves the clipped gradients of all the others, which no noise is for.
 
-    python tests/benchmarks/bench_neighbours.py [--model FOLDER] [--batch 128] [--removed 4]
+    python -m tests.benchmarks.bench_neighbours [--model FOLDER] [--batch 128] [--removed 4]
 
 A batch goes through a model with one text whose weight is 0, and once more without that text: the
 L2 norm of the difference of the sums of the others' clipped gradients, over C, at its largest over
@@ -13,7 +13,6 @@ the tiny Llama of the tests. Prints Markdown; the seconds are of one pass over t
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +20,6 @@ from typing import Any, get_args
 
 import torch
 import typer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.ghost_norms import weighted_sum

@@ -1,6 +1,6 @@
 """A batch that the engine does not hold at once, decoded in parts, against the same batch whole.
 
-    python tests/benchmarks/bench_parts.py [--json] [--rows 32] [--tokens 16] [--rounds 3]
+    python -m tests.benchmarks.bench_parts [--json] [--rows 32] [--tokens 16] [--rounds 3]
 
 A small random model (Llama shape). The group and its coins are the same for every size of the KV
 cache, and so have to be its tokens. On a CPU the seconds are those of the process's CPU time, which
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,8 +24,6 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import Engine, LockstepGroup, Prompt

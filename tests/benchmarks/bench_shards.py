@@ -1,7 +1,7 @@
 """Rows sharded and gathered on Ray by a driver without an engine: its time, and its memory.
 
-    python tests/benchmarks/bench_shards.py [--json] [1000 100000 1000000]
-    python tests/benchmarks/bench_shards.py --run [--batch-size 10] 1000000
+    python -m tests.benchmarks.bench_shards [--json] [1000 100000 1000000]
+    python -m tests.benchmarks.bench_shards --run [--batch-size 10] 1000000
 
 Every batch arrives whole on a worker, which checks it as the decoder does. "memory" is the driver's
 peak so far, which grows by the batches' names and by Ray's bookkeeping, not by the rows. "read" is
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import resource
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -26,8 +25,6 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import typer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.config.config import Config
 from dpray.engines.base import LockstepGroup, LockstepResult

@@ -1,6 +1,6 @@
 """Votes of private records for their nearest synthetic texts, beside brute force.
 
-    python tests/benchmarks/bench_voting.py [--json] [--private 1000000] [--synthetic 5000]
+    python -m tests.benchmarks.bench_voting [--json] [--private 1000000] [--synthetic 5000]
         [--dimension 384] [--rivals 1.0]
 
 Random unit vectors around common centres. Every way runs alone in a process of its own, one after
@@ -15,17 +15,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import resource
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import typer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 BLOCK = 4096
 CENTRES = 200

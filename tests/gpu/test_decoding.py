@@ -16,6 +16,7 @@ import torch
 from dpray.config.sections import EngineConfig
 from dpray.engines.row_variation import row_variation
 from dpray.engines.transformers import TransformersEngine
+from tests.conftest import ROOT
 from tests.engines.tensor_parallel import SIZES, tokens_of_two_ranks
 from tests.engines.test_conformance import decode, make_group
 
@@ -88,9 +89,8 @@ def test_two_gpus_draw_the_same_tokens(model_folder: str) -> None:
 
 def lockstep_ratios(*options: str) -> dict[str, dict[str, float]]:
     """Return each way's tokens a second, and their ratio to plain sampling's."""
-    script = Path(__file__).parents[1] / "benchmarks" / "bench_lockstep.py"
-    command = [sys.executable, str(script), "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    command = [sys.executable, "-m", "tests.benchmarks.bench_lockstep", "--json", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     [line] = [line for line in done.stdout.splitlines() if line.startswith('{"vocabulary"')]
     ways: dict[str, dict[str, float]] = json.loads(line)["ways"]

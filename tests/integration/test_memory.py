@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.benchmarks import bench_shards
+from tests.conftest import ROOT
 from tests.integration.processes import TIMEOUT, Cluster, environment
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,8 @@ SIZES = (1_000, 100_000)
 
 def test_neither_the_driver_nor_a_reader_holds_the_rows(cluster: Cluster) -> None:
     ended = subprocess.run(
-        [sys.executable, bench_shards.__file__, "--json", *map(str, SIZES)],
+        [sys.executable, "-m", "tests.benchmarks.bench_shards", "--json", *map(str, SIZES)],
+        cwd=ROOT,
         env=environment(RAY_ADDRESS=cluster.address),
         capture_output=True,
         text=True,

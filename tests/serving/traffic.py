@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
 from time import monotonic
 
 import openai
@@ -25,11 +24,6 @@ class Traffic:
     def outage(self, began: float) -> float:
         """The seconds from `began` to the last failure; 0 where no request failed."""
         return max((at for at, _ in self.failed), default=began) - began
-
-    def longest_pause(self) -> float:
-        """The most seconds in which no request was answered."""
-        ends = sorted(self.answered)
-        return max(after - before for before, after in pairwise(ends))
 
     def call(self, ask: Callable[[], object], stop: threading.Event) -> None:
         while not stop.is_set():
