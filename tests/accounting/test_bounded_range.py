@@ -19,7 +19,6 @@ from dpray.accounting.events import (
     DiscreteLaplace,
     ExponentialMechanism,
     PoissonSubsampledDraws,
-    PoissonSubsampledGaussian,
 )
 
 Array = npt.NDArray[np.float64]
@@ -57,18 +56,6 @@ def test_never_below_a_game_that_can_be_played_and_close_above_it(eta: float, dr
     found = curve(epsilons)
     assert np.all(found >= exact * (1 - 1e-12))
     assert np.max(found - exact) < 0.003 * max(1.0, eta)
-
-
-def test_one_draw_has_its_closed_form() -> None:
-    eta = 0.7
-    ts = np.linspace(0, eta, 20_001)
-    p = (1 - np.exp(ts - eta)) / (1 - np.exp(-eta))
-    for epsilon in (-0.3, 0.0, 0.2, 0.5):
-        at_t = np.maximum(0, 1 - np.exp(epsilon - ts))
-        below = np.maximum(0, 1 - np.exp(epsilon - ts + eta))
-        exact = float(np.max(p * at_t + (1 - p) * below))
-        found = float(composed_draws(eta, 1)(np.array([epsilon]))[0])
-        assert exact <= found < exact + 2e-5
 
 
 @pytest.mark.parametrize("draws", [1, 7, 40, 300])
@@ -211,32 +198,6 @@ def test_no_adaptive_game_of_two_texts_of_two_tokens_exceeds_the_claim() -> None
                 worst[epsilon] = max(worst[epsilon], found)
     for epsilon, claimed in deltas.items():
         assert 0.6 * claimed < worst[epsilon] <= claimed
-
-
-@pytest.mark.parametrize(("q", "texts"), [(127 / 4000, 1824), (0.127, 106)])
-def test_a_gaussian_stand_in_costs_nearly_the_same(q: float, texts: int) -> None:
-    """Many draws of small range are together nearly as good as a shift of a normal distribution."""
-    eta = 10 / 127
-    exact = cost(SelfComposed(PoissonSubsampledDraws(q, eta, 64), texts), 1e-6).epsilon
-    noise = 1 / (math.sqrt(64) * eta / 2)
-    normal = cost(SelfComposed(PoissonSubsampledGaussian(q, noise), texts), 1e-6).epsilon
-    assert exact == pytest.approx(normal, rel=0.02)
-
-
-def test_monte_carlo_of_one_strategy_stays_below_the_claim() -> None:
-    """Sampled losses of whole runs whose draws are all at t = eta / 2."""
-    eta, q, L, texts, epsilon = 0.15, 0.2, 16, 30, 1.0
-    rng = np.random.default_rng(1)
-    p, trials = first_mass(eta / 2, eta), 400_000
-    joined = rng.random((trials, texts)) < q
-    up = rng.binomial(L, np.where(joined, p, p * math.exp(-eta / 2)))
-    text_loss = (2 * up - L) * eta / 2
-    loss = np.log1p(q * np.expm1(text_loss)).sum(axis=1)
-    sampled = np.maximum(0, 1 - np.exp(epsilon - loss))
-    pld = PoissonSubsampledDraws(q, eta, L).pld(2**-12, texts)
-    claimed = pld.get_delta_for_epsilon(epsilon)
-    error = 4 * sampled.std() / math.sqrt(trials)
-    assert sampled.mean() - error <= claimed <= (sampled.mean() + error) * 1.2
 
 
 @pytest.mark.parametrize("draws", [1, 64])

@@ -121,29 +121,6 @@ def test_all_sensitivity_on_one_coordinate_is_the_worst_case(sigma: float) -> No
         )
 
 
-def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
-    return float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum())
-
-
-@pytest.mark.parametrize("shifts", [(1, 2), (3, 3), (1, 5)])
-def test_discrete_laplace_in_two_coordinates_is_no_worse_than_in_one(
-    shifts: tuple[int, int],
-) -> None:
-    scale, total = 2.5, sum(shifts)
-    x = np.arange(-120, 121)
-
-    def law(shift: int) -> np.ndarray:
-        mass = np.exp(-np.abs(x - shift) / scale)
-        return mass / mass.sum()
-
-    charged = DiscreteLaplace(scale, total).pld(2.0**-13, 1)
-    both = np.outer(law(0), law(0)), np.outer(law(shifts[0]), law(shifts[1]))
-    for epsilon in np.linspace(0, total / scale, 12):
-        delta = charged.get_delta_for_epsilon(float(epsilon))
-        assert hockey_stick(*both, epsilon) <= hockey_stick(law(0), law(total), epsilon) + 1e-12
-        assert hockey_stick(*both, epsilon) <= delta + 1e-12
-
-
 def loss_law(shifts: tuple[int, ...], scale: float) -> tuple[np.ndarray, np.ndarray]:
     """The losses of counts that move by `shifts`, and their law, from the noise's own masses."""
     r = math.exp(-1 / scale)
@@ -172,7 +149,7 @@ def ways(total: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("scale", [0.4, 2.5, 8.0])
-@pytest.mark.parametrize(("most", "counts"), [(1, 4), (2, 3), (3, 2), (4, 3)])
+@pytest.mark.parametrize(("most", "counts"), [(1, 4), (2, 3), (3, 2), (4, 3), (6, 1)])
 def test_counts_that_move_by_all_they_may_are_the_worst(
     scale: float, most: int, counts: int
 ) -> None:
@@ -184,7 +161,8 @@ def test_counts_that_move_by_all_they_may_are_the_worst(
             assert (exact_curve(shifts, scale, epsilons) <= worst + 1e-13).all()
     # One count that moves by all is worse, where there are several.
     alone = exact_curve((most * counts,), scale, epsilons)
-    assert (alone >= worst - 1e-13).all() and (alone > worst + 1e-3).any()
+    assert (alone >= worst - 1e-13).all()
+    assert counts == 1 or (alone > worst + 1e-3).any()
     charged = DiscreteLaplace(scale, most).pld(2.0**-12, counts)
     found = charged.get_delta_for_epsilon(epsilons)
     assert (worst <= found + 1e-12).all() and (found <= worst + 1e-3).all()

@@ -150,14 +150,6 @@ def test_another_budget_is_bad_input(url: str):
     assert str(error) == "data set 'clinic-notes' has another budget in the ledger already"
 
 
-@pytest.mark.parametrize("command", ["show", "verify", "export"])
-def test_a_file_that_is_no_ledger_is_bad_input(tmp_path: Path, command: str):
-    (tmp_path / "notes.txt").write_text("not a database " * 100)
-    error = call(command, f"sqlite:///{tmp_path}/notes.txt").exception
-    assert isinstance(error, InputError)
-    assert "is no SQLite file" in str(error) and "\n" not in str(error)
-
-
 SHOW = """
 import sys
 from typer.testing import CliRunner

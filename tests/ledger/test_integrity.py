@@ -12,22 +12,14 @@ import pytest
 import sqlalchemy as sa
 
 from dpray.accounting.composed_events import event_from_json
-from dpray.accounting.event import NEIGHBORING_RELATION, canonical_json
+from dpray.accounting.event import canonical_json
 from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.ledger.account import Account
 from dpray.ledger.chain import Entry
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.store import parse_url
 from dpray.types import Budget, BudgetRefused, InputError, LedgerError
-
-TENTH = DiscreteLaplace(10.0, 1)
-ASKED = Budget(0.1, 1e-7)
-STATED_FOR = ("record", NEIGHBORING_RELATION)
-SHA = "a" * 64
-
-
-def reserve(ledger: Ledger, key: str) -> None:
-    ledger.reserve("notes", {key: (TENTH, ASKED)}, *STATED_FOR)
+from tests.ledger.charges import SHA, STATED_FOR, reserve
 
 
 @pytest.fixture

@@ -30,27 +30,11 @@ from dpray.types import (
     LedgerConflict,
     LedgerError,
 )
-
-TENTH = DiscreteLaplace(10.0, 1)
-ASKED = Budget(0.1, 1e-7)
-STATED_FOR = ("record", NEIGHBORING_RELATION)
-SHA = "a" * 64
-
-
-def reserve(ledger: Ledger, key: str, asked: Budget = ASKED, dataset: str = "notes"):
-    [reservation] = ledger.reserve(dataset, {key: (TENTH, asked)}, *STATED_FOR)
-    return reservation
+from tests.ledger.charges import ASKED, SHA, STATED_FOR, TENTH, reserve
 
 
 def publish(ledger: Ledger, unit: str, attempt: str = "attempt-1", sha: str = SHA) -> int:
     return ledger.publish("run", attempt, [(unit, sha)])
-
-
-@pytest.fixture
-def ledger(url: str) -> Ledger:
-    ledger = Ledger.create_or_open(url)
-    ledger.create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
-    return ledger
 
 
 def test_a_missing_ledger_is_refused(url: str, tmp_path: Path):
@@ -111,7 +95,7 @@ def test_several_charges_are_made_together_or_not_at_all(ledger: Ledger):
 
 def test_delta_alone_can_refuse(ledger: Ledger):
     with pytest.raises(BudgetRefused, match="delta 2e-06"):
-        reserve(ledger, "run", Budget(0.1, 2e-6))
+        reserve(ledger, "run", asked=Budget(0.1, 2e-6))
 
 
 def test_a_renyi_budget_adds_divergences_at_its_order(url: str):
@@ -152,7 +136,7 @@ def test_a_key_with_another_charge_is_a_conflict(ledger: Ledger):
     reserve(ledger, "run")
     ledger.create_dataset("other", Budget(1.0, 1e-6), *STATED_FOR)
     with pytest.raises(LedgerConflict):
-        reserve(ledger, "run", Budget(0.2, 1e-7))
+        reserve(ledger, "run", asked=Budget(0.2, 1e-7))
     with pytest.raises(LedgerConflict):
         reserve(ledger, "run", dataset="other")
     with pytest.raises(LedgerConflict):
@@ -182,7 +166,7 @@ def test_events_for_another_unit_or_relation_do_not_compose(ledger: Ledger, stat
 
 def test_a_charge_below_its_events_cost_is_refused(ledger: Ledger):
     with pytest.raises(InputError, match="does not cover"):
-        reserve(ledger, "run", Budget(0.05, 1e-9))
+        reserve(ledger, "run", asked=Budget(0.05, 1e-9))
     assert len(list(ledger.export())) == 1
 
 
@@ -196,7 +180,7 @@ def test_numbers_that_are_no_budget(ledger: Ledger, budget: Budget):
     with pytest.raises(InputError):
         ledger.create_dataset("other", budget, *STATED_FOR)
     with pytest.raises(InputError):
-        reserve(ledger, "run", budget)
+        reserve(ledger, "run", asked=budget)
 
 
 def test_an_unknown_dataset(ledger: Ledger):
@@ -328,6 +312,31 @@ def test_listings_come_in_pages(ledger: Ledger):
         assert len(pages("begin", "run", ("", ""))) == 3
         seen = [entry.unit for entry in in_pages(pages, "begin", "run")]
     assert sorted(seen) == sorted(units)
+
+
+def test_methods_with_units_of_the_same_names_do_not_meet(ledger: Ledger) -> None:
+    """As one method of a chained run sees the ledger."""
+    reserve(ledger, "run")
+    one, two = ledger.with_prefix("1-a."), ledger.with_prefix("2-b.")
+    ledger.begin("run", "x", ["labels"])
+    ledger.publish("run", "x", [("labels", SHA)])
+    for method in (one, two):
+        method.begin("run", "x", ["u", "v"])
+    assert one.publish("run", "x", [("u", SHA)]) == 1
+    assert list(one.published("run")) == [("u", ("x", SHA))] and not list(two.published("run"))
+    assert two.fail("run", "u", "x", "ValueError")
+    assert not list(one.failed("run"))
+    assert list(two.failed("run")) == [("u", ("x", "ValueError"))]
+    two.begin("run", "y", ["v"])
+    assert list(two.started("run")) == [("u", "x"), ("v", "x"), ("v", "y")]
+    assert list(one.unfinished("run")) == [("v", "x")]
+    counted = {"started": 2, "starts": 3, "published": 0, "failed": 1, "committed": 0}
+    assert two.counts("run") == counted
+    assert {unit for unit, _ in ledger.started("run")} == {
+        "labels", "1-a.u", "1-a.v", "2-b.u", "2-b.v",
+    }  # fmt: skip
+    with pytest.raises(AlreadyPublished):
+        one.begin("run", "z", ["u"])
 
 
 @pytest.mark.parametrize("text", ["", "x" * 201, "a\nb", "a\x00b", "a\tb"])

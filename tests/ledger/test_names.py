@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.store import parse_url
 from dpray.types import Budget, BudgetRefused, InputError, LedgerError
+from tests.ledger import charges
+from tests.ledger.charges import BUDGET, STATED_FOR
 
-BUDGET = Budget(1.0, 1e-6)
-ASKED = Budget(0.5, 1e-7)
-STATED_FOR = ("record", NEIGHBORING_RELATION)
 FILES = [hashlib.sha256(text).digest() for text in (b"one", b"two")]
 
 
@@ -29,7 +26,7 @@ def ledger(url: str) -> Ledger:
 
 
 def reserve(ledger: Ledger, dataset: str, key: str, files: list[bytes] | None = None) -> None:
-    ledger.reserve(dataset, {key: (DiscreteLaplace(2.0, 1), ASKED)}, *STATED_FOR, files or [])
+    charges.reserve(ledger, key, dataset, Budget(0.5, 1e-7), files or [])
 
 
 def test_case_and_blanks_make_no_other_data_set(ledger: Ledger):

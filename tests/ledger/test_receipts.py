@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-import uuid
 from collections.abc import Callable
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 
-from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import DiscreteLaplace
 from dpray.cli import run_command
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.queries import entries
 from dpray.types import Budget, LedgerConflict, LedgerError
-
-BUDGET = Budget(1.0, 1e-6)
-ASKED = Budget(0.1, 1e-7)
-STATED_FOR = ("record", NEIGHBORING_RELATION)
-
-
-def reserve(ledger: Ledger, key: str, dataset: str = "notes") -> None:
-    ledger.reserve(dataset, {key: (DiscreteLaplace(10.0, 1), ASKED)}, *STATED_FOR)
+from tests.ledger.charges import ASKED, BUDGET, STATED_FOR, TENTH, reserve
 
 
 @pytest.fixture
@@ -130,59 +116,6 @@ def test_who_has_seen_more_than_the_ledger_holds_charges_nothing_to_it(
     assert ledger.verify() == []
 
 
-@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def test_a_restored_backup_is_refused_by_a_process_that_saw_more(
-    database: str, tmp_path: Path, request: pytest.FixtureRequest
-):
-    """Made and put back by the database's own means, under a process that goes on."""
-    if database == "sqlite":
-        url, *copies = copied_sqlite(tmp_path)
-    else:
-        url, *copies = copied_postgresql(request.getfixturevalue("postgresql_socket"))
-    back_up, restore = copies
-    ledger = Ledger.create_or_open(url)
-    ledger.create_dataset("notes", BUDGET, *STATED_FOR)
-    reserve(ledger, "run-1")
-    back_up()
-    reserve(ledger, "run-2")
-    restore()
-    with pytest.raises(LedgerError, match="put back to an earlier state"):
-        reserve(ledger, "run-3")
-    assert Ledger.open(url).account("notes").spent == ASKED, "nothing in the ledger itself tells"
-
-
-def copied_sqlite(folder: Path) -> tuple[str, Callable[[], None], Callable[[], None]]:
-    """The URL of a ledger that may be made, how it is backed up, and how the backup is restored."""
-    file, backup = folder / "ledger.db", folder / "backup.db"
-
-    def copy(source: Path, target: Path) -> None:
-        with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
-            one.backup(other)
-
-    return f"sqlite:///{file}", partial(copy, file, backup), partial(copy, backup, file)
-
-
-def copied_postgresql(socket: str) -> tuple[str, Callable[[], None], Callable[[], None]]:
-    """As `copied_sqlite`; a replaced database takes its connections with it."""
-    name = f"ledger_{uuid.uuid4().hex}"
-    server = f"postgresql://postgres@/postgres?host={socket}"
-
-    def run(*statements: str) -> None:
-        with psycopg.connect(server, autocommit=True) as connection:
-            for statement in statements:
-                connection.execute(statement)
-
-    alone = f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{name}'"
-    copy = f"CREATE DATABASE {name}_backup TEMPLATE {name}"
-    back = f"ALTER DATABASE {name}_backup RENAME TO {name}"
-    run(f"CREATE DATABASE {name}")
-    return (
-        f"postgresql://postgres@/{name}?host={socket}",
-        lambda: run(alone, copy),
-        lambda: run(f"DROP DATABASE {name} WITH (FORCE)", back),
-    )
-
-
 def test_what_another_process_saw_counts_too(
     ledger: Ledger, url: str, connection: Callable[[], sa.Connection]
 ):
@@ -208,6 +141,8 @@ def test_who_has_seen_less_than_the_ledger_holds_goes_on(ledger: Ledger, url: st
     [
         {"ledger": {"dataset": "notes", "reservation": "run-1"}},
         {"ledger": {"dataset": "notes", "sequence": "2", "head": "x"}},
+        {"ledger": {"dataset": "notes", "sequence": 10**30, "head": "x"}},
+        {"ledger": {"dataset": "\ud800", "sequence": 1, "head": "x"}},
         {"not_private": True},
     ],
 )
@@ -230,7 +165,7 @@ def test_an_admission_reads_its_own_data_sets_charges_alone(
 ):
     """The database's own plan says so, with many entries of other kinds and of other data sets."""
     ledger.create_dataset("other", Budget(1e6, 1e-2), *STATED_FOR)
-    charges = {f"other-{n}": (DiscreteLaplace(10.0, 1), ASKED) for n in range(300)}
+    charges = {f"other-{n}": (TENTH, ASKED) for n in range(300)}
     ledger.reserve("other", charges, *STATED_FOR)
     reserve(ledger, "open")
     ledger.begin("open", "attempt-1", [f"a/{n}" for n in range(2000)])
@@ -258,12 +193,3 @@ def test_an_admission_reads_its_own_data_sets_charges_alone(
         plan = "\n".join(map(str, open_connection.exec_driver_sql(question, arguments)))
     assert "dpray_entries_account" in plan
     assert "Removed by Filter" not in plan
-
-
-@pytest.mark.parametrize(("dataset", "sequence"), [("notes", 10**30), ("\ud800", 1)])
-def test_a_report_with_a_place_that_no_ledger_has_is_bad_input(
-    ledger: Ledger, url: str, tmp_path: Path, dataset: str, sequence: int
-) -> None:
-    place = {"dataset": dataset, "sequence": sequence, "head": "x"}
-    (tmp_path / "privacy_report.json").write_text(json.dumps({"ledger": place}))
-    assert verify(url, tmp_path) == 2

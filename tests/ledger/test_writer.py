@@ -15,26 +15,11 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.operations import Publish, Reserve
 from dpray.types import AlreadyPublished, Budget, BudgetRefused, InputError, LedgerError
-
-STATED_FOR = ("record", NEIGHBORING_RELATION)
-TENTH = (DiscreteLaplace(10.0, 1), Budget(0.1, 1e-8))
-SHA = "a" * 64
-
-
-def reserve(ledger: Ledger, key: str, dataset: str = "notes") -> None:
-    ledger.reserve(dataset, {key: TENTH}, *STATED_FOR)
-
-
-@pytest.fixture
-def ledger(url: str) -> Ledger:
-    ledger = Ledger.create_or_open(url)
-    ledger.create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
-    return ledger
+from tests.ledger.charges import ASKED, SHA, STATED_FOR, TENTH, reserve
 
 
 @contextmanager
@@ -58,7 +43,9 @@ def commits() -> Iterator[list[int]]:
         yield seen
 
 
-def reservation(key: str, dataset: str, charge: tuple[DiscreteLaplace, Budget] = TENTH) -> Reserve:
+def reservation(
+    key: str, dataset: str, charge: tuple[DiscreteLaplace, Budget] = (TENTH, ASKED)
+) -> Reserve:
     return Reserve(dataset, {key: charge}, *STATED_FOR)
 
 
@@ -183,33 +170,6 @@ def test_a_connection_lost_before_the_commit(postgresql: Ledger, postgresql_url:
     with listener("commit", cut):
         reserve(postgresql, "run")
     assert cuts == [1] and is_charged_once(postgresql, postgresql_url)
-
-
-@pytest.mark.slow
-def test_a_connection_lost_in_the_commit(postgresql: Ledger, postgresql_url: str):
-    """The commit waits in a trigger, the first time, and is ended there: it did not happen."""
-    with psycopg.connect(postgresql_url, autocommit=True) as other:
-        other.execute("CREATE SEQUENCE turns")
-        other.execute(
-            "CREATE FUNCTION wait_once() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$BEGIN IF nextval('turns') = 1 THEN PERFORM pg_sleep(60); END IF; RETURN NULL; END$$"
-        )
-        other.execute(
-            "CREATE CONSTRAINT TRIGGER slow_commit AFTER INSERT ON dpray_entries "
-            "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait_once()"
-        )
-    cuts = 0
-
-    def cut() -> None:
-        nonlocal cuts
-        while not cuts and thread.is_alive():
-            cuts += terminate(postgresql_url, "query = 'COMMIT' AND wait_event = 'PgSleep'")
-
-    thread = threading.Thread(target=reserve, args=(postgresql, "run"))
-    thread.start()
-    cut()
-    thread.join(60)
-    assert cuts == 1 and is_charged_once(postgresql, postgresql_url)
 
 
 class Proxy:

@@ -3,7 +3,6 @@ what it costs."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -142,11 +141,3 @@ def test_units_of_several_rows_are_charged_for_the_batches_of_all_their_labels()
     assert charged < max(together, apart) * 1.01
     one_label = batches({"a": 30}, {"a": 0.1})
     assert cost(one_label.dp_event(two, 8, 2), 1e-6).epsilon == pytest.approx(together)
-
-
-def test_the_sizes_of_batches_are_binomial() -> None:
-    made = batches({"a": 300}, {"a": 0.05})
-    sizes = Counter(n for unit in range(600) for n in numbers(made, f"{unit} file"))
-    found = np.array([sizes[n] for n in range(300)])
-    assert found.mean() == pytest.approx(30, abs=4 * math.sqrt(28.5 / 300))
-    assert found.var() == pytest.approx(28.5, rel=0.35)

@@ -1,16 +1,128 @@
-"""A run's finished calls: each is kept once, whatever ends the process."""
+"""A run's finished calls: each is kept and asked once, whatever ends the process, by an engine
+that counts and fails and by Aug-PE over HTTP."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from dpray.runs.call_cache import Call, CallCache, CallCacheError
+from dpray.config.sections import EngineConfig
+from dpray.engines.base import Completion, EngineError, Prompt, Sampling
+from dpray.engines.openai import OpenAIEngine
+from dpray.engines.requests import Request
+from dpray.mechanisms.votes import VoteHistogram
+from dpray.methods.aug_pe.algorithm import AugPe, AugPeRun, Checkpoint, Population
+from dpray.methods.aug_pe.prompts import load_variation_prompts
+from dpray.methods.aug_pe.settings import AugPeSettings
+from dpray.runs.call_cache import Call, CallCache, CallCacheError, ask_cached, digest
+from tests.engines.api_server import Server, chat, running_server
+
+
+class CountingEngine:
+    """Never says the same twice; fails after `left` calls, in an order of its own."""
+
+    def __init__(self, left: int = 10**9) -> None:
+        self.left = left
+        self.asked: list[str] = []
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sequence[Sampling],
+        on_completion: Callable[[int, Completion], None],
+    ) -> list[Completion]:
+        made: dict[int, Completion] = {}
+        for i in reversed(range(len(prompts))):
+            if self.left == 0:
+                raise EngineError("the endpoint is gone")
+            self.left -= 1
+            self.asked.append(prompts[i].user)
+            text = "" if "empty" in prompts[i].user else f"{prompts[i].user} {len(self.asked)}"
+            made[i] = Completion(text, 3, sampling[i].max_tokens, "stop")
+            on_completion(i, made[i])
+        return [made[i] for i in range(len(prompts))]
+
+
+def requests(count: int, start: int = 0) -> list[Request]:
+    return [
+        Request(f"random-1-/{i}/0", Prompt(f"prompt {i}", "Text:"), Sampling(i + 1))
+        for i in range(start, start + count)
+    ]
+
+
+def ask(engine: Any, path: Path, *options: Any) -> Any:
+    cache = CallCache(path)
+    return lambda requests: ask_cached(engine, cache, requests, *options)
+
+
+def test_only_what_is_missing_is_asked(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    cached = ask(engine, tmp_path / "calls.jsonl")
+    first = cached(requests(4))
+    assert [text.rpartition(" ")[0] for text in first] == [f"prompt {i}" for i in range(4)]
+    assert cached(requests(6))[:4] == first
+    assert sorted(engine.asked) == [f"prompt {i}" for i in range(6)]
+    assert cached(requests(6)[::-1])[2:] == first[::-1]
+    assert len(engine.asked) == 6 and cached([]) == []
+    totals = CallCache(tmp_path / "calls.jsonl").totals()
+    assert tuple(totals.values()) == (6, 18, sum(range(1, 7)))
+
+
+def test_after_a_failure_nothing_finished_is_asked_again(tmp_path: Path) -> None:
+    failing, path = CountingEngine(left=3), tmp_path / "calls.jsonl"
+    with pytest.raises(EngineError, match="gone"):
+        ask(failing, path)(requests(8))
+    rest = CountingEngine()
+    texts = ask(rest, path)(requests(8))
+    assert len(failing.asked) == 3 and not set(failing.asked) & set(rest.asked)
+    assert len(rest.asked) == 5
+    assert texts[5:] == ["prompt 5 3", "prompt 6 2", "prompt 7 1"], "the texts of the first run"
+
+
+def test_progress_counts_every_request_once(tmp_path: Path) -> None:
+    done: list[int] = []
+    cached = ask(CountingEngine(), tmp_path / "calls.jsonl", lambda: done.append(1))
+    cached(requests(4))
+    assert len(done) == 4
+    cached(requests(7))
+    assert len(done) == 4 + 7
+
+
+def test_empty_answers_are_kept_too(tmp_path: Path) -> None:
+    empty = [Request("a/0", Prompt("empty"), Sampling(5))]
+    engine = CountingEngine()
+    cached = ask(engine, tmp_path / "calls.jsonl")
+    assert cached(empty) == [""] == cached(empty)
+    assert len(engine.asked) == 1
+
+
+def test_the_same_id_with_another_prompt_is_an_error(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    cached = ask(engine, tmp_path / "calls.jsonl")
+    (request,) = requests(1)
+    cached([request])
+    for other in (
+        replace(request, prompt=Prompt("prompt 1", "Text:")),
+        replace(request, prompt=Prompt("prompt 0", "")),
+        replace(request, sampling=Sampling(9)),
+    ):
+        assert digest(other) != digest(request)
+        with pytest.raises(CallCacheError):
+            cached([other])
+    assert digest(replace(request, request_id="b")) == digest(request)
+    with pytest.raises(ValueError, match="same id"):
+        cached([request, request])
+    assert len(engine.asked) == 1
 
 
 def test_a_call_that_was_put_is_there_after_opening_again(tmp_path: Path) -> None:
@@ -71,3 +183,76 @@ def test_a_file_that_is_no_cache(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a cache\n" * 100)
     with pytest.raises(CallCacheError, match="holds no calls"):
         CallCache(tmp_path / "text")
+
+
+PLAN = AugPe(
+    AugPeSettings(
+        name="aug_pe",
+        iterations=3,
+        variations=3,
+        selection="rank",
+        variation="fill_in_the_blanks",
+        mask_probability=0.5,
+        max_retries=2,
+        max_tokens=64,
+        word_var=40.0,
+    ),
+    {"Bars": 4, "Shopping": 3},
+    VoteHistogram(4.0),
+)
+
+
+def embed(texts: Sequence[str]) -> np.ndarray:
+    return np.array([[len(text), 1.0] for text in texts], dtype=np.float32)
+
+
+def run(server: Server, path: Path, **options: Any) -> tuple[Population, list[Checkpoint]]:
+    """Aug-PE over HTTP; the votes are the texts' lengths, so the result says what was written."""
+    checkpoints: list[Checkpoint] = []
+
+    def vote(t: int, S: Population, phi: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        votes = {label: rows[:, 0].astype(np.int64) for label, rows in phi.items()}
+        kept = {label: counts.tolist() for label, counts in votes.items()}
+        checkpoints.append(Checkpoint(t, {k: list(v) for k, v in S.items()}, kept))
+        return votes
+
+    config = EngineConfig(model="m", base_url=server.url, api_key="k", max_in_flight=4, **options)
+    api = OpenAIEngine(config)
+    prompts = load_variation_prompts("yelp", "fill_in_the_blanks", PLAN.records)
+    cache = CallCache(path)
+    ask = partial(ask_cached, api, cache)
+    return AugPeRun(PLAN, prompts, ask, embed, vote, "5a" * 16).algorithm_1(), checkpoints
+
+
+def test_a_run_over_a_bad_endpoint(tmp_path: Path) -> None:
+    """500s, lost connections, empty, refused and over-long texts."""
+    empty = chat(message={"role": "assistant", "content": " "})
+    refused = chat(message={"role": "assistant", "content": "I'm sorry, I cannot."})
+    long = chat(message={"role": "assistant", "content": "word " * 5000})
+    with running_server() as server:
+        server.faults = [500, 0, empty, refused, long, 503, empty, 429]
+        result, checkpoints = run(server, tmp_path / "calls.jsonl", attempts=30)
+        assert not server.faults
+    assert {label: len(texts) for label, texts in result.items()} == dict(PLAN.records)
+    written = [x for c in checkpoints for texts in c.population.values() for x in texts]
+    assert all(written) and not any("sorry" in text for text in written)
+    longest = "word " * 63 + "word"
+    assert max(len(text.split()) for text in written if "word word" in text) == 64
+    assert longest in written
+    # Three answers were empty or refused: three calls more.
+    assert CallCache(tmp_path / "calls.jsonl").totals()["calls"] == PLAN.llm_calls + 3
+
+
+def test_a_run_that_the_endpoint_ended_goes_on_without_asking_twice(tmp_path: Path) -> None:
+    with running_server() as server:
+        whole, undisturbed = run(server, tmp_path / "whole.jsonl")
+    with running_server() as server:
+        server.answers_left = 30
+        with pytest.raises(EngineError, match="HTTP status 500"):
+            run(server, tmp_path / "calls.jsonl", attempts=1)
+        assert server.answered == 30
+        server.answers_left = 10**9
+        result, checkpoints = run(server, tmp_path / "calls.jsonl")
+        assert server.answered == PLAN.llm_calls
+    assert (result, checkpoints) == (whole, undisturbed)
+    assert CallCache(tmp_path / "calls.jsonl").totals()["calls"] == PLAN.llm_calls

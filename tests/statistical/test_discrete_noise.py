@@ -44,8 +44,6 @@ LAWS: dict[str, tuple[Callable[..., np.ndarray], Callable[[float], np.ndarray]]]
     ),
     "vote histogram": (lambda counts, sigma: VoteHistogram(sigma, 3)(counts), gaussian_law),
 }
-each_law = pytest.mark.parametrize("name", LAWS)
-each_scale = pytest.mark.parametrize("scale", [0.7, 7.3])
 
 
 def fits(name: str, run: float, claimed: float, count: int = 11) -> bool:
@@ -56,17 +54,11 @@ def fits(name: str, run: float, claimed: float, count: int = 11) -> bool:
     return fits_probabilities(cells.tolist(), law(claimed).tolist())
 
 
-@each_law
-@each_scale
-def test_noise_has_the_claimed_law(name: str, scale: float) -> None:
-    assert fits(name, scale, scale)
-
-
-@each_law
-@each_scale
-@pytest.mark.parametrize("wrong", WRONG_SCALES)
-def test_noise_of_another_scale_is_told_apart(name: str, scale: float, wrong: float) -> None:
-    assert not fits(name, scale * wrong, scale)
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("scale", [0.7, 7.3])
+@pytest.mark.parametrize("factor", [1.0, *WRONG_SCALES])
+def test_noise_has_the_claimed_law(name: str, scale: float, factor: float) -> None:
+    assert fits(name, scale * factor, scale) == (factor == 1)
 
 
 @pytest.mark.parametrize("name", ["laplace", "gaussian"])

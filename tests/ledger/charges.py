@@ -1,0 +1,27 @@
+"""The charge that most tests of the ledger make: ten of them fill a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dpray.accounting.event import NEIGHBORING_RELATION
+from dpray.accounting.events import DiscreteLaplace
+from dpray.ledger.chain import Entry
+from dpray.ledger.ledger import Ledger
+from dpray.types import Budget
+
+STATED_FOR = ("record", NEIGHBORING_RELATION)
+BUDGET, ASKED = Budget(1.0, 1e-6), Budget(0.1, 1e-7)
+TENTH = DiscreteLaplace(10.0, 1)
+SHA = "a" * 64
+
+
+def reserve(
+    ledger: Ledger,
+    key: str,
+    dataset: str = "notes",
+    asked: Budget = ASKED,
+    files: Iterable[bytes] = (),
+) -> Entry:
+    [reservation] = ledger.reserve(dataset, {key: (TENTH, asked)}, *STATED_FOR, files)
+    return reservation
