@@ -134,7 +134,7 @@ def rehearse(
     """
     from dpray.evaluation.files import load_embedder
     from dpray.planning.rehearse import rehearse as rehearse_methods
-    from dpray.report.rehearsal_page import write_rehearsal
+    from dpray.report.page import write_rehearsal
 
     parts: dict[str, Any] = {"run": run, "load_embedder": load_embedder} | options
     rehearsed = rehearse_methods(

@@ -81,7 +81,7 @@ def show(
         ) from None
     if html is not None:
         # Late: most commands draw nothing.
-        from dpray.report.ledger_page import render_ledger
+        from dpray.report.page import render_ledger
 
         try:
             html.write_text(render_ledger(shown, now()), encoding="utf-8")

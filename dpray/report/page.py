@@ -1,7 +1,11 @@
-"""The privacy report: one self-contained HTML page, which is written from a run's files."""
+"""The pages of a run (its privacy report), of a ledger and of a rehearsal.
+
+Each is one HTML file that needs no network and no script.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,6 +23,10 @@ from dpray.report.tables import SYNTHETIC, at_most, evaluation_tables, number, o
 from dpray.types import InputError, valid_unicode
 
 PAGE = "privacy_report.html"
+
+RUNS_SHOWN = 200
+"""A data set's table on a ledger's page lists the last runs only; its chart has all."""
+
 SAMPLES = 20
 SAMPLES_PER_LABEL = 5
 
@@ -68,7 +76,7 @@ def render_report(
     run: Mapping[str, Any],
     public: bool,
 ) -> str:
-    """Return one HTML page that needs no network and no script.
+    """Return the page of a run.
 
     `privacy_report` and `run` are the content of `privacy_report.json` and `run.json`; `samples`
     are synthetic records (`text`, `label`, other public fields), shown in the order given.
@@ -123,6 +131,34 @@ def _values(report: Mapping[str, Any], public: bool) -> dict[str, Any]:
         values["one_in"] = one_in(delta)
         values["attacker_percent"] = at_most(100 * accuracy, digits=4)
     return values
+
+
+def render_ledger(shown: Mapping[str, Any], made_at: str) -> str:
+    """Return the page of all budgets of a ledger. `shown` is what `Ledger.show` returns; `made_at`
+    is the time of the page, in UTC and ISO 8601, at which its charts end."""
+    page = templates().get_template("ledger.html.j2")
+    return page.render(**shown, made_at=made_at, pictures=pictures, runs_shown=RUNS_SHOWN)
+
+
+def write_rehearsal(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write `rehearsal.json` and `rehearsal.html` into the folder; `summary` is that of a
+    `Rehearsal`."""
+    write_durably(folder / "rehearsal.json", json.dumps(summary, indent=2) + "\n")
+    write_durably(folder / "rehearsal.html", render_rehearsal(summary))
+
+
+def render_rehearsal(summary: Mapping[str, Any]) -> str:
+    """Return the page of a rehearsal, with the curve of each method over epsilon."""
+    measure = summary["score"]
+    curves: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for tried in summary["epsilons"]:
+        for name, method in tried["methods"].items():
+            if method["scores"] is not None:
+                score = method["scores"][measure]
+                curves[name].append((tried["epsilon"], score["mean"], score["deviation"]))
+    real = summary["real_records"][measure]["mean"]
+    picture = pictures.curves_svg(curves, real) if curves else None
+    return templates().get_template("rehearsal.html.j2").render(**summary, picture=picture)
 
 
 def templates() -> Environment:

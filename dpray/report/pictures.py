@@ -1,5 +1,4 @@
-"""The report's pictures are SVG in the page's own colours, so that they fit both themes. Those of
-the evaluation come from private data, like its numbers."""
+"""The pages' pictures are SVG in the page's own colours, so that they fit both themes."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from itertools import cycle
 from typing import Any
 
 from markupsafe import Markup
@@ -21,9 +21,11 @@ COLOURS = {
     "#0a0b0c": "--line",
     "#0d0e0f": "--second",
     "#101112": "--third",
-    "#131415": "--paper",
 }
-INK, MUTED, ACCENT, LINE, SECOND, THIRD, PAPER = COLOURS
+INK, MUTED, ACCENT, LINE, SECOND, THIRD = COLOURS
+
+LOOKS = [(mark, colour) for mark in ("o", "s", "^") for colour in (ACCENT, SECOND, THIRD, INK)]
+"""The marks and colours of curves, in their order."""
 
 
 def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
@@ -34,10 +36,7 @@ def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
     """
     with figure_of_the_page(2.6, columns=2) as (figure, (votes, lengths)):
         steps = [row["iteration"] for row in history]
-        shares = [
-            float("nan") if row["top_tenth_share"] is None else row["top_tenth_share"]
-            for row in history
-        ]
+        shares = [row["top_tenth_share"] for row in history]
         votes.plot(steps, shares, color=ACCENT, marker="o", markersize=4)
         votes.axhline(0.1, color=MUTED, linewidth=0.8, linestyle=":")
         votes.set(title="Votes on the top tenth of the texts", xlabel="iteration", ylim=(0, 1.02))
@@ -48,7 +47,6 @@ def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
         lengths.set(title="Words of the kept texts", xlabel="iteration")
         lengths.set_ylim(0, max([*high, 1.0]) * 1.1)
         for axes in (votes, lengths):
-            axes.title.set_fontsize(9)
             axes.xaxis.get_major_locator().set_params(integer=True)
         return inline(figure)
 
@@ -61,7 +59,6 @@ def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -
     """
     from matplotlib.dates import ConciseDateFormatter
 
-    formatter: Any = ConciseDateFormatter  # matplotlib's has no types
     times = [datetime.fromisoformat(time) for time in (*(run["at"] for run in runs), until)]
     spent = [run["spent"] for run in runs]
     with figure_of_the_page(2.2) as (figure, axes):
@@ -73,8 +70,26 @@ def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -
         # A single moment has no width to draw.
         span = max(times[-1] - times[0], timedelta(minutes=1))
         axes.set_xlim(times[0] - span / 50, times[0] + span)
-        locator = axes.xaxis.get_major_locator()
-        axes.xaxis.set_major_formatter(formatter(locator))
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
+        return inline(figure)
+
+
+def curves_svg(curves: Mapping[str, Sequence[tuple[float, float, float]]], line: float) -> Markup:
+    """Draw a curve for each method through its points, which are (epsilon, mean, deviation), and a
+    dotted line at the value of real records."""
+    from matplotlib.ticker import NullLocator
+
+    with figure_of_the_page(3.2) as (figure, axes):
+        for (name, points), (mark, colour) in zip(curves.items(), cycle(LOOKS), strict=False):
+            line_of = {"label": name, "fmt": f"-{mark}", "color": colour, "capsize": 2.5}
+            axes.errorbar(*zip(*points, strict=True), **line_of)
+        axes.axhline(line, color=MUTED, linestyle=":", label="real records")
+        tried = sorted({point[0] for points in curves.values() for point in points})
+        axes.set(xscale="log", xlabel="epsilon")
+        axes.set_xticks(tried, [f"{epsilon:g}" for epsilon in tried])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.grid(axis="y", color=LINE, linewidth=0.6)
+        figure.legend(loc="outside upper center", ncols=4, frameon=False)
         return inline(figure)
 
 
@@ -82,11 +97,10 @@ def accuracy_svg(downstream: Mapping[str, Any]) -> Markup:
     """Draw the accuracy of the classifiers trained on the floor, the synthetic and the real records
     (the ceiling), each with a bar of one standard deviation. `downstream` is a part of
     `evaluation.json`."""
+    names = ("floor", "synthetic", "ceiling")
     with figure_of_the_page(1.5) as (figure, axes):
-        names = ("floor", "synthetic", "ceiling")
         for row, name in enumerate(names):
-            found = downstream[name]["accuracy"]
-            colour = ACCENT if name == "synthetic" else INK
+            found, colour = downstream[name]["accuracy"], ACCENT if name == "synthetic" else INK
             axes.errorbar(found["mean"], row, xerr=found["deviation"], fmt="o", color=colour)
         axes.set_yticks(range(len(names)), names)
         axes.set(xlabel="accuracy on real test records", xlim=(0, 1), ylim=(-0.5, 2.5))
@@ -94,28 +108,20 @@ def accuracy_svg(downstream: Mapping[str, Any]) -> Markup:
 
 
 @contextmanager
-def figure_of_the_page(
-    height: float, columns: int = 1, width: float = 7.4
-) -> Iterator[tuple[Any, Any]]:
-    """Make a figure in the page's colours, by default as wide as the page, and its axes."""
+def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[Any, Any]]:
+    """Make a figure as wide as the page and in its colours, and its axes."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     style: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "dpray",
-        "font.family": "sans-serif",
-        "font.size": 9,
-        "text.color": INK,
-        "axes.edgecolor": LINE,
-        "axes.labelcolor": MUTED,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
+        "svg.fonttype": "none", "svg.hashsalt": "dpray",
+        "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 9, "text.color": INK,
+        "axes.edgecolor": LINE, "axes.labelcolor": MUTED,
+        "axes.spines.top": False, "axes.spines.right": False,
+        "xtick.color": MUTED, "ytick.color": MUTED,
+    }  # fmt: skip
     with rc_context(style):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(7.4, height), layout="constrained")
         yield figure, figure.subplots(1, columns)
 
 
@@ -123,12 +129,11 @@ def inline(figure: Any) -> Markup:
     """Return the figure as an element of a page, without a header and as wide as there is room."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
-        # A warning for each sign that the font lacks would spell private words on stderr.
+        # A warning for each sign that the font lacks would spell names on stderr.
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg ', r"<svg \1", svg, count=1)
+    svg = buffer.getvalue().partition("<svg")[2]
+    svg = "<svg" + re.sub(r' width="[^"]*" height="[^"]*"', "", svg, count=1)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     for colour, variable in COLOURS.items():
         svg = svg.replace(colour, f"var({variable})")

@@ -31,7 +31,7 @@ from dpray.planning.rehearse import (
     rehearse,
     write_twin,
 )
-from dpray.report.rehearsal_page import render_rehearsal
+from dpray.report.page import render_rehearsal
 from dpray.runs.plan import Choice, Signal
 from dpray.terminal import Terminal
 from dpray.types import InputError, OnProgress

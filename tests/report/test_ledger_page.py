@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
-from dpray.report.ledger_page import RUNS_SHOWN, render_ledger
+from dpray.report.page import RUNS_SHOWN, render_ledger
 from dpray.report.pictures import spending_svg
 from dpray.types import Budget
 from tests.report.browser import needs_browser, rendered_in_silence
