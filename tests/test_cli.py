@@ -23,8 +23,8 @@ COMMANDS = {
     "--trials config overrides",
     "dpray check": "--json --write config overrides",
     "dpray demo": "--json --model --out",
-    "dpray evaluate": "--actors --delimiter --embedder --encoding --floor --gpus-per-actor --json "
-    "--label --out --ray-address --real --schema --seeds --synthetic --text --train",
+    "dpray evaluate": "--delimiter --embedder --encoding --floor --json "
+    "--label --out --real --schema --seeds --synthetic --text --train",
     "dpray init": "--dataset --delimiter --delta --encoding --epsilon --force --json --label "
     "--labels --look --method --model --out --output --public-size --text --unit --vocabulary -o "
     "file",
@@ -167,6 +167,8 @@ BAD_LAST_LINE = {
     "no JSON": (b'{"text": "Marlowe', "JSON"),
     "not a text": (b'{"text": ["Marlowe"], "label": "a"}', "not a text"),
     "no object": (b'"Marlowe"', "not a JSON object"),
+    "too deep": (b'{"text": ' + b"[" * 20_000 + b"]" * 20_000 + b', "label": "a"}', "JSON"),
+    "a huge number": (b'{"text": "Marlowe", "label": ' + b"9" * 5000 + b"}", "JSON"),
 }
 
 

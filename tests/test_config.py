@@ -109,13 +109,6 @@ def test_no_number_is_a_truth_value_a_text_or_infinite(
     assert str(wrong.value).startswith(setting.partition("=")[0])
 
 
-def test_labels_that_look_like_something_else_are_texts(settings: Settings, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(settings()))
-    config = load_config(path, ["data.labels=[no, yes, on, 1:30, 0x10, 012, 1_000]"])
-    assert config.data.labels == ("no", "yes", "on", "1:30", "0x10", "012", "1_000")
-
-
 def test_settings_go_into_mappings_and_lists(settings: Settings, tmp_path: Path) -> None:
     path, tree = tmp_path / "config.yaml", settings(method__sparse_vector=None)
     del tree["method"]

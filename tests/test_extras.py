@@ -69,11 +69,6 @@ def test_a_plan_and_a_run_of_sequences_need_no_extra(tmp_path: Path) -> None:
             "pip install 'dpray[torch]'; nothing was charged",
         ),
         (
-            ["run", "jobs/aug_pe_cpu.yaml", "output.path=OUT", "privacy.ledger=sqlite:///OUT.db"],
-            "method aug_pe needs PyTorch, which is not installed: pip install 'dpray[torch]'; "
-            "nothing was charged",
-        ),
-        (
             ["serve", "jobs/serve_cpu.yaml"],
             "dpray serve needs Ray Serve, which is not installed: pip install 'dpray[serve]'",
         ),
@@ -87,7 +82,7 @@ def test_a_plan_and_a_run_of_sequences_need_no_extra(tmp_path: Path) -> None:
             "dpray evaluate needs PyTorch, which is not installed: pip install 'dpray[eval]'",
         ),
     ],
-    ids=["train", "torch", "aug_pe", "serve", "postgres", "eval"],
+    ids=["train", "torch", "serve", "postgres", "eval"],
 )  # fmt: skip
 def test_a_missing_extra_is_one_sentence_before_anything_is_charged(
     tmp_path: Path, arguments: list[str], sentence: str

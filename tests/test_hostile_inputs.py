@@ -135,27 +135,6 @@ def test_a_cloud_is_no_place_for_output(
     assert not list(tmp_path.glob("*:*"))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        DEEP,
-        NESTED,
-        '{"text": ' + DEEP + ', "label": "a"}',
-        '{"text": "x", "label": ' + "9" * 5000 + "}",
-    ],
-    ids=["deep", "open", "within", "number"],
-)
-def test_rows_that_nest(
-    config_file: Callable[..., str], refuse: Refuse, records_file: Path, tmp_path: Path, line: str
-) -> None:
-    with open(records_file, "a") as file:
-        file.write(line + "\n")
-    assert "records.jsonl, row 61: " in refuse("run", config_file())
-    out = str(tmp_path / "evaluated")
-    real = ["--real", str(records_file), "--synthetic", str(records_file)]
-    assert "records.jsonl, row 61: " in refuse("evaluate", *real, "--out", out)
-
-
 def test_files_of_a_run_that_nest(
     refuse: Refuse, tmp_path: Path, config_file: Callable[..., str]
 ) -> None:

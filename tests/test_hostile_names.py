@@ -12,12 +12,9 @@ import pytest
 import yaml
 
 from dpray.cli import run_command
-from dpray.commands.audit import show_audit
 from dpray.commands.demo import _show_records
-from dpray.commands.evaluate import show_evaluation
 from dpray.commands.ledger import show_budgets
 from dpray.commands.run import show_run
-from dpray.report.tables import FIDELITY
 from dpray.terminal import Terminal, printable
 
 NAMES = [
@@ -84,20 +81,6 @@ def test_a_demos_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (tmp_path / "synthetic.jsonl").read_text() == written
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_audits_findings(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = {
-        "name": name, "inputs": "x", "claimed": 1.0, "lower_bound": 2.0, "most": 0.5, "trials": 10,
-        "holds": False,
-    }  # fmt: skip
-    result = {
-        "not_private": False, "epsilon": 1.0, "delta": 1e-6, "confidence": 0.95,
-        "mechanisms": [found],
-    }  # fmt: skip
-    show_audit(result, Terminal())
-    assert told(capsys).count(printable(name)) == 3
-
-
 @pytest.mark.parametrize("name", ["[/bold]", "[red]x[/]", ":smile: [link=a]"])
 def test_commands_with_hostile_names(
     name: str, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -134,46 +117,3 @@ def test_commands_with_hostile_names(
     for arguments, code in codes.items():
         assert run_command(list(arguments)) == code, (arguments, capsys.readouterr().err)
     assert "unexpected" not in capsys.readouterr().err
-
-
-def test_an_evaluations_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    """The names in them: what the floor is, a classifier's, and warnings."""
-    mean = {"mean": 0.5, "deviation": 0.1}
-    both = {"synthetic_to_real": mean, "real_to_real": mean}
-    tail = {"quantile_95": 1.0, "max": 1.0}
-    side = {
-        "exact_share": 0.0,
-        "longest_shared_words": tail,
-        "ngram_overlap": tail,
-        "nearest_cosine": tail,
-    }
-    row = {"train_records": 1, "accuracy": mean, "macro_f1": mean}
-    classifier = {
-        "classifier": "[/bold]",
-        "seeds": 1,
-        "synthetic": row,
-        "ceiling": row,
-        "floor": row | {"kind": "[/x]"},
-    }
-    lengths = {"mean": 1.0, "quantiles": {"0.5": 1.0}}
-    shares = {"json_parse_share": 0.0, "schema_share": None}
-    result = {
-        "downstream": classifier, "test_records": 1,
-        "fidelity": {
-            "records_a_side": 1, "records_a_draw": 1, "draws": 1,
-            "measures": dict.fromkeys(FIDELITY, both),
-        },
-        "copies": {
-            "private_records": 1, "records_a_side": 1, "ngram": 5, "synthetic": side,
-            "held_out": side,
-        },
-        "lengths": {
-            "unit": "words", "real": lengths, "synthetic": lengths,
-            "wasserstein": {"real_to_real": mean, "synthetic_to_real": mean},
-        },
-        "structure": {"real": shares, "synthetic": shares}, "warnings": ["[/bold] \x1b[31m"],
-        "topics": [], "private": "",
-    }  # fmt: skip
-    show_evaluation(result, Path("[/bold]"))
-    shown = told(capsys)
-    assert "\x1b" not in shown and shown.count("[/bold]") == 3 and "[/x] (floor)" in shown

@@ -46,6 +46,8 @@ COMMANDS: dict[str, set[str]] = {
     "run --help": set(),
     "report --help": set(),
     "serve --help": set(),
+    "evaluate --help": set(),
+    "demo --help": set(),
     "ledger show --ledger LEDGER": ACCOUNTANT,
     f"plan jobs/private_prediction_cpu.yaml {HUB}": ACCOUNTANT,
     "plan jobs/private_prediction_cpu.yaml": ACCOUNTANT | TOKENIZER,

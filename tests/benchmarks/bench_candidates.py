@@ -1,6 +1,6 @@
 """Flips of the candidate set: does a private row beside it move a token in or out?
 
-    python -m tests.benchmarks.bench_candidates [--json] [--model FOLDER] [--rows 16] [--groups 8]
+    python -m tests.benchmarks.bench_candidates [--model FOLDER] [--rows 16] [--groups 8]
 
 A group is decoded twice, the second time with one private row more, a long one, along the same
 tokens. At every position the tokens are ordered by their public logits, and the sets of the k
@@ -12,7 +12,6 @@ neighbouring worlds only.
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,6 @@ def main(
     groups: int = 8,
     rows: int = 16,
     tokens: int = 24,
-    as_json: bool = typer.Option(False, "--json"),
 ) -> None:
     texts = [str(row["text"]) for _, row in read_rows(str(NOTES))]
     results = []
@@ -122,9 +120,6 @@ def main(
             counts = measure(engine, texts, groups, rows, tokens)
             engine.close()
             results.append({"engine": kind, "dtype": dtype, **counts})
-    if as_json:
-        print(json.dumps(results))
-        return
     table = Table("engine", "dtype", "edges", "flips, shared pass", "flips, alone")
     for result in results:
         table.add_row(

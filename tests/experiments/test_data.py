@@ -11,10 +11,7 @@ from clinic_notes import (
     PRIVATE_BOOK,
     SLOTS,
     FactBook,
-    private_notes,
     random_book,
-    special_book,
-    write_note,
 )
 from make_demo import PRIVATE_RECORDS, PUBLIC_RECORDS, TEST_RECORDS, make_data
 
@@ -54,10 +51,6 @@ def test_sizes_labels_and_fields(name: str) -> None:
     assert min(counts.values()) > 0.45 * len(notes)
 
 
-def test_data_is_small() -> None:
-    assert sum(path.stat().st_size for path in DATA.iterdir()) < 2_000_000
-
-
 def test_no_text_is_in_two_places() -> None:
     texts = [note["text"] for name in SIZES for note in rows(name)]
     assert len(set(texts)) == len(texts)
@@ -76,14 +69,6 @@ def test_the_private_clinic_is_special() -> None:
         assert share(private, words, other) < 0.15
 
 
-def test_urgent_notes_of_the_private_clinic_are_longer() -> None:
-    words = {label: Counter[str]() for label in LABELS}
-    for note in rows("private.jsonl"):
-        words[note["label"]].update(words=len(note["text"].split()), notes=1)
-    mean = {label: count["words"] / count["notes"] for label, count in words.items()}
-    assert mean["Urgent"] > 1.3 * mean["Routine"]
-
-
 @pytest.mark.parametrize("book", [PRIVATE_BOOK, random_book(random.Random(1))])
 def test_a_book_holds_a_distribution_for_every_slot(book: FactBook) -> None:
     for label in LABELS:
@@ -92,21 +77,3 @@ def test_a_book_holds_a_distribution_for_every_slot(book: FactBook) -> None:
             assert tuple(weights) == SLOTS[slot][0]
             assert sum(weights.values()) == pytest.approx(1)
             assert min(weights.values()) > 0
-
-
-def test_a_special_fact_has_its_share_and_an_unknown_one_is_refused() -> None:
-    book = special_book({"Urgent": {"plan": {"Admitted to the ward.": 0.9}}, "Routine": {}})
-    assert book["Urgent"]["plan"]["Admitted to the ward."] == 0.9
-    with pytest.raises(ValueError, match="plan"):
-        special_book({"Urgent": {"plan": {"No such plan.": 0.9}}, "Routine": {}})
-    with pytest.raises(ValueError, match="plans"):
-        special_book({"Urgent": {"plans": {"Admitted to the ward.": 0.9}}, "Routine": {}})
-
-
-def test_notes_depend_on_the_seed_and_on_the_book() -> None:
-    assert private_notes(20, random.Random(1)) == private_notes(20, random.Random(1))
-    assert private_notes(20, random.Random(1)) != private_notes(20, random.Random(2))
-    ward = special_book({"Urgent": {"plan": {"Admitted to the ward.": 1.0}}, "Routine": {}})
-    rng = random.Random(3)
-    texts = [write_note(ward, "Urgent", rng).text for _ in range(50)]
-    assert all("Admitted to the ward." in text for text in texts)

@@ -8,20 +8,15 @@ from pathlib import Path
 import pytest
 from facts import (
     SCHEMA,
-    Fact,
     Question,
-    ask,
     by_fact,
     draw_facts,
     found_names,
     make_data,
-    names,
     stated,
-    vocabulary,
     words_of,
     write_records,
 )
-from facts_reader import SHOWN, prompt, shown
 
 ENTITIES, RECORDS = 6, 40
 
@@ -67,26 +62,6 @@ def test_public_records_name_no_private_company(folder: Path) -> None:
     assert found_names((row["text"] for row in public), ENTITIES)
 
 
-def test_a_question_has_one_right_answer_among_those_of_the_others(folder: Path) -> None:
-    for question in questions(folder):
-        assert question.choices.count(question.answer) == 1
-        assert set(question.choices) - {question.answer} <= set(question.others)
-        assert question.answer not in question.others
-        assert len(question.others) == ENTITIES - 1
-        assert question.answer not in question.question
-
-
-def test_the_vocabularies_tell_nothing_of_the_private_companies(folder: Path) -> None:
-    terms = (folder / "vocabulary.txt").read_text().splitlines()
-    rare = (folder / "rare.txt").read_text().splitlines()
-    possible = {name.casefold() for name in names()}
-    values = {value.casefold() for about in SCHEMA.values() for value in about.values}
-    assert len(set(terms)) == len(terms)
-    assert possible | values <= set(rare) < set(terms)
-    assert {"bulletin", "founder"} <= set(terms) - set(rare)
-    assert vocabulary([]) == sorted(possible | values)
-
-
 def test_real_records_state_all_facts_and_public_ones_none(folder: Path) -> None:
     asked = questions(folder)
     assert all(stated(rows(folder / "private.jsonl"), asked))
@@ -120,18 +95,3 @@ def test_names_are_found_and_records_labelled_by_fact() -> None:
     }
     assert all("Tamador" in row["text"] for row in labelled)
     assert by_fact(records, []) == []
-
-
-def test_the_reader_is_shown_a_few_records_on_the_question_alone() -> None:
-    facts = [Fact("Bolunex", "seat", "Lyon"), Fact("Tamador", "seat", "Oslo")]
-    facts.append(Fact("Bolunex", "trade", "baker"))
-    rng = random.Random(5)
-    records = by_fact(write_records(facts, 30, rng), ["Bolunex", "Tamador"])
-    fact = [facts[0], *(Fact(f"Other{i}", "seat", city) for i, city in enumerate("ABC"))]
-    question = ask(fact, rng)[0]
-    texts = shown(records, question)
-    assert len(texts) == SHOWN
-    assert all("Bolunex" in text and "Lyon" in text for text in texts)
-    assert prompt(texts, question).startswith(texts[0])
-    assert prompt(texts, question).endswith("Question: In which city is Bolunex based?\nAnswer:")
-    assert shown(records[:0], question) == []

@@ -1,7 +1,5 @@
 """Fine-tuned models: an encoder that classifies, a causal model that guesses the next word."""
 
-import random
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ from paper_evaluation.causal_lm import CausalLM
 from paper_evaluation.fine_tuning import (
     Encoder,
     Training,
-    compare_next_word,
     next_word_accuracy,
 )
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -60,14 +57,6 @@ def test_an_encoder_is_a_classifier_beside_the_others(bert):
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_one_seed_gives_one_encoder_and_long_texts_are_cut(bert):
-    encoder = Encoder(bert, FAST)
-    train = embedded(notes(40, 1))
-    heads = [encoder.fit(train, train.vectors, seed).model.classifier.weight for seed in (0, 0, 1)]
-    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
-    assert encoder.tokens(["heart " * 500])["input_ids"].shape == (1, 32)
-
-
 def test_next_word_accuracy_is_that_by_hand(model_folder):
     lm = CausalLM(model_folder)
     rows = [lm.codec.ids(text) for text in ("the old bridge near Zürich", "café", "market shares")]
@@ -102,32 +91,3 @@ class Parrot:
             logits = torch.nn.functional.one_hot(guessed, 1024)
 
         return Output
-
-
-def test_texts_teach_the_next_word(model_folder):
-    lm = CausalLM(model_folder)
-    rng = random.Random(0)
-    chain = ["the", "patient", "came", "with", "a", "cough", "and", "fever"]
-
-    def texts(order, count):
-        found = []
-        for _ in range(count):
-            start = rng.randrange(len(chain))
-            found.append(" ".join((chain[start:] + chain[:start])[::order]))
-        return found
-
-    before = [parameter.clone() for parameter in lm.model.parameters()]
-    found = compare_next_word(
-        lm,
-        {"synthetic": texts(-1, 60), "ceiling": texts(1, 60)},
-        texts(1, 30),
-        seeds=2,
-        training=Training(learning_rate=3e-3, epochs=6, batch_size=8, max_length=24),
-    )
-
-    assert found["base"] < 0.3 and found["test_records"] == 30
-    assert found["ceiling"]["accuracy"]["mean"] > 0.6
-    assert found["synthetic"]["accuracy"]["mean"] < found["ceiling"]["accuracy"]["mean"] - 0.2
-    assert found["ceiling"]["train_records"] == 60
-    after = list(lm.model.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "a copy is trained"

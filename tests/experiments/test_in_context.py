@@ -1,16 +1,12 @@
 """In-context learning: likelihoods against the plain computation, calibration by hand, draws."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
 from paper_evaluation.causal_lm import CausalLM
 from paper_evaluation.in_context import (
     ANSWER_TOKENS,
-    InContextClassifier,
     InContextExtractor,
-    _draw,
     calibrated,
     compare_in_context,
     word_f1,
@@ -63,18 +59,6 @@ def test_calibration_by_hand():
     assert calibrated(free[:1], free[:1])[0] == pytest.approx([1 / 3] * 3)
 
 
-def test_draws_are_balanced_without_repetition_and_new_for_each_seed():
-    records = [(f"t{i}", "ab"[i >= 90]) for i in range(100)]
-    drawn = _draw(records, 16, True, 0)
-
-    assert Counter(label for _, label in drawn) == {"a": 8, "b": 8} and len(set(drawn)) == 16
-    assert [label for _, label in drawn] != sorted(label for _, label in drawn)
-    assert drawn == _draw(records, 16, True, 0) != _draw(records, 16, True, 1)
-    assert Counter(label for _, label in _draw(records, 64, True, 0))["b"] == 10
-    assert {_draw(records, 1, True, seed)[0][1] for seed in range(20)} == {"a", "b"}
-    assert Counter(label for _, label in _draw(records, 64, False, 0))["b"] < 10
-
-
 class Copies:
     """An engine that answers with the last demonstration's phrase, then writes on."""
 
@@ -124,22 +108,3 @@ def test_word_f1_is_of_words_in_any_order():
     assert word_f1(["a", "b", "b"], ["b", "a", "b"]) == 1.0
     assert word_f1(["a", "b", "b", "c"], ["b", "d"]) == pytest.approx(2 * 1 / 6)
     assert word_f1([], ["a"]) == 0.0
-
-
-def test_classification_in_context_fits_and_counts(lm):
-    records = [(f"the patient {i} came with {w}", w) for i in range(40) for w in ("cough", "fever")]
-
-    found = compare_in_context(
-        InContextClassifier(lm, ["cough", "fever"]), {"synthetic": records}, records[:30], seeds=2
-    )
-
-    rows = found["rows"]
-    assert [row["shots"] for row in rows] == [0, 4, 16, 64] and found["test_records"] == 30
-    fitted = [row["synthetic"]["fitted"] for row in rows]
-    assert fitted[:2] == [0, 4] and 4 < fitted[3] < 64, "a context of 256 tokens"
-    for row in rows:
-        assert 0.0 <= row["synthetic"]["accuracy"]["mean"] <= 1.0
-    again = compare_in_context(
-        InContextClassifier(lm, ["cough", "fever"]), {"synthetic": records}, records[:30], seeds=2
-    )
-    assert again == found

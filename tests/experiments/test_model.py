@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from clinic_notes import LABELS, public_notes
-from demo_model import TrainingPlan, documents, prompt, train
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from demo_model import TrainingPlan, prompt, train
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dpray.demo
 from dpray.types import Progress
@@ -54,38 +54,11 @@ def test_the_model_is_small_and_in_the_usual_layout() -> None:
     assert sum(path.stat().st_size for path in MODEL.iterdir()) < 8_000_000
 
 
-def test_parameters_dtype_and_special_tokens(model, tokenizer) -> None:
-    assert isinstance(model, LlamaForCausalLM)
-    assert 1_000_000 <= model.num_parameters() <= 5_000_000
-    config = json.loads((MODEL / "config.json").read_text())
-    assert config["dtype"] == "bfloat16"
-    assert config["max_position_embeddings"] >= 512
-    assert (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token) == (
-        "<pad>",
-        "<s>",
-        "</s>",
-    )
-    assert config["bos_token_id"] == tokenizer.bos_token_id
-    assert config["eos_token_id"] == tokenizer.eos_token_id
-
-
 @pytest.mark.parametrize("text", ["Home visit in May.", "naïve ☃ 12/80\n\ttabs", "a" * 3000])
 def test_the_tokenizer_gives_any_text_back(tokenizer, text: str) -> None:
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == text
     assert tokenizer.bos_token_id not in ids
-
-
-def test_the_prompt_ends_on_a_token_border(tokenizer) -> None:
-    start, note = prompt("Urgent", None), " " + private_texts("Urgent")[0]
-    together = tokenizer(start + note)["input_ids"]
-    assert together == tokenizer(start)["input_ids"] + tokenizer(note)["input_ids"]
-
-
-def test_a_private_note_is_few_tokens(tokenizer) -> None:
-    texts = private_texts("Urgent")[:100] + private_texts("Routine")[:100]
-    mean = sum(len(ids) for ids in tokenizer(texts)["input_ids"]) / len(texts)
-    assert mean < 45
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -140,15 +113,3 @@ def test_training_is_reproducible(tmp_path: Path) -> None:
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
     for name in ("model.safetensors", "tokenizer.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
-def test_no_token_crosses_the_border_of_a_fact(tokenizer) -> None:
-    mark = "\x1f"
-    pairs = [pair for row in documents(20, random.Random(9), mark) for pair in row]
-    for text in map("".join, pairs):
-        encoded = tokenizer(text.replace(mark, ""), return_offsets_mapping=True)
-        starts = {start for start, _ in encoded["offset_mapping"]}
-        position = 0
-        for piece in filter(None, text.split(mark)):
-            assert position in starts
-            position += len(piece)

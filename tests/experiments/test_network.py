@@ -37,25 +37,3 @@ def test_coral_is_the_distance_of_covariances():
     expected = ((np.cov(a.T) - np.cov(b.T)) ** 2).sum() / (4 * 4**2)
     found = coral(torch.from_numpy(a), torch.from_numpy(b))
     assert float(found) == pytest.approx(expected)
-
-
-def test_target_vectors_draw_the_features_covariances_together():
-    train, target = rings(400, 1), rings(400, 2).vectors * np.float32([1.0, 4.0])
-
-    def distance(network):
-        scaled = [
-            (torch.from_numpy(x) - network.mean) * network.scale for x in (train.vectors, target)
-        ]
-        with torch.no_grad():
-            return float(coral(*(network.layers[:-1](x) for x in scaled)))
-
-    without = three_layer_network(train)
-    adapted = three_layer_network(train, target)
-
-    assert distance(adapted) < 0.5 * distance(without)
-    assert (adapted.predict(train.vectors) == train.labels).mean() > 0.9
-
-
-def test_one_label_is_refused():
-    with pytest.raises(ValueError, match="two labels"):
-        three_layer_network(Embedded(np.zeros((4, 2), dtype=np.float32), np.array(["a"] * 4)))

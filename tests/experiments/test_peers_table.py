@@ -2,7 +2,7 @@
 
 import peers_table
 import pytest
-from peers_table import DELTA, EPSILON, FEW, LABELS, VOTE_NOISE, VOTES
+from peers_table import DELTA, EPSILON, VOTE_NOISE, VOTES
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
@@ -26,14 +26,3 @@ def test_the_votes_have_the_least_noise_that_is_worth_epsilon() -> None:
         return cost(SelfComposed(Gaussian(noise), VOTES), DELTA).epsilon
 
     assert epsilon(VOTE_NOISE) <= EPSILON < epsilon(VOTE_NOISE - 0.01)
-
-
-def test_every_label_has_as_many_texts() -> None:
-    assert FEW % LABELS == 0
-
-
-def test_a_line_has_the_table_s_columns() -> None:
-    figures = {"texts": 24, "accuracy": 0.5, "distance": 1.0, "cpu_minutes": None}
-    assert peers_table.line("peer", ("1.00", "0.91"), figures) == (
-        "| peer | 1.00 | 0.91 | 24 | 0.500 | 1.000 |  |  |  |"
-    )

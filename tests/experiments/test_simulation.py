@@ -54,38 +54,12 @@ def test_all_costs_of_a_single_block_add_up() -> None:
     assert 0.0 < found.accountant < found.wall
 
 
-def test_writers_share_a_transaction() -> None:
-    slow = replace(FREE, ledger_commit=1.0)
-    alone = simulate(slow, ENGINE, machines(1), load(8, blocks=1))
-    together = simulate(slow, ENGINE, machines(100), load(800, blocks=100))
-    assert together.calls >= 100
-    assert together.accountant < 5 * alone.accountant
-
-
 def test_what_is_lost_with_actors_is_decoded_all_the_same() -> None:
     found = simulate(FREE, ENGINE, machines(20, losses=60.0, notice=1.0, replace=5.0), load(4_000))
     assert found.lost_actors > 0
     assert found.repeated > 0
     assert found.useful == pytest.approx(4_000 / 4 * 2 * STEP)
     assert found.efficiency < simulate(FREE, ENGINE, machines(20), load(4_000)).efficiency
-
-
-def test_slow_actors_make_a_tail() -> None:
-    ordinary = simulate(FREE, ENGINE, machines(100), load(20_000))
-    some_slow = simulate(FREE, ENGINE, machines(100, slow=0.05), load(20_000))
-    assert some_slow.wall > ordinary.wall
-    assert some_slow.efficiency > 0.5
-
-
-def test_actors_that_share_blocks_end_at_about_the_same_time() -> None:
-    found = simulate(FREE, ENGINE, machines(1_000), load(2_048 * 64))
-    assert found.tail < 0.1
-    assert found.efficiency > 0.9
-
-
-def test_an_engine_that_has_its_next_slice_is_always_full() -> None:
-    found = simulate(FREE, ENGINE, machines(1), load(640, blocks=30))
-    assert found.efficiency == pytest.approx(1.0)
 
 
 def test_a_killed_actor_costs_the_batches_that_it_had() -> None:

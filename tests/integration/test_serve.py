@@ -130,12 +130,6 @@ def test_a_wrong_key_is_refused_everywhere(served: Served, key: str) -> None:
             served.client(key).embeddings.create(model=EMBEDDER, input=WORD)
 
 
-def test_both_keys_are_right(served: Served) -> None:
-    expected = served.client(OTHER).models.list().data
-    # Whichever gateway answers.
-    assert all(served.client(KEY).models.list().data == expected for _ in range(8))
-
-
 def test_chat_and_completions_and_their_streams(served: Served) -> None:
     client = served.client()
     whole = chat(client)
