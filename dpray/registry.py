@@ -26,16 +26,16 @@ NEEDS = {
 
 
 def make_plan(config: Config) -> Plan:
-    """Return the plan, with every null resolved. Raises InputError where the keys together cost
-    more than `privacy.epsilon`."""
+    """Return the plan, with every null resolved. Raises InputError if the keys together cost more
+    than `privacy.epsilon`."""
     _check_chosen(config)
     plan: Plan = part(config.method.name, "plan").make_plan(config, config.method)
     return plan
 
 
 def choose(config: Config, records: int) -> Choice:
-    """Return the method's plan for so many records, with the parameters that are free chosen.
-    Raises InputError where it has none."""
+    """Return the method's plan for this number of records, its free parameters chosen. Raises
+    InputError if it has none."""
     plan = part(config.method.name, "plan")
     module = plan if hasattr(plan, "choose") else part(config.method.name, "choice")
     chosen: Choice = module.choose(config, config.method, records)

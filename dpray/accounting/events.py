@@ -50,8 +50,8 @@ class DiscreteLaplace(Event):
     unit changes by at most `sensitivity` in L1.
 
     The privacy loss distribution is that of one coordinate that changes by all of it, which is the
-    worst case. Where no coordinate changes by more than m, and all of them by n m at most, the
-    worst are n coordinates that change by m: `SelfComposed(DiscreteLaplace(scale, m), n)`.
+    worst case. If no coordinate changes by more than m, and all together by at most n m, the worst
+    case is n coordinates that change by m: `SelfComposed(DiscreteLaplace(scale, m), n)`.
     Proof: docs/privacy.md, section 6.8.
     """
 

@@ -34,7 +34,7 @@ class RunLedger(Protocol):
     """
 
     prefix: str = ""
-    """The ledger shows, and writes, the units alone whose names begin so, without this prefix."""
+    """The ledger reads and writes only units whose names begin with this, and leaves it out."""
 
     def write(self, operation: Operation) -> Any:
         """Carry out one operation, durably, and return its answer."""

@@ -40,8 +40,8 @@ datasets = sa.Table(
 )
 
 ACCOUNT = sa.text("kind IN ('create', 'reserve')")
-"""An admission reads these entries. The condition is written out, because a database matches the
-words of a query with those of its partial index."""
+"""The entries that an admission reads. The condition is text, because a database matches the words
+of a query with those of its partial index."""
 
 entries = sa.Table(
     "dpray_entries",
@@ -104,7 +104,7 @@ def find(connection: sa.Connection, kind: str, key: str) -> Entry | None:
 
 
 def find_all(connection: sa.Connection, kind: str, keys: Iterable[str]) -> dict[str, Entry]:
-    """Return, by key, the entry that `find` returns for each of the keys that has one."""
+    """Return the entries of this kind with these keys, by key."""
     return {
         row.key: Entry(**row._mapping)
         for chunk in _batched(keys)
@@ -129,7 +129,7 @@ def outcomes(
 
 
 def begun(connection: sa.Connection, key: str, units: Sequence[str], attempt: str) -> set[str]:
-    """Return those of the units that this attempt has begun."""
+    """Return the units that this attempt has begun."""
     return {
         unit
         for chunk in _batched(units)

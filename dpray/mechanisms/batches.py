@@ -1,5 +1,5 @@
-"""Who is in which batch: disjoint batches by a hash (Amin et al. 2024, Assumption 1), or secret
-ones by independent coins."""
+"""Batches of units: disjoint ones by a hash (Amin et al. 2024, Assumption 1), or secret ones by
+independent coins."""
 
 from __future__ import annotations
 

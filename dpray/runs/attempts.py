@@ -21,8 +21,8 @@ from dpray.workers import cluster
 def release_with_repeats(
     sessions: Iterator[Session[Any]], release: Callable[[Session[Any]], Release]
 ) -> tuple[Session[Any], Release]:
-    """Return the release of the first session that comes to its end, and this session. Each session
-    is one attempt; other errors than losses end the run."""
+    """Return the first session that comes to its end, and its release. Each session is one attempt;
+    any error but a loss ends the run."""
     for number, session in enumerate(sessions, start=1):
         with closing(session):
             try:
@@ -40,8 +40,8 @@ def release_with_repeats(
 
 
 def _end_of_run(session: Session[Any], number: int, error: BaseException) -> DprayError | None:
-    """Return the error that ends the run after an attempt's; None for a loss that another attempt
-    makes good."""
+    """Return the error that ends the run after an attempt failed with `error`; None for a loss that
+    another attempt makes good."""
     # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
     if not isinstance(error, Exception):
         return Resumable("interrupted")

@@ -1,4 +1,4 @@
-"""A plan is frozen and says what a run will do and what it costs. It holds public numbers only; no
+"""A plan states what a run will do and what it costs. It is frozen and made of public numbers; no
 data is opened."""
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Plan(ABC):
     @property
     @abstractmethod
     def method_event(self) -> Event:
-        """Return the composition of all mechanisms of the method. A run that is not private has
-        none that anybody asks for."""
+        """Return the composition of all mechanisms of the method. A run without noise does not use
+        it."""
 
     @cached_property
     def dp_event(self) -> Event:

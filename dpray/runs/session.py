@@ -77,9 +77,9 @@ class Session(Generic[P]):
     record: Record = no_metrics
     attempt_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     resume_hint: str = DprayError.resume_hint
-    """That of the errors that end the run now."""
+    """Set on an error that ends the run: how to continue, and the cost."""
     charged: float | None = None
-    """The epsilon that was charged, if it is not the plan's own."""
+    """The epsilon that was charged, if it is not the plan's."""
     _activity: str = field(default="", init=False)
 
     @property

@@ -41,9 +41,9 @@ class Charged(Enum):
 
 @contextmanager
 def telling_charge(config: Config | None) -> Iterator[None]:
-    """Raise each error again with a sentence on the charge behind its message. For a run that is
-    charged, an interruption and a ledger that cannot be used now become `Resumable`; a full disk
-    always does. `config` may be missing: nothing is charged before it is read."""
+    """Append to each error whether the run is charged and how it goes on. For a charged run, an
+    interruption and an unavailable ledger become `Resumable`; a full disk always does. Before the
+    configuration is read, when nothing can be charged, pass None."""
     try:
         yield
     except BaseException as error:

@@ -89,10 +89,3 @@ def test_the_default_refuses(tmp_path: Path, text: str | None) -> None:
     path.write_text(json.dumps({"text": "x"}) + "\n" + json.dumps({"text": text}) + "\n")
     with pytest.raises(InputError, match=r"^a.jsonl, row 2: the text is empty \(data.empty: skip"):
         list(record_rows(Piece(str(path)), data_of(path, empty="refuse")))
-
-
-def test_a_missing_column_is_no_empty_text(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"Text ": "x"}\n')
-    with pytest.raises(InputError, match=r"no column 'text'; there are: Text  \(did you mean"):
-        list(record_rows(Piece(str(path)), data_of(path)))
