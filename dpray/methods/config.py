@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dpray.config.base import Count, MethodSettings
 from dpray.config.config import Config
 from dpray.config.loading import parse, read_tree
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.methods.chain.settings import ChainSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+from dpray.methods.topics.settings import TopicsSettings
 
 
 class AutoSettings(MethodSettings):
@@ -33,6 +33,54 @@ class AutoSettings(MethodSettings):
         {}, description="keys of DP-KPS that are not free: its vocabulary has to be here"
     )
     dp_sgd: dict[str, Any] = Field({}, description="keys of DP-SGD that are not free")
+
+
+First = Annotated[DpKpsSettings | TopicsSettings, Field(discriminator="name")]
+"""The first method releases sequences of terms."""
+
+Second = Annotated[
+    PrivatePredictionSettings | AugPeSettings | DpSgdSettings, Field(discriminator="name")
+]
+"""The second method reads these sequences as its public `terms`."""
+
+
+class ChainSettings(MethodSettings):
+    """The keys of a chain: one method measures what the records are about, and a second one writes
+    texts about it."""
+
+    name: Literal["chain"]
+    methods: tuple[First, Second] = Field(
+        description="two sections like `method`: dp_kps or topics, and then private_prediction, "
+        "aug_pe or dp_sgd"
+    )
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _are_two(cls, methods: Any) -> Any:
+        if not isinstance(methods, list | tuple) or len(methods) != 2:
+            raise ValueError(
+                "a chain has two methods: dp_kps or topics, and then private_prediction, aug_pe or "
+                "dp_sgd; one alone stands as `method`"
+            )
+        return methods
+
+    @field_validator("methods")
+    @classmethod
+    def _terms_are_released(cls, methods: tuple[First, Second]) -> tuple[First, Second]:
+        first, second = methods
+        if second.terms is not None:
+            raise ValueError(f"1.terms: is what {first.name} releases")
+        return methods
+
+    @property
+    def each(self) -> Sequence[MethodSettings]:
+        return self.methods
+
+    @property
+    def links(self) -> tuple[str, str]:
+        """Return the names of the two parts of the run."""
+        first, second = self.methods
+        return f"1-{first.name}", f"2-{second.name}"
 
 
 class RunConfig(Config):

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpray.config.config import Config
-from dpray.methods.chain.settings import ChainSettings
-from dpray.methods.config import AutoSettings, parse_config
+from dpray.methods.config import AutoSettings, ChainSettings, parse_config
 from dpray.registry import choose
 from dpray.runs.plan import Choice
 from dpray.types import InputError, OnProgress, Progress

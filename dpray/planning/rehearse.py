@@ -66,7 +66,7 @@ class Rehearsal:
 
     public: the file, and the sizes of its halves and of the twin.
     score: the measure that decides.
-    real: the scores of real records, as many as a run is asked for if there are enough.
+    real: the scores of real records; there are no more of them than a run is asked for.
     found: the methods by name, by epsilon.
     """
 
@@ -165,13 +165,13 @@ def rehearse(
     """Run methods on public records, and score their releases against other public records. By
     default these are the methods whose signal is enough; named `methods` always run.
 
-    Half of the records of `public` stand in for the private ones: `data.public_size` of them are
-    drawn, repeatedly if there are fewer, so that all counts stand as far above the noise as in a
-    private run. The other half is the test. Runs and their ledgers are in the folder `out`, where
-    the same call resumes.
+    Half of the records of `public` stand in for the private ones. `data.public_size` of them are
+    drawn, some of them repeatedly if there are fewer: all counts then stand as far above the noise
+    as in a private run. The other half is the test. The folder `out` has the runs and their
+    ledgers; the same call resumes there.
 
-    `epsilons` replace `privacy.epsilon`. Raises InputError for wrong public records or too few of
-    them, and for `data.path` itself: no budget would pay for what is told about private records.
+    `epsilons` replace `privacy.epsilon`. Raises InputError for wrong public records, for too few of
+    them, and for `data.path` itself: a rehearsal has no budget for private records.
     """
     _check(config, epsilons, records, methods)
     half, test = _halves(config, public)

@@ -24,9 +24,9 @@ from dpray.training.step import TrainingText
 from dpray.types import DprayError
 
 PASS_ROUNDING: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 3e-2}
-"""Maps a precision to the relative room for rounding between the pass that gives the norms and the
-one that gives the gradients. Small models showed 4e-7 in float32; in bfloat16 a standard deviation
-of 4e-3, and 1.2e-2 at most in 360 texts. No claim rests on it: a training that needs more stops."""
+"""The relative room for rounding, by precision, between the pass that gives the norms and the one
+that gives the gradients. Small models showed 4e-7 in float32; in bfloat16 a standard deviation of
+4e-3, and 1.2e-2 at most in 360 texts. No claim rests on it: a training that needs more stops."""
 
 IGNORED = -100
 """A position with this label has no part in the loss."""
@@ -47,8 +47,8 @@ class MicroBatch:
 
     @staticmethod
     def of(texts: Sequence[TrainingText], rows: int = 1, positions: int = 2) -> MicroBatch:
-        """Pad the texts to at least so many rows and positions. A row without a text is a dummy:
-        one token without a label, whose loss is 0."""
+        """Pad the texts to this number of rows and positions, or more if they need it. A row
+        without a text is a dummy: one token without a label, whose loss is 0."""
         longest = max((len(text.ids) for text in texts), default=0)
         ids_BT = torch.zeros(max(rows, len(texts)), max(positions, longest), dtype=torch.long)
         mask_BT = torch.zeros_like(ids_BT)

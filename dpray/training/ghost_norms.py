@@ -66,7 +66,7 @@ class Whole:
 
 
 COLUMNS = 2048
-"""So many columns of a matrix are made float64 at once."""
+"""The columns of a matrix that are made float64 at once."""
 
 ROUNDING = 2.0**-21
 """A bound on a squared norm is above it by this share of the squared sum of the terms' norms."""
@@ -156,7 +156,7 @@ def weighted_sum(parts: Sequence[Part], weight_B: torch.Tensor, of: torch.Tensor
     """Return `sum_i weight_i g_i`, g_i the gradient of the parameter `of` for example i, the sum
     of `parts`: the parameter's shape.
 
-    An example of weight 0 is left out before anything is added up, whatever is in its parts.
+    An example of weight 0 is left out before anything is added up: its parts may not be finite.
     """
     counted_B = weight_B != 0
     if not counted_B.all():

@@ -51,8 +51,8 @@ _NO_RETRIES = ray.train.FailureConfig(
 )
 
 MACHINES_COME = 3600
-"""The seconds in which a cluster has to bring the machines of all ranks. Ray Train by itself gives
-up after a minute, in which no cloud starts a machine with a GPU."""
+"""The seconds that a cluster has for starting the machines of all ranks. Ray Train's default is one
+minute, in which no cloud starts a machine with a GPU."""
 
 
 def train_on_ray(
@@ -95,8 +95,8 @@ def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
 
 
 def reason(error: TrainingFailedError) -> BaseException:
-    """Return the first cause: a DprayError of a rank, else a worker that was lost or ended for want
-    of memory, and not the errors of the others, which miss it."""
+    """Return the first cause: a DprayError of a rank, else the loss of a worker. The other ranks
+    have errors too, because they miss it."""
     if isinstance(error, PreemptionError):
         return WorkerCrashedError()
     failures = list(_failures(error))

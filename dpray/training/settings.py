@@ -1,4 +1,4 @@
-"""`TrainingSettings` are the keys of any fine-tuning, whatever its loss and its guarantee."""
+"""`TrainingSettings` are the keys of any fine-tuning."""
 
 from __future__ import annotations
 

@@ -84,12 +84,11 @@ def share(
     batch: Sequence[TrainingText], size: int, rank: int, ranks: int
 ) -> list[tuple[Sequence[TrainingText], int]]:
     """Return a rank's micro-batches of at most `size` texts, each with the number of positions that
-    it is padded to. All ranks have equally many, at least one, so that they meet in the same
-    collective calls; some are empty.
+    it is padded to. All ranks get the same number of micro-batches, at least one, so that they meet
+    in the same collective calls; some are empty.
 
-    Texts go through the model together if they are padded to the same number of positions, which
-    depends on a text alone (`padded_length`): a text is computed in the same shape whoever else is
-    in the batch.
+    A micro-batch has texts that are padded to one length (`padded_length`). That follows from a
+    text alone: it is computed in the same shape, whatever the rest of the batch.
     """
     groups: dict[int, list[TrainingText]] = {}
     for text in batch:
@@ -105,8 +104,9 @@ def share(
 
 
 def padded_length(tokens: int) -> int:
-    """Return one more than the least of 4, 6, 8, 12, 16, 24, 32, ... that is not below `tokens`. A
-    text without any padding would make attention take another kernel for its whole micro-batch."""
+    """Return one more than the least of 4, 6, 8, 12, 16, 24, 32, ... that is not below `tokens`.
+    Every text has some padding: one without it would change the kernel of attention for its whole
+    micro-batch."""
     power = 4
     while power < tokens:
         power *= 2

@@ -14,8 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dpray.methods.chain.settings import First, Second
-from dpray.methods.config import RunConfig
+from dpray.methods.config import First, RunConfig, Second
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
 

@@ -42,12 +42,6 @@ Embeddings = npt.NDArray[np.float32]
 Embed = Callable[[Sequence[str]], Embeddings]
 """Phi: returns L2-normalised embeddings, shape (number of texts, D)."""
 
-Histogram = Callable[[int, Population, Mapping[str, Embeddings]], Mapping[str, Counts]]
-"""DP_NN_HISTOGRAM: `(t, S, embeddings_ND of each label)` to each label's NOISY votes, shape (N,).
-
-It adds the noise of `AugPe.votes` once, and keeps `Checkpoint(t, S, noisy votes)` durably before it
-returns. It never counts an iteration that has a checkpoint a second time."""
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -62,6 +56,13 @@ class Checkpoint:
         lengths = {label: len(texts) for label, texts in self.population.items()}
         if lengths != {label: len(counts) for label, counts in self.votes.items()}:
             raise ValueError("a checkpoint has one vote count for each text of its population")
+
+
+Histogram = Callable[[int, Population, Mapping[str, Embeddings]], Checkpoint]
+"""DP_NN_HISTOGRAM: `(t, S, embeddings_ND of each label)` to the checkpoint of iteration t.
+
+It adds the noise of `AugPe.votes` once, and keeps the checkpoint durably before it returns it. It
+never counts an iteration that has a checkpoint a second time."""
 
 
 def words(settings: AugPeSettings, x: str, rng: np.random.Generator) -> int | None:
@@ -153,27 +154,24 @@ class AugPe:
         return sum(self.calls_by_purpose.values())
 
     def kept(self, checkpoint: Checkpoint, salt: str) -> Population:
-        """Return S' of the checkpoint's iteration; after the last one it is the run's output."""
-        noisy = {label: np.array(v, dtype=np.int64) for label, v in checkpoint.votes.items()}
-        return self.select(checkpoint.iteration, checkpoint.population, noisy, salt)
-
-    def select(self, t: int, S: Population, noisy: Mapping[str, Counts], salt: str) -> Population:
-        """Return S', n_syn texts of each label."""
+        """Return S' of the checkpoint's iteration, n_syn texts of each label; after the last
+        iteration it is the run's output."""
         kept: Population = {}
-        for label, texts in S.items():
-            n_syn, rng = self.records[label], generator(named_key(salt, f"select-{t}-{label}"))
+        for label, texts in checkpoint.population.items():
+            name = named_key(salt, f"select-{checkpoint.iteration}-{label}")
+            noisy_N, n_syn = np.array(checkpoint.votes[label], np.int64), self.records[label]
             if self.settings.selection == "rank":
-                chosen = select_by_rank(noisy[label], min(n_syn, len(texts)), rng)
+                chosen = select_by_rank(noisy_N, min(n_syn, len(texts)), generator(name))
             else:
-                chosen = select_by_probability(noisy[label], n_syn, rng)
+                chosen = select_by_probability(noisy_N, n_syn, generator(name))
             kept[label] = [texts[i] for i in chosen]
         return kept
 
 
 def select_by_rank(noisy_N: Counts, n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Return the indices of the n most voted texts, n <= N, best first (Aug-PE). Counts are cut at
-    the paper's threshold H = 0, and ties are broken at random: by index they would favour whatever
-    the population lists first."""
+    the paper's threshold H = 0. Ties are broken at random: the order of the population says nothing
+    about its texts."""
     shuffled = rng.permutation(len(noisy_N))
     order = np.argsort(-np.maximum(noisy_N, 0)[shuffled], kind="stable")
     return shuffled[order[:n]]
@@ -216,8 +214,7 @@ class AugPeRun:
             S = self.random_api() if t == 1 else self.variation_api(t, kept)
             phi = self.embeddings(t, S)
             self.progress(t, "votes", sum(map(len, S.values())))
-            noisy = self.dp_nn_histogram(t, S, phi)
-            kept = self.plan.select(t, S, noisy, self.salt)
+            kept = self.plan.kept(self.dp_nn_histogram(t, S, phi), self.salt)
         return kept
 
     def random_api(self) -> Population:

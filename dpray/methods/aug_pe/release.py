@@ -16,7 +16,7 @@ import numpy as np
 
 from dpray.config.config import Config
 from dpray.engines.requests import Ask
-from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
+from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
 from dpray.runs.session import Release, Session
@@ -54,15 +54,14 @@ def release(session: AugPeSession) -> Release:
 
 def published_vote(
     session: AugPeSession, vote: Vote, t: int, S: Population, phi_ND: Mapping[str, Embeddings]
-) -> dict[str, Counts]:
-    """Hold the vote of iteration t, publish its checkpoint once, and return the noisy votes."""
+) -> Checkpoint:
+    """Hold the vote of iteration t, and publish its checkpoint once."""
 
     def mechanism() -> dict[str, Any]:
         noisy = vote(phi_ND)
         return asdict(Checkpoint(t, S, {label: votes.tolist() for label, votes in noisy.items()}))
 
-    checkpoint = Checkpoint(**session.publish_once(unit(t), mechanism))
-    return {label: np.array(votes, np.int64) for label, votes in checkpoint.votes.items()}
+    return Checkpoint(**session.publish_once(unit(t), mechanism))
 
 
 def show_progress(session: AugPeSession, progress: Progress) -> None:

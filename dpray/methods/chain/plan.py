@@ -21,7 +21,7 @@ from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.io.files import write_durably
 from dpray.methods import part
-from dpray.methods.chain.settings import ChainSettings
+from dpray.methods.config import ChainSettings
 from dpray.runs.plan import Plan, Reads, label_histogram
 from dpray.types import BudgetRefused, InputError
 
@@ -32,8 +32,8 @@ class ChainPlan(Plan):
 
     Claim: every number that a mechanism's cost depends on is in these plans, and is fixed before
     the data is opened. The second method puts what the first one released into prompts, or into the
-    control codes of records, for which its event holds whatever they are. So the run is an adaptive
-    composition and costs `dp_event`.
+    control codes of records, and its event holds for all prompts and codes. So the run is an
+    adaptive composition and costs `dp_event`.
     Proof: docs/privacy.md, section 6.9.
     """
 

@@ -1,9 +1,8 @@
 """The audit of DP-SGD sends canaries with orthogonal gradients through the whole training loop.
 
-The model is a table with one number for each canary, so that a canary's gradient lies on a
-coordinate of its own, is longer than the clip norm, and what a step released of it is read off the
-weights: the worst case of Nasr et al. (2021).
-Sampling, per-example norms, clipping, noise and the optimizer's step are the code that trains. For
+The model is a table with one number for each canary. So a canary's gradient lies on a coordinate of
+its own and is longer than the clip norm, and the weights show what a step released of it: the worst
+case of Nasr et al. (2021). Sampling, per-example norms, clipping, noise and the optimizer's step are the code that trains. For
 canaries among the records, `released_losses` evaluates the model that a run released.
 """
 
@@ -34,14 +33,13 @@ from dpray.training.step import DpSgdStep, TrainingText
 from dpray.training.training import ReferenceTrainer
 
 MOST_STEPS = 1000
-"""The audited training has at most so many steps; of a longer plan, the claim for so many is
-audited."""
+"""The audit makes at most this many steps. Of a longer plan, it audits the claim for this many."""
 
 TOO_LONG = 10.0
-"""A canary's gradient is so many clip norms long before it is clipped."""
+"""The length of a canary's gradient before it is clipped, in clip norms."""
 
 AT_ONCE = 20_000
-"""A training has at most so many canaries."""
+"""The most canaries of one training."""
 
 TEXTS_PER_BATCH = 64
 

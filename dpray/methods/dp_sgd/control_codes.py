@@ -66,7 +66,7 @@ class ControlCodes:
         encode: Callable[[str], Sequence[int]],
         max_length: int,
     ) -> str:
-        """Return the code with as many of the first terms as keep it within
+        """Return the code, without its last terms if they make it longer than
         `most_code_tokens(max_length)`: a rule on this text alone."""
         most = most_code_tokens(max_length)
         while terms and len(encode(self.code(values, terms))) > most:
@@ -74,7 +74,7 @@ class ControlCodes:
         return self.code(values, terms)
 
     def term_finder(self) -> Callable[[str], list[str]]:
-        """Return a function that finds the released terms in a text, at most as many as the longest
+        """Return a function that finds the first released terms in a text, no more than the longest
         sequence has."""
         sequences = list(chain.from_iterable(self.sequences.values()))
         terms = sorted(set(chain.from_iterable(sequences)))
@@ -92,8 +92,8 @@ class ControlCodes:
         return [next(turns[label]) if label in turns else () for label in labels]
 
     def longest(self, length: Callable[[str], int], terms: Sequence[str] = ()) -> str:
-        """Return the code with these terms that has the greatest `length`, found column by column:
-        if a tokenizer joins neighbours, another code may be a little longer."""
+        """Return the code with these terms that has the greatest `length`. It is found column by
+        column: another code may be a little longer if a tokenizer joins neighbours."""
         longest = {column: next(iter(self.values[column])) for column in self.names}
         for column in self.names:
             tried = {value: longest | {column: value} for value in self.values[column]}

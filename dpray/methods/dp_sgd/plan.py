@@ -41,11 +41,10 @@ NO_NOISE = 1e-12
 EPOCHS = (50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
 
 BATCHES = 16
-"""An epoch has so many batches: larger ones have less noise, and fewer steps."""
+"""The batches of an epoch. With larger batches there are fewer steps, and less noise."""
 
 UNITS = 60.0
-"""A batch's sum has so many clipped gradients for each deviation of the noise on a coordinate: on
-two data sets runs with more taught more, on average, than runs with fewer
+"""Enough clipped gradients in a batch, over the deviation of the noise in their sum. On two data sets, runs above it taught more, on average, than runs below it
 (experiments/results_tables.md)."""
 
 
@@ -166,9 +165,7 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     `privacy.epsilon`, or do not fit the model."""
     codes = codes_of(config, settings)
     if is_at_hand(config.engine.model):
-        codec = codec_of(config.engine)
-        check_lengths(codec, settings, codes)
-        check_terms(codec, settings, codes)
+        check_lengths(config.engine, settings, codes)
     size = config.data.public_size
     if settings.batch_size > size:
         raise InputError(
@@ -214,41 +211,35 @@ def load_untuned(engine: EngineConfig, settings: DpSgdSettings, codes: ControlCo
     # Imported late: a plan that is only looked at needs no torch.
     from dpray.training.model import check_norms, load_loss
 
-    check_lengths(codec_of(engine), settings, codes)
+    check_lengths(engine, settings, codes)
     loss = load_loss(absolute_model(engine.model), settings)
     check_norms(loss, loss)
 
 
-def codec_of(engine: EngineConfig) -> TextCodec:
-    """Return the codec of the model that is tuned."""
-    return TextCodec(resolve_model(engine.model), engine.max_model_len)
+def check_lengths(engine: EngineConfig, settings: DpSgdSettings, codes: ControlCodes) -> None:
+    """Raise InputError if `method.max_length` is more than the context of the model that is tuned,
+    or leaves no room for a text after its control code, or for the longest term in it."""
+    codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
 
+    def longest(terms: Sequence[str] = ()) -> int:
+        return len(codec.ids(codes.longest(lambda code: len(codec.ids(code)), terms)))
 
-def check_lengths(codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes) -> None:
-    """Raise InputError if `method.max_length` is more than the model's context, or leaves no
-    token for a text after its control code."""
-    if settings.max_length > codec.context_length:
+    length, context = settings.max_length, codec.context_length
+    if length > context:
         raise InputError(
-            f"method.max_length: {settings.max_length} is more than the context of the model, "
-            f"{codec.context_length} tokens"
+            f"method.max_length: {length} is more than the context of the model, {context} tokens"
         )
-    longest = 1 + len(codec.ids(codes.longest(lambda code: len(codec.ids(code)))))
-    if longest >= settings.max_length:
+    if (needs := 1 + longest()) >= length:
         raise InputError(
-            f"method.max_length: {settings.max_length} leaves nothing for a text: a control code "
-            f"has {longest} tokens"
+            f"method.max_length: {length} leaves nothing for a text: a control code has {needs} "
+            "tokens"
         )
-
-
-def check_terms(codec: TextCodec, settings: DpSgdSettings, codes: ControlCodes) -> None:
-    """Raise InputError if `method.max_length` leaves no room for the longest term."""
-    most = most_code_tokens(settings.max_length)
+    most = most_code_tokens(length)
     for term in {terms[0] for terms in chain.from_iterable(codes.sequences.values())}:
-        needs = len(codec.ids(codes.longest(lambda code: len(codec.ids(code)), [term])))
-        if needs > most:
+        if (needs := longest([term])) > most:
             raise InputError(
-                f"method.max_length: {settings.max_length} has room for {most} tokens of a control "
-                f"code, and one with the longest label and term has {needs}"
+                f"method.max_length: {length} has room for {most} tokens of a control code, and "
+                f"one with the longest label and term has {needs}"
             )
 
 

@@ -118,7 +118,7 @@ class Voters:
         votes = {label: np.rint(5 * rows[:, 0]).astype(np.int64) for label, rows in phi.items()}
         kept = {label: counts.tolist() for label, counts in votes.items()}
         self.checkpoints.append(Checkpoint(t, {k: list(v) for k, v in S.items()}, kept))
-        return votes
+        return self.checkpoints[-1]
 
 
 def run(
