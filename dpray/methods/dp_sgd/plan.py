@@ -44,8 +44,8 @@ BATCHES = 16
 """The batches of an epoch. With larger batches there are fewer steps, and less noise."""
 
 UNITS = 60.0
-"""Enough clipped gradients in a batch, over the deviation of the noise in their sum. On two data sets, runs above it taught more, on average, than runs below it
-(experiments/results_tables.md)."""
+"""Enough clipped gradients in a batch, over the deviation of the noise in their sum. On two data
+sets, runs above it taught more, on average, than runs below it (experiments/results_tables.md)."""
 
 
 @dataclass(frozen=True)
