@@ -2,9 +2,9 @@
 
 The model is a table with one number for each canary. So a canary's gradient lies on a coordinate of
 its own and is longer than the clip norm, and the weights show what a step released of it: the worst
-case of Nasr et al. (2021). Sampling, per-example norms, clipping, noise and the optimizer's step are
-the code that trains. For canaries among the records, `released_losses` evaluates the model that a
-run released.
+case of Nasr et al. (2021). Sampling, per-example norms, clipping, noise and the optimizer's step
+are the code that trains. For canaries among the records, `released_losses` evaluates the model that
+a run released.
 """
 
 from __future__ import annotations
