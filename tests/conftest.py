@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import random
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,15 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def refuse_ray() -> Iterator[None]:
+    """A file of tests that leaves Ray running changes what the next file starts on: it fails."""
+    yield
+    if (ray := sys.modules.get("ray")) and ray.is_initialized():
+        ray.shutdown()
+        pytest.fail("Ray was left running in this process")
 
 
 ROOT = Path(__file__).resolve().parent.parent
