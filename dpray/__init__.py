@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from dpray.ledger.ledger import Ledger
     from dpray.planning.compare import Comparison
     from dpray.planning.rehearse import Rehearsal
-    from dpray.progress import progress_bar
     from dpray.runs.plan import Plan
+    from dpray.terminal import progress_bar
 
 __all__ = [
     "Budget",
@@ -209,7 +209,7 @@ def audit(config: Config, on_progress: OnProgress = no_progress, **options: Any)
 _IMPORTED_LATE = {
     "Config": "dpray.config.config",
     "Ledger": "dpray.ledger.ledger",
-    "progress_bar": "dpray.progress",
+    "progress_bar": "dpray.terminal",
 }
 
 

@@ -1,16 +1,19 @@
-"""The console of all commands prints every string literally, without markup or control codes."""
+"""What commands show: a console that prints every string literally, tables, and a progress bar."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from dpray.types import CONTROL
+from dpray.types import CONTROL, OnProgress, Progress
 
 _UNPRINTABLE = re.compile(
     rf"[{CONTROL}"
@@ -61,3 +64,34 @@ def titled_table(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+@contextmanager
+def progress_bar(activity: str = "", *, transient: bool = True) -> Iterator[OnProgress]:
+    """Draw a bar of public quantities on stderr while the block runs, and yield the function that
+    moves it, to be given as `on_progress`. There is no bar if stderr is no terminal; a
+    `transient` bar is erased at the end."""
+    console = Terminal(stderr=True)
+    bar = Bar(
+        TextColumn("{task.fields[activity]}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[detail]}", markup=False),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=transient,
+    )
+    with bar:
+        task = bar.add_task("", total=None, activity=activity, detail="")
+
+        def show(progress: Progress) -> None:
+            bar.tasks[task].total = progress.total  # `update` takes None for no change
+            bar.update(
+                task,
+                activity=progress.activity,
+                completed=progress.completed,
+                detail=progress.detail,
+            )
+
+        yield show

@@ -16,7 +16,7 @@ import typer
 from clinic_notes import Note, private_notes, public_notes
 from demo_model import TrainingPlan, train
 
-from dpray.progress import progress_bar
+from dpray.terminal import progress_bar
 
 PRIVATE_RECORDS, PUBLIC_RECORDS, TEST_RECORDS = 3600, 600, 1000
 _DATA_SEED = 20

@@ -18,9 +18,8 @@ import dp_sgd_table
 import numpy as np
 from runs import DATA, RUNS, accuracy, as_embedded, finished, make, released
 
-from dpray.evaluation.downstream import Embedded
+from dpray.evaluation.downstream import Embedded, mean_and_deviation
 from dpray.evaluation.fidelity import frechet_distance
-from dpray.evaluation.scores import mean_and_deviation
 
 EPSILONS = (1.0, 4.0, 8.0)
 RUNS_OF_EACH = 3

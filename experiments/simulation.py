@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from simulation_model import gathering, simulate
 from simulation_values import Costs, Engine, Found, Load, Machines
 
-from dpray.io.digests import READERS
+from dpray.io.file_list import READERS
 from dpray.workers.groups import MOST_BLOCKS
 
 HERE = Path(__file__).parent

@@ -23,7 +23,7 @@ import simpy
 from simulation_values import SPENT, Costs, Engine, Found, Load, Machines
 
 from dpray.config.sections import RuntimeConfig
-from dpray.io.digests import READERS
+from dpray.io.file_list import READERS
 from dpray.methods.private_prediction.release import (
     BATCHES_PER_PART,
     SECONDS_PER_PART,

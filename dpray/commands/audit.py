@@ -15,8 +15,7 @@ from rich.text import Text
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.io.files import check_writable, write_durably
-from dpray.progress import progress_bar
-from dpray.terminal import Terminal, titled_table
+from dpray.terminal import Terminal, progress_bar, titled_table
 
 Members = Annotated[
     str | None, typer.Option(help="Records that the finished run at output.path was made of.")

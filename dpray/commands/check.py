@@ -9,8 +9,7 @@ import typer
 
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
-from dpray.progress import progress_bar
-from dpray.terminal import Terminal, titled_table
+from dpray.terminal import Terminal, progress_bar, titled_table
 from dpray.types import InputError
 
 

@@ -13,8 +13,7 @@ from rich.markup import escape
 
 import dpray
 from dpray.evaluation.settings import EvaluationSettings
-from dpray.progress import progress_bar
-from dpray.terminal import Terminal, titled_table
+from dpray.terminal import Terminal, progress_bar, titled_table
 
 
 def evaluate(out: Path, as_json: bool, **keys: Any) -> None:

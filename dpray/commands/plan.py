@@ -13,8 +13,7 @@ from rich.table import Table
 import dpray
 from dpray.commands.config_file import check_new, write_config
 from dpray.engines.model_path import is_at_hand
-from dpray.progress import progress_bar
-from dpray.terminal import Terminal, add_or_remove, titled_table
+from dpray.terminal import Terminal, add_or_remove, progress_bar, titled_table
 from dpray.types import InputError, Progress
 
 if TYPE_CHECKING:

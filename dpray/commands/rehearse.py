@@ -12,8 +12,7 @@ import typer
 import dpray
 from dpray.commands.config_file import check_new, write_config
 from dpray.commands.plan import AsJson, ConfigFile, Overrides, PublicFile
-from dpray.progress import progress_bar
-from dpray.terminal import Terminal, titled_table
+from dpray.terminal import Terminal, progress_bar, titled_table
 from dpray.types import InputError
 
 if TYPE_CHECKING:

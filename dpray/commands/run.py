@@ -12,8 +12,7 @@ from rich.text import Text
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.config.config import Config
-from dpray.progress import progress_bar
-from dpray.terminal import Terminal, add_or_remove
+from dpray.terminal import Terminal, add_or_remove, progress_bar
 
 
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression
-
-from dpray.evaluation.scores import accuracy_and_f1, summaries
+from sklearn.metrics import accuracy_score, f1_score
 
 
 @dataclass(frozen=True)
@@ -84,3 +83,23 @@ def _bootstrap(data: Embedded, rng: np.random.Generator) -> Embedded:
     members = (np.flatnonzero(data.labels == name) for name in np.unique(data.labels))
     rows = np.concatenate([rng.choice(of_label, len(of_label)) for of_label in members])
     return Embedded(data.vectors[rows], data.labels[rows])
+
+
+def mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean and the sample's standard deviation (0 for one value)."""
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(np.mean(values)), "deviation": deviation}
+
+
+def accuracy_and_f1(truth: Any, predicted: np.ndarray) -> dict[str, float]:
+    """Return accuracy and macro F1; the F1 averages over the labels that occur in `truth`, because
+    no record of another label could be found."""
+    macro_f1 = f1_score(
+        truth, predicted, labels=np.unique(truth), average="macro", zero_division=0.0
+    )
+    return {"accuracy": float(accuracy_score(truth, predicted)), "macro_f1": float(macro_f1)}
+
+
+def summaries(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the mean and deviation of each measure over the repetitions."""
+    return {name: mean_and_deviation([one[name] for one in scores]) for name in scores[0]}

@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.preprocessing import normalize
 
-from dpray.evaluation.scores import summaries
+from dpray.evaluation.downstream import summaries
 from dpray.types import OnProgress, Progress
 
 Vectors = np.ndarray

@@ -13,7 +13,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from scipy.stats import wasserstein_distance
 
-from dpray.evaluation.scores import summaries
+from dpray.evaluation.downstream import summaries
 from dpray.mechanisms.topics import class_terms, clusters_of
 from dpray.types import InputError
 

@@ -1,16 +1,23 @@
-"""`list_files` finds the files that a path names."""
+"""The files that a path names, and their digests.
+
+Digests bind the files to the budget that pays for them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
+from threading import Event
 from typing import Any
 
 import pyarrow.fs
+from pyarrow.fs import FileSelector, FileType
 
 from dpray.io.formats import ENDINGS, KINDS, base_name, kind_of, without_compression
 from dpray.types import InputError, first_line
@@ -22,6 +29,11 @@ SAVED, SAVED_SPLITS, FILES = "state.json", "dataset_dict.json", "_data_files"
 """`save_to_disk` of Hugging Face's `datasets` writes the first into the folder of a Dataset, with
 its files under the third, and the second into that of a DatasetDict, which has a folder for each
 split."""
+
+READERS = 8
+"""Files that are hashed at once: a core hashes about as fast as a disk reads, or faster."""
+
+READ_BYTES = 1 << 20
 
 
 def list_files(path: str, key: str = "data.path", *, once: bool = True) -> list[str]:
@@ -109,9 +121,9 @@ def _named(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str) ->
             raise InputError(f"{key}: no file matches {path}")
         return _read_ones(files, path, key)
     info = filesystem.get_file_info(root)
-    if info.type == pyarrow.fs.FileType.NotFound:
+    if info.type == FileType.NotFound:
         raise InputError(f"{key}: no such file or folder: {path}")
-    if info.type == pyarrow.fs.FileType.Directory:
+    if info.type == FileType.Directory:
         return _in_folder(filesystem, root.rstrip("/"), path, key)
     if kind_of(root) == "txt":
         raise InputError(
@@ -161,33 +173,72 @@ def _read_ones(files: list[str], path: str, key: str) -> list[str]:
 
 
 def _glob(filesystem: pyarrow.fs.FileSystem, pattern: str) -> list[str]:
-    """Return the files that match. Only `*` and `?` are special; a bracket is a part of a name."""
+    """Return the files that match. Only `*` and `?` are special; a bracket is a part of a name.
+
+    A local link to a folder is not followed: it may lead to files that are listed already."""
     base = re.split("[*?]", pattern)[0].rsplit("/", 1)[0] or "/"
-    levels = [level for level in pattern[len(base) :].split("/") if level]
-    if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
-        found = _local(base, levels)
-    else:
-        selector = pyarrow.fs.FileSelector(base, allow_not_found=True, recursive=len(levels) > 1)
-        infos = filesystem.get_file_info(selector)
-        found = (info.path for info in infos if info.is_file and _matches(info.path, pattern))
-    return sorted(file for file in found if not base_name(file).startswith("."))
+    *folders, last = [level for level in pattern[len(base) :].split("/") if level]
+    found, is_local = [base], isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+    for level in folders:
+        below = _listed(filesystem, found, level, FileType.Directory)
+        found = [folder for folder in below if not (is_local and os.path.islink(folder))]
+    files = _listed(filesystem, found, last, FileType.File)
+    return sorted(file for file in files if not base_name(file).startswith("."))
 
 
-def _matches(path: str, pattern: str) -> bool:
-    names, levels = path.split("/"), pattern.replace("[", "[[]").split("/")
-    return len(names) == len(levels) and all(map(fnmatchcase, names, levels))
+def _listed(
+    filesystem: pyarrow.fs.FileSystem, folders: Sequence[str], level: str, kind: FileType
+) -> list[str]:
+    selectors = [FileSelector(folder, allow_not_found=True) for folder in folders]
+    infos = [info for each in selectors for info in filesystem.get_file_info(each)]
+    names = level.replace("[", "[[]")
+    return [i.path for i in infos if i.type == kind and fnmatchcase(i.base_name, names)]
 
 
-def _local(folder: str, levels: Sequence[str]) -> Iterator[str]:
-    """Yield the files in a folder that match, level by level. A link to a folder is not followed:
-    it may lead to files that are listed already."""
-    if not os.path.isdir(folder):
-        return
-    level, *below = levels
-    with os.scandir(folder) as entries:
-        found = [entry for entry in entries if _matches(entry.name, level)]
-    for entry in found:
-        if below and entry.is_dir(follow_symlinks=False):
-            yield from _local(entry.path, below)
-        elif not below and entry.is_file():
-            yield entry.path
+def file_digests(
+    path: str, on_share: Callable[[float], None] = lambda share: None, every: float = 1.0
+) -> list[bytes]:
+    """Return the SHA-256 of each file that `path` names, in order, or an `hf://` name itself. They
+    are as private as the files: whoever can guess all records could confirm the guess.
+
+    `on_share` is called every so many seconds with the share of the files that is read. Nothing
+    that an earlier call found is used: a file may change and keep its size and its time of change,
+    and both promises that a digest keeps are about privacy (docs/privacy.md, section 6.2).
+    """
+    files = list_files(path)
+    read = [0.0] * len(files)
+    stopped = Event()
+    pool = ThreadPoolExecutor(READERS)
+    try:
+        numbers = range(len(files))
+        digests = [pool.submit(_digest, files[n], read, n, stopped) for n in numbers]
+        while wait(digests, timeout=every).not_done:
+            on_share(sum(read) / len(files))
+        return [digest.result() for digest in digests]
+    finally:
+        stopped.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def _digest(file: str, read: list[float], number: int, stopped: Event) -> bytes:
+    """Hash a file, and keep the share of it that is read in `read[number]`."""
+    if file.startswith("hf://"):
+        return file.encode()
+    filesystem, name = filesystem_of(file)
+    sha256, buffer = hashlib.sha256(), memoryview(bytearray(READ_BYTES))
+    try:
+        size = filesystem.get_file_info(name).size or 1
+        with filesystem.open_input_stream(name, compression=None) as stream:
+            while not stopped.is_set() and (found := stream.readinto(buffer)):
+                sha256.update(buffer[:found])
+                read[number] = min(1.0, read[number] + found / size)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({type(error).__name__})") from None
+    if kind_of(name) == "txt":
+        sha256.update(f"\0{name.split('/')[-2]}".encode())  # the label
+    return sha256.digest()
+
+
+def fingerprint(digests: Iterable[bytes]) -> str:
+    """Return the SHA-256 over the digests of all files. It changes if one of them does."""
+    return hashlib.sha256(b"".join(digests)).hexdigest()

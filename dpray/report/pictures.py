@@ -24,7 +24,7 @@ COLOURS = {
 }
 INK, MUTED, ACCENT, LINE, SECOND, THIRD = COLOURS
 
-LOOKS = [(mark, colour) for mark in ("o", "s", "^") for colour in (ACCENT, SECOND, THIRD, INK)]
+LOOKS = [*zip("os^Dvphd", 2 * (ACCENT, SECOND, THIRD, INK), strict=True)]
 """The marks and colours of curves, in their order."""
 
 

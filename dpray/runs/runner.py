@@ -18,7 +18,7 @@ from typing import Any
 
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.engines.base import Engine
-from dpray.io.digests import file_digests, fingerprint
+from dpray.io.file_list import file_digests, fingerprint
 from dpray.io.files import read_json, write_durably
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.protocol import NullLedger, RunLedger

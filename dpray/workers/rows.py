@@ -14,8 +14,7 @@ from dpray.config.config import Config, DataConfig
 from dpray.io.columns import column_of, is_empty, match_label, text_of
 from dpray.io.file_list import list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
-from dpray.io.pieces import count_rows, cut, numbered
-from dpray.io.records import read_file_header, read_piece
+from dpray.io.records import count_rows, cut, numbered, read_file_header, read_piece
 from dpray.mechanisms.batches import content_id, content_rank
 from dpray.types import InputError, Record, valid_unicode
 

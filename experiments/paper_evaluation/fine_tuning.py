@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from dpray.engines.model_path import resolve_model
-from dpray.evaluation.downstream import Embedded
-from dpray.evaluation.scores import mean_and_deviation
+from dpray.evaluation.downstream import Embedded, mean_and_deviation
 from dpray.types import InputError
 from paper_evaluation.causal_lm import CausalLM, padded
 

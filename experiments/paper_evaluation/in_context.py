@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import softmax
 
 from dpray.engines.base import Engine, PlainPrompt, Sampling
-from dpray.evaluation.scores import accuracy_and_f1, summaries
+from dpray.evaluation.downstream import accuracy_and_f1, summaries
 from paper_evaluation.causal_lm import CausalLM
 
 Example = tuple[str, str]

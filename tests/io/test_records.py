@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.io.columns import column_of, text_of
-from dpray.io.digests import file_digests, fingerprint
-from dpray.io.file_list import PASSWORD, list_files
+from dpray.io.file_list import PASSWORD, file_digests, fingerprint, list_files
 from dpray.io.formats import FileFormat, Piece, Where
-from dpray.io.pieces import count_rows, cut, numbered
-from dpray.io.records import read_file_header, read_piece, read_rows
+from dpray.io.records import count_rows, cut, numbered, read_file_header, read_piece, read_rows
 from dpray.types import InputError
 
 

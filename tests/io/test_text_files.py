@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece
-from dpray.io.pieces import cut
-from dpray.io.records import read_file_header, read_rows, scan_piece
+from dpray.io.records import cut, read_file_header, read_rows, scan_piece
 from dpray.io.text_files import START, read_json
 from dpray.types import InputError
 

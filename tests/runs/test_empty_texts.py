@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
-from dpray.io.pieces import count_rows, cut, numbered
+from dpray.io.records import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.methods.private_prediction.rows import joined, private_rows
 from dpray.types import InputError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
-from dpray.io.pieces import count_rows, cut, numbered
+from dpray.io.records import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition
 from dpray.methods.private_prediction.rows import group_rows, placeholder, private_rows
 from dpray.types import InputError
