@@ -25,7 +25,7 @@ from dpray.io.formats import Where, base_name
 from dpray.io.records import scan_piece
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit
-from dpray.types import InputError, OnProgress, Progress
+from dpray.types import InputError, OnProgress, Progress, no_progress
 from dpray.workers.rows import data_pieces, to_row
 
 MOST_REASONS, MOST_ROWS = 40, 10
@@ -54,7 +54,7 @@ NOTICE = "exact counts of private rows, for the owner alone: not for release; no
 
 def check_rows(
     config: Config,
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress = no_progress,
     load_codec: Callable[[str, int | None], TextCodec] = TextCodec,
 ) -> dict[str, Any]:
     """Read all rows as a run will, and return what the owner wants to know of them. `load_codec`

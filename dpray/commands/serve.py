@@ -35,7 +35,7 @@ def serve(
         typer.echo(json.dumps(tree) if as_json else dump_yaml(tree).rstrip())
         return
     require("dpray serve", "vllm")
-    from dpray.serving.foreground import serve_until_stopped
+    from dpray.serving.applications import serve_until_stopped
 
     console = Terminal(stderr=as_json)
     console.print("starting the models; `serve status` shows what they wait for")

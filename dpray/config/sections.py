@@ -133,8 +133,8 @@ class DataConfig(Section):
         return None if self.label is None else self.label_names[name]
 
     def of_public_files(self) -> DataConfig:
-        """Return the section for public records with the same columns, none of which belongs to a
-        private unit; blank texts of theirs are left out."""
+        """Return the section for public records with the same columns. They belong to no private
+        unit, and blank texts are left out."""
         return self.model_copy(update={"unit": None, "max_records_per_unit": 1, "empty": "skip"})
 
     @property

@@ -19,7 +19,7 @@ from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
 from dpray.evaluation.texts import compare_lengths, compare_topics, structure
 from dpray.io.columns import label_name
-from dpray.types import InputError, OnProgress, Progress
+from dpray.types import InputError, OnProgress, Progress, no_progress
 
 Labelled = tuple[str, str | None]
 """A text and its label, None if the data has none."""
@@ -44,7 +44,7 @@ def evaluate(
     floor: Sequence[Labelled] | None = None,
     schema: dict[str, Any] | None = None,
     seeds: int = 5,
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
     """Return the content of `evaluation.json`. Without labels `downstream` is empty (None).
 

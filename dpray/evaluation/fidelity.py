@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.preprocessing import normalize
 
 from dpray.evaluation.downstream import summaries
-from dpray.types import OnProgress, Progress
+from dpray.types import OnProgress, Progress, no_progress
 
 Vectors = np.ndarray
 Scores = dict[str, float]
@@ -43,7 +43,7 @@ def compare_fidelity(
     other_MD: Vectors,
     test_KD: Vectors,
     seeds: int,
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
     """Take each measure between the real test records and the synthetic ones, and as the yardstick
     between the real test records and other real ones, over `seeds` draws of equally many a side."""

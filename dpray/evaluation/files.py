@@ -15,7 +15,7 @@ from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Where
 from dpray.io.records import read_rows
-from dpray.types import InputError, OnProgress, valid_unicode
+from dpray.types import InputError, OnProgress, no_progress, valid_unicode
 
 EVALUATION = "evaluation.json"
 
@@ -24,7 +24,7 @@ TEXT, LABEL = "text", "label"
 
 
 def evaluate_files(
-    settings: EvaluationSettings, on_progress: OnProgress = lambda progress: None
+    settings: EvaluationSettings, on_progress: OnProgress = no_progress
 ) -> dict[str, Any]:
     """Measure the synthetic records against the real ones; return the content of `evaluation.json`,
     and write that file if `settings.out` is given. The result is private: not for release.

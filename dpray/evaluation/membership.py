@@ -77,7 +77,7 @@ def check_numbers(
 
 
 def attack(members: Scores, non_members: Scores, confidence: float) -> dict[str, Any]:
-    """Attack by one score, of which larger values are taken for members'.
+    """Attack by one score: larger values are taken for members.
 
     The area's interval is the normal one with DeLong's error. An error of 0 (the sides do not
     overlap, or all scores are equal) shows nothing about how certain the area is. Then the interval

@@ -201,9 +201,9 @@ def file_digests(
     """Return the SHA-256 of each file that `path` names, in order, or an `hf://` name itself. They
     are as private as the files: whoever can guess all records could confirm the guess.
 
-    `on_share` is called every so many seconds with the share of the files that is read. Nothing
-    that an earlier call found is used: a file may change and keep its size and its time of change,
-    and both promises that a digest keeps are about privacy (docs/privacy.md, section 6.2).
+    `on_share` is called `every` seconds with the share of the files that is read. Every call reads
+    all files: a file may change and keep its size and its time of change, and both promises that a
+    digest keeps are about privacy (docs/privacy.md, section 6.2).
     """
     files = list_files(path)
     read = [0.0] * len(files)

@@ -40,7 +40,7 @@ def refuse_cloud(path: Path, key: str) -> None:
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raise InputError, which names the key, where a file could not be written; makes nothing."""
+    """Raise InputError that names the key if a file could not be written. Makes nothing."""
     refuse_cloud(path, key)
     try:
         made = next(place for place in (path.parent, *path.parent.parents) if place.exists())
@@ -75,13 +75,12 @@ def make_private(folder: Path) -> None:
 
 
 def owners_only(path: str, flags: int) -> int:
-    """Open a file as `open` asks its `opener` to, and make it for its owner alone."""
+    """Open a file for its owner alone: an `opener` of `open`."""
     return os.open(path, flags, 0o600)
 
 
 def read_json(path: Path | Traversable, key: str = "") -> dict[str, Any]:
-    """Read a JSON object. Raises InputError that begins with `key`, where one is given, and names
-    the path."""
+    """Read a JSON object. Raises InputError that names the path and, if it is given, the key."""
     where = f"{key}: " if key else ""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -96,7 +95,7 @@ def read_json(path: Path | Traversable, key: str = "") -> dict[str, Any]:
 
 def touch_private(path: str) -> None:
     """Make an empty file for its owner alone if there is none; SQLite gives its journals the same
-    rights. A path that cannot be a file is left to the one who opens it.
+    rights. A path that cannot be a file raises nothing here: opening it will.
 
     A file that is there is not opened: closing it would give up the locks that SQLite holds on it
     in this process."""
@@ -105,8 +104,8 @@ def touch_private(path: str) -> None:
 
 
 def write_durably(path: Path, text: str, *, private: bool = False) -> None:
-    """Replace a file so that after a crash it holds the old text or the new one, whole; `private`,
-    for its owner alone."""
+    """Replace a file. After a crash it holds the old text or the new one, whole. With `private` it
+    is for its owner alone."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)
     opener = owners_only if private else None

@@ -252,9 +252,9 @@ def _read_hub(path: str) -> Scanned:
 
 def cut(whole: Piece, size: int) -> list[Piece]:
     """Cut a large file into pieces of about `size` bytes: JSONL at the ends of lines, Parquet
-    between its row groups. Other files are one piece, as are compressed ones, JSON arrays and
-    other encodings than UTF-8. The `lines` and `rows` before a piece of JSONL are still to be
-    counted (`count_rows`, `numbered`)."""
+    between its row groups. Any other file is one piece, as are compressed files, JSON arrays and
+    files that are not UTF-8. `count_rows` and `numbered` then set the `lines` and `rows` before
+    each piece of JSONL."""
     kind, file = kind_of(whole.file), whole.file
     if kind not in ("json", "parquet") or without_compression(file)[1] is not None:
         return [whole]

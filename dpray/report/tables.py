@@ -143,7 +143,7 @@ def _figure(value: float | None, digits: int) -> str:
 
 
 def at_most(value: float, digits: int = 3) -> str:
-    """Write an upper bound, rounded up to so many significant digits."""
+    """Write an upper bound, rounded up to `digits` significant digits."""
     step = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
     rounded = math.ceil(value / step * (1 - 1e-12)) * step
     whole = rounded >= 10 ** (digits - 1)

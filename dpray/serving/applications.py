@@ -1,4 +1,5 @@
-"""The Ray Serve application: Ray's own OpenAI ingress behind the guard, an LLM and an embedder.
+"""The Ray Serve application, and serving it until this process is stopped: Ray's own OpenAI
+ingress behind the guard, an LLM and an embedder.
 
 Serve routes, queues, scales, sheds load, checks health and exports metrics; `ray.serve.llm` has the
 OpenAI endpoints and runs both models in vLLM. The replicas log nothing that can hold a prompt: no
@@ -9,16 +10,19 @@ text.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import signal
+import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from ray import serve
+from ray.exceptions import RayActorError
 from starlette.exceptions import HTTPException
 
 from dpray.config.loading import parse
@@ -30,12 +34,15 @@ from dpray.serving.errors import reraise
 from dpray.serving.guard import Endpoint, Guard
 from dpray.serving.requests import ChatCall, CompletionCall, EmbeddingCall, Room
 from dpray.serving.settings import (
+    LOOPBACK,
     ReplicasConfig,
     ServeConfig,
     ServedEmbedder,
     ServedLLM,
     ServeFile,
 )
+from dpray.types import DprayError, InputError
+from dpray.workers.cluster import start_ray
 
 APPLICATION = "dpray"
 BUILDER = "dpray.serving.applications:build"
@@ -44,6 +51,7 @@ LLM, EMBEDDER = "llm", "embedder"
 _SMALL_CACHE = 2**24
 """Bytes of an embedder's cache on a CPU. vLLM wants one, though an encoder fills none."""
 _REPLICAS_SECONDS = 2.0
+_POLL_SECONDS = 0.5
 _GATEWAY_REQUESTS = 1024
 """The most requests in flight in a gateway: those that the shipped proxy passes on. Another 1024
 wait, and Serve answers any more with a 503."""
@@ -138,8 +146,8 @@ class RunningReplicas:
         self._until = 0.0
 
     async def __call__(self, deployment: str) -> int:
-        if monotonic() >= self._until:
-            self._until = monotonic() + _REPLICAS_SECONDS
+        if time.monotonic() >= self._until:
+            self._until = time.monotonic() + _REPLICAS_SECONDS
             # Without an answer, what was known counts.
             with suppress(Exception):
                 status: Any = await asyncio.to_thread(serve.status)
@@ -203,3 +211,59 @@ def _model(
         runtime_env={"env_vars": dict(ENVIRONMENT)},
     )
     return build_llm_deployment(config, override_serve_options={"name": deployment})
+
+
+class ServingFailed(DprayError):
+    """The application did not start."""
+
+
+def serve_until_stopped(file: ServeFile, on_ready: Callable[[str], None]) -> None:
+    """Deploy, call `on_ready` with the base URL once every model is ready, and return after SIGINT
+    or SIGTERM, with the application shut down.
+
+    Raises InputError if Serve already runs on the cluster, ServingFailed for a failed start.
+    """
+    start_ray(file.runtime.ray_address)
+    # After Ray's start, which installs a handler that aborts.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # It logs every step.
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    if serve.status().proxies:
+        raise InputError(
+            "Serve runs on this cluster already, bound as it is: hand it the output of "
+            "`dpray serve CONFIG --dry-run` with `serve deploy`"
+        )
+    try:
+        _deploy(file)
+        everywhere = file.serve.host in ("0.0.0.0", "::")
+        host = LOOPBACK if everywhere else file.serve.host
+        on_ready(f"http://{host}:{file.serve.port}/v1")
+        signal.pause()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        # Ray's lines stay off stdout, which is `--json`'s.
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), suppress(Exception):
+            serve.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _deploy(file: ServeFile) -> None:
+    """Start Serve and the application, and wait until Serve's proxy is there.
+
+    Ray kills a proxy that needs more than 15 seconds to start, as it may on a busy machine, and
+    starts another, which has more time.
+    """
+    try:
+        serve.start("HeadOnly", http_options(file), logging_config=SYSTEM_LOGS)
+    except (RayActorError, TimeoutError):
+        # The controller lives: this connects to it, and waits for nothing.
+        serve.start("HeadOnly", http_options(file), logging_config=SYSTEM_LOGS)
+    built = application(file)
+    try:
+        serve.run(built, name=APPLICATION, route_prefix="/")
+    except RuntimeError:
+        raise ServingFailed(
+            "serving: a model did not start; why is in the logs of its replicas"
+        ) from None
+    while "HEALTHY" not in serve.status().proxies.values():
+        time.sleep(_POLL_SECONDS)

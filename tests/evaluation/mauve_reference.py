@@ -1,4 +1,4 @@
-"""Figures of the authors' own MAUVE package, which tests/evaluation/test_mauve.py compares ours to.
+"""Figures of the authors' own MAUVE package, with which test_fidelity.py compares dpray's.
 
     pip install '.[reference]' && python -m tests.evaluation.mauve_reference
 

@@ -2,12 +2,14 @@
 
 import json
 import random
+import warnings
 import zlib
 
 import numpy as np
 import pytest
 
 from dpray.evaluation import NOT_FOR_RELEASE
+from dpray.evaluation.downstream import Embedded, logistic_regression
 from dpray.evaluation.evaluate import evaluate, split
 from dpray.types import InputError
 
@@ -216,3 +218,9 @@ def test_progress_names_parts_and_counts_to_the_end():
     embedded = [(p.completed, p.total) for p in seen if p.activity == "embedding"]
     assert embedded == [(0, 120), (40, 120), (70, 120), (100, 120)]
     assert all(p.total is None or 0 <= p.completed <= p.total for p in seen)
+
+
+def test_many_labels_of_few_records_are_no_warning():
+    labels = np.array([f"label {n % 20}" for n in range(30)])
+    with warnings.catch_warnings(action="error"):
+        logistic_regression(Embedded(np.eye(3, dtype=np.float32)[np.arange(30) % 3], labels))
