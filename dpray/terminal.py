@@ -1,4 +1,4 @@
-"""What commands show: a console that prints every string literally, tables, and a progress bar."""
+"""The terminal of all commands: a console that prints strings literally, tables, a progress bar."""
 
 from __future__ import annotations
 
