@@ -380,16 +380,13 @@ def counts(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-def test_the_best_by_rank_come_first() -> None:
-    rng = generator(new_key())
-    assert select_by_rank(counts(1, 9, -5, 7, 3), 3, rng).tolist() == [1, 3, 4]
-
-
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=12), st.data())
 def test_rank_takes_no_text_twice_and_no_worse_one(votes: list[int], data: st.DataObject) -> None:
     n = data.draw(st.integers(0, len(votes)))
     kept = select_by_rank(counts(*votes), n, generator(KEY)).tolist()
     assert len(set(kept)) == len(kept) == n
+    found = [max(votes[i], 0) for i in kept]
+    assert found == sorted(found, reverse=True)
     rest = [max(votes[i], 0) for i in range(len(votes)) if i not in kept]
     assert all(max(votes[i], 0) >= value for i in kept for value in rest)
 
@@ -400,13 +397,14 @@ def test_ties_are_broken_at_random() -> None:
     assert fits_probabilities([chosen[i] for i in range(4)], [0.25] * 4)
 
 
-def test_probability_is_proportional_to_the_cut_counts() -> None:
-    drawn = select_by_probability(counts(1, -4, 3, 0, 6), 20_000, generator(new_key()))
-    observed = np.bincount(drawn, minlength=5)
-    assert observed[1] == observed[3] == 0
-    assert fits_probabilities(observed[[0, 2, 4]].tolist(), [0.1, 0.3, 0.6])
-
-
-def test_no_votes_are_uniform() -> None:
-    drawn = select_by_probability(counts(-4, 0, -1), 9000, generator(new_key()))
-    assert fits_probabilities(np.bincount(drawn, minlength=3).tolist(), [1 / 3] * 3)
+@pytest.mark.parametrize(
+    ("votes", "expected"),
+    [((1, -4, 3, 0, 6), [0.1, 0.3, 0.6]), ((-4, 0, -1), [1 / 3] * 3)],
+    ids=["in proportion to the cut counts", "without votes all alike"],
+)
+def test_draws_by_probability(votes: tuple[int, ...], expected: list[float]) -> None:
+    drawn = select_by_probability(counts(*votes), 20_000, generator(new_key()))
+    observed = np.bincount(drawn, minlength=len(votes))
+    drawn_at_all = [i for i, vote in enumerate(votes) if vote > 0] or list(range(len(votes)))
+    assert observed[drawn_at_all].sum() == 20_000
+    assert fits_probabilities(observed[drawn_at_all].tolist(), expected)

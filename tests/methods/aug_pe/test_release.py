@@ -149,15 +149,6 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(
     ledger.close()
 
 
-def test_the_progress_says_nothing_of_how_many_records_there_are(
-    config: Callable[..., Config], asked: Asked
-) -> None:
-    shown: list[Any] = []
-    asked.run(config(method__iterations=1), shown.append)
-    [loading] = [step for step in shown if step.activity == "private embeddings"]
-    assert (loading.completed, loading.total) == (0, None)
-
-
 def test_a_run_without_noise_is_stamped_and_charges_nothing(
     config: Callable[..., Config], asked: Asked
 ) -> None:
@@ -170,14 +161,6 @@ def test_a_run_without_noise_is_stamped_and_charges_nothing(
     assert not (Path(run.output.path).parent / "ledger.db").exists()
     with pytest.raises(InputError, match=r"method\.noise_multiplier"):
         methods.make_plan(config(privacy__epsilon=float("inf"), method__noise_multiplier=1.0))
-
-
-def test_noise_that_costs_too_much_is_refused_before_anything_is_charged(
-    config: Callable[..., Config], tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match=r"method\.noise_multiplier: 0\.1 costs eps"):
-        methods.run(config(privacy__epsilon=1.0, method__noise_multiplier=0.1))
-    assert not (tmp_path / "ledger.db").exists()
 
 
 def test_a_unit_of_more_records_gets_more_noise(config: Callable[..., Config]) -> None:
