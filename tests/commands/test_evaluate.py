@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from dpray.cli import run_command
 from dpray.commands.evaluate import evaluate
-from dpray.evaluation.files import evaluate_files
+from dpray.evaluation.files import evaluate_files, read_labelled
 from dpray.evaluation.settings import EvaluationSettings
+from dpray.io.formats import AS_RECOGNISED, FileFormat
 from dpray.types import InputError, Progress
 
 from ..evaluation.test_evaluate import BagOfWords, notes
@@ -109,20 +110,6 @@ def test_bad_files_are_refused_without_their_text(app, tmp_path, without_a_model
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [("{", "is not JSON"), ("[]", "not a JSON object")]
-)
-def test_a_schema_that_is_none_is_refused(app, tmp_path, without_a_model, content, message):
-    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
-    (tmp_path / "schema.json").write_text(content)
-
-    with pytest.raises(InputError, match=message):
-        invoke(
-            app, "--real", real, "--synthetic", real, "--out", tmp_path,
-            "--schema", tmp_path / "schema.json",
-        )  # fmt: skip
-
-
 def test_the_terminal_shows_every_part_and_no_word_of_a_record(app, tmp_path, without_a_model):
     real = write_jsonl(tmp_path / "real.jsonl", notes(80, 1))
     synthetic = write_jsonl(tmp_path / "synthetic.jsonl", notes(60, 2))
@@ -147,26 +134,21 @@ def test_the_terminal_shows_every_part_and_no_word_of_a_record(app, tmp_path, wi
     assert terms and not terms & set(shown.split())
 
 
-def test_an_embedding_model_that_is_not_there(app, tmp_path):
-    real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
-    missing = str(tmp_path / "no" / "model")
-    with pytest.raises(InputError, match=f"^embedder: cannot load {missing}"):
-        invoke(
-            app, "--real", real, "--synthetic", real, "--out", tmp_path / "out",
-            "--embedder", missing,
-        )  # fmt: skip
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--schema", "/no/schema.json"), "^schema: cannot read /no/schema.json"),
+        (("--schema", "broken.json"), "is not JSON"),
+        (("--schema", "list.json"), "not a JSON object"),
         (("--label", "dept"), "^--label: no record of --real has a label in 'dept'$"),
+        (("--embedder", "/no/model"), "^embedder: cannot load /no/model"),
     ],
 )
-def test_options_that_cannot_be_met(app, tmp_path, without_a_model, options, message):
+def test_options_that_cannot_be_met(app, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
     real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
     with pytest.raises(InputError, match=message):
         invoke(app, "--real", real, "--synthetic", real, "--out", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
@@ -252,3 +234,26 @@ def test_python_has_the_result_without_a_file(tmp_path, without_a_model, monkeyp
 def test_numbers_out_of_range_are_refused():
     paths = ["--real", "a", "--synthetic", "b", "--out", "c"]
     assert run_command(["evaluate", *paths, "--seeds", "0"]) == 2
+
+
+def test_real_records_are_files_as_people_have_them(tmp_path):
+    """The cells of CSV are the labels of a release, by name; a blank text is no record."""
+    real, released = tmp_path / "real.csv", tmp_path / "synthetic.jsonl"
+    real.write_bytes("text;label\nKäse;0\n ;0\nBrot;true\nWein;\n".encode("cp1252"))
+    rows = [{"text": "x", "label": label} for label in (0, True, "")]
+    released.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    form = FileFormat(encoding="cp1252", keys="--")
+    records = read_labelled(str(real), "--real", "text", "label", form)
+    assert records == [("Käse", "0"), ("Brot", "true"), ("Wein", "")]
+    made = read_labelled(str(released), "--synthetic", "note.body", "kind", AS_RECOGNISED)
+    assert made == [("x", "0"), ("x", "true"), ("x", "")]
+    with pytest.raises(InputError, match=r"^real.csv, row 1: .* set --encoding=cp1252$"):
+        read_labelled(str(real), "--real", "text", "label", FileFormat(keys="--"))
+
+
+def test_nested_columns(tmp_path):
+    path = tmp_path / "real.json"
+    path.write_text(json.dumps([{"note": {"body": "x", "kind": 1.0}}, {"note": {"body": None}}]))
+    assert read_labelled(str(path), "--real", "note.body", "note.kind", AS_RECOGNISED) == [
+        ("x", "1.0")
+    ]

@@ -30,24 +30,6 @@ def test_files_of_a_path_a_folder_and_a_glob(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", b'{"text": "x"}\n\n["Marlowe"]\n', "a.jsonl, row 3: not a JSON object"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": "Marlowe \xff"}\n', "row 2: the bytes are not"),
-        ("a.csv", b"text,label\nMarlowe\n", "a.csv, row 1: not as many fields"),
-    ],
-)
-def test_errors_name_the_row_and_hold_no_text(
-    tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError) as wrong:
-        list(read_rows(str(tmp_path / name)))
-    assert message in str(wrong.value)
-    assert "Marlowe" not in str(wrong.value) and "\n" not in str(wrong.value)
-
-
-@pytest.mark.parametrize(
     "path", ["s3://KEY:SECRET@bucket/x.jsonl", "s3://KEY:SEC/RET@bucket/", "gs://:SECRET@b/*.csv"]
 )
 def test_a_password_in_a_path_is_refused_and_not_repeated(path: str) -> None:
