@@ -110,9 +110,9 @@ def run_command(arguments: list[str] | None = None) -> int:
 
 
 def show_error(error: BaseException) -> int:
-    """Print an error as one line on stderr and return the exit code. An unexpected one names its
-    class only, because its message could hold private text; that of a run says as well whether the
-    run is charged."""
+    """Print an error as one line on stderr and return the exit code. An unexpected error is shown
+    as its class alone, because its message could hold private text. If it ended a run, the line
+    also tells whether the run is charged."""
     code, message = 1, f"unexpected {type(error).__name__} at {_place(error)}"
     if isinstance(error, TyperException):
         code, message = 2, error.format_message()

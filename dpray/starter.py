@@ -211,6 +211,6 @@ def default_config_path(path: str) -> Path:
 
 
 def stem(path: str) -> str:
-    """Return a plain name for the data: that of its file, without endings."""
+    """Return a plain name for the data: its file's name without endings."""
     name = path.rstrip("/").rsplit("/", 1)[-1].partition("#")[0].partition(".")[0]
     return re.sub(r"[^\w-]+", "-", name).strip("-") or "data"

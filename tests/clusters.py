@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 TOKEN = uuid.uuid4().hex
-"""Of our clusters alone: they are not open to everybody, and need no token of this account."""
+"""The tests' clusters alone take it: they are not open to everybody, and need no token of this
+account."""
 
 # Ray reads them once in a process, so that they are there before any test imports it.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}

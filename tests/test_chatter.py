@@ -1,4 +1,4 @@
-"""What a run prints is its own: libraries' notes on the machine are not shown, errors are."""
+"""A run prints its own lines alone: libraries' notes on the machine are not shown, errors are."""
 
 from __future__ import annotations
 

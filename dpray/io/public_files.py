@@ -30,14 +30,13 @@ def public_files(path: str, key: str, private: str) -> list[str]:
 
 @dataclass(frozen=True)
 class FewShot:
-    """The public texts by their labels, and all of them by None. A prompt shows `shown` of them."""
+    """The public texts of each label, and under None all of them. A prompt shows `shown` texts."""
 
     texts: Mapping[str | None, Sequence[str]] = field(default_factory=dict, repr=False)
     shown: int = 0
 
     def of_label(self, label: str) -> Sequence[str]:
-        """Return the texts to draw from: those of the label if they are enough for a prompt, or
-        else all."""
+        """Return the texts to draw from: the label's if they are enough for a prompt, else all."""
         texts = self.texts.get(label, ())
         return texts if len(texts) >= self.shown else self.texts[None]
 

@@ -75,7 +75,7 @@ def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Whe
 
 
 def read_piece(piece: Piece) -> Iterator[tuple[Where, Row]]:
-    """Stream the rows of a piece as `read_rows` does those of a file."""
+    """Stream the rows of a piece, as `read_rows` streams a file's."""
     for where, row in scan_piece(piece):
         if isinstance(row, InputError):
             raise row
@@ -83,8 +83,8 @@ def read_piece(piece: Piece) -> Iterator[tuple[Where, Row]]:
 
 
 def scan_piece(piece: Piece) -> Scanned:
-    """Stream the rows of a piece, and in place of a bad row its error; the rows after it follow if
-    the file can be read on. Raises InputError for a file that cannot be read at all."""
+    """Stream the rows of a piece. A bad row comes as its error, and the rows after it follow if the
+    file can be read on. Raises InputError for a file that cannot be read at all."""
     if kind_of(piece.file) == "hub":
         yield from _read_hub(piece.file)
         return
@@ -193,9 +193,9 @@ def _unreadable(file: str, error: Exception) -> InputError:
 
 @dataclass(frozen=True)
 class Header:
-    """The beginning of a file, before its rows. `columns` are those of its header, or of the first
-    object of JSON, with dotted names for what is nested. `encoding` and `delimiter` are those that
-    a text file is read with."""
+    """The beginning of a file, before its rows. `columns` are the names in the header, or in the
+    first object of JSON, dotted for nested values. A text file is read with `encoding` and
+    `delimiter`."""
 
     kind: Kind
     columns: tuple[str, ...]

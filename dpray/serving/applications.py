@@ -163,8 +163,8 @@ def _llm_room(engine: EngineConfig, served: ServedLLM) -> Room:
 
 
 def _llm(engine: EngineConfig, served: ServedLLM, name: str) -> serve.Application:
-    """Make the deployment of `engine`: vLLM's arguments are those of `dpray.engines.vllm`, without
-    lockstep decoding, which is not served."""
+    """Make the deployment of `engine`, with vLLM's arguments of `dpray.engines.vllm`. Lockstep
+    decoding is not served."""
     folder = resolve_model(engine.model, "engine.model")
     options = vllm_options(engine, on_gpu=served.gpus_per_replica > 0) | engine.model_dump(
         include={"max_model_len", "max_num_batched_tokens"}, exclude_none=True

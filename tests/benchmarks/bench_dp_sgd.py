@@ -73,7 +73,7 @@ def losses(model: Any, batch: MicroBatch) -> torch.Tensor:
 
 
 def logits_of(model: Any, batch: MicroBatch) -> torch.Tensor:
-    """Of all positions but the last, (B, T - 1, V)."""
+    """Return the logits of all positions but the last, shape (B, T - 1, V)."""
     positions = torch.arange(batch.ids.shape[1], device=batch.ids.device).repeat(len(batch.ids), 1)
     found: torch.Tensor = model(
         input_ids=batch.ids, attention_mask=batch.mask, position_ids=positions, use_cache=False

@@ -84,7 +84,7 @@ def bench_features(phrases: int) -> Iterator[str]:
 
 
 class VocabularyPass:
-    """What an actor holds: the matcher, and texts to make records from."""
+    """An actor with the matcher, and texts to make records from."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(3)

@@ -1,5 +1,5 @@
-"""How many durable reservations and published rows a second go through the accountant actor, and
-how long a caller waits, on SQLite and on PostgreSQL.
+"""Durable reservations and published rows a second through the accountant actor, and the waits of
+its callers, on SQLite and on PostgreSQL.
 
     python -m tests.benchmarks.bench_ledger [--clients 64] [--seconds 10] [--rows 20] [--datasets 1]
 

@@ -174,7 +174,7 @@ def test_a_runs_folder_stands_for_its_release(app, tmp_path, without_a_model):
 
 
 def test_a_release_has_columns_of_its_own(app, tmp_path, without_a_model):
-    """Of data with other names and with labels that are numbers."""
+    """The real data have other names of columns, and labels that are numbers."""
     stars = {"cardio": 1, "derma": 2.5}
     real = write_jsonl(tmp_path / "real.jsonl", [(t, stars[y]) for t, y in notes(40, 1)], "a", "b")
     made = [(text, str(stars[label])) for text, label in notes(20, 2)]

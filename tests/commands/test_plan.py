@@ -1,4 +1,4 @@
-"""What `dpray plan` says of a plan's mechanisms."""
+"""`dpray plan` describes a plan's mechanisms in words."""
 
 from __future__ import annotations
 

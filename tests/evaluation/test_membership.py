@@ -15,7 +15,7 @@ from tests.methods.aug_pe.test_release import BagOfWords
 
 
 def pair_shares(members: Sequence[float], others: Sequence[float]) -> np.ndarray:
-    """Whether each member is above each other, ties by half."""
+    """Return 1 for each pair whose member is above the other, 1/2 for a tie, and else 0."""
     pairs = [(m > o) + (m == o) / 2 for m, o in product(members, others)]
     return np.array(pairs, dtype=float).reshape(len(members), len(others))
 

@@ -1,4 +1,4 @@
-"""What a run and its evaluation leave for the page."""
+"""Files of a run and its evaluation, from which the page is written."""
 
 ATTACK = (
     "<script>document.title='owned'</script><img src=https://evil.example/x onerror=alert(1)>"

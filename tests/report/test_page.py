@@ -17,7 +17,7 @@ def page(public=False, evaluation=True, samples=SAMPLES, **changes):
 
 
 class Visible(HTMLParser):
-    """What a reader sees: text outside style and head, and every tag with its attributes."""
+    """The text that a reader sees, and every tag with its attributes."""
 
     def __init__(self, html):
         super().__init__()

@@ -1,5 +1,5 @@
-"""What small real runs of every method release: each sentence of the page is true of the run, and
-no file names a place."""
+"""Small real runs of every method: each sentence of the page is true of the run, and no released
+file names a place."""
 
 from __future__ import annotations
 

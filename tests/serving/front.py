@@ -37,7 +37,7 @@ def hashed(key: str) -> str:
 
 
 async def echo(request: Request) -> Response:
-    """What arrived behind the guard."""
+    """Answer with the request that arrived behind the guard."""
     body = await request.json() if request.method == "POST" else None
     return JSONResponse({"body": body, "headers": sorted(request.headers)})
 

@@ -35,7 +35,7 @@ VALUES = st.recursive(
 
 
 def entries(value: Any) -> int:
-    """Of all lists and objects in `value`; an empty one counts as one."""
+    """Count the entries of all lists and objects in `value`; an empty one counts as one."""
     if not isinstance(value, list | dict):
         return 0
     inner = value.values() if isinstance(value, dict) else value

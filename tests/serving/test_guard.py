@@ -1,4 +1,4 @@
-"""What stands before Ray's OpenAI application, without Ray: keys, bounds, limits and errors."""
+"""The guard before Ray's OpenAI application, without Ray: keys, bounds, limits and errors."""
 
 from __future__ import annotations
 
