@@ -37,7 +37,7 @@ def plan(
         bool,
         typer.Option(
             "--compare",
-            help="Instead, ask all methods for as many texts, and recommend one; so does "
+            help="Compare all methods for the same number of texts, and recommend one; so does "
             "method.name=auto.",
         ),
     ] = False,

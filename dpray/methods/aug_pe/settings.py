@@ -17,8 +17,8 @@ class AugPeSettings(MethodSettings):
     iterations: Count = Field(10, description="T, votes of the private records")
     variations: Count = Field(
         7,
-        description="L: L times as many texts stand for election as are kept, L - 1 of them new "
-        "variations; 1: every kept text is replaced by one variation (the original PE)",
+        description="L, texts that are voted on for each text that is kept: itself and L - 1 new "
+        "variations; 1: one variation in its place (the original PE)",
     )
     lookahead: int = Field(
         0, ge=0, description="K, variations whose mean stands for a text; 0: its own embedding"

@@ -32,8 +32,8 @@ class DpSgdSettings(TrainingSettings, MethodSettings):
     )
     checkpoint_steps: Count | None = Field(
         None,
-        description="steps between two checkpoints: an interrupted run repeats as many; null: a "
-        "hundredth of all",
+        description="steps between two checkpoints, which an interrupted run may repeat; null: a "
+        "hundredth of all steps",
     )
     spare_steps: int | None = Field(
         None,
