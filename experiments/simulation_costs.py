@@ -206,7 +206,7 @@ def rows() -> dict[str, float]:
 
 
 def _decode(decoder: BatchDecoder, block: pa.Table) -> None:
-    for _ in decoder.work(task.to_pylist() for task in tasks(block, "batch", TASK)):
+    for _ in decoder.work(task.to_pylist() for task in tasks(block, TASK)):
         pass
 
 
@@ -239,7 +239,7 @@ def pool() -> dict[str, float]:
 def _start(config: Any, make: Callable[[], Any], number: int) -> float:
     """Return the seconds until so many actors that are started together have their workers."""
     began = time.perf_counter()
-    shared = ray.put(partial(SliceWorker, make, "batch", TASK))
+    shared = ray.put(partial(SliceWorker, make, TASK))
     actor = never_repeated(GroupActor, config, 0.0)
     actors = [actor.remote(shared, TASK) for _ in range(number)]
     for each in actors:
@@ -304,7 +304,7 @@ def _block(config: Any, make: Callable[[], Any], blocks: list[Any]) -> float:
     """Return the seconds that one actor takes for a block of one slice, nearly all of which is its
     way."""
     number, began = len(blocks), 0.0
-    for answers in group_pool(config, make, "batch", TASK).run(cut_blocks(blocks, 1)):
+    for answers in group_pool(config, make, TASK).run(cut_blocks(blocks, 1)):
         if answers and not began:
             began = time.perf_counter()
     return (time.perf_counter() - began) / (number - 1)

@@ -100,7 +100,6 @@ def test_plan_has_the_contracts_keys_and_opens_no_data(
     assert 0 < plan["epsilon"] <= 50.0 and plan["delta"] == 1e-5
     assert plan["neighboring_relation"] == "add_or_remove_one"
     assert plan["method"]["name"] == "private_prediction"
-    assert plan["placement"] == {"where": "process"}
     for mechanism in plan["mechanisms"]:
         assert mechanism.keys() >= {"name", "parameters", "count", "cost"}
 

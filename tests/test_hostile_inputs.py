@@ -168,7 +168,7 @@ def test_one_number_is_one_unit(settings: Settings, tmp_path: Path) -> None:
     written = [f'"who": {who}' for who in ("1", "1.0", "1e0", "-0.0")]
     path.write_text("".join(f'{{"text": "x", "label": "a", {who}}}\n' for who in written))
     data = parse_config(settings(data__unit="who")).data
-    assert [record.unit_id for _, record in read_records(Piece(str(path)), data)] == [
+    assert [record.unit_id for record in read_records(Piece(str(path)), data)] == [
         "1",
         "1",
         "1",

@@ -97,12 +97,10 @@ def test_a_command_imports_no_more_than_it_needs(command: str, tmp_path: Path) -
 
 
 WORKERS = (
-    "dpray.methods.private_prediction.rows",
     "dpray.methods.private_prediction.decoder",
     "dpray.methods.private_prediction.release",
 )
-"""Modules that workers that read, engine actors and the driver import on Ray, before they do
-anything."""
+"""Modules that engine actors and the driver import on Ray, before they do anything."""
 
 
 @pytest.mark.parametrize("module", WORKERS)

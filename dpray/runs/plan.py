@@ -24,7 +24,6 @@ from dpray.engines.model_path import absolute_model, with_bases
 from dpray.engines.text import TextCodec
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.types import InputError, OnProgress
-from dpray.workers.engine import placement
 from dpray.workers.rows import Row
 
 Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
@@ -115,7 +114,7 @@ class Plan(ABC):
     def summary(self) -> dict[str, Any]:
         """Return the object that `dpray plan --json` prints."""
         config = self.config
-        summary = guarantee_of(self) | self.method_summary() | {"placement": placement(config)}
+        summary = guarantee_of(self) | self.method_summary()
         summary["empty_texts"] = config.data.empty
         if not config.not_private and config.privacy.delta > 1.0 / config.data.public_size:
             summary["warnings"].append(

@@ -173,32 +173,18 @@ def hide_other_gpus() -> None:
         os.environ.update(HIDDEN)
 
 
-def placement(config: Config) -> dict[str, Any]:
-    """Return the model's place as far as it is known without a cluster: `where` is "nowhere",
-    "endpoint", "process" or "actors"; a null `gpus_per_actor` is resolved when the run begins."""
-    if not config.engine.is_local:
-        return {"where": "nowhere" if config.engine.kind == "none" else "endpoint"}
-    runtime = config.runtime
-    if not runtime.uses_ray:
-        return {"where": "process"}
-    return {
-        "where": "actors",
-        "actors": max(runtime.actors, runtime.min_actors),
-        "gpus_per_actor": runtime.gpus_per_actor,
-    }
-
-
 def describe_placement(config: Config) -> str:
-    """Describe `placement` for people."""
-    found = placement(config)
-    if found["where"] != "actors":
-        return {
-            "nowhere": "no model",
-            "endpoint": f"at {config.engine.base_url or 'its endpoint'}",
-            "process": "in this process",
-        }[found["where"]]
-    gpus = found["gpus_per_actor"]
+    """Return, for people, the model's place as far as it is known without a cluster: a null
+    `runtime.gpus_per_actor` is resolved when the run begins."""
+    engine, runtime = config.engine, config.runtime
+    if engine.kind == "none":
+        return "no model"
+    if not engine.is_local:
+        return f"at {engine.base_url or 'its endpoint'}"
+    if not runtime.uses_ray:
+        return "in this process"
+    gpus = runtime.gpus_per_actor
     each = f"{gpus:g} GPU(s) each" if gpus else "on CPUs"
     if gpus is None:
-        each = f"{config.engine.gpus} GPU(s) each if the cluster has GPUs, else on CPUs"
-    return f"up to {found['actors']} actor(s) of Ray, {each}"
+        each = f"{engine.gpus} GPU(s) each if the cluster has GPUs, else on CPUs"
+    return f"up to {max(runtime.actors, runtime.min_actors)} actor(s) of Ray, {each}"

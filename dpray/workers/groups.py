@@ -1,4 +1,5 @@
 """Private rows are gathered by group, each group whole in one worker: in this process or on Ray.
+A group is a batch of private prediction.
 
 Ray may repeat the reading, which draws nothing at random. It repeats nothing of what the workers
 do. On Ray a pool's actors take slices of the gathered blocks; what is lost with an actor goes to
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, pairwise
 from time import monotonic
@@ -22,10 +23,11 @@ import pyarrow.compute as pc
 import ray
 
 from dpray.config.config import Config
+from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.cluster import never_repeated, own_errors, uses_ray
 from dpray.workers.pool import ActorPool, RayActors, RepeatPrivate, Work
 from dpray.workers.pool_actor import OUTCOME_SECONDS, Emit, Pieces, PoolActor
-from dpray.workers.rows import CHUNK, Row, RowsOf, local_rows, ray_rows
+from dpray.workers.rows import CHUNK, Row, RowsOf, local_rows, ray_rows, record_rows
 
 if TYPE_CHECKING:
     import ray.data
@@ -36,11 +38,22 @@ ROWS_PER_BLOCK = 32_768
 MOST_SLICES = 8
 """A block is cut in at most this many slices, because every actor that takes one gets the block."""
 
+KEY = "batch"
+"""The column of the rows, and the key of an outcome, that names the group."""
+
+ROWS = pa.schema(
+    [("label", pa.string()), ("text", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
+)
+
+MEMBERS = ROWS.append(pa.field(KEY, pa.string()))
+
+PLACEHOLDER: Row = {"label": "", "text": None, "unit": "", "rank": 0}
+"""The row that every group has once, whatever the data holds, so that an empty group exists too."""
+
 T = TypeVar("T")
 
 Outcome = dict[str, Any]
-"""Plain JSON values. One of them is the group's name, under the name of the rows' column of
-groups."""
+"""Plain JSON values; one of them is the group's name, under `KEY`."""
 
 
 class GroupWorker(Protocol):
@@ -58,17 +71,23 @@ class GroupWorker(Protocol):
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of a run's rows. `joined` names those that a row of `schema` is in. Every group
-    has the row `placeholder` whatever the data holds, so that an empty group exists too. A worker
-    finds the name of a row's group in the row's column `key`. `expected_rows` is a public number of
-    rows a group."""
+    """The groups of a run's rows. `secret` is the key of Poisson batches, "" for disjoint ones.
+    `expected_rows` is the public number of rows expected in a group."""
 
-    rows_of: RowsOf
-    schema: pa.Schema
-    key: str
-    joined: Callable[[Row], Iterable[str]]
-    placeholder: Row
+    batches: HashPartition | PoissonBatches
+    secret: str = field(repr=False)
     expected_rows: int
+
+    def joined(self, row: Row) -> Iterator[str]:
+        """Yield the groups that a row's unit joins."""
+        if isinstance(self.batches, HashPartition):
+            return self.batches.joined(row["label"], row["unit"])
+        return self.batches.joined(self.secret, row["label"], row["unit"])
+
+    def rows_of(self, config: Config) -> RowsOf:
+        """Return the reader of the rows. The coins of Poisson batches go by a record's place."""
+        by_place = isinstance(self.batches, PoissonBatches)
+        return partial(record_rows, data=config.data, by_place=by_place)
 
     def work(
         self,
@@ -94,7 +113,7 @@ class Groups:
                 yield []
                 slices = cut_blocks(blocks, round(len(wanted) / (len(blocks) * task_size)))
                 del blocks
-                pool = group_pool(config, make_worker, self.key, task_size)
+                pool = group_pool(config, make_worker, task_size)
                 with closing(pool.run(slices)) as steps:
                     for results in steps:
                         yield [outcome for _, outcome in results]
@@ -104,7 +123,7 @@ class Groups:
         def tasks() -> Iterator[list[Row]]:
             waiting = iter(wanted)
             while task := list(islice(waiting, task_size)):
-                yield [row | {self.key: group} for group in task for row in members.pop(group)]
+                yield [row | {KEY: group} for group in task for row in members.pop(group)]
 
         yield []
         with closing(make_worker()) as worker, closing(worker.work(tasks())) as outcomes:
@@ -113,8 +132,8 @@ class Groups:
 
     def _members_here(self, config: Config, wanted: Sequence[str]) -> dict[str, list[Row]]:
         """Return the rows of each wanted group, its placeholder first."""
-        members: dict[str, list[Row]] = {group: [self.placeholder] for group in wanted}
-        for row in local_rows(config.data, self.rows_of):
+        members: dict[str, list[Row]] = {group: [PLACEHOLDER] for group in wanted}
+        for row in local_rows(config.data, self.rows_of(config)):
             for group in self.joined(row):
                 if group in members:
                     members[group].append(row)
@@ -126,7 +145,7 @@ class Groups:
         from ray.data import from_arrow  # late: a worker needs no Ray Data
 
         reference = ray.put(frozenset(wanted))
-        rows = ray_rows(config, self.rows_of, self.schema).map_batches(
+        rows = ray_rows(config, self.rows_of(config), ROWS).map_batches(
             lambda table: self._members(table, ray.get(reference)),
             batch_format="pyarrow",
             batch_size=None,
@@ -137,31 +156,41 @@ class Groups:
             actors=max(runtime.actors, runtime.min_actors),
             rows=len(wanted) * self.expected_rows,
         )
-        placeholders = from_arrow(self._placeholders(wanted))
-        return rows.union(placeholders).repartition(number, keys=[self.key])
-
-    def _placeholders(self, wanted: Sequence[str]) -> pa.Table:
-        columns = {
-            field.name: pa.array([self.placeholder[field.name]] * len(wanted), field.type)
-            for field in self.schema
-        }
-        return pa.table(columns | {self.key: pa.array(wanted, pa.string())})
+        placeholders = [PLACEHOLDER | {KEY: group} for group in wanted]
+        return rows.union(from_arrow(_table(placeholders))).repartition(number, keys=[KEY])
 
     def _members(self, table: pa.Table, wanted: frozenset[str]) -> Iterator[pa.Table]:
         """Yield the rows of the wanted groups, a row as often as it is in one."""
         members = (
-            row | {self.key: group}
+            row | {KEY: group}
             for row in table.to_pylist()
             for group in self.joined(row)
             if group in wanted
         )
-        yield self._table([])  # the schema, should there be no member
+        yield _table([])  # the schema, should there be no member
         while chunk := list(islice(members, CHUNK)):
-            yield self._table(chunk)
+            yield _table(chunk)
 
-    def _table(self, rows: list[Row]) -> pa.Table:
-        schema = self.schema.append(pa.field(self.key, pa.string()))
-        return pa.Table.from_pylist(rows, schema=schema)
+
+def _table(rows: list[Row]) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=MEMBERS)
+
+
+def group_texts(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """Return the texts of each group. Raises RuntimeError unless every group comes with its one
+    placeholder: without it the rows are a part of a group, which must not be decoded as a whole
+    one."""
+    texts: dict[str, list[str]] = {}
+    placeholders: list[str] = []
+    for row in rows:
+        members = texts.setdefault(row[KEY], [])
+        if row["text"] is None:
+            placeholders.append(row[KEY])
+        else:
+            members.append(row["text"])
+    if sorted(placeholders) != sorted(texts):
+        raise RuntimeError("a batch did not arrive whole")
+    return texts
 
 
 def block_count(tasks: int, actors: int, rows: int) -> int:
@@ -177,16 +206,14 @@ def block_count(tasks: int, actors: int, rows: int) -> int:
 # On Ray
 
 
-def group_pool(
-    config: Config, make_worker: Callable[[], GroupWorker], key: str, task_size: int
-) -> ActorPool:
+def group_pool(config: Config, make_worker: Callable[[], GroupWorker], task_size: int) -> ActorPool:
     """Return a pool of `runtime.actors` actors, each with a worker that gets the groups of its
     slices about `task_size` at a time. A slice goes to another actor until `runtime.max_attempts`
     were lost with it, or to none if `privacy.lost_batches` is "drop"."""
     runtime = config.runtime
     actor = never_repeated(GroupActor, config, runtime.gpus_per_actor or 0.0)
     # Sent once, however many actors there are: it may hold a whole plan.
-    shared = ray.put(partial(SliceWorker, make_worker, key, task_size))
+    shared = ray.put(partial(SliceWorker, make_worker, task_size))
     policy = RepeatPrivate(runtime.max_attempts, config.privacy.lost_batches == "repeat")
     size = max(runtime.actors, runtime.min_actors)
     return ActorPool(RayActors(actor, shared, task_size), policy, size)
@@ -211,22 +238,22 @@ class SliceWorker:
     """Has a `GroupWorker` work through slices. Its engine does not run empty between two slices:
     the next one is asked for when the last task of a slice is taken."""
 
-    def __init__(self, make_worker: Callable[[], GroupWorker], key: str, task_size: int) -> None:
+    def __init__(self, make_worker: Callable[[], GroupWorker], task_size: int) -> None:
         self._worker = make_worker()
         self.attempt_id = self._worker.attempt_id
-        self._key, self._task_size = key, task_size
+        self._task_size = task_size
 
     def accept(
         self, block: pa.Table, number: int, count: int, left: Collection[str] | None
     ) -> tuple[Collection[str], list[pa.Table]]:
         """Keep the rows of slice `number`, or of its groups that are `left`, and not the block."""
-        rows = slice_of(block, self._key, number, count, left)
-        names: list[str] = rows.column(self._key).unique().to_pylist()
-        return names, tasks(rows, self._key, self._task_size)
+        rows = slice_of(block, number, count, left)
+        names: list[str] = rows.column(KEY).unique().to_pylist()
+        return names, tasks(rows, self._task_size)
 
     def work(self, pieces: Pieces, emit: Emit) -> None:
         for outcome in self._worker.work(self._tasks(pieces)):
-            emit(outcome[self._key], outcome)
+            emit(outcome[KEY], outcome)
 
     def _tasks(self, pieces: Pieces) -> Iterator[list[Row]]:
         """Yield the rows of one task after the other: no others are made Python objects."""
@@ -239,21 +266,21 @@ class SliceWorker:
 
 
 def slice_of(
-    block: pa.Table, key: str, number: int, count: int, only: Collection[str] | None = None
+    block: pa.Table, number: int, count: int, only: Collection[str] | None = None
 ) -> pa.Table:
     """Return the rows of slice `number` of a block that is cut in `count`, or those of its groups
     that are in `only`. The names alone bound a slice: a block that is gathered anew has the same
     slices."""
-    names = sorted(block.column(key).unique().to_pylist())
+    names = sorted(block.column(KEY).unique().to_pylist())
     start, end = len(names) * number // count, len(names) * (number + 1) // count
     chosen = [name for name in names[start:end] if only is None or name in only]
-    return block.filter(pc.is_in(block.column(key), pa.array(chosen, block.schema.field(key).type)))
+    return block.filter(pc.is_in(block.column(KEY), pa.array(chosen, block.schema.field(KEY).type)))
 
 
-def tasks(rows: pa.Table, key: str, task_size: int) -> list[pa.Table]:
+def tasks(rows: pa.Table, task_size: int) -> list[pa.Table]:
     """Cut rows into tasks of about `task_size` groups."""
-    rows = rows.sort_by(key)
-    groups = pc.run_end_encode(rows.column(key).combine_chunks())
+    rows = rows.sort_by(KEY)
+    groups = pc.run_end_encode(rows.column(KEY).combine_chunks())
     ends = np.array([0, *groups.run_ends.to_pylist()])
     number = round((len(ends) - 1) / task_size) or min(1, len(ends) - 1)
     places = ends[np.linspace(0, len(ends) - 1, number + 1).astype(int)]

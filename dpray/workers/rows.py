@@ -40,9 +40,8 @@ MOST_HEADERS = 100
 """At most this many files of JSON are looked into before a charge."""
 
 
-def read_records(piece: Piece, data: DataConfig) -> Iterator[tuple[int, Record]]:
-    """Yield the records of a file or a piece of one, in its order, each with the number of its row
-    in the file, from 0.
+def read_records(piece: Piece, data: DataConfig) -> Iterator[Record]:
+    """Yield the records of a file or a piece of one, in its order.
 
     With `data.empty: skip`, a row whose text is empty is no record. Claim: whether it is one
     depends on that row alone, and the rows are numbered before any is left out. So a data set
@@ -53,9 +52,9 @@ def read_records(piece: Piece, data: DataConfig) -> Iterator[tuple[int, Record]]
     Raises InputError naming the row for a missing column, a label outside the label set, a value
     that is no text, an empty text or one that is too long, and for a file without rows.
     """
-    for number, where, row in _numbered(piece):
+    for _, where, row in _numbered(piece):
         if (record := to_record(where, row, data)) is not None:
-            yield number, record
+            yield record
 
 
 def check_first_records(data: DataConfig) -> None:
@@ -92,13 +91,18 @@ def record_rows(
     piece: Piece,
     data: DataConfig,
     column_values: Mapping[str, Collection[str]] | None = None,
+    by_place: bool = False,
 ) -> Iterator[Row]:
     """Yield the records of a file or a piece as rows; errors and empty texts as in `read_records`.
-    `place` is the number of the file, and of the row in it: it depends on no other row's content.
+
+    A record that is its own unit is named by its content, or, with `by_place`, by the numbers of
+    its file and of its row there, which depend on no other row's content.
     """
     for number, where, row in _numbered(piece):
         if (found := to_row(where, row, data, column_values)) is not None:
-            yield found | {"place": place(piece, number)}
+            if by_place and data.unit is None:
+                found["unit"] = f"file {piece.file_number}, row {number}"
+            yield found
 
 
 def to_row(
@@ -123,11 +127,6 @@ def to_row(
     if column_values is not None:
         found["columns"] = _columns(where, row, data, column_values)
     return found
-
-
-def place(piece: Piece, row: int) -> str:
-    """Return the name of a row that is its own unit, by its place and not by its content."""
-    return f"file {piece.file_number}, row {row}"
 
 
 def local_rows(data: DataConfig, rows_of: RowsOf) -> list[Row]:

@@ -19,12 +19,11 @@ from dpray.auditing.monte_carlo import Target
 from dpray.config.config import DataConfig
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.randomness import named_key
-from dpray.methods.private_prediction import clipping
+from dpray.methods.private_prediction import token as token_module
 from dpray.methods.private_prediction.algorithm import BatchState, PrivatePrediction
 from dpray.methods.private_prediction.audit import made_up_rows, runs_target
-from dpray.methods.private_prediction.rows import private_rows
 from dpray.methods.private_prediction.token import PrivateToken, SoftmaxSampler, SparseVector
-from dpray.workers.rows import Row
+from dpray.workers.rows import Row, record_rows
 
 Fault = Callable[[], AbstractContextManager[Any]]
 
@@ -46,19 +45,19 @@ def unclipped() -> AbstractContextManager[Any]:
         return z.sum(dim=0)
 
     stack = ExitStack()
-    stack.enter_context(patch.object(clipping, "recentred_sum", recentred))
-    stack.enter_context(patch.object(clipping, "dclip_sum", beside))
+    stack.enter_context(patch.object(token_module, "recentred_sum", recentred))
+    stack.enter_context(patch.object(token_module, "dclip_sum", beside))
     return stack
 
 
 def one_row_for_the_batch() -> AbstractContextManager[Any]:
     """Divide by the rows that are there, one, where s = 5 is paid for."""
-    right = clipping.dclip_sum
+    right = token_module.dclip_sum
 
     def last(z: torch.Tensor, *others: Any) -> torch.Tensor:
         return 5 * right(z[-1:], *others)
 
-    return patch.object(clipping, "dclip_sum", last)
+    return patch.object(token_module, "dclip_sum", last)
 
 
 def colder(times: int) -> Fault:
@@ -123,7 +122,7 @@ class Runs:
             data = DataConfig(
                 path="", public_size=100, max_records_per_unit=len(self.labels), **columns
             )
-        rows_of = partial(private_rows, data=data, by_place=by_place)
+        rows_of = partial(record_rows, data=data, by_place=by_place)
         return made_up_rows(data, rows_of, self.labels, 1 + self.copies)
 
     def method(self, kind: type[PrivatePrediction] = PrivatePrediction) -> PrivatePrediction:

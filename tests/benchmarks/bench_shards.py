@@ -34,9 +34,10 @@ from dpray.mechanisms.randomness import new_salt
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
 from dpray.methods.private_prediction.release import batches_of
-from dpray.methods.private_prediction.rows import group_rows, private_rows
 from dpray.registry import make_plan, run
 from dpray.workers.cluster import start_ray
+from dpray.workers.groups import group_texts
+from dpray.workers.rows import record_rows
 
 FILES = 8
 TEXT = "a synthetic note of a cough that came in the night and went by itself. " * 3
@@ -144,7 +145,7 @@ def measure_run(rows: int, batch_size: int) -> dict[str, Any]:
 
 
 def count(table: pa.Table) -> dict[str, list[int]]:
-    batches = group_rows(table.to_pylist())
+    batches = group_texts(table.to_pylist())
     return {"batches": [len(batches)], "rows": [sum(map(len, batches.values()))]}
 
 
@@ -165,7 +166,7 @@ def growth_by_reading(plan: Plan, folder: Path) -> float:
     process, growth, read = psutil.Process(), 0, 0
     before = process.memory_info().rss
     for path in sorted(folder.glob("*.jsonl")):
-        for _ in private_rows(Piece(str(path)), plan.config.data, by_place=False):
+        for _ in record_rows(Piece(str(path)), plan.config.data):
             read += 1
             if read % 10_000 == 0:
                 growth = max(growth, process.memory_info().rss - before)

@@ -250,7 +250,7 @@ def records(settings: Settings, folder: Path, keys: dict[str, Any]) -> list[Any]
     data = parse_config(settings(**changes)).data
     check_first_records(data)
     found = (record for piece in data_pieces(data) for record in read_records(piece, data))
-    return [(record.text, record.label) for _, record in found]
+    return [(record.text, record.label) for record in found]
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from hypothesis.extra.numpy import arrays
 
 from dpray.engines.base import select_token
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.private_prediction.clipping import (
+from dpray.methods.private_prediction.logits import (
+    candidate_set,
     distribution_distance,
     probability_sum,
 )
-from dpray.methods.private_prediction.drawable import candidate_set
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 
 V = 7

@@ -14,8 +14,8 @@ from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.records import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
-from dpray.methods.private_prediction.rows import joined, private_rows
 from dpray.types import InputError
+from dpray.workers.groups import Groups
 from dpray.workers.rows import bound_contributions, record_rows
 
 EMPTY = st.sampled_from([None, "", " ", "\n\t", "\u00a0"])
@@ -37,10 +37,10 @@ def batches_of(
     if len(pieces) > 1:
         pieces = list(numbered(pieces, map(count_rows, pieces)))
     batches = POISSON if by_place else DISJOINT
-    rows = [row for piece in pieces for row in private_rows(piece, data, by_place)]
+    rows = [row for piece in pieces for row in record_rows(piece, data, by_place=by_place)]
     if data.unit is not None:
         rows = bound_contributions(rows, data.max_records_per_unit)
-    return [(row["text"], list(joined(batches, KEY, row))) for row in rows]
+    return [(row["text"], list(Groups(batches, KEY, 1).joined(row))) for row in rows]
 
 
 def data_of(path: Path | str = "x", **keys: Any) -> DataConfig:
@@ -79,8 +79,8 @@ def test_a_skipped_row_moves_no_place(tmp_path: Path) -> None:
     """The units of DP-SGD go by their places, as the coins of Poisson batches do."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": null}\n{"text": "x"}\n\n{"text": " "}\n{"text": "x"}\n')
-    rows = list(record_rows(Piece(str(path), file_number=2), data_of(path)))
-    assert [row["place"] for row in rows] == ["file 2, row 1", "file 2, row 3"]
+    rows = list(record_rows(Piece(str(path), file_number=2), data_of(path), by_place=True))
+    assert [row["unit"] for row in rows] == ["file 2, row 1", "file 2, row 3"]
 
 
 @pytest.mark.parametrize("text", [None, "", " \n"])

@@ -99,7 +99,7 @@ def test_public_terms_go_by_the_names_of_their_labels(
 def labels_of(path: Path, labels: list[Any]) -> list[Any]:
     data = DataConfig(path=str(path), label="label", labels=tuple(labels), public_size=9)
     records = read_records(Piece(str(path)), data)
-    return [data.released_label(record.label or "") for _, record in records]
+    return [data.released_label(record.label or "") for record in records]
 
 
 def test_cells_of_csv_match_by_name(tmp_path: Path) -> None:

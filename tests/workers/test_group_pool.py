@@ -56,17 +56,17 @@ def test_a_block_is_cut_in_slices_and_these_in_tasks_of_whole_groups(
     block = pa.table(
         {"n": range(len(rows)), "batch": pa.array([f"0/{row}" for row in rows], pa.string())}
     )
-    slices = [slice_of(block, "batch", number, count) for number in range(count)]
+    slices = [slice_of(block, number, count) for number in range(count)]
     sizes = [len(each.column("batch").unique()) for each in slices]
     assert sum(sizes) == len(set(rows)), "a group is in one slice alone"
     assert max(sizes) - min(sizes) <= 1
-    found = [task.to_pylist() for each in slices for task in tasks(each, "batch", task_size)]
+    found = [task.to_pylist() for each in slices for task in tasks(each, task_size)]
     assert sorted(row["n"] for task in found for row in task) == list(range(len(rows)))
     groups = [{row["batch"] for row in task} for task in found]
     assert sum(map(len, groups)) == len(set(rows)), "a group is in one task alone"
     assert all(0 < len(task) < 1.5 * task_size + 1 for task in groups)
     only = {f"0/{row}" for row in rows[::2]}
-    left = [slice_of(block, "batch", number, count, only) for number in range(count)]
+    left = [slice_of(block, number, count, only) for number in range(count)]
     assert {name for each in left for name in each.column("batch").to_pylist()} == only
 
 
@@ -183,7 +183,7 @@ def work(
             ray.put(pa.table({"batch": [str(number), str(number + GROUPS)]}))
             for number in range(GROUPS)
         ]
-    pool = group_pool(config, workers(folder, fault, moment), "batch", task_size=1)
+    pool = group_pool(config, workers(folder, fault, moment), task_size=1)
     found: list[str] = []
     try:
         with closing(pool.run(cut_blocks(blocks, slices))) as results:

@@ -13,9 +13,9 @@ from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.records import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition
-from dpray.methods.private_prediction.rows import group_rows, placeholder, private_rows
 from dpray.types import InputError
-from dpray.workers.rows import bound_contributions, local_rows
+from dpray.workers.groups import PLACEHOLDER, group_texts
+from dpray.workers.rows import bound_contributions, local_rows, record_rows
 
 DATA = DataConfig(path="x", label="label", labels=("a", "b"), public_size=40, max_characters=1000)
 PARTITION = HashPartition({"a": 4, "b": 4}, "0" * 32)
@@ -23,7 +23,7 @@ PARTITION = HashPartition({"a": 4, "b": 4}, "0" * 32)
 
 def rows(path: Path, lines: list[Any], data: DataConfig = DATA) -> list[dict[str, Any]]:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = private_rows(Piece(str(path)), data, by_place=False)
+    found = record_rows(Piece(str(path)), data)
     return [
         row | {"batch": batch}
         for row in found
@@ -76,7 +76,7 @@ def test_a_records_place_does_not_depend_on_how_its_file_is_cut(tmp_path: Path, 
     path.write_text("\n\n".join(lines))
 
     def units(pieces: list[Piece]) -> list[str]:
-        made = (private_rows(piece, DATA, True) for piece in pieces)
+        made = (record_rows(piece, DATA, by_place=True) for piece in pieces)
         return [row["unit"] for rows in made for row in rows]
 
     pieces = cut(Piece(str(path), file_number=3), size)
@@ -91,7 +91,7 @@ def test_a_records_place_stays_when_the_folder_of_its_file_moves(
 ) -> None:
     """As a job's working directory does, which has another name whenever the job is submitted."""
     data = DATA.model_copy(update={"path": "*.jsonl", "label": None})
-    rows_of = partial(private_rows, data=data, by_place=True)
+    rows_of = partial(record_rows, data=data, by_place=True)
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
     for name in ("x.jsonl", "y.jsonl"):
@@ -125,12 +125,10 @@ def test_a_units_kept_rows_depend_on_its_own_rows_only(
 
 def test_a_part_of_a_batch_is_refused() -> None:
     row = {"batch": "0/1", "text": "x", "unit": "u", "rank": 1}
-    assert group_rows(
-        [row, placeholder() | {"batch": "0/1"}, placeholder() | {"batch": "0/2"}]
-    ) == {
+    assert group_texts([row, PLACEHOLDER | {"batch": "0/1"}, PLACEHOLDER | {"batch": "0/2"}]) == {
         "0/1": ["x"],
         "0/2": [],
     }
-    for parts in ([row], [placeholder() | {"batch": "0/1"}] * 2):
+    for parts in ([row], [PLACEHOLDER | {"batch": "0/1"}] * 2):
         with pytest.raises(RuntimeError, match="whole"):
-            group_rows(parts)
+            group_texts(parts)

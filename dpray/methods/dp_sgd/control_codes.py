@@ -149,11 +149,14 @@ def unit_texts(
     """Read all records, and encode those of one of `shards` shards of the units: yield each one's
     unit, its rank in that unit, and its text with its control code. Without a unit column each
     record is a unit, its copies too. Raises InputError that names the row."""
-    rows = (row for piece in data_pieces(data) for row in record_rows(piece, data, codes.values))
+    rows = (
+        row
+        for piece in data_pieces(data)
+        for row in record_rows(piece, data, codes.values, by_place=True)
+    )
     terms_in = codes.term_finder()
     for row in rows:
-        unit = row["place"] if data.unit is None else row["unit"]
-        if shard_of(unit, shards) == shard:
+        if shard_of(row["unit"], shards) == shard:
             terms = terms_in(row["text"])
             code = codes.fitting(row["columns"], terms, encoder.encode, encoder.max_length)
-            yield unit, row["rank"], encoder.training_text(code, row["text"])
+            yield row["unit"], row["rank"], encoder.training_text(code, row["text"])

@@ -29,9 +29,8 @@ from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, sele
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
-from dpray.methods.private_prediction.rows import joined, private_rows
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
-from dpray.workers.rows import Row, RowsOf, local_rows
+from dpray.workers.rows import Row, RowsOf, local_rows, record_rows
 
 TARGET, OTHER = 0, 1
 
@@ -65,7 +64,7 @@ def runs_targets(
     """Yield small runs with Poisson batches, with one unit withheld: one in which no other unit
     joins by a coin, one in which `COPIES` others with the same records do, and, if units may have
     rows of two labels, one whose unit has them."""
-    rows_of = partial(private_rows, data=data, by_place=True)
+    rows_of = partial(record_rows, data=data, by_place=True)
     rows_per_unit = data.max_records_per_unit
     first, *others = joined_most(batches)
     units_of = [([first] * rows_per_unit, 1), ([first] * rows_per_unit, 1 + COPIES)]
@@ -147,7 +146,9 @@ def runs_target(
 
     def members(present: Sequence[Row]) -> list[int]:
         secret = key()
-        counts = Counter(name for row in present for name in joined(batches, secret, row))
+        counts = Counter(
+            name for row in present for name in batches.joined(secret, row["label"], row["unit"])
+        )
         return [counts[name] for name in names]
 
     def draw(with_unit: bool, trials: int) -> Scores:

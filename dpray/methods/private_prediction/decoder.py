@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from uuid import uuid4
@@ -12,10 +13,27 @@ from dpray.ledger.protocol import RunLedger
 from dpray.methods.private_prediction.algorithm import Batch, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import encode_private, shown_examples
-from dpray.methods.private_prediction.rows import bound_copies, group_rows
 from dpray.types import DprayError
-from dpray.workers.groups import Outcome
+from dpray.workers.groups import Outcome, group_texts
 from dpray.workers.rows import Row
+
+MOST_COPIES = 4
+"""The most copies of a text with its label that are used if a record is its own unit."""
+
+
+def bound_copies(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield at most `MOST_COPIES` rows of each record, and all placeholders.
+
+    One more copy adds at most one row and takes none away, so a record still moves a batch by one
+    row. All copies of a text join one batch, which takes longer the more copies there are.
+    """
+    seen: Counter[str] = Counter()
+    for row in rows:
+        if row["text"] is not None:
+            seen[row["unit"]] += 1
+            if seen[row["unit"]] > MOST_COPIES:
+                continue
+        yield row
 
 
 class BegunBatches:
@@ -34,7 +52,7 @@ class BegunBatches:
     def __iter__(self) -> Iterator[tuple[str, list[str]]]:
         try:
             for rows in self._tasks:
-                texts = group_rows(rows)
+                texts = group_texts(rows)
                 self._begin(list(texts))
                 self.running.update(texts)
                 yield from texts.items()

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sqlite3
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, groupby, islice
 from operator import itemgetter
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.row_variation import rounding_warnings
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
-from dpray.methods.private_prediction.decoder import BatchDecoder
-from dpray.methods.private_prediction.external_sort import external_sort
+from dpray.methods.private_prediction.decoder import MOST_COPIES, BatchDecoder
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
-from dpray.methods.private_prediction.rows import (
-    MOST_COPIES,
-    ROWS,
-    joined,
-    placeholder,
-    private_rows,
-)
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY
 from dpray.runs.privacy_report import NOT_COVERED
@@ -142,9 +137,7 @@ def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
 
 def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:
     """Return the plan's batches as groups of rows; `key` is the secret one of Poisson batches."""
-    rows = partial(private_rows, data=plan.config.data, by_place=not plan.disjoint)
-    s = plan.settings.expected_batch_size
-    return Groups(rows, ROWS, "batch", partial(joined, plan.batches, key), placeholder(), s)
+    return Groups(plan.batches, key, plan.settings.expected_batch_size)
 
 
 def batches_key(session: BatchSession) -> SecretKey:
@@ -179,6 +172,29 @@ def records(session: BatchSession) -> Iterator[dict[str, Any]]:
         for turn, record in enumerate(records_of(plan, outcome))
     )
     return islice(external_sort(session.folder.staging / SORTED, placed), plan.settings.max_records)
+
+
+def external_sort(
+    path: Path, placed: Iterable[tuple[int, dict[str, Any]]]
+) -> Iterator[dict[str, Any]]:
+    """Yield records in the order of their places, which are distinct. They are sorted on disk, in
+    the file `path`, which is removed: memory does not grow with their number."""
+    path.unlink(missing_ok=True)
+    try:
+        # Nothing of it has to outlast a crash.
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
+                database.execute(f"PRAGMA {setting}")
+            database.execute("CREATE TABLE records (place INTEGER PRIMARY KEY, record TEXT)")
+            database.execute("BEGIN")
+            database.executemany(
+                "INSERT INTO records VALUES (?, ?)",
+                ((place, json.dumps(record)) for place, record in placed),
+            )
+            for (record,) in database.execute("SELECT record FROM records ORDER BY place"):
+                yield json.loads(record)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[str, Any]]:

@@ -18,14 +18,19 @@ from dpray.accounting.event import Event
 from dpray.accounting.events import AboveThreshold, ExponentialMechanism
 from dpray.engines.base import SelectorSpec, Waiting
 from dpray.mechanisms.randomness import generator
-from dpray.methods.private_prediction.drawable import (
+from dpray.methods.private_prediction.logits import (
     Candidates,
     CopyFilter,
     candidate_set,
+    dclip_sum,
+    distribution_distance,
     is_sure,
+    log_probabilities,
+    probability_sum,
+    recentred_sum,
 )
 
-# A plan holds a `PrivateToken` and needs no torch: what draws imports it, and `clipping`.
+# Imported late: a plan holds a `PrivateToken` and needs no torch.
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -80,7 +85,6 @@ def sample_softmax(
     Returns the index, a tensor without dimensions (or of the shape `draws`) on the logits' device,
     and does not wait for it; it is -1 if no entry is finite, or one is +inf or not a number.
     """
-    # Imported late: a plan holds a sampler and needs no torch.
     import torch
 
     scaled = logits.double() / temperature
@@ -146,7 +150,7 @@ class PrivateToken:
     pass: every engine that decodes is tested for it (`row_variation`), and the report states what
     was found. With a small model on a CPU, and one row more, the average moved by 1.000 c / s in
     float32 and by up to 1.39 c / s in bfloat16. So a plan takes float32 unless another dtype is
-    configured. The sums themselves are exact (`dpray.methods.private_prediction.clipping`).
+    configured. The sums themselves are exact (`dpray.methods.private_prediction.logits`).
 
     `batch_size` is the public expected size s; `threshold` and `noise` are theta and sigma of
     the sparse vector, both None if it is off. `sure_probability` is the mark of the public gate,
@@ -230,8 +234,6 @@ class PrivateToken:
     ) -> torch.Tensor:
         """Return the sum of the rows' clipped logits over the candidates. The sums of a batch's
         parts add up to that of the batch, to the last bit."""
-        from dpray.methods.private_prediction.clipping import dclip_sum, recentred_sum
-
         if self.clip == "recentred":
             return recentred_sum(logits_SV, candidates_K, self.clip_bound)
         return dclip_sum(logits_SV, logits_public_V, candidates_K, self.clip_bound)
@@ -243,8 +245,6 @@ class PrivateToken:
         candidates_K: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the clipped average over the candidates (line 14): the sum divided by s."""
-        from dpray.methods.private_prediction.clipping import log_probabilities
-
         mean_K = clipped_sum_K / self.batch_size
         if self.clip == "recentred":
             return mean_K
@@ -307,8 +307,6 @@ class PrivateTokenSelector:
     def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
         """Add up a part of the batch's rows. Sums are exact, so a batch that comes in parts gives
         the tokens that it gives whole."""
-        from dpray.methods.private_prediction.clipping import probability_sum
-
         drawable_V = self._without_copies(logits_public_V)
         candidates_K = self.mechanism.candidate_set(drawable_V)
         self.clipped_sum_K = self.clipped_sum_K + self.mechanism.clipped_sum(
@@ -366,8 +364,6 @@ class PrivateTokenSelector:
     def _distance(
         self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
     ) -> torch.Tensor:
-        from dpray.methods.private_prediction.clipping import distribution_distance, probability_sum
-
         sum_V = self.probability_sum_V + probability_sum(logits_private_SV)
         return distribution_distance(sum_V, logits_public_V, self.mechanism.batch_size)
 

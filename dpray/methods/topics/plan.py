@@ -98,7 +98,7 @@ def read_public(config: Config, settings: TopicsSettings) -> list[Record]:
     files = public_files(settings.public, "method.public", config.data.path)
     words_in = words_of()
     try:
-        records = [record for file in files for _, record in read_records(Piece(file), data)]
+        records = [record for file in files for record in read_records(Piece(file), data)]
     except InputError as error:
         raise InputError(f"method.public: {error}") from None
     worded = [record for record in records if words_in(record.text)]

@@ -12,7 +12,7 @@ from dpray.engines.base import select_token
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
-from dpray.methods.private_prediction.drawable import CopyFilter
+from dpray.methods.private_prediction.logits import CopyFilter
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 from dpray.types import InputError
 

@@ -112,7 +112,7 @@ def test_a_task_begins_when_there_is_room_for_its_first_batch(decoder: Decoder) 
 def test_an_engine_is_full_from_slice_to_slice(decoder: Decoder, ahead: bool) -> None:
     """The other way, to let it finish each slice, shows that this test can fail."""
     engine, names = SideBySide(), [f"0/{number}" for number in range(9)]
-    actor = PoolActor(lambda: SliceWorker(lambda: decoder(Book(), engine), "batch", 2), most=2)
+    actor = PoolActor(lambda: SliceWorker(lambda: decoder(Book(), engine), 2), most=2)
     block = pa.Table.from_pylist(rows(names))
     found: list[str] = []
 
@@ -151,7 +151,7 @@ def test_an_outcome_is_handed_over_though_the_others_of_its_task_are_not_there()
 
         def close(self) -> None: ...
 
-    actor = PoolActor(lambda: SliceWorker(Slow, "batch", 64), most=64, patience=0.1)  # type: ignore[arg-type]
+    actor = PoolActor(lambda: SliceWorker(Slow, 64), most=64, patience=0.1)  # type: ignore[arg-type]
     actor.take(pa.Table.from_pylist(rows(["0/0", "0/1", "0/2"])), 0, 1, None)
     try:
         first = actor.more()

@@ -6,7 +6,7 @@ import random
 import tracemalloc
 from pathlib import Path
 
-from dpray.methods.private_prediction.external_sort import external_sort
+from dpray.methods.private_prediction.release import external_sort
 
 
 def test_records_come_in_their_order_and_the_file_is_gone(tmp_path: Path) -> None:

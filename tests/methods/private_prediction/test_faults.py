@@ -30,9 +30,10 @@ from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
-from dpray.methods.private_prediction.rows import MOST_COPIES, bound_copies, group_rows, placeholder
+from dpray.methods.private_prediction.decoder import MOST_COPIES, bound_copies
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers.cluster import EndedForMemory, LostTooOften
+from dpray.workers.groups import PLACEHOLDER, group_texts
 from tests.integration.fault_driver import watched
 
 
@@ -284,7 +285,7 @@ def row(number: int) -> dict[str, Any]:
     return {"batch": f"0/{number % 3}", "text": f"text {number}", "unit": str(number), "rank": 0}
 
 
-PLACES = [placeholder() | {"batch": f"0/{batch}"} for batch in range(3)]
+PLACES = [PLACEHOLDER | {"batch": f"0/{batch}"} for batch in range(3)]
 
 
 @given(st.lists(st.integers(0, 2)), st.integers(0, 2), st.randoms())
@@ -294,7 +295,7 @@ def test_a_record_more_moves_the_rows_that_are_used_by_one(
     def used(numbers: list[int]) -> dict[str, list[str]]:
         rows = [*map(row, numbers), *PLACES]
         random.shuffle(rows)
-        grouped = group_rows(bound_copies(rows))
+        grouped = group_texts(bound_copies(rows))
         return {batch: sorted(texts) for batch, texts in grouped.items()}
 
     before, after = used(numbers), used([*numbers, another])

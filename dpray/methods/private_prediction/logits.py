@@ -1,6 +1,6 @@
-"""Exact sums over a batch's rows: clipped logits (Amin et al. 2024, Eq. 1; InvisibleInk 2025 for
-`dclip`), and the probabilities that the sparse vector compares (Eq. 2).
+"""Rules on logits: exact sums over a batch's private rows, and the tokens that may be drawn.
 
+**Sums over private rows** (Amin et al. 2024, Eq. 1 and 2; InvisibleInk 2025 for `dclip`).
 `recentred_sum` and `dclip_sum` return `sum over rows of (something in [-c, c]^V)`. Adding or
 removing one row therefore moves no component by more than `c`, whatever the number of rows. A
 batch's average is this sum divided by the public expected batch size s, never by the number of
@@ -13,6 +13,12 @@ reduction. Whole numbers below 2^53 are then added up in float64, which is exact
 every order of the rows. So a batch may be cut into parts, whose sums are added, and the computation
 into tiles, and none of it waits for the device.
 
+**Rules on public logits** (`candidate_set`, `is_sure`, `CopyFilter`) decide which tokens may be
+drawn, and which are drawn for free. They read the public prompt's logits and the tokens drawn so
+far, so they cost nothing. That is exact only if no private row moves a bit of the public logits;
+engines see to that (`dpray.engines.transformers.PublicPass`).
+Proof: docs/privacy.md, sections 2.4 and 2.9.
+
 Shapes: S private rows, V vocabulary, K candidates (a subset of the vocabulary chosen from public
 logits only). Rows are clipped in float32 whatever the model's dtype; averages are float64.
 """
@@ -20,10 +26,17 @@ logits only). Rows are clipped in float32 whatever the model's dtype; averages a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
+
+# Imported late: a plan holds a mechanism and needs no torch.
+if TYPE_CHECKING:
+    import torch
+
+Candidates = Literal["all", "top_k", "top_k_plus"]
 
 GRID = 2.0**24
 """The steps of one nat of a clipped logit."""
@@ -44,6 +57,9 @@ GPU_TILE = 2**24
 """The logits that occupy a GPU, and are a small part of its memory."""
 
 TILE_ROWS = 64
+
+
+# Sums over private rows
 
 
 def recentred_sum(
@@ -83,13 +99,15 @@ def log_probabilities(
     logits_public_V: torch.Tensor, candidates_K: torch.Tensor | None
 ) -> torch.Tensor:
     """Return the public log-probabilities of the candidates, float32, of shape (K,)."""
-    return _chosen(torch.log_softmax(logits_public_V.float(), dim=-1), candidates_K)
+    return _chosen(logits_public_V.float().log_softmax(dim=-1), candidates_K)
 
 
 def _clipped_sum(
     logits_SK: torch.Tensor, shift_S1: torch.Tensor, base_K: torch.Tensor, clip_bound: float
 ) -> torch.Tensor:
     """Compute `sum_i clamp(z_i - shift_i - base, -c, c)` on the grid, float64, shape (K,)."""
+    import torch
+
     total_K = base_K.new_zeros(base_K.shape, dtype=torch.float64)
     most = _grid_bound(clip_bound)
     for rows, columns in tiles(logits_SK):
@@ -107,6 +125,8 @@ def probability_sum(logits_SV: torch.Tensor) -> torch.Tensor:
     up in float64: that is exact, whatever the order of the rows. A row whose logits are no
     distribution adds nothing.
     """
+    import torch
+
     sum_V = logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64)
     for steps_RV, total_R1 in row_blocks(logits_SV):
         scale_R1 = (PROBABILITY_GRID * ROUNDING_ROOM / total_R1).float()
@@ -132,6 +152,8 @@ def distribution_distance(
 def row_totals(logits_SV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each row's highest logit, float32, and the sum of its `row_steps`, float64, both of
     shape (S, 1): the sum is exact, so whatever shares the computation moves no bit of it."""
+    import torch
+
     top_S1 = logits_SV.amax(dim=-1, keepdim=True).float()
     total_S1 = top_S1.new_zeros(top_S1.shape, dtype=torch.float64)
     for rows, columns in tiles(logits_SV):
@@ -143,6 +165,8 @@ def row_totals(logits_SV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def row_blocks(logits_SV: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield, for `TILE_ROWS` rows at a time, their `row_steps` and the exact sums of these, of
     shapes (R, V) and (R, 1): an exponential is taken once, and what is kept of it is little."""
+    import torch
+
     for block_RV in logits_SV.split(TILE_ROWS):
         top_R1 = block_RV.amax(dim=-1, keepdim=True).float()
         steps_RV = torch.empty_like(block_RV, dtype=torch.float32)
@@ -180,3 +204,59 @@ def _grid_bound(clip_bound: float) -> float:
 
 def _chosen(rows: torch.Tensor, candidates_K: torch.Tensor | None) -> torch.Tensor:
     return rows if candidates_K is None else rows[..., candidates_K]
+
+
+# Rules on public logits
+
+
+def candidate_set(
+    logits_public_V: torch.Tensor, rule: Candidates, k: int, margin: float
+) -> torch.Tensor | None:
+    """Return the indices of the candidates, in ascending order; None means the whole vocabulary.
+
+    `top_k`: the k highest public logits. `top_k_plus`: `{v : z_pub(v) >= l_k - margin}` with l_k
+    the k-th highest and `margin = 2c/s`: by so much one clipped row can lift one token of the
+    average against another (InvisibleInk 2025). A token whose public logit is -inf is a candidate
+    only if fewer than k logits are finite.
+    """
+    if rule == "all":
+        return None
+    if k >= logits_public_V.numel():
+        return (logits_public_V > -math.inf).nonzero().squeeze(-1)
+    top = logits_public_V.float().topk(k)
+    if rule == "top_k":
+        return top.indices.sort().values
+    return (logits_public_V.float() >= top.values[-1] - margin).nonzero().squeeze(-1)
+
+
+def is_sure(logits_public_V: torch.Tensor, probability: float) -> torch.Tensor:
+    """Return whether the public gate is open: the largest public probability is at least
+    `probability`. The answer is a tensor without dimensions on the logits' device.
+
+    A token drawn from the public logits while the gate is open costs nothing.
+    """
+    return logits_public_V.double().log_softmax(dim=-1).max().exp() >= probability
+
+
+class CopyFilter:
+    """Excludes every token after which more than `longest` tokens in a row would be the same as in
+    the public prompt, or as before in the text."""
+
+    def __init__(self, prompt: Sequence[int], longest: int) -> None:
+        self._longest = longest
+        self._last: tuple[int, ...] = ()
+        self._next: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
+        for token in prompt:
+            self.add(token)
+        self._last = ()  # a text begins anew: the end of the prompt is no part of it
+
+    def add(self, token: int) -> None:
+        """Note the token that comes next in the text."""
+        if len(self._last) == self._longest:
+            self._next[self._last].add(token)
+        self._last = (*self._last, token)[-self._longest :]
+
+    @property
+    def excluded(self) -> Collection[int]:
+        """Return the tokens that may not come next."""
+        return self._next.get(self._last, ())
