@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dpray.engines.made_models import SMOLLM2
+from dpray.engines.model_path import SMOLLM2
 from dpray.io.columns import Label, column_of, label_name, listed_names
 from dpray.io.file_list import list_files
 from dpray.io.formats import FileFormat

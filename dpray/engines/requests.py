@@ -20,7 +20,7 @@ class Request:
 
 
 Ask = Callable[[Sequence[Request]], list[str]]
-"""It returns texts in the order of the requests, "" if the model wrote nothing."""
+"""Returns the texts in the order of the requests, "" if the model wrote nothing."""
 
 
 def answered(

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 POSITIONS = 3
 LONGER = "+1"
-"""The name of a group of prompts with one token more ends so."""
+"""The end of the name of a group whose prompts have one token more."""
 TOKENS = 1024
-"""So many logits of a row are compared, spread over the vocabulary."""
+"""The number of a row's logits that are compared, spread over the vocabulary."""
 
 
 class RowProbe:
@@ -58,10 +58,12 @@ class RowProbe:
 
 
 def row_variation(engine: Engine, rows: int) -> float:
-    """Measure the largest change of a row's logits, in nats, when up to `rows - 1` rows of other
-    lengths share its forward passes, or as many as the engine holds, and when its last token is
-    computed with its prompt, as in a batch in parts: 0.0 if no bit changed. Raises EngineError for
-    a model whose logits are no numbers."""
+    """Measure the largest change of a row's logits, in nats; 0.0 if no bit changed.
+
+    The row is computed alone, then beside up to `rows - 1` rows of other lengths (fewer if the
+    engine holds fewer), then with its last token in its prompt, as in a batch in parts. Raises
+    EngineError if a logit is not a number.
+    """
     found: dict[str, list[list[float]]] = {}
     for group in _groups(engine, rows):
         for result in engine.decode_lockstep([group]):

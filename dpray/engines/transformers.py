@@ -146,7 +146,7 @@ class PublicPass:
 
 
 class TransformersEngine(TextCodec):
-    """Is an `Engine` that runs an `AutoModelForCausalLM`.
+    """An `Engine` that runs an `AutoModelForCausalLM`.
 
     `device` "auto" is the first GPU if there is one. At most `max_rows` rows go through the
     model at a time. A group's public row goes through by itself, so that its logits are a function

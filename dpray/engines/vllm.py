@@ -25,7 +25,7 @@ _MAX_ATTEMPTS = 3
 
 
 class VllmEngine(VllmModel):
-    """Is an `Engine` that generates and decodes in vLLM.
+    """An `Engine` that generates and decodes in vLLM.
 
     `max_model_len` defaults to the model's context, 8192 at most. `max_num_seqs` rows run at a
     time; a larger group is decoded in parts. `max_num_batched_tokens` defaults to what a group of

@@ -44,7 +44,7 @@ Fate = Literal["running", "exhausted", "broken", "failed"]
 
 @dataclass(eq=False, kw_only=True)
 class _Text:
-    """The tokens of a group's text, and what became of it."""
+    """The tokens of a group's text, and its fate."""
 
     size: int
     public_row: Rows | None = None
@@ -53,8 +53,8 @@ class _Text:
     error: str = ""
 
     def note(self, drawn: int | Exception | None) -> None:
-        """Take up what the selector drew. What it raised is raised by the engine: here it would
-        leave vLLM's scheduler in pieces."""
+        """Note the selector's token, or its error. The engine raises the error later: raised
+        here, it would leave vLLM's scheduler in a broken state."""
         if isinstance(drawn, Exception):
             self.fate, self.error = "failed", failure_name(drawn)
         elif drawn is None:
@@ -203,8 +203,8 @@ class LockstepProcessor(LogitsProcessor):
         return logits
 
     def _add_parts(self, group: _PartedGroup, places: dict[int, int], logits: torch.Tensor) -> None:
-        """Take the rows whose prompts are through. Their tokens mean nothing: each is the last of
-        its request."""
+        """Add the rows whose prompts are computed. The token that vLLM draws for them is not used:
+        each ends its request."""
         whole = {row: i for row, i in places.items() if not self.unfinished_prefill[i]}
         public = whole.pop(group.size, None)
         if public is not None:
@@ -286,13 +286,13 @@ class LockstepWorker:
         return {"public_row": group.public_row is None}
 
     def parts_draw(self, name: str) -> dict[str, Any]:
-        """Draw the group's next token, when all of its rows are in; return what became of it."""
+        """Draw the group's next token, if all of its rows are in, and report the group."""
         group = self._lockstep_processor().parted[name]
         group.draw()
         return group.report()
 
     def parts_finish(self, name: str) -> dict[str, Any]:
-        """Return what the batch's next text continues from, and forget the group."""
+        """Return the selector's state, and forget the group."""
         return self._lockstep_processor().parted.pop(name).selector.state()
 
     def lockstep_clear(self) -> None:

@@ -117,7 +117,7 @@ class VllmModel(TextCodec):
         self.block_sizes: list[int] = cache["block_sizes"]
         self.blocks: int = cache["blocks"] - 1  # vLLM keeps one for itself
         self.serial = count()
-        """It numbers requests and groups; each number is used once."""
+        """The numbers of requests and groups; each is used once."""
 
     def _load(self, vllm: Any, model: str, block_size: int, options: dict[str, Any]) -> Any:
         try:
@@ -208,7 +208,7 @@ class VllmModel(TextCodec):
         return not self.llm.llm_engine.has_unfinished_requests()
 
     def blocks_of(self, tokens: int) -> int:
-        """Return the blocks of the KV cache that a row of so many tokens takes."""
+        """Return the number of KV cache blocks of a row of `tokens` tokens."""
         return sum(-(-tokens // size) for size in self.block_sizes)
 
     def ask_workers(self, method: str, *arguments: Any) -> list[dict[str, Any]]:

@@ -19,8 +19,7 @@ from dpray.auditing.monte_carlo import Target
 from dpray.config.base import MethodSettings
 from dpray.config.config import Config
 from dpray.engines.base import Engine
-from dpray.engines.made_models import tuned_without_noise
-from dpray.engines.model_path import absolute_model, with_bases
+from dpray.engines.model_path import absolute_model, tuned_without_noise, with_bases
 from dpray.engines.text import TextCodec
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.types import InputError, OnProgress

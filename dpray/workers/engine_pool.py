@@ -6,12 +6,13 @@ were lost with an actor are done again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
+import ray
 from ray.exceptions import RayError
 
 from dpray.config.config import Config, EngineConfig
@@ -25,9 +26,15 @@ from dpray.engines.base import (
 )
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 from dpray.workers.cluster import never_repeated, uses_ray
-from dpray.workers.engine import build_engine, try_to_load, with_absolute_model
+from dpray.workers.engine import (
+    LoadError,
+    build_engine,
+    hide_other_gpus,
+    try_to_load,
+    with_absolute_model,
+)
 from dpray.workers.pool import ActorPool, RayActors, RepeatPublic, Work
-from dpray.workers.pool_actor import Emit, Pieces, PoolActor, Result
+from dpray.workers.pool_actor import Emit, Pieces, PoolActor
 
 T = TypeVar("T")
 
@@ -35,54 +42,40 @@ CHUNK = 1024
 """An actor is given at most this many prompts at once: enough that vLLM, which decodes some
 hundreds side by side, spends little of its time on the last few of them."""
 
-DoChunk = Callable[[list[tuple[int, Any]], Emit], None]
-"""Does numbered items, and hands over the outcome of each under its number."""
 
-
-class ChunkWorker:
-    """Does one chunk of numbered items after the other. An error that is not dpray's own is raised
-    by the name of its class: its message may quote a text."""
+class EngineWorker:
+    """Writes the texts of one chunk of numbered prompts after the other."""
 
     attempt_id = ""
 
-    def __init__(self, make: Callable[[], DoChunk], who: str) -> None:
-        self._who = who
-        with self._named_errors():
-            self._do = make()
+    def __init__(self, build: Callable[[], TextGenerator]) -> None:
+        with _named_errors():
+            self._engine = build()
 
-    def accept(
-        self, items: list[tuple[int, Any]], left: Collection[int]
-    ) -> tuple[Collection[int], list[tuple[int, Any]]]:
+    def accept(self, items: list[Any], left: Collection[int]) -> tuple[Collection[int], list[Any]]:
         return left, [item for item in items if item[0] in left]
 
     def work(self, pieces: Pieces, emit: Emit) -> None:
         for items in pieces:
-            with self._named_errors():
-                self._do(items, emit)
+            numbers, prompts, samplings = zip(*items, strict=True)
+            with _named_errors():
+                self._engine.generate(prompts, samplings, partial(_emit, emit, numbers))
             pieces.ask()
 
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (DprayError, EngineError):
-            raise
-        except Exception as error:
-            raise DprayError(f"{self._who} failed: {type(error).__name__}") from None
 
-
-def _chunks(items: Sequence[Any], size: int) -> Iterator[Work]:
-    numbered = list(enumerate(items))
-    for start in range(0, len(numbered), size):
-        chunk = numbered[start : start + size]
-        yield Work((chunk,), {number for number, _ in chunk})
+def _emit(emit: Emit, numbers: Sequence[int], place: int, completion: Completion) -> None:
+    emit(numbers[place], completion)
 
 
 @contextmanager
-def _running(pool: ActorPool, work: Iterable[Work]) -> Iterator[Iterator[Result]]:
-    """Yield the results of the work as they come. The run ends with the context."""
-    with closing(pool.run(work)) as steps:
-        yield chain.from_iterable(steps)
+def _named_errors() -> Iterator[None]:
+    """Replace an error that is not dpray's own by the name of its class: it may quote a text."""
+    try:
+        yield
+    except (DprayError, EngineError):
+        raise
+    except Exception as error:
+        raise DprayError(f"an engine actor failed: {type(error).__name__}") from None
 
 
 # A run's texts
@@ -113,9 +106,9 @@ class EnginePool:
         self._size = max(runtime.actors, runtime.min_actors)
         self._policy = RepeatPublic(runtime.max_attempts)
         actor = never_repeated(EngineActor, config, runtime.gpus_per_actor or 0.0)
-        make = partial(_generator, partial(build, with_absolute_model(config.engine)))
+        make = partial(EngineWorker, partial(build, with_absolute_model(config.engine)))
         # All results that are there: the actor waits for no others.
-        actors = RayActors(actor, partial(ChunkWorker, make, "an engine actor"), CHUNK, 0.0)
+        actors = RayActors(actor, make, CHUNK, 0.0)
         self._pool = ActorPool(actors, self._policy, self._size, keeps_actors=True)
 
     def generate(
@@ -124,13 +117,15 @@ class EnginePool:
         """Generate as `TextGenerator.generate` does. Raises what building or running an actor's
         engine raised, or EngineError if actors keep being lost; in that case the other actors
         first finish the prompts they have."""
-        asked = list(zip(prompts, samplings, strict=True))
+        asked = list(zip(range(len(prompts)), prompts, samplings, strict=True))
         # Every actor gets a chunk.
-        work = _chunks(asked, max(1, min(CHUNK, -(-len(asked) // self._size))))
+        size = max(1, min(CHUNK, -(-len(asked) // self._size)))
+        chunks = [asked[start : start + size] for start in range(0, len(asked), size)]
+        work = [Work((chunk,), {number for number, *_ in chunk}) for chunk in chunks]
         completions: dict[int, Completion] = {}
         try:
-            with _running(self._pool, work) as results:
-                for number, completion in results:
+            with closing(self._pool.run(work)) as steps:
+                for number, completion in chain.from_iterable(steps):
                     completions[number] = completion
                     if on_completion is not None:
                         on_completion(number, completion)
@@ -142,16 +137,6 @@ class EnginePool:
 
     def close(self) -> None:
         self._pool.close()
-
-
-def _generator(build: Callable[[], TextGenerator]) -> DoChunk:
-    engine = build()
-
-    def generate(items: list[tuple[int, Any]], emit: Emit) -> None:
-        prompts, samplings = zip(*(asked for _, asked in items), strict=True)
-        engine.generate(prompts, samplings, lambda i, made: emit(items[i][0], made))
-
-    return generate
 
 
 # A run's model, tried before the charge
@@ -176,32 +161,34 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
     gpus = runtime.gpus_per_actor or 0.0
     room = f"{runtime.cpus_per_actor:g} CPU(s)" + (f", {gpus:g} GPU(s)" if gpus else "")
     on_progress(Progress("loading the model", detail=f"on a machine with {room}"))
-    actors = RayActors(never_repeated(LoadingActor, config, gpus), partial(_Loaded, load), 1)
-    pool = ActorPool(actors, RepeatPublic(runtime.max_attempts), 1)
-    try:
-        with _running(pool, _chunks([None], 1)) as results:
-            list(results)
-    except (InputError, EngineError) as error:
-        raise _bad_model(error) from None
-    except RayError as error:
-        raise Resumable(
-            f"engine: actors that loaded it were lost {runtime.max_attempts} times "
-            f"({type(error).__name__})"
-        ) from None
-    return None
+    lost: RayError | None = None
+    for _ in range(runtime.max_attempts):
+        actor = never_repeated(LoadingActor, config, gpus).remote()
+        try:
+            error = ray.get(actor.load.remote(load))
+        except RayError as died:
+            lost = died
+            continue
+        finally:
+            ray.kill(actor)
+        if error is not None:
+            raise _bad_model(error)
+        return None
+    raise Resumable(
+        f"engine: actors that loaded it were lost {runtime.max_attempts} times "
+        f"({type(lost).__name__})"
+    )
 
 
-class LoadingActor(PoolActor):
+class LoadingActor:
     """An actor that tries a model."""
 
-
-class _Loaded(ChunkWorker):
-    """Loads a model, and has nothing else to do."""
-
-    def __init__(self, load: Callable[[], Any]) -> None:
-        load()
-        super().__init__(lambda: lambda items, emit: emit(items[0][0], None), "")
+    def load(self, load: Callable[[], Any]) -> LoadError | None:
+        """Return the error that `load` raised, as `try_to_load` does."""
+        hide_other_gpus()
+        loaded = try_to_load(load)
+        return loaded if isinstance(loaded, InputError | EngineError) else None
 
 
-def _bad_model(error: Exception) -> InputError:
+def _bad_model(error: LoadError) -> InputError:
     return error if isinstance(error, InputError) else InputError(f"engine: {error}")

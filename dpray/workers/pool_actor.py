@@ -30,8 +30,8 @@ Emit = Callable[[Hashable, Any], None]
 
 
 class Pieces:
-    """The pieces of work that an actor is given, until it is told that there are no more. The
-    worker iterates over them, and calls `ask` when it has room for the next one."""
+    """A queue of pieces of work, which ends with `end`. The worker iterates over it, and calls
+    `ask` when it has room for the next piece."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
         self.ask = ask

@@ -1,4 +1,4 @@
-"""What every engine with logits has to do; runs on vLLM and on transformers."""
+"""The tests of every engine with logits; they run on vLLM and on transformers."""
 
 from __future__ import annotations
 

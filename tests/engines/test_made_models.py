@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpray.engines.made_models import (
+from dpray.engines.model_path import (
     SMOLLM2,
     SMOLLM2_INSTALLED_BY,
     check_published,
     made_once,
     packaged_file,
+    resolve_model,
     smollm2_folder,
 )
-from dpray.engines.model_path import resolve_model
 from dpray.types import InputError
 
 NOT_INSTALLED = "the model's packages are not installed: " + SMOLLM2_INSTALLED_BY

@@ -345,7 +345,7 @@ def test_a_twin_is_read_as_the_data_would_be(settings: Settings, tmp_path: Path)
     twin = write_twin(draw(rows, 3, "who"), tmp_path / "twin")
     tree = on_twin(config, config.model_dump(mode="json")["method"], twin, tmp_path / "run")
     data = parse_config(tree).data
-    records = [record for piece in data_pieces(data) for _, record in read_records(piece, data)]
+    records = [record for piece in data_pieces(data) for record in read_records(piece, data)]
     assert sorted({record.text for record in records}) == ["Brot", "Käse"]
     assert {record.label for record in records} == {"0", "true"}
 

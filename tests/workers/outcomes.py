@@ -1,4 +1,4 @@
-"""What the tests of whole runs look at, and the budget they draw on."""
+"""The released records of a run, and a budget for it."""
 
 from __future__ import annotations
 

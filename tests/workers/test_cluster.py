@@ -1,4 +1,4 @@
-"""What Ray's errors mean, and what it is not told."""
+"""Ray's errors are interpreted, and Ray is not given exact numbers of rows."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_machine_too_busy_for_ray_is_told_in_words(monkeypatch: pytest.MonkeyP
 
 
 def test_exact_numbers_of_rows_stay_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a new Ray adds to these has to be looked at: does it count private records?"""
+    """If a new Ray adds to these, look whether it counts private records."""
     public = {name for name in vars(stats._StatsManager) if not name.startswith("_")}
     assert public == {*COUNTED_BY, "gen_dataset_id_from_stats_actor"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from dpray.workers.cluster import EndedForMemory, LostTooOften, ended_for_memory
 from dpray.workers.groups import (
     MOST_BLOCKS,
     MOST_SLICES,
+    batched_within,
     block_count,
     cut_blocks,
     group_pool,
@@ -93,6 +94,43 @@ def test_the_number_of_blocks_stays_small_however_many_batches_there_are(
     tasks: int, actors: int, rows: int, expected: int
 ) -> None:
     assert block_count(tasks, actors, rows) == expected
+
+
+def lots_of(events: list[Any]) -> Iterator[list[Any]]:
+    """Yield the lots one after the other, and raise those that are exceptions."""
+    for event in events:
+        if isinstance(event, BaseException):
+            raise event
+        yield event
+
+
+def test_outcomes_of_many_lots_are_handed_on_together_and_none_waits_long() -> None:
+    times = iter([0, 1, 1.9, 2, 2, 3, 4, 4])
+    lots = lots_of([["a"], ["b"], ["c"], [], ["d"], []])
+    found = list(batched_within(lots, 512, seconds=2, clock=lambda: next(times)))
+    assert found == [["a", "b", "c"], ["d"]]
+
+
+def test_outcomes_are_handed_on_before_they_are_too_many() -> None:
+    lots = lots_of([[n, n] for n in range(5)])
+    assert list(map(len, batched_within(lots, 4))) == [4, 4, 2]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("lost"), KeyboardInterrupt()])
+def test_what_was_finished_before_an_error_is_handed_on_and_the_error_raised(
+    error: BaseException,
+) -> None:
+    finished = batched_within(lots_of([[1], [2], [3], error]), 2)
+    assert [next(finished), next(finished)] == [[1, 2], [3]]
+    with pytest.raises(type(error)):
+        next(finished)
+
+
+def test_what_could_not_be_taken_is_not_handed_on_again() -> None:
+    finished = batched_within(lots_of([[1], [2], [3]]), 1)
+    assert next(finished) == [1]
+    finished.close()
+    assert list(finished) == []
 
 
 @pytest.fixture
@@ -244,7 +282,7 @@ class TestOnRay:
         assert max(begun(tmp_path).values()) == config.runtime.max_attempts
 
     def test_what_is_dropped_is_begun_once(self, config: Config, tmp_path: Path) -> None:
-        """What had not begun waits for the runner, which asks the ledger what had."""
+        """The runner begins the others, which it finds in the ledger."""
         privacy = config.privacy.model_copy(update={"lost_batches": "drop"})
         dropping = config.model_copy(update={"privacy": privacy})
         found, error = work(dropping, tmp_path, "dies once")

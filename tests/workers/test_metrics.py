@@ -1,4 +1,4 @@
-"""What is exported: declared names and tags alone, from published batches and charges alone. The
+"""Only declared names and tags are exported, and only from published batches and charges. The
 real pages are read in tests/integration/test_job.py."""
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.config.config import Config, DataConfig
 from dpray.engines.base import PlainPrompt, Sampling
-from dpray.engines.made_models import BASE_PLACE
-from dpray.engines.model_path import absolute_model
+from dpray.engines.model_path import BASE_PLACE, absolute_model
 from dpray.engines.requests import Request, answered
 from dpray.engines.text import TextCodec
 from dpray.io.files import disk_is_full, sha256_of, sync_all, write_durably

@@ -72,9 +72,10 @@ def _reason(settings: PrivatePredictionSettings, best: PrivatePredictionPlan, re
 
 
 def affords(base: PrivatePredictionPlan, texts: int) -> bool:
-    """Return whether the epsilon, less what comes before, pays for so many texts in one of the
-    kinds of batches that may be chosen. For Poisson batches that is one evaluation of the cost; the
-    largest affordable number takes dozens.
+    """Return whether epsilon pays for `texts` texts, with any kind of batches that may be chosen.
+
+    For Poisson batches this evaluates the cost once; the largest affordable number takes dozens of
+    evaluations.
     """
     for changes in (
         {"batches": "disjoint", "texts": None, "max_records": texts},

@@ -37,11 +37,11 @@ def bound_copies(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 class BegunBatches:
-    """The batches of one task after the other, with their texts, each noted in the ledger as begun
-    before it is handed out.
+    """Iterates over the batches of all tasks, with their texts. `begin` notes a task's batches in
+    the ledger before the first of them is handed out.
 
-    If a task cannot begin, they end, so that the batches under way go on, and `error` is why.
-    `running` are the batches that are handed out and not whole.
+    If a task cannot begin, the iteration ends, and `error` is the reason: the batches that are
+    running go on. `running` has the batches that are handed out and not decoded yet.
     """
 
     def __init__(self, tasks: Iterable[Iterable[Row]], begin: Callable[[list[str]], None]) -> None:
@@ -64,10 +64,10 @@ class BatchDecoder:
     """Decodes whole batches, with all of their rows, however many there are. A batch of the next
     task begins as soon as the engine has room for it.
 
-    The ledger is told that a task's batches begin, and which of them failed because the mechanism
-    or our own code raised, or the memory did not suffice; those are never repeated. `key` is the
-    run's charge in the ledger. A decoder has an id of its own there, and decodes a batch once: if
-    another one takes over what was lost with it, the ledger knows of both.
+    The ledger records that a task's batches begin. It also records which of them failed because the
+    mechanism or dpray's own code raised, or because memory ran out; those are never repeated.
+    `key` is the run's charge in the ledger. Each decoder has an id of its own there and decodes a
+    batch once. If another decoder takes over lost batches, the ledger has both attempts.
     """
 
     def __init__(

@@ -42,8 +42,8 @@ BATCHES_PER_PART = 512
 """At most about this many batches are published in one part."""
 
 SECONDS_PER_PART = 2.0
-"""Finished batches are published this often on Ray: a part, its entries in the ledger and their way
-to the disk take the driver some ten milliseconds, however many batches they hold."""
+"""The time between two parts on Ray. A part costs the driver some ten milliseconds, for the ledger
+and the disk, however many batches it has."""
 
 SORTED = "sorted.db"
 """The file in `staging` in which the release is sorted."""
@@ -126,8 +126,8 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
 def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
     """Return how many batches an actor is handed at once.
 
-    A task costs two calls, one of the ledger and one that brings its outcomes, which are the more
-    the shorter the batches are; what a lost actor leaves is a task or two to decode again.
+    Each task costs two calls: one to the ledger, and one for its outcomes. Large tasks make these
+    calls rare when batches are short. Small tasks leave less to decode again if an actor is lost.
     """
     if runtime.batches_per_task is not None:
         return runtime.batches_per_task
@@ -162,7 +162,8 @@ def records(session: BatchSession) -> Iterator[dict[str, Any]]:
     every batch in their public order, then the second of every batch, and so on.
 
     When a batch was done depends on how many private rows it and its neighbours have, and no
-    epsilon covers that: the order is made here, from what is public. Holds one part's outcomes.
+    epsilon covers that: the order is made here, from what is public. One part's outcomes are in
+    memory at a time.
     """
     plan = session.plan
     place = {batch: n for n, batch in enumerate(plan.batches.batch_ids())}

@@ -119,7 +119,7 @@ class PrivatePredictionSettings(MethodSettings):
         return self.batch_size
 
     def texts_of_a_batch(self, private_tokens: int, batches: int) -> int:
-        """Return the largest number of texts of one of so many disjoint batches."""
+        """Return the largest number of texts of each of `batches` disjoint batches."""
         if self.max_records is not None:
             return math.ceil(self.max_records / batches)
         # Without public tokens a text has at least one private one; public ones have to end, too.

@@ -198,8 +198,7 @@ class PrivateToken:
         return asdict(self)
 
     def selector(self, key: str, **others: Any) -> SelectorSpec:
-        """Return what the engine builds a text's `PrivateTokenSelector` from: `others` are its
-        further arguments."""
+        """Describe the `PrivateTokenSelector` of a text; `others` are its further arguments."""
         return SelectorSpec(SELECTOR, {"mechanism": self.values, "key": key, **others})
 
     @cached_property
@@ -276,11 +275,11 @@ class PrivateToken:
 class PrivateTokenSelector:
     """Selects a text's tokens; a `dpray.engines.base.TokenSelector`.
 
-    `mechanism` is a `PrivateToken`'s fields. `key` is a fresh key for every text. `t` private
-    tokens were drawn for the batch before this text and `noisy_threshold` is in force (None: none
-    is drawn yet). With `longest_copy` a token is no candidate that makes the text share more tokens
-    in a row than these with the public `prompt`, or with itself. All are plain values: they travel
-    in a request to the process with the logits.
+    `mechanism` has the fields of a `PrivateToken`. `key` is a fresh key for every text. `t` private
+    tokens were drawn for the batch before this text, and `noisy_threshold` is in force (None if
+    none is drawn yet). `longest_copy` is the most tokens in a row that the text may share with the
+    public `prompt`, or with itself; tokens that would make it more are excluded. All arguments are
+    plain values: they travel in a request to the process with the logits.
     """
 
     def __init__(
