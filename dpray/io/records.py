@@ -10,7 +10,7 @@ import lzma
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from tempfile import TemporaryFile
@@ -193,13 +193,10 @@ def _unreadable(file: str, error: Exception) -> InputError:
 
 @dataclass(frozen=True)
 class Header:
-    """The beginning of a file, before its rows. `columns` are the names in the header, or in the
-    first object of JSON, dotted for nested values. A text file is read with `encoding` and
-    `delimiter`."""
+    """The columns of a file, and the delimiter that CSV is read with. JSON has the columns of its
+    first object, with dotted names for nested values."""
 
-    kind: Kind
-    columns: tuple[str, ...]
-    encoding: str | None = None
+    columns: Sequence[str]
     delimiter: str | None = None
 
 
@@ -208,31 +205,30 @@ def read_file_header(file: str, form: FileFormat = AS_RECOGNISED) -> Header:
     names in the first object; no row's values are kept. Raises InputError."""
     if kind_of(file) == "hub":
         _, row = next(read_rows(file), (None, {}))
-        return Header("hub", tuple(dotted_names(row)))
+        return Header(dotted_names(row))
     try:
         with _opened(file) as (kind, stream):
             if kind == "parquet":
                 with pyarrow.parquet.ParquetFile(stream) as parquet:
-                    return Header(kind, tuple(parquet.schema_arrow.names))
+                    return Header(parquet.schema_arrow.names)
             if kind == "arrow":
                 with _open_arrow(stream) as arrow:
-                    return Header(kind, tuple(arrow.schema.names))
+                    return Header(arrow.schema.names)
             return _text_header(file, kind, io.BufferedReader(stream, READ_BYTES), form)
     except CORRUPT as error:
         raise _unreadable(file, error) from None
 
 
 def _text_header(file: str, kind: Kind, stream: io.BufferedReader, form: FileFormat) -> Header:
-    encoding = encoding_of(stream.peek(4), form.encoding).removesuffix("-sig")
     if kind == "txt":
-        return Header(kind, ("text", "label"), encoding)
+        return Header(["text", "label"])
     if kind == "csv":
         opened = open_csv(file, stream, form)
-        return Header(kind, tuple(opened.columns), encoding, opened.delimiter)
+        return Header(opened.columns, opened.delimiter)
     _, row = next(read_json(file, stream, form), (None, {}))
     if isinstance(row, InputError):
         raise row
-    return Header(kind, tuple(dotted_names(row)), encoding)
+    return Header(dotted_names(row))
 
 
 def _read_hub(path: str) -> Scanned:

@@ -23,13 +23,14 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlche
 from sqlalchemy.pool import NullPool, QueuePool
 
 from dpray.extras import require
-from dpray.io.files import disk_is_full, touch_private
-from dpray.io.places import (
+from dpray.io.files import (
     MOUNTS,
+    disk_is_full,
     in_ray_package,
     is_mounted_alone,
     names_of_file,
     network_file_system,
+    touch_private,
 )
 from dpray.ledger.queries import VERSION, metadata, secret, version
 from dpray.types import (

@@ -25,6 +25,7 @@ from typing import Any
 
 from dpray.io.files import (
     disk_is_full,
+    in_ray_package,
     make_private,
     owners_only,
     read_json,
@@ -33,7 +34,6 @@ from dpray.io.files import (
     sync_all,
     write_durably,
 )
-from dpray.io.places import in_ray_package
 from dpray.types import InputError, Resumable
 
 PRIVATE_NOTICE = (

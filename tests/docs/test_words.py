@@ -12,7 +12,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "dpray"
 
 # A docstring that begins so has no subject and verb of its own.
-BEGINNINGS = ("Of", "What", "How", "Where", "Which", "Whether")
+BEGINNINGS = ("Holds", "Says", "Of", "What", "How", "Where", "Which", "Whether")
 PHRASES = re.compile(r"(?<!there )\bis none\b|\bare none of\b|\bhas since\b", re.IGNORECASE)
 NAMES = {"again", "Books", "quiet", "REACH", "Shown", "Spread"}
 

@@ -12,8 +12,7 @@ import pytest
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
-from dpray.io.files import touch_private
-from dpray.io.places import is_mounted_alone
+from dpray.io.files import is_mounted_alone, touch_private
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.store import parse_url
 from dpray.types import Budget, InputError

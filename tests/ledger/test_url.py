@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpray.cli import run_command
-from dpray.io.places import in_ray_package, network_file_system
+from dpray.io.files import in_ray_package, network_file_system
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.store import parse_url
 from dpray.runs.folder import ReleaseFolder

@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dpray.serving.callers import Callers, Share
+from dpray.serving.guard import Callers, Share
 from dpray.serving.requests import Room
 from tests.serving.front import COMPLETIONS, GOOD, KEY, OTHER, ROOM, config, guard, hashed, http
 
