@@ -104,13 +104,6 @@ def test_plan_has_the_contracts_keys_and_opens_no_data(
         assert mechanism.keys() >= {"name", "parameters", "count", "cost"}
 
 
-def test_settings_after_the_file_change_the_plan(
-    config_file: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(["plan", config_file(), "privacy.epsilon=2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["epsilon"] <= 2
-
-
 @pytest.mark.parametrize(
     ("unit", "words"),
     [(None, "add or remove one record"), ("who", "add or remove all records with the same 'who'")],

