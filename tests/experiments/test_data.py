@@ -1,17 +1,12 @@
 """The packaged data: reproducible, of the promised size and shape, and special."""
 
 import json
-import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from clinic_notes import (
     LABELS,
-    PRIVATE_BOOK,
-    SLOTS,
-    FactBook,
-    random_book,
 )
 from make_demo import PRIVATE_RECORDS, PUBLIC_RECORDS, TEST_RECORDS, make_data
 
@@ -67,13 +62,3 @@ def test_the_private_clinic_is_special() -> None:
         assert share(private, words, label) > share(public, words, label) + 0.25
         other = LABELS[1 - LABELS.index(label)]
         assert share(private, words, other) < 0.15
-
-
-@pytest.mark.parametrize("book", [PRIVATE_BOOK, random_book(random.Random(1))])
-def test_a_book_holds_a_distribution_for_every_slot(book: FactBook) -> None:
-    for label in LABELS:
-        assert set(book[label]) == set(SLOTS)
-        for slot, weights in book[label].items():
-            assert tuple(weights) == SLOTS[slot][0]
-            assert sum(weights.values()) == pytest.approx(1)
-            assert min(weights.values()) > 0

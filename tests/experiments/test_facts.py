@@ -1,21 +1,16 @@
 """The track of new facts: reproducible data that alone tells the facts, and an honest count."""
 
 import json
-import random
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from facts import (
     SCHEMA,
     Question,
-    by_fact,
-    draw_facts,
     found_names,
     make_data,
     stated,
     words_of,
-    write_records,
 )
 
 ENTITIES, RECORDS = 6, 40
@@ -81,17 +76,3 @@ def test_a_fact_is_stated_by_more_records_than_any_other_answer() -> None:
     assert stated([], [question]) == [False]
     apart = [{"label": "seat", "text": text} for text in ("lyon", "bolunex", "Bolunexes in Lyon")]
     assert stated(apart, [question]) == [False]
-
-
-def test_names_are_found_and_records_labelled_by_fact() -> None:
-    rng = random.Random(3)
-    facts = draw_facts(["Bolunex", "Tamador", "Virulum"], rng)
-    records = write_records(facts, 10, rng)
-    found = found_names((row["text"] for row in [*records, {"text": "zuzurik"}]), 3)
-    assert sorted(found) == ["Bolunex", "Tamador", "Virulum"]
-    labelled = by_fact(records, ["Tamador"])
-    assert Counter(row["label"] for row in labelled) == {
-        f"{attribute} of Tamador": 10 for attribute in SCHEMA
-    }
-    assert all("Tamador" in row["text"] for row in labelled)
-    assert by_fact(records, []) == []
