@@ -51,9 +51,8 @@ class Account:
         terms = create.values()
         if terms.get("parent") is not None:  # dpray 0.1 drew its charges on the parent too
             raise LedgerError(
-                f"data set '{create.dataset}' is a child of '{terms['parent']}', which this "
-                "version of dpray does not know: charge its runs to a data set of its own, or "
-                "to the parent"
+                f"data set '{create.dataset}' is a child of '{terms['parent']}', and this version "
+                "of dpray knows no children: charge its runs to the parent"
             )
         rule = composition(terms["composition"], Budget(**terms["budget"]), terms["order"])
         charges = tuple(charge_of(entry.payload) for entry in reservations)

@@ -103,23 +103,29 @@ def assert_once(config: Config, report: dict[str, Any]) -> None:
     assert ledger.verify() == []
 
 
-def test_a_run_from_data_to_release(config: Callable[..., Config]) -> None:
+def test_a_run_from_data_to_release(
+    config: Callable[..., Config], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = config()
     report = release(run)
     folder = Path(run.output.path)
-    assert report["batches"] == {
-        "total": 12,
-        "published": 12,
-        "repeated": 0,
-        "dropped": 0,
-        "failed": 0,
-        "missing": 0,
-    }
+    none = dict.fromkeys(("repeated", "dropped", "failed", "missing"), 0)
+    assert report["batches"] == {"total": 12, "published": 12} | none
     assert report["epsilon"] <= run.privacy.epsilon
     assert report == json.loads((folder / "privacy_report.json").read_text())
     assert_once(run, report)
     assert {r["label"] for r in lines(folder / "synthetic.jsonl")} == {"a", "b"}
     assert ledger_of(run).account("notes").spent == Budget(report["epsilon"], report["delta"])
+    # A finished run is not run again.
+    before = (folder / "synthetic.jsonl").read_bytes()
+    assert release(run) == report
+    assert (folder / "synthetic.jsonl").read_bytes() == before
+    # Private text is in the data alone.
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name != "records.jsonl":
+            assert b"Marlowe" not in path.read_bytes(), path.name
+    out = capfd.readouterr()
+    assert "Marlowe" not in out.out + out.err
 
 
 def test_the_release_is_in_the_partitions_order_and_no_longer_than_max_records(
@@ -170,46 +176,24 @@ def test_every_batch_runs_though_most_are_empty(config: Callable[..., Config]) -
     assert report["batches"]["published"] == report["batches"]["total"] == 80 > 60
 
 
-def test_private_text_is_nowhere_but_in_the_data(
-    config: Callable[..., Config], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("rule", "published", "repeated", "dropped"), [("repeat", 12, 4, 0), ("drop", 8, 0, 4)]
+)
+def test_lost_batches_are_repeated_or_dropped_at_no_further_cost(
+    config: Callable[..., Config],
+    lose_after: Callable[..., None],
+    rule: str,
+    published: int,
+    repeated: int,
+    dropped: int,
 ) -> None:
-    run = config()
-    release(run)
-    for path in [*tmp_path.rglob("*")]:
-        if path.is_file() and path.name != "records.jsonl":
-            assert b"Marlowe" not in path.read_bytes(), path.name
-    out = capfd.readouterr()
-    assert "Marlowe" not in out.out + out.err
-
-
-def test_a_finished_run_is_not_run_again(config: Callable[..., Config]) -> None:
-    run = config()
-    first = release(run)
-    before = (Path(run.output.path) / "synthetic.jsonl").read_bytes()
-    assert release(run) == first
-    assert (Path(run.output.path) / "synthetic.jsonl").read_bytes() == before
-
-
-def test_lost_batches_are_repeated_at_no_further_cost(
-    config: Callable[..., Config], lose_after: Callable[..., None]
-) -> None:
-    run = config()
+    run = config(privacy__lost_batches=rule)
     lose_after(1)
     report = release(run)
-    assert report["batches"]["published"] == 12 and report["batches"]["repeated"] == 4
+    found = [report["batches"][key] for key in ("published", "repeated", "dropped")]
+    assert found == [published, repeated, dropped]
     assert_once(run, report)
     assert ledger_of(run).account("notes").spent.epsilon == report["epsilon"]
-
-
-def test_lost_batches_are_dropped_where_the_rule_says_so(
-    config: Callable[..., Config], lose_after: Callable[..., None]
-) -> None:
-    run = config(privacy__lost_batches="drop")
-    lose_after(1)
-    report = release(run)
-    assert report["batches"]["published"] == 8 and report["batches"]["dropped"] == 4
-    assert report["batches"]["repeated"] == 0
-    assert_once(run, report)
 
 
 def test_a_run_that_keeps_losing_can_be_resumed_with_the_same_records(
@@ -245,8 +229,9 @@ def test_a_batch_whose_code_raised_is_never_repeated(
         release(config())
 
 
-def test_staged_output_that_was_not_committed_is_destroyed(
-    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("committed", [True, False])
+def test_staged_output_is_kept_if_it_was_committed_and_destroyed_if_not(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     run = config()
 
@@ -254,34 +239,17 @@ def test_staged_output_that_was_not_committed_is_destroyed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "publish", crash)
+        patch.setattr(runner.ReleaseFolder if committed else Ledger, "publish", crash)
         with pytest.raises(Resumable):
             release(run)
-    staged = list((Path(run.output.path) / "private/staging").iterdir())
-    assert len(staged) == 1
+    [staged] = (Path(run.output.path) / "private/staging").iterdir()
+    texts = {e[0].strip() for line in lines(staged) for e in line["examples"]} - {""}
     report = release(run)
-    assert not staged[0].exists() and report["batches"]["repeated"] == 4
-    assert_once(run, report)
-
-
-def test_output_that_was_committed_but_not_moved_is_kept(
-    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = config()
-
-    def crash(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runner.ReleaseFolder, "publish", crash)
-        with pytest.raises(Resumable):
-            release(run)
-    staged = next((Path(run.output.path) / "private/staging").iterdir())
-    texts = {e[0] for line in lines(staged) for e in line["examples"] if e[0].strip()}
-    report = release(run)
-    assert report["batches"]["repeated"] == 0 and report["batches"]["missing"] == 0
-    released = {r["text"] for r in lines(Path(run.output.path) / "synthetic.jsonl")}
-    assert {text.strip() for text in texts} <= released
+    assert not staged.exists() and report["batches"]["missing"] == 0
+    assert report["batches"]["repeated"] == (0 if committed else 4)
+    if committed:
+        released = {r["text"] for r in lines(Path(run.output.path) / "synthetic.jsonl")}
+        assert texts <= released
     assert_once(run, report)
 
 
@@ -385,15 +353,11 @@ def test_measured_label_proportions_are_charged_and_used_once(
     shares = report["sampling"]["label_mix"]
     assert shares["a"] > 0.7 and sum(shares.values()) == pytest.approx(1)
     assert report["sampling"]["label_mix_source"].startswith("measured")
-    units = [unit for unit, _ in ledger_of(run).published(report_id(report))]
+    units = [unit for unit, _ in ledger_of(run).published(report["ledger"]["reservation"])]
     assert units.count("labels") == 1
     assert len(units) == report["batches"]["total"] + 1
     per_label = Counter(unit.split("/")[0] for unit in units if "/" in unit)
     assert per_label["0"] > per_label["1"] >= 1
-
-
-def report_id(report: dict[str, Any]) -> str:
-    return str(report["ledger"]["reservation"])
 
 
 def test_a_measured_label_histogram_is_not_drawn_twice(
