@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import PrivateAttr, SerializeAsAny, model_validator
 
-from dpray.config.base import MethodSettings, Section
 from dpray.config.sections import (
     DataConfig,
     EmbedderConfig,
     EngineConfig,
+    MethodSettings,
     OutputConfig,
     PrivacyConfig,
     RuntimeConfig,
+    Section,
 )
 
 if TYPE_CHECKING:  # it loads numpy, which no configuration needs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from dpray.config.base import Count, Delimiter, Encoding, Section
+from dpray.config.sections import Count, Delimiter, Encoding, Section
 
 
 class EvaluationSettings(Section):

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dpray.config.base import Count, MethodSettings
 from dpray.config.config import Config
 from dpray.config.loading import parse, read_tree
+from dpray.config.sections import Count, MethodSettings
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings

@@ -16,8 +16,8 @@ from dpray.accounting.accountant import Cost, calibrate, cost
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.auditing.monte_carlo import Target
-from dpray.config.base import MethodSettings
 from dpray.config.config import Config
+from dpray.config.sections import MethodSettings
 from dpray.engines.base import Engine
 from dpray.engines.model_path import absolute_model, tuned_without_noise, with_bases
 from dpray.engines.text import TextCodec

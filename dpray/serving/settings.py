@@ -11,9 +11,15 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dpray.config.base import Count, Positive, Section
 from dpray.config.loading import parse, read_tree
-from dpray.config.sections import EmbedderConfig, EngineConfig, RuntimeConfig
+from dpray.config.sections import (
+    Count,
+    EmbedderConfig,
+    EngineConfig,
+    Positive,
+    RuntimeConfig,
+    Section,
+)
 
 LOOPBACK = "127.0.0.1"
 _HASHED = re.compile(r"sha256:[0-9a-f]{64}")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dpray.config.base import Count, Positive, Section
+from dpray.config.sections import Count, Positive, Section
 
 Precision = Literal["float32", "bfloat16"]
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dpray.config.base import Count, MethodSettings, Positive
+from dpray.config.sections import Count, MethodSettings, Positive
 
 
 class AugPeSettings(MethodSettings):

@@ -16,8 +16,8 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
 from dpray.auditing.monte_carlo import Target
-from dpray.config.base import MethodSettings
 from dpray.config.config import Config
+from dpray.config.sections import MethodSettings
 from dpray.engines.base import Engine
 from dpray.io.files import write_durably
 from dpray.methods import part

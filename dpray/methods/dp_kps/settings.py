@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from dpray.config.base import Count, MethodSettings, Positive
+from dpray.config.sections import Count, MethodSettings, Positive
 from dpray.types import InputError
 
 VOCABULARY_SHARE = Decimal("0.5")

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dpray.config.base import Count, MethodSettings, Positive
+from dpray.config.sections import Count, MethodSettings, Positive
 from dpray.training.settings import TrainingSettings
 
 Value = Annotated[str, BeforeValidator(str)]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dpray.config.base import Count, MethodSettings, Positive, Section
+from dpray.config.sections import Count, MethodSettings, Positive, Section
 
 
 class SparseVectorConfig(Section):

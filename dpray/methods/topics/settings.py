@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dpray.config.base import Count, MethodSettings, Positive
+from dpray.config.sections import Count, MethodSettings, Positive
 
 
 class TopicsSettings(MethodSettings):
