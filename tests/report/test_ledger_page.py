@@ -104,5 +104,5 @@ def test_a_browser_renders_it_in_silence(tmp_path: Path):
     path = tmp_path / "budgets.html"
     path.write_text(render_ledger(a_ledger(tmp_path), MADE_AT), encoding="utf-8")
     dom = rendered_in_silence(path)
-    assert "Privacy budgets</title>" in dom and dom.count("<svg") == 5
+    assert "Privacy budgets</title>" in dom and dom.count("<svg") == 4
     assert "&lt;script&gt;" in dom
