@@ -264,7 +264,7 @@ def merged_folder(folder: Path, base: str, key: str) -> Path:
 
 
 def identity(folder: Path, base: str) -> str:
-    """Return a digest of the adapters' files, byte for byte, and of their model's name. Where the
+    """Return a digest of the adapters' files, byte for byte, and of their model's name. If the
     model is a folder, the digest covers its files' sizes and times, too."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != REPORT)
     parts = [base, *(f"{path.name} {sha256_of(path)}" for path in files)]

@@ -33,7 +33,7 @@ def answered(
 ) -> list[str]:
     """Return the answers to `request(i, attempt)`, i below `number`, attempts from 0.
 
-    Where an answer is empty or refused, the request is repeated, at most `max_retries` times; after
+    If an answer is empty or refused, the request is repeated, at most `max_retries` times; after
     that the answer is "", never the prompt. `on_asking` gets the number of requests of each round.
     """
     texts = [""] * number

@@ -69,9 +69,9 @@ class LockstepRun:
     in parts (`PartedText`).
 
     A group whose prompts may not fit one scheduling step first sends them through as ordinary
-    requests of one token, which fills the prefix cache; then all its rows enter together. Where it
-    entered in pieces all the same (a cached prompt was evicted), the processor has refused it
-    before anything was drawn, and it warms the cache anew: `_MAX_ATTEMPTS` times in all.
+    requests of one token, which fills the prefix cache; then all its rows enter together. If it
+    enters in pieces all the same (a cached prompt was evicted), the processor refuses it before
+    anything is drawn, and it warms the cache anew: `_MAX_ATTEMPTS` times in all.
     """
 
     def __init__(self, model: VllmModel, source: Iterator[LockstepGroup]) -> None:

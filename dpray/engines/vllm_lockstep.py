@@ -7,8 +7,8 @@ another history than the others) is never sampled: its rows are ended, and
 `LockstepWorker.lockstep_finish` reports it to the engine. With tensor parallelism every rank does
 all of this with the same numbers.
 
-Where public logits decide which tokens may be drawn, or from which rows, the selector gets them
-from a pass of their own (`PublicPass`), unless the kernels are invariant to the batch.
+If public logits decide which tokens may be drawn, or from which rows, the selector gets them from
+a pass of their own (`PublicPass`), unless the kernels are invariant to the batch.
 
 A group that does not fit the engine comes in parts (`_PartedGroup`): for every token each of its
 rows is a request of its own, for one token, and the selector adds up their logits as they come.

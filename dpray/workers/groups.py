@@ -27,7 +27,7 @@ from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.cluster import never_repeated, own_errors, uses_ray
 from dpray.workers.pool import ActorPool, RayActors, RepeatPrivate, Work
 from dpray.workers.pool_actor import OUTCOME_SECONDS, Emit, Pieces, PoolActor
-from dpray.workers.rows import CHUNK, Row, RowsOf, local_rows, ray_rows, record_rows
+from dpray.workers.rows import CHUNK, ROWS, Row, RowsOf, local_rows, ray_rows, record_rows
 
 if TYPE_CHECKING:
     import ray.data
@@ -40,10 +40,6 @@ MOST_SLICES = 8
 
 KEY = "batch"
 """The column of the rows, and the key of an outcome, that names the group."""
-
-ROWS = pa.schema(
-    [("label", pa.string()), ("text", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
-)
 
 MEMBERS = ROWS.append(pa.field(KEY, pa.string()))
 
@@ -145,7 +141,7 @@ class Groups:
         from ray.data import from_arrow  # late: a worker needs no Ray Data
 
         reference = ray.put(frozenset(wanted))
-        rows = ray_rows(config, self.rows_of(config), ROWS).map_batches(
+        rows = ray_rows(config, self.rows_of(config)).map_batches(
             lambda table: self._members(table, ray.get(reference)),
             batch_format="pyarrow",
             batch_size=None,

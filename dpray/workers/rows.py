@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """Has at least the keys text, unit and rank; `rank` decides which of a unit's rows stay."""
 
+ROWS = pa.schema(
+    [("label", pa.string()), ("text", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
+)
+
 RowsOf = Callable[[Piece], Iterator[Row]]
 """Reads the rows of a file or a piece of one, and can be sent to another process."""
 
@@ -135,21 +139,21 @@ def local_rows(data: DataConfig, rows_of: RowsOf) -> list[Row]:
     return list(rows) if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
 
 
-def ray_rows(config: Config, rows_of: RowsOf, schema: pa.Schema) -> ray.data.Dataset:
+def ray_rows(config: Config, rows_of: RowsOf) -> ray.data.Dataset:
     """Stream the rows of all files, at most as many of each unit as its bound; each piece of a file
     is one read task. Raises Ray's error for a file that cannot be read."""
     import ray.data
 
     data = config.data
     pieces = pieces_on_ray(data_pieces(data), PIECE_BYTES)
-    read: Any = partial(_read, pieces=pieces, rows_of=rows_of, schema=schema)
+    read: Any = partial(_read, pieces=pieces, rows_of=rows_of)
     rows = ray.data.from_items(
         [{"piece": number} for number in range(len(pieces))],
         override_num_blocks=min(len(pieces), MOST_TASKS),
     ).map_batches(read, batch_size=1)
     if data.unit is None:
         return rows
-    bound: Any = partial(_bound, most=data.max_records_per_unit, schema=schema)
+    bound: Any = partial(_bound, most=data.max_records_per_unit)
     partitions = max(1, min(200, data.public_size // 10_000))
     return rows.repartition(partitions, keys=["unit"]).map_batches(
         bound, batch_size=None, batch_format="pyarrow"
@@ -173,17 +177,15 @@ def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
     return [piece for pieces in cuts for piece in pieces]
 
 
-def _read(
-    numbers: dict[str, Any], pieces: Sequence[Piece], rows_of: RowsOf, schema: pa.Schema
-) -> Iterator[pa.Table]:
+def _read(numbers: dict[str, Any], pieces: Sequence[Piece], rows_of: RowsOf) -> Iterator[pa.Table]:
     for number in numbers["piece"]:
         rows = rows_of(pieces[number])
         while chunk := list(islice(rows, CHUNK)):
-            yield pa.Table.from_pylist(chunk, schema=schema)
+            yield pa.Table.from_pylist(chunk, schema=ROWS)
 
 
-def _bound(table: pa.Table, most: int, schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_pylist(bound_contributions(table.to_pylist(), most), schema=schema)
+def _bound(table: pa.Table, most: int) -> pa.Table:
+    return pa.Table.from_pylist(bound_contributions(table.to_pylist(), most), schema=ROWS)
 
 
 def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:

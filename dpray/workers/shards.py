@@ -27,10 +27,6 @@ from dpray.workers.cluster import never_repeated, own_errors, uses_ray
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.rows import CHUNK, Row, local_rows, ray_rows, record_rows
 
-ROWS = pa.schema(
-    [("text", pa.string()), ("label", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
-)
-
 Embeddings = npt.NDArray[np.float32]
 
 
@@ -116,7 +112,7 @@ class ShardActor:
 def _blocks(config: Config) -> list[Any]:
     """Return references to blocks of rows."""
     with own_errors():
-        rows = ray_rows(config, partial(record_rows, data=config.data), ROWS)
+        rows = ray_rows(config, partial(record_rows, data=config.data))
         if config.runtime.actors > 1:
             rows = rows.repartition(target_num_rows_per_block=CHUNK)
         blocks: list[Any] = rows.to_arrow_refs()
