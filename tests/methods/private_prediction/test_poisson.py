@@ -105,7 +105,7 @@ def forms(key: str) -> list[bytes]:
     return [key.encode(), key.upper().encode(), bytes.fromhex(key)]
 
 
-def test_neither_the_key_nor_who_is_in_which_batch_leaves_private(
+def test_a_resumed_run_has_the_same_batches_and_their_key_never_leaves_private(
     config: Config, engine: Engine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first = Watched(engine, config, stop_after=8)
@@ -118,6 +118,10 @@ def test_neither_the_key_nor_who_is_in_which_batch_leaves_private(
     second = Watched(engine, config)
     report = second.run(config)
     assert report["batches"]["published"] == 24
+    # The second attempt has the batches of the first one.
+    assert first.keys == second.keys and not second.path.exists()
+    sizes = first.sizes | second.sizes
+    assert sizes == sizes_by_key(make_plan(config), key) and len(set(sizes.values())) > 1
     assert [name for form in forms(key) for name in holding(tmp_path, form)] == []
     # Outside of `private` there is no text of a record and no place of one.
     assert holding(tmp_path, b"Marlowe") == ["records.jsonl"]
@@ -126,20 +130,6 @@ def test_neither_the_key_nor_who_is_in_which_batch_leaves_private(
     written = capfd.readouterr()
     said = f"{written.out}{written.err}{first.said}{second.said}{report}"
     assert key not in said.lower() and "Marlowe" not in said
-
-
-def test_a_resumed_run_has_the_same_batches(config: Config, engine: Engine) -> None:
-    first = Watched(engine, config, stop_after=8)
-    with pytest.raises(Resumable):
-        first.run(config)
-    kept = first.path.read_text()
-    second = Watched(engine, config)
-    second.run(config)
-    assert first.keys == second.keys == {kept}
-    assert not second.path.exists()
-    sizes = first.sizes | second.sizes
-    assert sizes == sizes_by_key(make_plan(config), kept)
-    assert len(set(sizes.values())) > 1
 
 
 def test_no_batch_is_cut_however_many_records_there_are(

@@ -112,24 +112,27 @@ def test_short_batches_come_in_large_tasks_and_every_actor_gets_some(
     assert task_size(RuntimeConfig(**runtime), disjoint, batches) == size  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("most", "batches", "records", "following"),
+    [
+        (5, 0, 0, 5),
+        (5, 5, 2, 6),  # 3 records are missing, at 3 / 6 of a record a batch
+        (5, 5, 4, 2),  # 1 is missing, at 5 / 6
+        (5, 5, 5, 0),
+        (None, 0, 0, BATCHES),
+        (None, BATCHES, 0, 0),
+    ],
+)
 def test_as_many_batches_are_next_as_the_missing_records_ask_for(
     settings: Callable[..., dict[str, Any]],
+    most: int | None,
+    batches: int,
+    records: int,
+    following: int,
 ) -> None:
-    plan = make_plan(parse_config(settings(method__max_records=5)))
-    waiting = in_turn()
-    assert next_batches(plan, waiting, Decoded()) == waiting[:5]
-    assert (
-        next_batches(plan, waiting[5:], Decoded(batches=5, records=2)) == waiting[5:11]
-    )  # 3 / (3 / 6)
-    assert (
-        next_batches(plan, waiting[5:], Decoded(batches=5, records=4)) == waiting[5:7]
-    )  # 1 / (5 / 6)
-    assert next_batches(plan, waiting[5:], Decoded(batches=5, records=5)) == []
-    plan = make_plan(parse_config(settings(method__max_records=None)))
-    assert (
-        next_batches(plan, waiting, Decoded()) == waiting
-        and next_batches(plan, [], Decoded()) == []
-    )
+    plan, waiting = make_plan(parse_config(settings(method__max_records=most))), in_turn()[batches:]
+    decoded = Decoded(batches=batches, records=records)
+    assert next_batches(plan, waiting, decoded) == waiting[:following]
 
 
 def test_attempts_are_counted_unit_by_unit() -> None:
