@@ -210,11 +210,10 @@ def run(server: Server, path: Path, **options: Any) -> tuple[Population, list[Ch
     """Aug-PE over HTTP; the votes are the texts' lengths, so the result says what was written."""
     checkpoints: list[Checkpoint] = []
 
-    def vote(t: int, S: Population, phi: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        votes = {label: rows[:, 0].astype(np.int64) for label, rows in phi.items()}
-        kept = {label: counts.tolist() for label, counts in votes.items()}
-        checkpoints.append(Checkpoint(t, {k: list(v) for k, v in S.items()}, kept))
-        return votes
+    def vote(t: int, S: Population, phi: Mapping[str, np.ndarray]) -> Checkpoint:
+        votes = {label: rows[:, 0].astype(np.int64).tolist() for label, rows in phi.items()}
+        checkpoints.append(Checkpoint(t, {k: list(v) for k, v in S.items()}, votes))
+        return checkpoints[-1]
 
     config = EngineConfig(model="m", base_url=server.url, api_key="k", max_in_flight=4, **options)
     api = OpenAIEngine(config)
