@@ -87,5 +87,5 @@ def test_a_way_passes_few_files_and_follows_the_imports(way: str, most: int) -> 
     assert jumps == SEAMS & {*files}
 
 
-def test_there_are_four_ways() -> None:
-    assert {way for way, _ in _WAY.findall(ARCHITECTURE)} == {*MOST_FILES}
+def test_the_four_ways_are_there() -> None:
+    assert {*MOST_FILES} < {title for title, _ in _WAY.findall(ARCHITECTURE)}
