@@ -190,10 +190,13 @@ class Guard:
 
     async def _guarded(self, request: Request, send: Send) -> None:
         caller = self._callers.recognize(request)
-        endpoint = self._endpoints.get(request.url.path)
-        if request.method != "POST" or endpoint is None:
+        if request.method != "POST":
             await self._app(_without_headers(request.scope), request.receive, send)
             return
+        # Not the path of `request.url`, which is made of the caller's Host too. An unknown path is
+        # refused here: the application may know it by another name, as below a prefix.
+        if (endpoint := self._endpoints.get(request.scope["path"])) is None:
+            raise ApiError(404, "no such path here", "not_found")
         self._callers.check_rate(caller)
         with caller.counted():
             call = await self._call(request, caller, endpoint)

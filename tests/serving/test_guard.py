@@ -106,6 +106,20 @@ def test_paths_methods_types_and_bodies_that_are_wrong() -> None:
         assert_openais(answer, 404, "model_not_found")
 
 
+def test_no_post_reaches_the_application_unchecked() -> None:
+    """Serve may route a prefix to the application, which takes it off the path itself."""
+    app = guard()
+
+    async def below_a_prefix(scope: Any, receive: Any, send: Any) -> None:
+        await app(scope | {"root_path": "/llm", "path": "/llm" + scope["path"]}, receive, send)
+
+    unchecked = GOOD[CHAT] | {"chat_template": WORD}
+    assert_openais(ask(below_a_prefix, json=unchecked), 404, "not_found")
+    for host in ("h/v1/models?", "h/v1/models#", "h\\", ""):
+        answer = ask(app, json=unchecked, headers={"Host": host})
+        assert_openais(answer, 400, "invalid_value")
+
+
 def test_a_body_may_have_as_many_bytes_as_the_limit_and_no_more() -> None:
     body = json.dumps(GOOD[COMPLETIONS]).encode()
     app = guard(limits={"max_request_bytes": len(body) + 20})
