@@ -1,8 +1,4 @@
-"""Values common to all layers: records, budgets, errors and their messages.
-
-A `Record` never shows its text: `repr`, log lines and tracebacks that hold one print its public
-fields only.
-"""
+"""Values common to all layers: prompts, budgets, errors and their messages."""
 
 from __future__ import annotations
 
@@ -102,16 +98,6 @@ class Budget:
 
     def __str__(self) -> str:
         return f"(eps {self.epsilon:.6g}, delta {self.delta:.3g})"
-
-
-@dataclass(frozen=True)
-class Record:
-    """One private text. `unit_id` names the privacy unit; without a unit column it is
-    the record's own content hash, so it depends on that record alone."""
-
-    text: str = field(repr=False)
-    label: str | None
-    unit_id: str = field(repr=False)
 
 
 @dataclass(frozen=True)

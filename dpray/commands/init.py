@@ -87,7 +87,7 @@ def init(
     if target.exists() and not force:
         raise InputError(f"--output: {target} is there already; --force replaces it")
     ask = _ask if sys.stdin.isatty() and not as_json else None
-    form = FileFormat(delimiter=delimiter, encoding=encoding, keys="--")
+    form = FileFormat(delimiter, encoding)
     values = answered(file, form, given, looks, ask)
     write_checked(target, starter(values))
     if as_json:

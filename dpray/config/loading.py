@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from dpray.io.yaml_text import parse_yaml, read_yaml_text
+from dpray.io.yaml_text import parse_yaml
 from dpray.types import CONTROL, InputError, first_line
 
 M = TypeVar("M", bound=BaseModel)
@@ -20,7 +20,7 @@ def read_tree(path: str | Path, overrides: Sequence[str]) -> Any:
     """Read the plain tree of a YAML file with `key.sub=value` overrides. Raises InputError."""
     settings = [_setting(each) for each in overrides]
     try:
-        tree = parse_yaml(read_yaml_text(path))
+        tree = parse_yaml(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or 'cannot be read'}") from None
     except ValueError as error:

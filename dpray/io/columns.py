@@ -127,14 +127,20 @@ def check_labels(labels: Sequence[Any]) -> None:
         raise ValueError("two are the same number, as 1 and 1.0 are")
 
 
+def plain_value(value: Any, column: str, where: Where) -> Any:
+    """Return a column's value. Raises InputError for null, not-a-number, a list, and an object: it
+    has no name, because its parts have no order."""
+    if value is None:
+        raise InputError(f"{where}: column '{column}' is null")
+    if isinstance(value, Mapping | list | tuple) or value != value:
+        raise InputError(f"{where}: column '{column}' holds no text and no number")
+    return value
+
+
 def match_label(value: Any, by_name: Mapping[str, Label], column: str, where: Where) -> str:
     """Return the name of a row's label, one of `by_name` and of the same type. The cells of CSV are
     all texts, and match by name. Raises InputError."""
-    if value is None:
-        raise InputError(f"{where}: column '{column}' is null; a label is needed")
-    if isinstance(value, Mapping | list | tuple) or value != value:
-        raise InputError(f"{where}: column '{column}' holds no text and no number")
-    name = label_name(value)
+    name = label_name(plain_value(value, column, where))
     if name not in by_name:
         raise InputError(f"{where}: the label is not one of data.labels")
     label = by_name[name]

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from dpray.io.columns import label_name
-from dpray.io.yaml_text import YamlRefused, parse_yaml, read_yaml_text
+from dpray.io.yaml_text import YamlRefused, parse_yaml
 from dpray.types import InputError
 
 LONGEST_NAME = 40
@@ -175,7 +175,7 @@ def read_template(
 def _read(name: str, package: str) -> dict[str, Any]:
     known = packaged(package)
     try:
-        values = parse_yaml(read_yaml_text(known.get(name, Path(name))))
+        values = parse_yaml(known.get(name, Path(name)).read_text(encoding="utf-8-sig"))
     except YamlRefused as error:
         raise InputError(f"method.template: {name}: {error}") from None
     except (OSError, ValueError):  # a file that is not UTF-8, or a path with a null byte

@@ -3,22 +3,15 @@
 A number is written in decimal digits, with a point and an exponent if it has them: 4, 0.5, 1e-6.
 `.inf` is infinity. `true`, `false` and `null` (or `~`) are what they are in JSON. All else is a
 text: also 1:30, 0x10, 0o10, 012, 1_000, `yes`, `no`, a date, and 1e400, which no float holds.
-
-Tags, directives and aliases are refused. So a value means what it says, and a short text cannot
-describe a large one.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import yaml
-
-MOST_BYTES = 1_000_000
-MOST_LEVELS = 100
 
 NULL, BOOL, INT, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float"))
 
@@ -33,35 +26,26 @@ PLAIN = [
 
 
 class YamlRefused(ValueError):
-    """The text is not YAML, or is too long or nested too deeply, or has what is refused. The
-    message is one line."""
-
-
-def read_yaml_text(path: str | Path) -> str:
-    """Read a file's text. Raises OSError, UnicodeDecodeError, YamlRefused for one too long."""
-    with open(path, "rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise YamlRefused(f"more than {MOST_BYTES} bytes")
-    return content.decode("utf-8-sig")
+    """The text is not YAML, or gives a key twice. The message is one line."""
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse a text into a plain value. Raises YamlRefused that names the line, also for a key that
-    is given twice."""
+    """Parse a text into a plain value. Raises YamlRefused, which names the line."""
     try:
         return yaml.load(text, _PlainLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = str(error.problem or error.context)
         raise YamlRefused(f"line {mark.line + 1}: {problem}" if mark else problem) from None
+    except RecursionError:
+        raise YamlRefused("nested too deeply") from None
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise YamlRefused(str(error).splitlines()[0]) from None
 
 
 def dump_yaml(tree: dict[str, Any]) -> str:
     """Return a plain tree as YAML that readers of YAML 1.1 and 1.2 understand alike."""
-    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=MOST_BYTES)
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6)
 
 
 _SafeLoader: Any = yaml.SafeLoader  # its types name few of its methods
@@ -70,33 +54,14 @@ _SafeLoader: Any = yaml.SafeLoader  # its types name few of its methods
 class _PlainLoader(_SafeLoader):
     yaml_implicit_resolvers = {None: PLAIN}  # noqa: RUF012 (as in the class above)
 
-    levels = 0
-
-    def process_directives(self) -> Any:
-        if self.check_token(yaml.DirectiveToken):
-            raise yaml.MarkedYAMLError(None, None, "a directive (%) has no meaning here")
-        return super().process_directives()
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()
-        if isinstance(event, yaml.AliasEvent):
-            raise _refusal("write the value itself in place of the alias", event)
-        if event.tag is not None:
-            raise _refusal(f"write the value without the tag {event.tag}", event)
-        self.levels += 1
-        if self.levels > MOST_LEVELS:
-            raise _refusal(f"nested more than {MOST_LEVELS} levels deep", event)
-        node = super().compose_node(parent, index)
-        self.levels -= 1
-        return node
-
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 name = self.construct_object(key)
                 if name in seen:
-                    raise _refusal(f'found duplicate key "{name}"', key)
+                    problem = f'found duplicate key "{name}"'
+                    raise yaml.MarkedYAMLError(None, None, problem, key.start_mark)
                 seen.add(name)
         return super().construct_mapping(node, deep)
 
@@ -107,10 +72,6 @@ class _PlainLoader(_SafeLoader):
 
 
 _PlainLoader.add_constructor(FLOAT, _PlainLoader.finite)
-
-
-def _refusal(problem: str, place: Any) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(None, None, problem, place.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -4,9 +4,9 @@ published: one operation is one transaction (`protocol` has the order that the g
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Self
+from typing import Any, Concatenate, Self
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,7 +16,7 @@ from dpray.ledger import queries
 from dpray.ledger.account import Account, charge_of, check_price
 from dpray.ledger.chain import Chain, Entry
 from dpray.ledger.operations import Operation, Seen, Tip, Transaction
-from dpray.ledger.protocol import Kind, Place, RunLedger, in_pages
+from dpray.ledger.protocol import P, RunLedger, T
 from dpray.ledger.store import Store, is_transient
 from dpray.types import DprayError
 
@@ -62,10 +62,7 @@ class Ledger(RunLedger):
     def write(self, operation: Operation) -> Any:
         """Carry out one operation in a transaction of its own, and return its answer."""
         operation.check()
-        try:
-            [answer] = self.write_together([operation])
-        finally:
-            self.release_connection()
+        [answer] = self.write_together([operation])
         if isinstance(answer, DprayError):
             raise answer
         return answer
@@ -73,7 +70,7 @@ class Ledger(RunLedger):
     def write_together(self, operations: Sequence[Operation]) -> list[Any]:
         """Carry out operations, which passed their `check`, in one transaction, durably before this
         returns. Each has its own answer, or the `DprayError` that refused it alone; an error of the
-        database refuses all. Call `release_connection` when no more are waiting.
+        database refuses all.
         """
         repeat = Retrying(
             retry=retry_if_exception(is_transient),
@@ -90,11 +87,6 @@ class Ledger(RunLedger):
             failure = self._store.error(error)
             failure.__cause__ = error
             return [failure] * len(operations)
-
-    def release_connection(self) -> None:
-        """Leave the file of an SQLite ledger whole; see `Store.release_connection`."""
-        with self._one_writer:
-            self._store.release_connection()
 
     def chain_heads(self) -> Heads:
         """Return the ends of the chains that this ledger has seen when it wrote. From then on it
@@ -124,43 +116,25 @@ class Ledger(RunLedger):
 
     # Reading
 
-    def find(self, kind: str, key: str) -> Entry | None:
+    def read(
+        self,
+        query: Callable[Concatenate[sa.Connection, P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T:
         with self._store.read() as connection:
-            return queries.find(connection, kind, key)
-
-    def entries(self, kind: Kind, key: str) -> Iterator[Entry]:
-        return in_pages(self.page, kind, key)
-
-    def page(self, kind: Kind, key: str, after: Place) -> list[Entry]:
-        """Return the next of `entries`, those after a place; ("", "") is the beginning."""
-        with self._store.read() as connection:
-            return queries.page(connection, kind, key, after)
-
-    def account(self, dataset: str) -> Account | None:
-        with self._store.read() as connection:
-            name = queries.stored_name(connection, dataset)
-            return None if name is None else queries.read_account(connection, name)
-
-    def names(self) -> list[str]:
-        with self._store.read() as connection:
-            return queries.dataset_names(connection)
-
-    def count(self, key: str, prefix: str) -> dict[str, int]:
-        with self._store.read() as connection:
-            return queries.count(connection, key, prefix)
+            return query(connection, *arguments, **options)
 
     def holds(self, dataset: str, sequence: int, head: str) -> bool:
         """Return whether an entry with this hash has this place in the data set's chain. Another
         ledger holds no such entry, nor does one that was restored to an earlier state."""
-        with self._store.read() as connection:
-            entry = queries.entry_at(connection, dataset, sequence)
+        entry = self.read(queries.entry_at, dataset, sequence)
         return entry is not None and entry.hash == entry.digest() == head
 
     def verify(self) -> list[str]:
         """Recompute every hash, every cost from its event, and every total. Returns the problems,
         one line each."""
-        with self._store.read() as connection:
-            return list(_problems(connection))
+        return self.read(lambda connection: list(_problems(connection)))
 
     def show(self) -> dict[str, Any]:
         """Return `ledger` (the URL, without its password) and `datasets`, a list.

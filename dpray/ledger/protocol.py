@@ -8,11 +8,16 @@ content gives the same answer, with other content it raises `LedgerConflict`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+
+import sqlalchemy as sa
 
 from dpray.accounting.event import Event
+from dpray.ledger import queries
 from dpray.ledger.account import Account
 from dpray.ledger.chain import Entry
 from dpray.ledger.operations import Begin, Commit, CreateDataset, Fail, Operation, Publish, Reserve
@@ -22,12 +27,14 @@ Kind = Literal["begin", "publish", "fail"]
 """A kind of entries that a unit has."""
 
 Place = tuple[str, str]
-"""The (unit, attempt) of the last row of a page."""
+"""A unit and the attempt that started it."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class RunLedger(Protocol):
-    """The operations of a run. An implementation carries them out by `write`, and answers `find`,
-    `entries`, `account`, `names` and `count`.
+class RunLedger(ABC):
+    """The operations and questions of a run. An implementation has `write`, `read` and `close`.
 
     Every method raises `LedgerError` if the database fails (full disk, lost connection, locked for
     too long): the operation may or may not have happened, and repeating it is safe.
@@ -36,33 +43,22 @@ class RunLedger(Protocol):
     prefix: str = ""
     """The ledger reads and writes only units whose names begin with this, and leaves it out."""
 
+    @abstractmethod
     def write(self, operation: Operation) -> Any:
         """Carry out one operation, durably, and return its answer."""
-        ...
 
-    def find(self, kind: Literal["reserve", "commit"], key: str) -> Entry | None:
-        """Return a run's charge, or the entry that closed it; None if it is not there."""
-        ...
+    @abstractmethod
+    def read(
+        self,
+        query: Callable[Concatenate[sa.Connection, P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Return what a function of `queries` finds in one snapshot of the ledger."""
 
-    def entries(self, kind: Kind, key: str) -> Iterator[Entry]:
-        """Yield the entries of a run's units of one kind, in their order by unit and attempt."""
-        ...
-
-    def account(self, dataset: str) -> Account | None:
-        """Return a data set's budget and charges, or None if it has no budget."""
-        ...
-
-    def names(self) -> list[str]:
-        """Return the names of the data sets that the ledger has."""
-        ...
-
-    def count(self, key: str, prefix: str) -> dict[str, int]:
-        """Return what `counts` returns, for units whose names begin with `prefix`."""
-        ...
-
+    @abstractmethod
     def close(self) -> None:
         """Give up the connections to the database."""
-        ...
 
     def with_prefix(self, prefix: str) -> Self:
         """Return this ledger for the units of one method in a chain. Charges are made under the
@@ -152,19 +148,27 @@ class RunLedger(Protocol):
 
     def is_reserved(self, key: str) -> bool:
         """Return whether the ledger holds the charge with this key."""
-        return self.find("reserve", key) is not None
+        return self.read(queries.find, "reserve", key) is not None
 
     def last_commit(self, key: str) -> Entry:
         """Return the entry that closed a run, its last one. Raises `LedgerConflict` for an open
         run."""
-        if (entry := self.find("commit", key)) is None:
+        if (entry := self.read(queries.find, "commit", key)) is None:
             raise LedgerConflict("the run is not committed")
         return entry
 
     def counts(self, key: str) -> dict[str, int]:
         """Return how many units of a run were `started`, `published` and `failed`, the `starts` in
         all, and whether (1 or 0) it is `committed`."""
-        return self.count(key, self.prefix)
+        return self.read(queries.count, key, self.prefix)
+
+    def account(self, dataset: str) -> Account | None:
+        """Return a data set's budget and charges, or None if it has no budget."""
+        return self.read(queries.find_account, dataset)
+
+    def names(self) -> list[str]:
+        """Return the names of the data sets that the ledger has."""
+        return self.read(queries.dataset_names)
 
     def started(self, key: str) -> Iterator[Place]:
         """Yield (unit, attempt) of every start, sorted: one for each attempt at a unit."""
@@ -189,42 +193,25 @@ class RunLedger(Protocol):
             yield unit, (failure["attempt"], failure["reason"])
 
     def _units(self, kind: Kind, key: str) -> Iterator[tuple[str, Entry]]:
-        for entry in self.entries(kind, key):
-            if entry.unit.startswith(self.prefix):
-                yield entry.unit.removeprefix(self.prefix), entry
-
-
-def in_pages(
-    page: Callable[[Kind, str, Place], list[Entry]], kind: Kind, key: str
-) -> Iterator[Entry]:
-    """Yield the entries of all pages: a run may have a million units."""
-    after = ("", "")
-    while rows := page(kind, key, after):
-        yield from rows
-        after = (rows[-1].unit, rows[-1].attempt)
+        """Yield a run's units with their entries of one kind, in pages: they may be a million."""
+        after = ("", "")
+        while rows := self.read(queries.page, kind, key, after):
+            for entry in rows:
+                if entry.unit.startswith(self.prefix):
+                    yield entry.unit.removeprefix(self.prefix), entry
+            after = (rows[-1].unit, rows[-1].attempt)
 
 
 class NullLedger(RunLedger):
     """The ledger of a run without noise, which claims nothing and is charged nothing. It keeps
-    nothing."""
+    nothing, so it has no units and no counts."""
 
     def write(self, operation: Operation) -> int:
         return 0
 
-    def find(self, kind: str, key: str) -> None:
-        return None
-
-    def entries(self, kind: Kind, key: str) -> Iterator[Entry]:
-        return iter(())
-
-    def account(self, dataset: str) -> None:
-        return None
-
-    def names(self) -> list[str]:
-        return []
-
-    def count(self, key: str, prefix: str) -> dict[str, int]:
-        return dict.fromkeys(("started", "starts", "published", "failed", "committed"), 0)
+    def read(self, query: Any, *arguments: Any, **options: Any) -> Any:
+        empty = {queries.count: Counter[str](), queries.page: [], queries.dataset_names: []}
+        return empty.get(query)
 
     def close(self) -> None:
         pass

@@ -243,6 +243,12 @@ def read_account(connection: sa.Connection, dataset: str) -> Account:
     return Account.replay(rows)
 
 
+def find_account(connection: sa.Connection, dataset: str) -> Account | None:
+    """Return the account of a data set by any spelling of its name, or None if there is none."""
+    name = stored_name(connection, dataset)
+    return None if name is None else read_account(connection, name)
+
+
 def file_digests(connection: sa.Connection, contents: Iterable[bytes]) -> list[str]:
     """Return HMAC-SHA256 of each content under the ledger's own key, in hexadecimal. The key
     leaves the database for this alone: an export confirms no guess of a file."""

@@ -75,7 +75,6 @@ class Store:
         self._writer = engine.execution_options(dpray_write=True)
         snapshot = {} if self._is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = engine.execution_options(**snapshot)
-        self._held: sa.Connection | None = None
         with self._errors(), engine.begin() as connection:
             if not self._has_tables(connection):
                 raise self._missing()
@@ -84,7 +83,6 @@ class Store:
         return self._url.render_as_string(hide_password=True)
 
     def close(self) -> None:
-        self.release_connection()
         self._writer.dispose()
 
     @contextmanager
@@ -97,21 +95,9 @@ class Store:
     def begin(self) -> Iterator[sa.Connection]:
         """Open a transaction that writes, and is on disk at its end. It lets errors of the database
         through."""
-        if self._is_sqlite and self._held is None:
-            self._held = self._writer.connect()
         with self._writer.begin() as connection:
             self._lock(connection)
             yield connection
-
-    def release_connection(self) -> None:
-        """Release the connection that `begin` holds between writes. Call it once no write waits.
-
-        When SQLite's last connection is closed, the write-ahead log is copied into the database,
-        which takes longer than a commit. An idle connection puts that off while writes follow each
-        other; after them the file is the whole ledger, as it is after a single write."""
-        if self._held is not None:
-            held, self._held = self._held, None
-            held.close()
 
     def _lock(self, connection: sa.Connection) -> None:
         """Let one transaction at a time write to PostgreSQL; SQLite has let this one in alone."""

@@ -294,6 +294,8 @@ class Run:
             )
             engine = None
             session.metrics.attempt(number, epsilon)
+            if self.on_ray and (account := ledger.account(self.plan.config.privacy.dataset)):
+                session.metrics.charged(account.budget, account.spent)
             yield session
 
     def _finish(self, session: Session[Any], release: Release) -> dict[str, Any]:

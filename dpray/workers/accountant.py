@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
-from functools import partial
 from queue import SimpleQueue
-from time import monotonic, sleep
 from typing import Any
 
 import ray
@@ -22,44 +19,31 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from dpray.ledger.account import Account
-from dpray.ledger.chain import Entry
 from dpray.ledger.ledger import Heads, Ledger
-from dpray.ledger.operations import Operation, Reserve
-from dpray.ledger.protocol import Kind, RunLedger, in_pages
+from dpray.ledger.operations import Operation
+from dpray.ledger.protocol import RunLedger
 from dpray.ledger.store import parse_url
 from dpray.types import DprayError
 from dpray.version import __version__
-from dpray.workers.metrics import Record, ray_metrics, show_budget
 
 NAMESPACE = "dpray"
 
 CONCURRENT_CALLS = 128
 """The number of the actor's threads: as many calls wait at the same time."""
 
-SHOW_SECONDS = 1.0
-"""The budgets that have changed are shown this often at most: that reads all their charges, and
-hundreds may be made in a second."""
-
-SHOW_SHARE = 0.05
-"""Showing budgets takes at most this share of the time."""
-
 
 class Accountant:
-    """The actor: it carries out what waits in its queue in one transaction, answers questions to
-    the ledger, and shows the budgets on the metrics page of its node.
+    """The actor carries out what waits in its queue in one transaction, and reads the ledger.
 
     A `DprayError` is returned as a value, because Ray would wrap and log a raised one.
     """
 
-    def __init__(self, url: str, record: Record = ray_metrics) -> None:
-        self._url, self._record = url, record
+    def __init__(self, url: str) -> None:
+        self._url = url
         self._ledger: Ledger | None = None
         self._opening = threading.Lock()
-        self._changed: set[str] = set()
         self._waiting: SimpleQueue[tuple[Operation, Future[Any]]] = SimpleQueue()
         threading.Thread(target=self._write_queue, daemon=True).start()
-        threading.Thread(target=self._show_changes, daemon=True).start()
 
     def write(self, operation: Operation) -> tuple[Any, Heads]:
         """Return the operation's answer and the heads of the chains that were seen, for the
@@ -71,17 +55,18 @@ class Accountant:
             return error, {}
         answer: Future[Any] = Future()
         self._waiting.put((operation, answer))
-        written = answer.result()
-        if isinstance(operation, Reserve):
-            self._changed.add(operation.dataset)
-        return written, ledger.chain_heads()
+        return answer.result(), ledger.chain_heads()
 
-    def read(self, question: str, *arguments: Any) -> Any:
-        """Return what `Ledger.question(*arguments)` answers."""
+    def read(self, query: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Return what `Ledger.read` returns."""
         try:
-            return getattr(self._open(), question)(*arguments)
+            return self._open().read(query, *arguments, **options)
         except DprayError as error:
             return error
+
+    def require_heads(self, heads: Heads) -> None:
+        """Write to no data set that does not hold these ends of chains."""
+        self._open().require_heads(heads)
 
     def _write_queue(self) -> None:
         """Write all that waits, again and again."""
@@ -92,8 +77,6 @@ class Accountant:
             try:
                 ledger = self._open()
                 answers = ledger.write_together([operation for operation, _ in batch])
-                if self._waiting.empty():
-                    ledger.release_connection()
             except Exception as error:
                 for _, answer in batch:
                     answer.set_exception(error)
@@ -106,23 +89,7 @@ class Accountant:
         with self._opening:
             if self._ledger is None:
                 self._ledger = Ledger.open(self._url)
-                self._changed.update(self._ledger.names())
             return self._ledger
-
-    def _show_changes(self) -> None:
-        """Show the budgets that have changed, again and again."""
-        while True:
-            began = monotonic()
-            self.show_changed()
-            sleep(max(SHOW_SECONDS, (monotonic() - began) / SHOW_SHARE))
-
-    def show_changed(self) -> None:
-        """Show the budgets that have changed."""
-        while self._changed:
-            name = self._changed.pop()
-            with suppress(DprayError):  # the next charge shows it
-                if (account := self._open().account(name)) is not None:
-                    show_budget(self._record, account.dataset, account.budget, account.spent)
 
 
 class AccountantClient(RunLedger):
@@ -144,43 +111,24 @@ class AccountantClient(RunLedger):
         self._heads |= heads
         return answer
 
-    def find(self, kind: str, key: str) -> Entry | None:
-        entry: Entry | None = self._read("find", kind, key)
-        return entry
-
-    def entries(self, kind: Kind, key: str) -> Iterator[Entry]:
-        return in_pages(partial(self._read, "page"), kind, key)
-
-    def account(self, dataset: str) -> Account | None:
-        account: Account | None = self._read("account", dataset)
-        return account
-
-    def names(self) -> list[str]:
-        names: list[str] = self._read("names")
-        return names
-
-    def count(self, key: str, prefix: str) -> dict[str, int]:
-        counts: dict[str, int] = self._read("count", key, prefix)
-        return counts
-
-    def close(self) -> None:
-        """Leave the actor running: it serves every run on the ledger."""
-
-    def _read(self, question: str, *arguments: Any) -> Any:
-        answer = self._call("read", question, *arguments)
+    def read(self, query: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        answer = self._call("read", query, *arguments, **options)
         if isinstance(answer, DprayError):
             raise answer
         return answer
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def close(self) -> None:
+        """Leave the actor running: it serves every run on the ledger."""
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         try:
-            return ray.get(getattr(self._actor, method).remote(*arguments))
+            return ray.get(getattr(self._actor, method).remote(*arguments, **options))
         except (RayActorError, OutOfMemoryError):
             # It may have written before it died. A second call is safe: the ledger knows the key.
             self._actor = _start_actor(self._url, self._node_id)
             # The ledger may have been put back meanwhile; a new accountant would not know.
-            ray.get(self._actor.read.remote("require_heads", self._heads))
-            return ray.get(getattr(self._actor, method).remote(*arguments))
+            ray.get(self._actor.require_heads.remote(self._heads))
+            return ray.get(getattr(self._actor, method).remote(*arguments, **options))
 
 
 @retry(

@@ -148,9 +148,9 @@ class RunMetrics:
         self.record("dpray_tokens", tokens, self.tags)
         self.record("dpray_private_tokens", private_tokens, self.tags)
 
-
-def show_budget(record: Record, dataset: str, budget: Budget, reserved: Budget) -> None:
-    """Show a data set's budget, and what all of its runs were charged."""
-    for part, value in (("budget", budget), ("reserved", reserved)):
-        record(f"dpray_{part}_epsilon", value.epsilon, {"dataset": dataset})
-        record(f"dpray_{part}_delta", value.delta, {"dataset": dataset})
+    def charged(self, budget: Budget, reserved: Budget) -> None:
+        """Show the data set's budget, and what all of its runs were charged."""
+        tags = {"dataset": self.tags["dataset"]}
+        for part, value in (("budget", budget), ("reserved", reserved)):
+            self.record(f"dpray_{part}_epsilon", value.epsilon, tags)
+            self.record(f"dpray_{part}_delta", value.delta, tags)

@@ -43,28 +43,20 @@ class Work:
 # Policies
 
 
-class Decision(Enum):
-    """The fate of a run, or of a piece of work, whose actor has failed."""
-
-    REPEAT = auto()
-    """Another actor does what is left of the work."""
-    DROP = auto()
-    """The work is left out. The error is raised when all other work is done."""
-    GIVE_UP = auto()
-    """The same, with `LostTooOften`."""
-    END = auto()
-    """The error is raised at once; `EndedForMemory` if Ray ended the actor for want of memory."""
-
-
 class LossPolicy(Protocol):
     @property
     def max_losses(self) -> int:
         """The actors in a row that a slot loses without an answer before it is given up."""
         ...
 
-    def decide(self, error: Exception, has_run: bool, losses: int) -> Decision:
-        """Decide about an actor that failed with this error, with work that was lost with `losses`
-        actors, this one included. `has_run`: an actor of the same slot had made its worker."""
+    def ends_run(self, error: Exception, has_run: bool) -> bool:
+        """Return whether an actor's error ends the run at once. `has_run`: an actor of the same
+        slot had made its worker."""
+        ...
+
+    def gives_up(self, error: Exception, losses: int) -> Exception | None:
+        """Decide about work that was lost with `losses` actors, the last one by `error`. Return
+        None if another actor does it, or the error to raise once all other work is done."""
         ...
 
 
@@ -75,8 +67,11 @@ class RepeatPublic:
 
     max_losses: int
 
-    def decide(self, error: Exception, has_run: bool, losses: int) -> Decision:
-        return Decision.REPEAT if isinstance(error, RayError) else Decision.END
+    def ends_run(self, error: Exception, has_run: bool) -> bool:
+        return not isinstance(error, RayError)
+
+    def gives_up(self, error: Exception, losses: int) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -89,13 +84,14 @@ class RepeatPrivate:
     max_losses: int
     repeats: bool
 
-    def decide(self, error: Exception, has_run: bool, losses: int) -> Decision:
+    def ends_run(self, error: Exception, has_run: bool) -> bool:
         # An engine that cannot be loaded in the first place would fail everywhere.
-        if not (was_lost(error) or (has_run and may_be_repeated(error))):
-            return Decision.END
+        return not (was_lost(error) or (has_run and may_be_repeated(error)))
+
+    def gives_up(self, error: Exception, losses: int) -> Exception | None:
         if not self.repeats:
-            return Decision.DROP
-        return Decision.REPEAT if losses < self.max_losses else Decision.GIVE_UP
+            return error
+        return None if losses < self.max_losses else LostTooOften(error)
 
 
 # The controller
@@ -291,13 +287,18 @@ class ActorPool:
 
     def _lose(self, slot: _ActorSlot, error: Exception) -> None:
         """Do what the policy decides about a slot whose actor has failed. Raises the error if the
-        run ends by it, or if no slot is left."""
-        if self._policy.decide(error, slot.has_run, losses=1) is Decision.END:
+        run ends by it, or if no slot is left; `EndedForMemory` if Ray ended the actor for want of
+        memory."""
+        if self._policy.ends_run(error, slot.has_run):
             if ended_for_memory(error):
                 raise EndedForMemory(frozenset(each.attempt_id for each in self._slots)) from error
             raise error
         for work in slot.work:
-            self._lose_work(slot, work, error)
+            work.losses += 1
+            if (reason := self._policy.gives_up(error, work.losses)) is None:
+                self._waiting.append(work)
+            else:
+                self._error = reason
         slot.losses += 1
         if self._waiting and slot.losses < self._policy.max_losses:
             slot.start()
@@ -305,16 +306,6 @@ class ActorPool:
         self._end(slot)
         if self._waiting and not self._slots:
             raise self._error or error
-
-    def _lose_work(self, slot: _ActorSlot, work: Work, error: Exception) -> None:
-        work.losses += 1
-        decision = self._policy.decide(error, slot.has_run, work.losses)
-        if decision is Decision.REPEAT:
-            self._waiting.append(work)
-        elif decision is Decision.DROP:
-            self._error = self._error or error
-        else:
-            self._error = LostTooOften(error)
 
     def _end(self, slot: _ActorSlot) -> None:
         slot.end()

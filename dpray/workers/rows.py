@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
-from dpray.io.columns import column_of, is_empty, match_label, text_of
+from dpray.io.columns import column_of, is_empty, match_label, plain_value, text_of
 from dpray.io.file_list import list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
-from dpray.io.records import count_rows, cut, numbered, read_file_header, read_piece
+from dpray.io.records import count_rows, cut, numbered, read_piece
 from dpray.mechanisms.batches import content_id, content_rank
-from dpray.types import InputError, Record, valid_unicode
+from dpray.types import InputError, valid_unicode
 
 if TYPE_CHECKING:
     import ray.data
@@ -40,36 +40,12 @@ PIECE_BYTES = 128 << 20
 MOST_TASKS = 1000
 """Many small files are read by this many tasks on Ray."""
 
-MOST_HEADERS = 100
-"""At most this many files of JSON are looked into before a charge."""
-
-
-def read_records(piece: Piece, data: DataConfig) -> Iterator[Record]:
-    """Yield the records of a file or a piece of one, in its order.
-
-    With `data.empty: skip`, a row whose text is empty is no record. Claim: whether it is one
-    depends on that row alone, and the rows are numbered before any is left out. So a data set
-    without such a row, or with a text in it, has the same records otherwise, in the same batches:
-    adding or removing a unit still adds or removes its own records only, and every sensitivity
-    stays what it is. How many rows were left out is private, and is shown nowhere.
-
-    Raises InputError naming the row for a missing column, a label outside the label set, a value
-    that is no text, an empty text or one that is too long, and for a file without rows.
-    """
-    for _, where, row in _numbered(piece):
-        if (record := to_record(where, row, data)) is not None:
-            yield record
-
 
 def check_first_records(data: DataConfig) -> None:
-    """Raise InputError, as `read_records` does, if the first row of the first file is no record:
-    most often a column is mistyped. And for a stray `.json` that holds no records."""
-    first, *others = data_pieces(data)
-    _, where, row = next(_numbered(first))
-    to_record(where, row, data)
-    strays = [piece.file for piece in others if piece.file.lower().endswith(".json")]
-    for file in strays[:MOST_HEADERS]:
-        read_file_header(file, data.format)
+    """Raise InputError, as `record_rows` does, if the first row of the first file is no record:
+    most often a column is mistyped."""
+    _, where, row = next(_numbered(data_pieces(data)[0]))
+    to_row(where, row, data)
 
 
 def data_pieces(data: DataConfig) -> list[Piece]:
@@ -97,10 +73,19 @@ def record_rows(
     column_values: Mapping[str, Collection[str]] | None = None,
     by_place: bool = False,
 ) -> Iterator[Row]:
-    """Yield the records of a file or a piece as rows; errors and empty texts as in `read_records`.
+    """Yield the records of a file or a piece of one as rows, in its order.
 
     A record that is its own unit is named by its content, or, with `by_place`, by the numbers of
     its file and of its row there, which depend on no other row's content.
+
+    With `data.empty: skip`, a row whose text is empty is no record. Claim: whether it is one
+    depends on that row alone, and the rows are numbered before any is left out. So a data set
+    without such a row, or with a text in it, has the same records otherwise, in the same batches:
+    adding or removing a unit still adds or removes its own records only, and every sensitivity
+    stays what it is. How many rows were left out is private, and is shown nowhere.
+
+    Raises InputError naming the row for a missing column, a label outside the label set, a value
+    that is no text, an empty text or one that is too long, and for a file without rows.
     """
     for number, where, row in _numbered(piece):
         if (found := to_row(where, row, data, column_values)) is not None:
@@ -120,13 +105,22 @@ def to_row(
     With `column_values`, the public values of other columns, the row has those columns too, as
     texts in `columns`. Raises InputError naming the row, also for any other value.
     """
-    if (record := to_record(where, row, data)) is None:
-        return None
+    text, label = text_of(row, data.text, where), None
+    if len(text) > data.max_characters:
+        raise InputError(
+            f"{where}: the text is longer than data.max_characters, {data.max_characters}"
+        )
+    if is_empty(text):
+        if data.empty == "skip":
+            return None
+        raise InputError(f"{where}: the text is empty (data.empty: skip leaves such rows out)")
+    if data.label is not None:
+        label = match_label(column_of(row, data.label, where), data.label_names, data.label, where)
     found: Row = {
-        "text": record.text,
-        "label": record.label or "",
-        "unit": record.unit_id,
-        "rank": content_rank(record.text, record.label),
+        "text": text,
+        "label": label or "",
+        "unit": content_id(text, label) if data.unit is None else unit_of(row, data.unit, where),
+        "rank": content_rank(text, label),
     }
     if column_values is not None:
         found["columns"] = _columns(where, row, data, column_values)
@@ -201,33 +195,6 @@ def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:
     ]
 
 
-def to_record(where: Where, row: Mapping[str, Any], data: DataConfig) -> Record | None:
-    """Return one validated record, None for an empty text that is skipped; raises InputError naming
-    the row."""
-    text = _text(where, row, data)
-    if is_empty(text):
-        if data.empty == "skip":
-            return None
-        raise InputError(f"{where}: the text is empty (data.empty: skip leaves such rows out)")
-    label = None
-    if data.label is not None:
-        value = column_of(row, data.label, where)
-        label = match_label(value, data.label_names, data.label, where)
-    unit = content_id(text, label)
-    if data.unit is not None:
-        unit = unit_of(row, data.unit, where)
-    return Record(text, label, unit)
-
-
-def _text(where: Where, row: Mapping[str, Any], data: DataConfig) -> str:
-    value = text_of(row, data.text, where)
-    if len(value) > data.max_characters:
-        raise InputError(
-            f"{where}: the text is longer than data.max_characters, {data.max_characters}"
-        )
-    return valid_unicode(value)
-
-
 def _columns(
     where: Where,
     row: Mapping[str, Any],
@@ -239,20 +206,10 @@ def _columns(
         if name == data.label:
             columns[name] = match_label(column_of(row, name, where), data.label_names, name, where)
             continue
-        columns[name] = _word(where, name, column_of(row, name, where))
+        columns[name] = str(plain_value(column_of(row, name, where), name, where))
         if columns[name] not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
     return columns
-
-
-def _word(where: Where, name: str, value: Any) -> str:
-    """Return a column's value as a name. An object has no name, because its parts have no order,
-    nor has a list; and null and not-a-number are no values."""
-    if value is None:
-        raise InputError(f"{where}: column '{name}' is null")
-    if isinstance(value, Mapping | list | tuple) or value != value:
-        raise InputError(f"{where}: column '{name}' holds no text and no number")
-    return str(value)
 
 
 def unit_of(row: Mapping[str, Any], name: str, where: Where) -> str:
@@ -260,7 +217,7 @@ def unit_of(row: Mapping[str, Any], name: str, where: Where) -> str:
     value = column_of(row, name, where)
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    unit = _word(where, name, value)
+    unit = str(plain_value(value, name, where))
     if unit != valid_unicode(unit):
         raise InputError(f"{where}: column '{name}' is not valid Unicode")
     return unit

@@ -120,12 +120,6 @@ FIRES = {
         (True, BUDGET | {f"ray_dpray_reserved_delta{NOTES}": "9.5e-6x200"}),
         (False, BUDGET | {f"ray_dpray_reserved_delta{NOTES}": "5e-6x200"}),
     ],
-    "DprayNoAccountant": [
-        (True, {f"ray_dpray_run_epsilon{RUN}": "4x200"}),
-        (False, {f"ray_dpray_run_epsilon{RUN}": "4x200"} | BUDGET),
-        (False, {f"ray_dpray_run_epsilon{RUN}": "0x200"}),  # it is not private
-        (False, {f"ray_dpray_run_epsilon{RUN}": "4x60 _x140"}),  # it is over
-    ],
     "DprayRunRepeats": [
         (True, {f"ray_dpray_run_attempts{RUN}": "1x50 2x150"}),
         (False, {f"ray_dpray_run_attempts{RUN}": "1x200"}),

@@ -52,7 +52,7 @@ class Pages:
         return found[0] if found else None
 
     def of_dataset(self, dataset: str) -> dict[str, float]:
-        """What the accountant shows, by names without what all of them begin with."""
+        """What runs show of the data set, by names without what all of them begin with."""
         return {
             sample.name.removeprefix("ray_dpray_"): sample.value
             for sample in self.samples()

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from dpray.ledger import queries
 from dpray.ledger.account import Account, check_price
 from dpray.ledger.chain import Entry
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.protocol import in_pages
 from dpray.types import (
     AlreadyPublished,
     Budget,
@@ -307,11 +305,13 @@ def test_listings_come_in_pages(ledger: Ledger):
     reserve(ledger, "run")
     units = [f"Ärger & Öl/{n}" for n in range(10)] + ["Z", "a", "_"]
     ledger.begin("run", "attempt-1", units)
-    with ledger._store.read() as connection:
-        pages = partial(queries.page, connection, limit=3)
-        assert len(pages("begin", "run", ("", ""))) == 3
-        seen = [entry.unit for entry in in_pages(pages, "begin", "run")]
-    assert sorted(seen) == sorted(units)
+    seen: list[str] = []
+    after = ("", "")
+    while page := ledger.read(queries.page, "begin", "run", after, limit=3):
+        assert len(page) <= 3
+        seen += [entry.unit for entry in page]
+        after = (page[-1].unit, page[-1].attempt)
+    assert sorted(seen) == sorted(unit for unit, _ in ledger.started("run")) == sorted(units)
 
 
 def test_methods_with_units_of_the_same_names_do_not_meet(ledger: Ledger) -> None:

@@ -66,7 +66,6 @@ def test_operations_share_a_transaction_and_each_has_its_own_answer(
             reservation("run-1", "notes"),
         ]
     )
-    ledger.release_connection()
     assert commits == [1]
     kinds = [type(answer) for answer in answers]
     assert kinds == [
@@ -101,7 +100,6 @@ def test_one_that_the_database_refuses_takes_none_with_it_if_that_may_pass(
         answers = ledger.write_together(
             [reservation(f"run-{name}", name) for name in ("notes", "other")]
         )
-    ledger.release_connection()
     if is_transient:
         assert [type(answer) for answer in answers] == [list, list] and len(commits) == 1
     else:
@@ -232,22 +230,6 @@ def test_a_connection_that_is_lost_every_time_is_one_clear_line(
     assert "\n" not in str(failed.value)
     reserve(postgresql, "run")
     assert is_charged_once(postgresql, postgresql_url)
-
-
-def test_an_interruption_behind_a_write_holds_up_no_other_one(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-):
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ledger._store, "release_connection", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            reserve(ledger, "run-1")
-    other = threading.Thread(target=reserve, args=(ledger, "run-2"), daemon=True)
-    other.start()
-    other.join(60)
-    assert not other.is_alive() and ledger.account("notes").spent.epsilon == 0.2
 
 
 @pytest.mark.slow

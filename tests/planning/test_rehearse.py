@@ -35,7 +35,7 @@ from dpray.report.page import render_rehearsal
 from dpray.runs.plan import Choice, Signal
 from dpray.terminal import Terminal
 from dpray.types import InputError, OnProgress
-from dpray.workers.rows import data_pieces, read_records
+from dpray.workers.rows import data_pieces, record_rows
 from tests.report.browser import needs_browser, rendered_in_silence
 
 WORDS = {"a": "cough fever throat sneeze", "b": "brake tyre engine road"}
@@ -345,9 +345,9 @@ def test_a_twin_is_read_as_the_data_would_be(settings: Settings, tmp_path: Path)
     twin = write_twin(draw(rows, 3, "who"), tmp_path / "twin")
     tree = on_twin(config, config.model_dump(mode="json")["method"], twin, tmp_path / "run")
     data = parse_config(tree).data
-    records = [record for piece in data_pieces(data) for record in read_records(piece, data)]
-    assert sorted({record.text for record in records}) == ["Brot", "Käse"]
-    assert {record.label for record in records} == {"0", "true"}
+    records = [record for piece in data_pieces(data) for record in record_rows(piece, data)]
+    assert sorted({record["text"] for record in records}) == ["Brot", "Käse"]
+    assert {record["label"] for record in records} == {"0", "true"}
 
 
 def test_nested_and_several_columns(settings: Settings, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dpray.io.formats import Piece
 from dpray.methods.config import parse_config
 from dpray.runs.public_input import read_terms
 from dpray.types import InputError
-from dpray.workers.rows import read_records
+from dpray.workers.rows import record_rows
 from tests.engines.tiny_model import sentence
 from tests.workers.outcomes import lines
 
@@ -98,8 +98,8 @@ def test_public_terms_go_by_the_names_of_their_labels(
 
 def labels_of(path: Path, labels: list[Any]) -> list[Any]:
     data = DataConfig(path=str(path), label="label", labels=tuple(labels), public_size=9)
-    records = read_records(Piece(str(path)), data)
-    return [data.released_label(record.label or "") for record in records]
+    records = record_rows(Piece(str(path)), data)
+    return [data.released_label(record["label"]) for record in records]
 
 
 def test_cells_of_csv_match_by_name(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
+from dpray.ledger import queries
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.operations import Begin, Reserve, Transaction
 from dpray.types import (
@@ -38,7 +39,6 @@ from dpray.workers.accountant import (
     AccountantClient,
     actor_name,
 )
-from dpray.workers.metrics import no_metrics
 
 STATED_FOR = ("record", NEIGHBORING_RELATION)
 CHARGE = (DiscreteLaplace(2.0, 1), Budget(0.5, 1e-7))
@@ -65,7 +65,7 @@ def test_the_actors_class_only_delegates(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/ledger.db"
     accountant = Accountant(url)
     operation = Reserve("notes", *RUN)
-    for missing in (accountant.read("account", "notes"), accountant.write(operation)[0]):
+    for missing in (accountant.read(queries.find_account, "notes"), accountant.write(operation)[0]):
         assert isinstance(missing, MissingLedger)
     Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
     [entry], heads = accountant.write(operation)
@@ -76,7 +76,7 @@ def test_the_actors_class_only_delegates(tmp_path: Path):
 def test_what_waits_in_the_queue_is_one_transaction(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/ledger.db"
     Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
-    accountant = Accountant(url, no_metrics)
+    accountant = Accountant(url)
     accountant.write(Reserve("notes", *RUN))
     commits, may_commit = [], threading.Event()
 
@@ -101,7 +101,7 @@ def test_what_waits_in_the_queue_is_one_transaction(tmp_path: Path):
     finally:
         sa.event.remove(sa.Engine, "commit", hold)
     assert len(commits) == 2, "the one that was waited for, and all the others"
-    assert accountant.read("counts", "run")["started"] == 9
+    assert accountant.read(queries.count, "run")["started"] == 9
 
 
 def test_an_error_of_the_code_is_the_callers_and_the_queue_goes_on(tmp_path: Path):
@@ -111,7 +111,7 @@ def test_an_error_of_the_code_is_the_callers_and_the_queue_goes_on(tmp_path: Pat
 
     url = f"sqlite:///{tmp_path}/ledger.db"
     Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
-    accountant = Accountant(url, no_metrics)
+    accountant = Accountant(url)
     with pytest.raises(TypeError, match="broken"):
         accountant.write(Broken("run", "attempt-1", ("a/0",)))
     assert accountant.write(Reserve("notes", *RUN))[0][0].seq == 1

@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.operations import Reserve
 from dpray.ledger.protocol import NullLedger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.release import release
 from dpray.registry import make_plan
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.session import Session
-from dpray.types import Budget, BudgetRefused
-from dpray.workers.accountant import Accountant
+from dpray.types import Budget
 from dpray.workers.engine import build_engine
-from dpray.workers.metrics import METRICS, Exporter, Metric
+from dpray.workers.metrics import METRICS, Exporter, Metric, RunMetrics
 
 STATED_FOR = ("record", NEIGHBORING_RELATION)
 DECLARED = {metric.name: metric for metric in METRICS}
@@ -46,25 +43,16 @@ class Recorded:
         return {name: value for (name, tag), value in self.values.items() if tag == first_tag}
 
 
-def test_the_accountant_shows_budgets_and_what_is_reserved(tmp_path: Path) -> None:
-    url, recorded = f"sqlite:///{tmp_path}/ledger.db", Recorded()
-    with closing(Ledger.create_or_open(url)) as ledger:
-        for name in ("notes", "mail"):
-            ledger.create_dataset(name, Budget(2.0, 1e-6), *STATED_FOR)
-    accountant = Accountant(url, recorded)
-    charge = (DiscreteLaplace(2.0, 1), Budget(0.5, 1e-7))
-    accountant.write(Reserve("NOTES", {"run": charge, "other": charge}, *STATED_FOR))
-    accountant.show_changed()
-    budget = {"dpray_budget_epsilon": 2.0, "dpray_budget_delta": 1e-6}
-    nothing = {"dpray_reserved_epsilon": 0.0, "dpray_reserved_delta": 0.0}
-    spent = {"dpray_reserved_epsilon": 1.0, "dpray_reserved_delta": 2e-7}
-    assert recorded.of("notes") == budget | spent
-    assert recorded.of("mail") == budget | nothing
-    large = {"large": (DiscreteLaplace(2.0, 1), Budget(2.0, 1e-7))}
-    refused, _ = accountant.write(Reserve("notes", large, *STATED_FOR))
-    assert isinstance(refused, BudgetRefused)
-    accountant.show_changed()
-    assert recorded.of("notes") == budget | spent
+def test_a_run_shows_its_data_sets_budget_and_all_charges() -> None:
+    recorded = Recorded()
+    metrics = RunMetrics(recorded, {"run": "run-1", "dataset": "notes", "method": "dp_kps"})
+    metrics.charged(Budget(2.0, 1e-6), Budget(1.0, 2e-7))
+    assert recorded.of("notes") == {
+        "dpray_budget_epsilon": 2.0,
+        "dpray_budget_delta": 1e-6,
+        "dpray_reserved_epsilon": 1.0,
+        "dpray_reserved_delta": 2e-7,
+    }
 
 
 def test_a_run_shows_published_batches_and_no_others(

@@ -19,7 +19,6 @@ from dpray.types import DprayError, InputError
 from dpray.workers.cluster import EndedForMemory, LostTooOften
 from dpray.workers.pool import (
     ActorPool,
-    Decision,
     LossPolicy,
     RayActors,
     RepeatPrivate,
@@ -262,24 +261,25 @@ def test_work_whose_arguments_are_lost_on_their_way_costs_no_actor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "has_run", "decision"),
+    ("error", "has_run", "ends"),
     [
-        (LOST, False, Decision.REPEAT),
-        (WorkerCrashedError(), True, Decision.REPEAT),
-        (EngineError("the GPU is gone"), True, Decision.REPEAT),
-        (EngineError("there is no GPU"), False, Decision.END),
-        (OutOfMemory("in a step"), True, Decision.END),
-        (SelectorFailed("it"), True, Decision.END),
-        (KeyError(5), True, Decision.END),
-        (MEMORY, True, Decision.END),
+        (LOST, False, False),
+        (WorkerCrashedError(), True, False),
+        (EngineError("the GPU is gone"), True, False),
+        (EngineError("there is no GPU"), False, True),
+        (OutOfMemory("in a step"), True, True),
+        (SelectorFailed("it"), True, True),
+        (KeyError(5), True, True),
+        (MEMORY, True, True),
     ],
 )
 def test_a_private_loss_is_repeated_only_if_nobody_saw_it_and_no_text_caused_it(
-    error: Exception, has_run: bool, decision: Decision
+    error: Exception, has_run: bool, ends: bool
 ) -> None:
-    assert PRIVATE.decide(error, has_run, losses=2) is decision
-    repeats = decision is Decision.REPEAT
-    last = Decision.GIVE_UP if repeats else decision
-    assert PRIVATE.decide(error, has_run, losses=3) is last
-    dropped = Decision.DROP if repeats else decision
-    assert DROPPING.decide(error, has_run, losses=1) is dropped
+    assert PRIVATE.ends_run(error, has_run) == DROPPING.ends_run(error, has_run) == ends
+
+
+def test_private_work_is_given_up_after_three_losses_and_dropped_after_one() -> None:
+    assert PRIVATE.gives_up(LOST, losses=2) is None
+    assert isinstance(PRIVATE.gives_up(LOST, losses=3), LostTooOften)
+    assert DROPPING.gives_up(LOST, losses=1) is LOST

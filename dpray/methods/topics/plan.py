@@ -15,8 +15,8 @@ from dpray.mechanisms.topics import words_of
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.topics.settings import TopicsSettings
 from dpray.runs.plan import Plan, affordable, resolved_noise
-from dpray.types import InputError, Record
-from dpray.workers.rows import read_records
+from dpray.types import InputError
+from dpray.workers.rows import Row, record_rows
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TopicsPlan(Plan):
 
     settings: TopicsSettings
     votes: VoteHistogram
-    public: Sequence[Record] = field(repr=False)
+    public: Sequence[Row] = field(repr=False)
 
     @property
     def method_event(self) -> Event:
@@ -91,17 +91,17 @@ def make_plan(config: Config, settings: TopicsSettings) -> TopicsPlan:
     return affordable(plan, noise)
 
 
-def read_public(config: Config, settings: TopicsSettings) -> list[Record]:
+def read_public(config: Config, settings: TopicsSettings) -> list[Row]:
     """Read the public records whose texts have words. Raises InputError that names the row for one
     that does not have the configuration's columns and labels, and for fewer texts than topics."""
     data = config.data.of_public_files()
     files = public_files(settings.public, "method.public", config.data.path)
     words_in = words_of()
     try:
-        records = [record for file in files for record in read_records(Piece(file), data)]
+        records = [record for file in files for record in record_rows(Piece(file), data)]
     except InputError as error:
         raise InputError(f"method.public: {error}") from None
-    worded = [record for record in records if words_in(record.text)]
+    worded = [record for record in records if words_in(record["text"])]
     if len(worded) < settings.topics:
         raise InputError(
             f"method.topics: {settings.topics} topics of fewer texts, the {len(worded)} with words "
@@ -113,4 +113,4 @@ def read_public(config: Config, settings: TopicsSettings) -> list[Record]:
 def public_terms(plan: TopicsPlan) -> set[str]:
     """Return all words that may name a topic."""
     words_in = words_of()
-    return {word for record in plan.public for word in words_in(record.text)}
+    return {word for record in plan.public for word in words_in(record["text"])}

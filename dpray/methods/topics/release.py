@@ -48,7 +48,7 @@ def measured(session: TopicsSession) -> dict[str, Any]:
     # On Ray they have no GPUs: a run is only promised those of its language model.
     with session.shards(Voters) as voters:
         session.show("topics")
-        texts, labels = zip(*((r.text, r.label or "") for r in plan.public), strict=True)
+        texts, labels = zip(*((r["text"], r["label"]) for r in plan.public), strict=True)
         topics = PublicTopics.of(texts, labels, embedded(voters, texts), plan.settings)
 
         def mechanism() -> dict[str, Any]:
