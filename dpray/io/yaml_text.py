@@ -26,7 +26,7 @@ PLAIN = [
 
 
 class YamlRefused(ValueError):
-    """The text is not YAML, or gives a key twice. The message is one line."""
+    """The text is not YAML, gives a key twice, or has an alias. The message is one line."""
 
 
 def parse_yaml(text: str) -> Any:
@@ -53,6 +53,13 @@ _SafeLoader: Any = yaml.SafeLoader  # its types name few of its methods
 
 class _PlainLoader(_SafeLoader):
     yaml_implicit_resolvers = {None: PLAIN}  # noqa: RUF012 (as in the class above)
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):  # it may lead back to its own beginning
+            problem = "write the value itself in place of the alias"
+            raise yaml.MarkedYAMLError(None, None, problem, event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()

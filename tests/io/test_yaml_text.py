@@ -46,6 +46,7 @@ def test_what_is_not_a_number_is_left_to_the_keys():
         ("a: 1\nb: {key: secret, key: 2}", r'^line 2: found duplicate key "key"$'),
         ("a: 1\na: 2", r'^line 2: found duplicate key "a"$'),
         ("a: 1\n  b: 2", r"^line 2: "),
+        ("a: &b [1]\nc: *b", r"^line 2: write the value itself in place of the alias"),
         ("[" * 20_000, r"^nested too deeply$"),
         ("a: 1\n---\nb: 2", r"another document"),
     ],
