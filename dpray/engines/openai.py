@@ -114,17 +114,14 @@ class OpenAIEngine:
 
     def _completion(self, answer: Any) -> Completion:
         """Read an answer of which the client has checked nothing: any attribute may be missing."""
-        choices = getattr(answer, "choices", None)
-        if not isinstance(choices, list) or not choices:
-            raise EngineError(f"{self._config.model}: the endpoint's answer has no choices")
-        if self._config.api == "completions":
-            written = getattr(choices[0], "text", _MISSING)
-        else:
-            written = getattr(getattr(choices[0], "message", None), "content", _MISSING)
+        try:
+            choice = answer.choices[0]
+            written = choice.text if self._config.api == "completions" else choice.message.content
+        except (AttributeError, LookupError, TypeError):
+            written = choice = _MISSING
         if not (written is None or isinstance(written, str)):
             raise EngineError(f"{self._config.model}: the endpoint's answer has no text")
-        reason = getattr(choices[0], "finish_reason", None)
-        usage = getattr(answer, "usage", None)
+        reason, usage = getattr(choice, "finish_reason", None), getattr(answer, "usage", None)
         return Completion(
             "" if written is None or reason == "content_filter" else written,
             getattr(usage, "prompt_tokens", None) or 0,

@@ -12,12 +12,15 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.resources.abc import Traversable
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
+
+import psutil
 
 from dpray.types import InputError
 
@@ -144,9 +147,8 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-MOUNTS = Path("/proc/self/mountinfo")
-"""Linux lists the mounted file systems here; other systems have no such file, and nothing is
-refused there."""
+Mounts = Callable[[], Sequence[tuple[str, str]]]
+"""Returns where each file system is mounted, and its type, in the order of mounting."""
 
 RAY_RESOURCES = "runtime_resources"
 RAY_PACKAGES = ("working_dir_files", "py_modules_files")
@@ -181,37 +183,21 @@ def names_of_file(path: str) -> int:
         return 0
 
 
-def is_mounted_alone(path: str, mounts: Path = MOUNTS) -> bool:
+def mounted() -> list[tuple[str, str]]:
+    return [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
+
+
+def is_mounted_alone(path: str, mounts: Mounts = mounted) -> bool:
     """Return whether a path is a mount point itself, as a single file in a container may be."""
-    return os.path.realpath(path) in map(_mount_point, _table(mounts))
+    return os.path.realpath(path) in dict(mounts())
 
 
-def network_file_system(path: str, mounts: Path = MOUNTS) -> str | None:
+def network_file_system(path: str, mounts: Mounts = mounted) -> str | None:
     """Return the type of the network file system that holds a path; None for a local or an unknown
     one."""
-    kind = _file_system(os.path.realpath(path), _table(mounts)).removeprefix("fuse.")
+    place, longest, kind = os.path.realpath(path), 0, ""
+    for point, found in mounts():
+        # The later one of two at one place hides the other.
+        if os.path.commonpath([point, place]) == point and len(point) >= longest:
+            longest, kind = len(point), found.removeprefix("fuse.")
     return kind if kind in NETWORK else None
-
-
-def _file_system(path: str, table: list[str]) -> str:
-    """Return the type of the longest mount point above `path`; the later one of two at one
-    place."""
-    longest, found = 0, ""
-    for line in table:
-        point = _mount_point(line)
-        if os.path.commonpath([point, path]) == point and len(point) >= longest:
-            longest, found = len(point), line.partition(" - ")[2].split(" ")[0]
-    return found
-
-
-def _table(mounts: Path) -> list[str]:
-    """Return the lines of the table of mounts, none if the system has no such table."""
-    try:
-        return mounts.read_text(errors="surrogateescape").split("\n")[:-1]
-    except OSError:
-        return []
-
-
-def _mount_point(line: str) -> str:
-    # Blanks and line ends in a path are written in octal.
-    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4])

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
 
 from dpray.types import InputError
 
 PATIENCE = 8.0
-"""Seconds in which the hub has to answer, name look-up included."""
+"""Seconds in which the hub has to answer."""
 
 
 REFUSALS = {
@@ -71,29 +69,14 @@ def _refusal(name: str, kind: str, endpoint: str, patience: float) -> str | None
     """Look up one file. Return None if the hub has the model or data set, or else the reason."""
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
-    answers: SimpleQueue[Exception | None] = SimpleQueue()
-
-    def look_up() -> None:
-        try:
-            file = "config.json" if kind == "model" else "README.md"
-            url = hf_hub_url(name, file, repo_type=kind, endpoint=endpoint)
-            get_hf_file_metadata(url, timeout=patience, endpoint=endpoint)
-        except errors.RemoteEntryNotFoundError:
-            answers.put(None)  # there, without this file: whoever loads it says what is missing
-        except Exception as error:
-            answers.put(error)
-        else:
-            answers.put(None)
-
-    # The time-out of a request does not cover the look-up of the host's name, and is counted anew
-    # for each of its addresses. A daemon does not keep the process from ending.
-    Thread(target=look_up, daemon=True).start()
+    file = "config.json" if kind == "model" else "README.md"
     try:
-        answer = answers.get(timeout=patience)
-    except Empty:
-        return "cannot be reached"
-    if answer is None:
-        return None
-    response = getattr(answer, "response", None)
-    other = "cannot be reached" if response is None else f"answers with {response.status_code}"
-    return REFUSALS.get(type(answer).__name__, other)
+        url = hf_hub_url(name, file, repo_type=kind, endpoint=endpoint)
+        get_hf_file_metadata(url, timeout=patience, endpoint=endpoint)
+    except errors.RemoteEntryNotFoundError:
+        return None  # there, without this file: whoever loads it says what is missing
+    except Exception as error:
+        response = getattr(error, "response", None)
+        other = "cannot be reached" if response is None else f"answers with {response.status_code}"
+        return REFUSALS.get(type(error).__name__, other)
+    return None

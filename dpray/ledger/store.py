@@ -24,10 +24,11 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from dpray.extras import require
 from dpray.io.files import (
-    MOUNTS,
+    Mounts,
     disk_is_full,
     in_ray_package,
     is_mounted_alone,
+    mounted,
     names_of_file,
     network_file_system,
     touch_private,
@@ -236,7 +237,7 @@ def _prepare_postgresql(connection: Any, _record: object) -> None:
     connection.autocommit = False
 
 
-def parse_url(url: str, mounts: Path = MOUNTS) -> sa.URL:
+def parse_url(url: str, mounts: Mounts = mounted) -> sa.URL:
     """Return the URL, checked, with its driver named, an SQLite path made absolute (the accountant
     actor has another working directory), and TLS asked for if PostgreSQL is on another machine.
 
@@ -260,7 +261,7 @@ def parse_url(url: str, mounts: Path = MOUNTS) -> sa.URL:
     raise InputError(f"a ledger is SQLite or PostgreSQL, not {parsed.drivername}")
 
 
-def _check_place(path: str, mounts: Path) -> None:
+def _check_place(path: str, mounts: Mounts) -> None:
     if in_ray_package(path):
         raise InputError(
             f"the ledger {path} lies in a copy of a job's working directory, which Ray deletes, "
@@ -276,7 +277,7 @@ def _check_place(path: str, mounts: Path) -> None:
     check_one_name(path, mounts)
 
 
-def check_one_name(path: str, mounts: Path = MOUNTS) -> None:
+def check_one_name(path: str, mounts: Mounts = mounted) -> None:
     """Raise `InputError` if an SQLite file can be reached by a second name: SQLite keeps its newest
     entries, and its locks, in files beside the name by which it was opened. Symbolic links are no
     second name, because SQLite follows them.

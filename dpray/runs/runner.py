@@ -76,7 +76,7 @@ class Run:
         }
         self.plan = plan
         self.run_id: str = self.run["run_id"]
-        self.on_ray = cluster.uses_ray(plan.config)
+        self.on_ray = plan.config.runtime.uses_ray
         kept = folder.private / CONFIG
         self.config_before = read_json(kept, "output.path") if kept.exists() else None
 

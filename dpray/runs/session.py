@@ -36,7 +36,7 @@ from dpray.runs.call_cache import CALLS, CallCache, ask_cached
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.plan import Plan, label_histogram
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable, RunFailed
-from dpray.workers.cluster import find_error, may_run_again, uses_ray
+from dpray.workers.cluster import find_error, may_run_again
 from dpray.workers.engine import BuildEngine
 from dpray.workers.engine_pool import EnginePool, on_pool
 from dpray.workers.metrics import Record, RunMetrics, no_metrics
@@ -89,7 +89,7 @@ class Session(Generic[P]):
     @property
     def in_process(self) -> bool:
         """Return whether the run uses this process alone, without Ray."""
-        return not uses_ray(self.config)
+        return not self.config.runtime.uses_ray
 
     def key(self, charge: str = "") -> str:
         """Return the ledger's key of the run's charge, or of a later one with a name."""

@@ -226,10 +226,6 @@ def threads(runtime: RuntimeConfig, cores: Sequence[float]) -> int:
     return max(1, int(runtime.cpus_per_actor), int(left))
 
 
-def uses_ray(config: Config) -> bool:
-    return config.runtime.uses_ray
-
-
 def is_local(config: Config) -> bool:
     """Return whether the engine runs on this machine: then its folders can be checked here."""
     address = config.runtime.ray_address or os.environ.get("RAY_ADDRESS")

@@ -6,8 +6,8 @@ were lost with an actor are done again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import closing
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -25,14 +25,8 @@ from dpray.engines.base import (
     TextGenerator,
 )
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
-from dpray.workers.cluster import never_repeated, uses_ray
-from dpray.workers.engine import (
-    LoadError,
-    build_engine,
-    hide_other_gpus,
-    try_to_load,
-    with_absolute_model,
-)
+from dpray.workers.cluster import never_repeated
+from dpray.workers.engine import LoadError, build_engine, try_to_load, with_absolute_model
 from dpray.workers.pool import ActorPool, RayActors, RepeatPublic, Work
 from dpray.workers.pool_actor import Emit, Pieces, PoolActor
 
@@ -49,33 +43,24 @@ class EngineWorker:
     attempt_id = ""
 
     def __init__(self, build: Callable[[], TextGenerator]) -> None:
-        with _named_errors():
-            self._engine = build()
+        self._engine = build()
 
     def accept(self, items: list[Any], left: Collection[int]) -> tuple[Collection[int], list[Any]]:
         return left, [item for item in items if item[0] in left]
 
     def work(self, pieces: Pieces, emit: Emit) -> None:
         for items in pieces:
-            numbers, prompts, samplings = zip(*items, strict=True)
-            with _named_errors():
-                self._engine.generate(prompts, samplings, partial(_emit, emit, numbers))
+            self._write(items, emit)
             pieces.ask()
 
-
-def _emit(emit: Emit, numbers: Sequence[int], place: int, completion: Completion) -> None:
-    emit(numbers[place], completion)
-
-
-@contextmanager
-def _named_errors() -> Iterator[None]:
-    """Replace an error that is not dpray's own by the name of its class: it may quote a text."""
-    try:
-        yield
-    except (DprayError, EngineError):
-        raise
-    except Exception as error:
-        raise DprayError(f"an engine actor failed: {type(error).__name__}") from None
+    def _write(self, items: list[Any], emit: Emit) -> None:
+        numbers, prompts, samplings = zip(*items, strict=True)
+        try:
+            self._engine.generate(prompts, samplings, lambda i, done: emit(numbers[i], done))
+        except (DprayError, EngineError):
+            raise
+        except Exception as error:  # its message may quote a text
+            raise DprayError(f"an engine actor failed: {type(error).__name__}") from None
 
 
 # A run's texts
@@ -83,7 +68,7 @@ def _named_errors() -> Iterator[None]:
 
 def on_pool(config: Config) -> bool:
     """Return whether actors write this run's texts."""
-    return uses_ray(config) and config.engine.is_local
+    return config.runtime.uses_ray and config.engine.is_local
 
 
 class EngineActor(PoolActor):
@@ -163,9 +148,9 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
     on_progress(Progress("loading the model", detail=f"on a machine with {room}"))
     lost: RayError | None = None
     for _ in range(runtime.max_attempts):
-        actor = never_repeated(LoadingActor, config, gpus).remote()
+        actor = never_repeated(EngineActor, config, gpus).remote(partial(EngineWorker, load), CHUNK)
         try:
-            error = ray.get(actor.load.remote(load))
+            error = ray.get(actor.load.remote()).error
         except RayError as died:
             lost = died
             continue
@@ -178,16 +163,6 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
         f"engine: actors that loaded it were lost {runtime.max_attempts} times "
         f"({type(lost).__name__})"
     )
-
-
-class LoadingActor:
-    """An actor that tries a model."""
-
-    def load(self, load: Callable[[], Any]) -> LoadError | None:
-        """Return the error that `load` raised, as `try_to_load` does."""
-        hide_other_gpus()
-        loaded = try_to_load(load)
-        return loaded if isinstance(loaded, InputError | EngineError) else None
 
 
 def _bad_model(error: LoadError) -> InputError:

@@ -17,14 +17,13 @@ from itertools import islice, pairwise
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray
 
 from dpray.config.config import Config
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
-from dpray.workers.cluster import never_repeated, own_errors, uses_ray
+from dpray.workers.cluster import never_repeated, own_errors
 from dpray.workers.pool import ActorPool, RayActors, RepeatPrivate, Work
 from dpray.workers.pool_actor import OUTCOME_SECONDS, Emit, Pieces, PoolActor
 from dpray.workers.rows import CHUNK, ROWS, Row, RowsOf, local_rows, ray_rows, record_rows
@@ -92,39 +91,48 @@ class Groups:
         make_worker: Callable[[], GroupWorker],
         task_size: int,
     ) -> Generator[list[Outcome]]:
-        """Yield the outcomes of the wanted groups, about `task_size` at a time; also an empty list
-        once the rows are gathered, and on Ray one a second if nothing comes. A worker is handed
-        about `task_size` groups at a time, and takes the next ones before the last of these are
-        done.
+        """Yield the outcomes of the wanted groups, in lists of about `task_size`. The first list is
+        empty: the rows are gathered. On Ray an empty list comes each second without an outcome.
 
-        On Ray the driver holds one task's outcomes and the groups' names; in one process, all rows.
-        Raises the error that ended the execution: a DprayError of a task as itself, InputError or
-        EngineError for a worker that an actor cannot make, anything else as Ray's error; if groups
-        were lost that no other actor may take, when all others are done.
+        A worker gets about `task_size` groups at a time, and asks for the next ones before it is
+        done with these. On Ray this process holds the names of the groups and one list of outcomes;
+        without Ray it holds all rows.
+
+        Raises DprayError as a task raised it; InputError or EngineError for a worker that cannot be
+        made; Ray's error otherwise. Groups that no other actor may take raise it at the end.
         """
-        if uses_ray(config):
-            with own_errors():
-                # Before the actors start, which may take every CPU there is.
-                blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
-                yield []
-                slices = cut_blocks(blocks, round(len(wanted) / (len(blocks) * task_size)))
-                del blocks
-                pool = group_pool(config, make_worker, task_size)
-                with closing(pool.run(slices)) as steps:
-                    for results in steps:
-                        yield [outcome for _, outcome in results]
+        if config.runtime.uses_ray:
+            yield from self._work_on_ray(config, wanted, make_worker, task_size)
             return
         members = self._members_here(config, wanted)
 
         def tasks() -> Iterator[list[Row]]:
-            waiting = iter(wanted)
-            while task := list(islice(waiting, task_size)):
+            for start in range(0, len(wanted), task_size):
+                task = wanted[start : start + task_size]
                 yield [row | {KEY: group} for group in task for row in members.pop(group)]
 
         yield []
         with closing(make_worker()) as worker, closing(worker.work(tasks())) as outcomes:
             lots = ([outcome] for outcome in outcomes)
             yield from batched_within(lots, task_size, OUTCOME_SECONDS)
+
+    def _work_on_ray(
+        self,
+        config: Config,
+        wanted: Sequence[str],
+        make_worker: Callable[[], GroupWorker],
+        task_size: int,
+    ) -> Generator[list[Outcome]]:
+        with own_errors():
+            # Before the actors start, which may take every CPU there is.
+            blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
+            yield []
+            slices = cut_blocks(blocks, round(len(wanted) / (len(blocks) * task_size)))
+            del blocks
+            pool = group_pool(config, make_worker, task_size)
+            with closing(pool.run(slices)) as steps:
+                for results in steps:
+                    yield [outcome for _, outcome in results]
 
     def _members_here(self, config: Config, wanted: Sequence[str]) -> dict[str, list[Row]]:
         """Return the rows of each wanted group, its placeholder first."""
@@ -269,18 +277,21 @@ def slice_of(
     slices."""
     names = sorted(block.column(KEY).unique().to_pylist())
     start, end = len(names) * number // count, len(names) * (number + 1) // count
-    chosen = [name for name in names[start:end] if only is None or name in only]
-    return block.filter(pc.is_in(block.column(KEY), pa.array(chosen, block.schema.field(KEY).type)))
+    return _of_groups(block, [name for name in names[start:end] if only is None or name in only])
 
 
 def tasks(rows: pa.Table, task_size: int) -> list[pa.Table]:
     """Cut rows into tasks of about `task_size` groups."""
-    rows = rows.sort_by(KEY)
-    groups = pc.run_end_encode(rows.column(KEY).combine_chunks())
-    ends = np.array([0, *groups.run_ends.to_pylist()])
-    number = round((len(ends) - 1) / task_size) or min(1, len(ends) - 1)
-    places = ends[np.linspace(0, len(ends) - 1, number + 1).astype(int)]
-    return [rows.slice(start, end - start) for start, end in pairwise(places)]
+    names = sorted(rows.column(KEY).unique().to_pylist())
+    number = max(1, round(len(names) / task_size))
+    ends = [len(names) * task // number for task in range(number + 1)]
+    cuts = (names[start:end] for start, end in pairwise(ends))
+    return [_of_groups(rows, cut) for cut in cuts if cut]
+
+
+def _of_groups(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    column = rows.column(KEY)
+    return rows.filter(pc.is_in(column, pa.array(names, column.type)))
 
 
 def batched_within(

@@ -28,38 +28,25 @@ class Metric:
     description: str
 
 
-_COUNTERS = {"dpray_tokens", "dpray_private_tokens"}
+DATASET, RUN = ("dataset",), ("run", "dataset", "method")
 
-# Each is public for the reason above it.
-_OF_DATASETS = {
+METRICS = (  # each is public for the reason above it
     # The owner of the data set chose it, and `dpray ledger show` prints it.
-    "dpray_budget_epsilon": "Epsilon of the budget.",
-    "dpray_budget_delta": "Delta of the budget.",
+    Metric("dpray_budget_epsilon", "gauge", DATASET, "Epsilon of the budget."),
+    Metric("dpray_budget_delta", "gauge", DATASET, "Delta of the budget."),
     # Charges follow from configurations alone.
-    "dpray_reserved_epsilon": "Epsilon of all charges.",
-    "dpray_reserved_delta": "Delta of all charges.",
-}
-_OF_RUNS = {
-    # It follows from the configuration.
-    "dpray_run_epsilon": "Epsilon that the run was charged; 0 for one that is not private.",
+    Metric("dpray_reserved_epsilon", "gauge", DATASET, "Epsilon of all charges."),
+    Metric("dpray_reserved_delta", "gauge", DATASET, "Delta of all charges."),
+    Metric("dpray_run_epsilon", "gauge", RUN, "Epsilon that the run was charged; 0 for none."),
     # Not covered by epsilon, like the report's repeats: a lost machine may have been short of
     # memory (docs/sharp_edges.md). A mechanism that fails by itself ends the run uncounted.
-    "dpray_run_attempts": "Attempts at the run in this process, 1 more after each failure.",
+    Metric("dpray_run_attempts", "gauge", RUN, "Attempts at the run in this process."),
     # The progress bar shows the same.
-    "dpray_activity_done": "Finished parts of the present work: batches, steps, model calls.",
-    "dpray_activity_parts": "All parts of the present work; 0 if their number is not public.",
+    Metric("dpray_activity_done", "gauge", RUN, "Finished parts of the present work."),
+    Metric("dpray_activity_parts", "gauge", RUN, "All parts of it; 0 if their number is private."),
     # Counted in published batches alone: the release and its report hold it.
-    "dpray_tokens": "Tokens of published texts.",
-    "dpray_private_tokens": "Those drawn with private texts.",
-}
-
-METRICS = tuple(
-    Metric(name, "counter" if name in _COUNTERS else "gauge", tags, description)
-    for tags, described in (
-        (("dataset",), _OF_DATASETS),
-        (("run", "dataset", "method"), _OF_RUNS),
-    )
-    for name, description in described.items()
+    Metric("dpray_tokens", "counter", RUN, "Tokens of published texts."),
+    Metric("dpray_private_tokens", "counter", RUN, "Those drawn with private texts."),
 )
 
 _BY_NAME = {metric.name: metric for metric in METRICS}

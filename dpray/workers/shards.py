@@ -23,7 +23,7 @@ from dpray.config.config import Config
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.votes import VoteHistogram, count_votes
-from dpray.workers.cluster import never_repeated, own_errors, uses_ray
+from dpray.workers.cluster import never_repeated, own_errors
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.rows import CHUNK, Row, local_rows, ray_rows, record_rows
 
@@ -49,7 +49,7 @@ class Shards:
     ) -> None:
         self._actors: list[Any] = []
         self._local: Any = None
-        if not uses_ray(config):
+        if not config.runtime.uses_ray:
             self._local = make_worker(config)
             rows = local_rows(config.data, partial(record_rows, data=config.data))
             for start in range(0, len(rows), CHUNK):

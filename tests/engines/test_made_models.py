@@ -13,7 +13,6 @@ import torch
 from dpray.engines.model_path import (
     SMOLLM2,
     SMOLLM2_INSTALLED_BY,
-    check_published,
     made_once,
     packaged_file,
     resolve_model,
@@ -63,17 +62,6 @@ def test_a_converted_model_is_not_converted_again_and_nothing_else_is_left(folde
     assert (folder / "model.safetensors").stat() == weights
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, f"{folder.name}.lock"}
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
-
-
-@installed
-def test_a_broken_download_is_refused(tmp_path: Path) -> None:
-    whole = packaged_file().read_bytes()
-    for name, content in (("cut", whole[:-1]), ("flipped", whole[:-1] + bytes([whole[-1] ^ 1]))):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(InputError, match=r"engine\.model: .* is not the published file"):
-            check_published(tmp_path / name)
-    with pytest.raises(InputError, match=r"engine\.model: cannot read"):
-        check_published(tmp_path / "none")
 
 
 def test_without_the_package_the_message_says_what_installs_it(tmp_path: Path) -> None:

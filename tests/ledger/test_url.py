@@ -79,27 +79,21 @@ def test_an_output_in_a_package_is_refused(package: Path, monkeypatch):
     assert not list(package.iterdir())
 
 
-MOUNTS = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
-27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
-40 27 0:50 / /mnt/nfs rw master:3 - nfs4 server:/export rw,vers=4.2
-41 27 0:51 / /mnt/share rw - cifs //server/share rw
-42 27 0:52 / /mnt/with\040blank rw - fuse.sshfs user@host:/ rw
-43 40 0:53 / /mnt/nfs/scratch rw - xfs /dev/vdb rw
-44 27 0:54 / /mnt/bucket rw - fuse.gcsfuse bucket rw
-45 27 0:55 / /mnt/other rw - fuse mountpoint-s3 rw
-46 27 0:56 / /mnt/over rw - nfs server:/over rw
-47 46 0:57 / /mnt/over rw - tmpfs tmpfs rw
-48 27 0:58 / /mnt/rootless rw - fuse.fuse-overlayfs fuse-overlayfs rw
-49 27 0:59 / /mnt/lustre rw - lustre 10.0.0.1@tcp:/fs rw
-50 27 0:60 / /mnt/host rw - 9p C:\134 rw
-"""
-
-
-@pytest.fixture
-def mounts(tmp_path: Path) -> Path:
-    path = tmp_path / "mountinfo"
-    path.write_text(MOUNTS)
-    return path
+MOUNTS = [
+    ("/proc", "proc"),
+    ("/", "ext4"),
+    ("/mnt/nfs", "nfs4"),
+    ("/mnt/share", "cifs"),
+    ("/mnt/with blank", "fuse.sshfs"),
+    ("/mnt/nfs/scratch", "xfs"),
+    ("/mnt/bucket", "fuse.gcsfuse"),
+    ("/mnt/other", "fuse"),
+    ("/mnt/over", "nfs"),
+    ("/mnt/over", "tmpfs"),
+    ("/mnt/rootless", "fuse.fuse-overlayfs"),
+    ("/mnt/lustre", "lustre"),
+    ("/mnt/host", "9p"),
+]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +113,10 @@ def mounts(tmp_path: Path) -> Path:
         ("/mnt/host/ledger.db", "9p"),
     ],
 )
-def test_a_network_file_system_is_refused(mounts: Path, path: str, kind: str | None):
+def test_a_network_file_system_is_refused(path: str, kind: str | None):
+    def mounts() -> list[tuple[str, str]]:
+        return MOUNTS
+
     assert network_file_system(path, mounts) == kind
     if kind is None:
         assert parse_url(f"sqlite:///{path}", mounts).database == path
@@ -127,10 +124,6 @@ def test_a_network_file_system_is_refused(mounts: Path, path: str, kind: str | N
         with pytest.raises(InputError, match=rf"network file system \({kind}\)") as refused:
             parse_url(f"sqlite:///{path}", mounts)
         assert refused.value.exit_code == 2
-
-
-def test_without_a_table_of_mounts_nothing_is_refused(tmp_path: Path):
-    assert network_file_system("/mnt/nfs/ledger.db", tmp_path / "none") is None
 
 
 def test_this_machines_own_table_is_read(tmp_path: Path):
