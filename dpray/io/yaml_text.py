@@ -67,8 +67,8 @@ class _PlainLoader(_SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 name = self.construct_object(key)
                 if name in seen:
-                    problem = f'found duplicate key "{name}"'
-                    raise yaml.MarkedYAMLError(None, None, problem, key.start_mark)
+                    mark: Any = key.start_mark
+                    raise yaml.MarkedYAMLError(None, None, f'found duplicate key "{name}"', mark)
                 seen.add(name)
         return super().construct_mapping(node, deep)
 

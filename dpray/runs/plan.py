@@ -19,10 +19,11 @@ from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.config.sections import MethodSettings
 from dpray.engines.base import Engine
-from dpray.engines.model_path import absolute_model, tuned_without_noise, with_bases
+from dpray.engines.model_path import tuned_without_noise, with_bases
 from dpray.engines.text import TextCodec
 from dpray.mechanisms.labels import LabelHistogram
-from dpray.types import InputError, OnProgress
+from dpray.types import InputError
+from dpray.workers.engine import with_absolute_model
 from dpray.workers.rows import Row
 
 Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
@@ -106,9 +107,7 @@ class Plan(ABC):
 
     def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
         """Return the function that loads the run's model; it can be sent to an actor."""
-        engine = self.config.engine
-        engine = engine.model_copy(update={"model": absolute_model(engine.model)})
-        return partial(build, engine, **options)
+        return partial(build, with_absolute_model(self.config.engine), **options)
 
     def summary(self) -> dict[str, Any]:
         """Return the object that `dpray plan --json` prints."""
@@ -238,20 +237,6 @@ def affordable(plan: P, noise_multiplier: float) -> P:
             f"more than privacy.epsilon {asked:g}"
         )
     return plan
-
-
-def try_model(plan: Plan, build: Callable[..., Engine], on_progress: OnProgress) -> Engine | None:
-    """Load the run's model once, where it will run: one that cannot be loaded costs nothing.
-
-    Returns the engine to an in-process run, which can use it; None without a local model. Raises
-    InputError that says what is wrong.
-    """
-    if not plan.config.engine.is_local:
-        return None
-    # Imported late: a plan that is only looked at has no use for Ray.
-    from dpray.workers.engine_pool import check_loads
-
-    return check_loads(plan.config, plan.loader(build), on_progress)
 
 
 def label_histogram(config: Config) -> LabelHistogram | None:

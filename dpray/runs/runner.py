@@ -26,7 +26,7 @@ from dpray.mechanisms.randomness import new_salt
 from dpray.runs.attempts import release_with_repeats
 from dpray.runs.call_cache import CALLS
 from dpray.runs.folder import CONFIG, ReleaseFolder
-from dpray.runs.plan import Plan, privacy_unit, try_model
+from dpray.runs.plan import Plan, privacy_unit
 from dpray.runs.privacy_report import privacy_report, public_config, versions
 from dpray.runs.session import Release, Session
 from dpray.runs.standing import OtherPlan
@@ -41,6 +41,7 @@ from dpray.types import (
 from dpray.workers import cluster
 from dpray.workers.accountant import AccountantClient
 from dpray.workers.engine import BuildEngine, gpus_of_cluster, resolve_gpus
+from dpray.workers.engine_pool import check_loads
 from dpray.workers.metrics import no_metrics, ray_metrics
 from dpray.workers.rows import check_first_records
 
@@ -97,7 +98,8 @@ class Run:
             self._choose_gpus()
         engine = None
         if self.run["state"] != "reserved":
-            engine = try_model(self.plan, self.build, self.on_progress)
+            load = self.plan.loader(self.build)
+            engine = check_loads(self.plan.config, load, self.on_progress)
         with ExitStack() as on_refusal:
             if engine is not None:
                 on_refusal.callback(engine.close)  # later its session does

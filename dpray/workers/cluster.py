@@ -222,7 +222,7 @@ def threads(runtime: RuntimeConfig, cores: Sequence[float]) -> int:
     """Return the threads of an actor whose model runs on a CPU, by the cores of each machine: those
     that the other actors leave. Ray would give it one for each CPU that it books, by default one.
     """
-    left = min(cores, default=1.0) // max(runtime.actors, runtime.min_actors)
+    left = min(cores, default=1.0) // runtime.actors
     return max(1, int(runtime.cpus_per_actor), int(left))
 
 

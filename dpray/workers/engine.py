@@ -154,8 +154,6 @@ def gpus_of_rank(gpus: float) -> float:
 def _needed(config: Config, gpus: float) -> list[tuple[int, float]]:
     """List how many actors the run cannot do without, and the GPUs of each."""
     runtime = config.runtime
-    if "private_prediction" in config.method_names:
-        return [(runtime.min_actors, gpus)]
     if "dp_sgd" in config.method_names:
         return [(runtime.actors, gpus_of_rank(gpus)), (1, gpus)]
     if config.engine.is_local:
@@ -187,4 +185,4 @@ def describe_placement(config: Config) -> str:
     each = f"{gpus:g} GPU(s) each" if gpus else "on CPUs"
     if gpus is None:
         each = f"{engine.gpus} GPU(s) each if the cluster has GPUs, else on CPUs"
-    return f"up to {max(runtime.actors, runtime.min_actors)} actor(s) of Ray, {each}"
+    return f"up to {runtime.actors} actor(s) of Ray, {each}"

@@ -88,7 +88,7 @@ class EnginePool:
         self, config: Config, build: Callable[[EngineConfig], TextGenerator] = build_engine
     ) -> None:
         runtime = config.runtime
-        self._size = max(runtime.actors, runtime.min_actors)
+        self._size = runtime.actors
         self._policy = RepeatPublic(runtime.max_attempts)
         actor = never_repeated(EngineActor, config, runtime.gpus_per_actor or 0.0)
         make = partial(EngineWorker, partial(build, with_absolute_model(config.engine)))
@@ -130,12 +130,14 @@ class EnginePool:
 def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) -> T | None:
     """Load a model once, on a machine of the run: one that cannot be loaded should cost nothing.
 
-    Returns the loaded model to an in-process run, which can use it. On Ray, an actor with the
-    resources of the run's actors loads it and is ended, and None is returned; if that actor is
-    lost, another one loads it. It waits without end for a machine with room for that actor, which
-    the cluster may have to start. Raises InputError that says why it cannot be loaded, Resumable
-    if actors are lost again and again.
+    Returns the loaded model to an in-process run, which can use it, and None without a local model.
+    On Ray, an actor with the resources of the run's actors loads it and is ended, and None is
+    returned; if that actor is lost, another one loads it. It waits without end for a machine with
+    room for that actor, which the cluster may have to start. Raises InputError that says why it
+    cannot be loaded, Resumable if actors are lost again and again.
     """
+    if not config.engine.is_local:
+        return None
     if not config.runtime.uses_ray:
         on_progress(Progress("loading the model"))
         loaded = try_to_load(load)

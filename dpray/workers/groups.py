@@ -157,7 +157,7 @@ class Groups:
         runtime = config.runtime
         number = block_count(
             tasks=-(-len(wanted) // task_size),
-            actors=max(runtime.actors, runtime.min_actors),
+            actors=runtime.actors,
             rows=len(wanted) * self.expected_rows,
         )
         placeholders = [PLACEHOLDER | {KEY: group} for group in wanted]
@@ -219,7 +219,7 @@ def group_pool(config: Config, make_worker: Callable[[], GroupWorker], task_size
     # Sent once, however many actors there are: it may hold a whole plan.
     shared = ray.put(partial(SliceWorker, make_worker, task_size))
     policy = RepeatPrivate(runtime.max_attempts, config.privacy.lost_batches == "repeat")
-    size = max(runtime.actors, runtime.min_actors)
+    size = runtime.actors
     return ActorPool(RayActors(actor, shared, task_size), policy, size)
 
 

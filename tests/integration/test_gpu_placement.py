@@ -97,19 +97,14 @@ def test_topics_and_aug_pe_vote_on_cpus_and_aug_pe_writes_on_gpus(
 def test_what_has_no_room_costs_nothing(
     runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    decoding = {"runtime__actors": 3, "runtime__min_actors": 3}
     training = {
         "method": {"name": "dp_sgd", "batch_size": 20, "max_length": 32},
         "runtime__actors": 3,
         "runtime__gpus_per_actor": 1,
     }
-    both = [
-        runs(**changes, output__path=str(tmp_path / name))
-        for name, changes in {"decoding": decoding, "training": training}.items()
-    ]
-    for run in both:
-        ended = run.here(capfd, cluster.address)
-        assert ended.code == 2, ended.err
-        assert "runtime.gpus_per_actor" in ended.err and "3 actor(s) of 1 GPU(s)" in ended.err
-        assert "room for 2" in ended.err
-    assert not Path(both[0].url.removeprefix("sqlite:///")).exists()
+    run = runs(**training, output__path=str(tmp_path / "training"))
+    ended = run.here(capfd, cluster.address)
+    assert ended.code == 2, ended.err
+    assert "runtime.gpus_per_actor" in ended.err and "3 actor(s) of 1 GPU(s)" in ended.err
+    assert "room for 2" in ended.err
+    assert not Path(run.url.removeprefix("sqlite:///")).exists()

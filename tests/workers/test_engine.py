@@ -15,7 +15,7 @@ from dpray.engines.base import EngineError
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.registry import make_plan
-from dpray.runs.plan import try_model
+from dpray.runs.plan import Plan
 from dpray.training.ranks import scaling
 from dpray.types import InputError
 from dpray.workers.engine import (
@@ -24,6 +24,7 @@ from dpray.workers.engine import (
     gpus_of_rank,
     resolve_gpus,
 )
+from dpray.workers.engine_pool import check_loads
 from dpray.workers.groups import SliceWorker
 from dpray.workers.pool_actor import PoolActor
 from dpray.workers.shards import ShardActor
@@ -57,7 +58,6 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
         ({"runtime__gpus_per_actor": 0}, TWO_NODES, 0.0),
         ({"runtime__gpus_per_actor": 0}, GROWS, 0.0),
         ({"runtime__gpus_per_actor": 1}, GROWS, 1.0),
-        ({"runtime__min_actors": 4, "runtime__actors": 4}, TWO_NODES, 1.0),
         ({"runtime__actors": 9}, TWO_NODES, 1.0),  # the pool has as many as fit
         ({"method": DP_SGD, "runtime__actors": 4}, TWO_NODES, 1.0),
     ],
@@ -78,7 +78,6 @@ def test_gpus_are_chosen(
             TWO_NODES,
             "1 actor.* of 4 GPU.* room for 0",
         ),
-        ({"runtime__min_actors": 5}, TWO_NODES, "5 actor.* of 1 GPU.* room for 4"),
         ({"method": DP_SGD, "runtime__actors": 5}, TWO_NODES, "5 actor.* room for 4"),
         (
             {"method": AUG_PE, "engine": OPENAI, "runtime__gpus_per_actor": 0.4}
@@ -194,12 +193,16 @@ def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_n
     assert type(error_of_load) is kind and str(error_of_load) == reason
 
 
+def tried(plan: Plan, build: Callable[..., Any]) -> Any:
+    return check_loads(plan.config, plan.loader(build), lambda progress: None)
+
+
 @pytest.mark.parametrize(("error", "reason", "kind"), CASES)
 def test_an_engine_is_tried_before_the_charge_where_one_is_loaded(
     config: Callable[..., Config], error: Exception, reason: str, kind: type[Exception]
 ) -> None:
     with pytest.raises(InputError) as refused:
-        try_model(make_plan(here(config)), raising(error), print)
+        tried(make_plan(here(config)), raising(error))
     asked = reason if kind is InputError else f"engine: {reason}"
     assert str(refused.value) == asked
 
@@ -208,7 +211,7 @@ def test_no_engine_is_tried_where_the_run_loads_none(config: Callable[..., Confi
     ours = here(config)
     engine = ours.engine.model_copy(update={"kind": "openai"})
     plan = replace(make_plan(ours), config=ours.model_copy(update={"engine": engine}))
-    assert try_model(plan, raising(AssertionError("never called")), print) is None
+    assert tried(plan, raising(AssertionError("never called"))) is None
 
 
 def test_an_actor_whose_engine_ends_the_process_does_not_wait_for_it() -> None:

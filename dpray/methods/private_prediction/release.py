@@ -131,7 +131,7 @@ def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
     """
     if runtime.batches_per_task is not None:
         return runtime.batches_per_task
-    share = -(-batches // max(runtime.actors, runtime.min_actors))
+    share = -(-batches // runtime.actors)
     return min(share, 8 if disjoint else 64)
 
 

@@ -24,9 +24,10 @@ from dpray.methods.config import parse_config
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.planning.compare import plain
 from dpray.registry import make_plan
-from dpray.runs.plan import label_histogram, try_model
+from dpray.runs.plan import label_histogram
 from dpray.types import InputError
 from dpray.workers.engine import build_engine
+from dpray.workers.engine_pool import check_loads
 
 KPS_AUG, KPS_PREDICT = ("dp_kps", "aug_pe"), ("dp_kps", "private_prediction")
 KPS_SGD = ("dp_kps", "dp_sgd")
@@ -156,7 +157,7 @@ def test_a_model_whose_context_is_too_short_is_named_by_the_chains_key(config: M
     settings = plan.second.settings.model_copy(update={"max_length": 400})
     tried = replace(plan, second=replace(plan.second, settings=settings))
     with pytest.raises(InputError, match=r"methods\.1\.max_length: 400 is more than"):
-        try_model(tried, build_engine, lambda progress: None)
+        check_loads(tried.config, tried.loader(build_engine), lambda progress: None)
 
 
 def test_a_configuration_reads_as_it_was_written(config: Make) -> None:

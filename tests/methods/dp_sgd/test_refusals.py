@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from dpray import registry as methods
 from dpray.config.config import Config
 from dpray.methods.dp_sgd.plan import DpSgdPlan
-from dpray.runs.plan import try_model
 from dpray.types import DprayError, InputError
 from dpray.workers.engine import build_engine
+from dpray.workers.engine_pool import check_loads
 from tests.workers.outcomes import open_budget
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -93,5 +93,6 @@ def test_lengths_are_checked_where_the_model_is_before_the_charge(
     plan = methods.make_plan(config())
     assert isinstance(plan, DpSgdPlan)
     longer = plan.settings.model_copy(update={"max_length": 400})
+    load = replace(plan, settings=longer).loader(build_engine)
     with pytest.raises(InputError, match=r"max_length: 400 is more than the context"):
-        try_model(replace(plan, settings=longer), build_engine, lambda progress: None)
+        check_loads(plan.config, load, lambda progress: None)

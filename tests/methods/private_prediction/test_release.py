@@ -102,7 +102,7 @@ def test_an_empty_text_takes_no_place(release: Release) -> None:
         ({}, True, 1000, 8),
         ({}, False, 1000, 64),
         ({"actors": 4}, False, 90, 23),
-        ({"actors": 4, "min_actors": 9}, False, 8, 1),
+        ({"actors": 9}, False, 8, 1),
         ({"batches_per_task": 3, "actors": 4}, False, 4, 3),
     ],
 )
