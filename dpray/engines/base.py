@@ -65,7 +65,6 @@ class Completion:
     text: str = field(repr=False)
     prompt_tokens: int
     completion_tokens: int
-    finish_reason: Literal["stop", "length"]
 
 
 OnCompletion = Callable[[int, Completion], None]

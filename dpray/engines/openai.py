@@ -126,5 +126,4 @@ class OpenAIEngine:
             "" if written is None or reason == "content_filter" else written,
             getattr(usage, "prompt_tokens", None) or 0,
             getattr(usage, "completion_tokens", None) or 0,
-            "length" if reason == "length" else "stop",
         )

@@ -150,13 +150,8 @@ class TextCodec:
         end = next((i for i, token in enumerate(ids) if token in self.eos_ids), len(ids))
         text = self.text(prompt_ids, ids[:end])
         stopped = cut_at_stop(text, sampling.stop)
-        cut_short = stopped is None and end == sampling.max_tokens
-        return Completion(
-            text if stopped is None else stopped,
-            len(prompt_ids),
-            min(end + 1, len(ids)),
-            "length" if cut_short else "stop",
-        )
+        text = text if stopped is None else stopped
+        return Completion(text, len(prompt_ids), min(end + 1, len(ids)))
 
     def check_length(self, prompt_tokens: int, max_tokens: int) -> None:
         """Raise EngineError if the two do not fit the context; the message leaves out the

@@ -1,13 +1,16 @@
-"""Public files, which are not the private ones by another name, and few-shot examples in them."""
+"""Public files, which are not the private ones by another name: few-shot examples, and sequences of
+terms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
-from dpray.io.columns import is_empty, label_name, text_of
+from dpray.io.columns import Label, is_empty, label_name, match_label, text_of
 from dpray.io.file_list import identity, list_files
+from dpray.io.formats import Where
 from dpray.io.records import read_rows
 from dpray.types import InputError
 
@@ -67,3 +70,27 @@ def read_few_shot(file: str | None, shown: int, private: str) -> FewShot:
             f"method.few_shot_examples is {shown}"
         )
     return FewShot(texts, shown)
+
+
+def read_terms(
+    file: str | None, labels: Mapping[str, Label], private: str
+) -> dict[str, list[list[str]]]:
+    """Read the sequences of `method.terms` by label, "" without labels; None is no file. In a chain
+    the file holds what the first method released. Raises InputError that names the row."""
+    found: dict[str, list[list[str]]] = {}
+    if file is None:
+        return found
+    for path in public_files(file, "method.terms", private):
+        for where, row in read_rows(path):
+            try:
+                label = match_label(row.get("label"), labels, "label", where) if labels else ""
+            except InputError as error:
+                raise InputError(f"method.terms: {error}") from None
+            found.setdefault(label, []).append(_terms(row.get("terms"), where))
+    return found
+
+
+def _terms(value: Any, where: Where) -> list[str]:
+    if not isinstance(value, list) or not value or not all(isinstance(t, str) for t in value):
+        raise InputError(f"method.terms: {where}: `terms` has to be a list of terms")
+    return value

@@ -218,7 +218,6 @@ def test_generate(engine: Engine) -> None:
     for prompt, completion in zip(prompts, completions, strict=True):
         assert completion.prompt_tokens == len(engine.encode(prompt))
         assert 1 <= completion.completion_tokens <= 6
-        assert (completion.finish_reason == "length") <= (completion.completion_tokens == 6)
     again = engine.generate(prompts, [Sampling(max_tokens=6)] * len(prompts))
     assert [c.text for c in again] != [c.text for c in completions], "the seed is a constant"
     assert engine.generate([], []) == []
@@ -234,7 +233,6 @@ def test_generate_greedily_and_with_a_stop_string(engine: Engine) -> None:
         prompts, [Sampling(max_tokens=10, temperature=0, stop=(stop,))] * len(prompts)
     )
     assert stopped[0].text == texts[0].partition(stop)[0]
-    assert stopped[0].finish_reason == "stop"
 
 
 def test_generate_with_sampling_parameters_of_each_prompt(engine: Engine) -> None:
@@ -243,7 +241,7 @@ def test_generate_with_sampling_parameters_of_each_prompt(engine: Engine) -> Non
     together = engine.generate(prompts, greedy)
     alone = [engine.generate([prompts[i]], [greedy[i]])[0] for i in range(6)]
     assert together == alone
-    assert len({c.completion_tokens for c in together if c.finish_reason == "length"}) >= 3
+    assert len({c.completion_tokens for c in together}) >= 3
     with pytest.raises(ValueError, match="shorter"):
         engine.generate(prompts, greedy[:2])
 

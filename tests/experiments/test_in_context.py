@@ -77,7 +77,7 @@ class Copies:
         found = []
         for prompt in self.prompts:
             answers = [line[8:] for line in prompt.split("\n") if line.startswith("Answer: ")]
-            found.append(Completion(f" {answers[-1] if answers else 'nothing'}", 1, 1, "stop"))
+            found.append(Completion(f" {answers[-1] if answers else 'nothing'}", 1, 1))
         return found
 
 

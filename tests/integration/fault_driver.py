@@ -75,7 +75,7 @@ class Words:
         completions = []
         for i, prompt in enumerate(prompts):
             ids = self.encode(prompt)[: samplings[i].max_tokens]
-            completions.append(Completion(text_of(ids), len(ids), len(ids), "length"))
+            completions.append(Completion(text_of(ids), len(ids), len(ids)))
             if on_completion is not None:
                 on_completion(i, completions[-1])
         return completions

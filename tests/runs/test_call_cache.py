@@ -48,7 +48,7 @@ class CountingEngine:
             self.left -= 1
             self.asked.append(prompts[i].user)
             text = "" if "empty" in prompts[i].user else f"{prompts[i].user} {len(self.asked)}"
-            made[i] = Completion(text, 3, sampling[i].max_tokens, "stop")
+            made[i] = Completion(text, 3, sampling[i].max_tokens)
             on_completion(i, made[i])
         return [made[i] for i in range(len(prompts))]
 

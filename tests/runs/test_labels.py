@@ -16,8 +16,8 @@ import dpray
 from dpray import registry as methods
 from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
+from dpray.io.public_files import read_terms
 from dpray.methods.config import parse_config
-from dpray.runs.public_input import read_terms
 from dpray.types import InputError
 from dpray.workers.rows import record_rows
 from tests.engines.tiny_model import sentence
@@ -90,10 +90,11 @@ def test_public_terms_go_by_the_names_of_their_labels(
     config, file = parse_config(settings(**data)), tmp_path / "terms.jsonl"
     rows = [{"terms": ["x"], "label": label} for label in LABELS]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_terms(str(file), config) == {name: [["x"]] for name in config.data.label_names}
+    names = config.data.label_names
+    assert read_terms(str(file), names, config.data.path) == {name: [["x"]] for name in names}
     file.write_text(json.dumps({"terms": ["x"], "label": "unknown"}) + "\n")
     with pytest.raises(InputError, match=r"^method\.terms: terms\.jsonl, row 1: the label is"):
-        read_terms(str(file), config)
+        read_terms(str(file), names, config.data.path)
 
 
 def labels_of(path: Path, labels: list[Any]) -> list[Any]:

@@ -71,7 +71,7 @@ def fake(folder: Path, together: int = 1, seen: int = 0) -> Callable[[Any], Any]
                         file.write(f"{prompt.user}\n")
                     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
                     text = f"{prompt.user}|{len(ray.get_gpu_ids())}|{visible}"
-                    on_completion(i, Completion(text, 1, each.max_tokens, "stop"))
+                    on_completion(i, Completion(text, 1, each.max_tokens))
 
             def close(self) -> None: ...
 

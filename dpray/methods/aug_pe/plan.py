@@ -11,13 +11,13 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.auditing.monte_carlo import Target, votes_target
 from dpray.config.config import Config
+from dpray.io.public_files import read_terms
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.runs.plan import Choice, Plan, Signal, affordable, first_enough, resolved_noise
-from dpray.runs.public_input import read_terms
 
 ITERATIONS = (10, 8, 6, 5, 4, 3, 2, 1)
 VARIATIONS = (7, 4, 2)
@@ -109,7 +109,7 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
 def prompts_of(config: Config, settings: AugPeSettings) -> VariationPrompts:
     """Load the template, with the public terms that it shows. Raises InputError for a wrong one."""
     prompts = load_variation_prompts(settings.template, settings.variation, config.data.proportions)
-    return prompts.showing(read_terms(settings.terms, config))
+    return prompts.showing(read_terms(settings.terms, config.data.label_names, config.data.path))
 
 
 def with_public_files(plan: AugPePlan) -> AugPePlan:

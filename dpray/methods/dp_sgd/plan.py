@@ -17,6 +17,7 @@ from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine
 from dpray.engines.model_path import absolute_model, is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
+from dpray.io.public_files import read_terms
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
 from dpray.methods.dp_sgd.settings import DpSgdSettings
@@ -30,7 +31,6 @@ from dpray.runs.plan import (
     first_enough,
     resolved_noise,
 )
-from dpray.runs.public_input import read_terms
 from dpray.training.step import DpSgdStep
 from dpray.types import InputError
 from dpray.workers.rows import Row
@@ -197,7 +197,7 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
 
 def codes_of(config: Config, settings: DpSgdSettings) -> ControlCodes:
     """Return the control codes, with the public terms that they may name."""
-    terms = read_terms(settings.terms, config)
+    terms = read_terms(settings.terms, config.data.label_names, config.data.path)
     return control_codes(config.data, settings).with_sequences(terms, config.data.label)
 
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.text import TextCodec
-from dpray.io.public_files import FewShot, read_few_shot
+from dpray.io.public_files import FewShot, read_few_shot, read_terms
 from dpray.io.template_file import Template, TextKey, read_template
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
-from dpray.runs.public_input import read_terms
 from dpray.types import InputError, Prompt
 
 PACKAGE = "dpray.methods.private_prediction"
@@ -92,7 +91,7 @@ def template_of(config: Config, settings: PrivatePredictionSettings) -> PromptTe
     wrong one."""
     few_shot = read_few_shot(settings.few_shot, settings.few_shot_examples, config.data.path)
     template = load_template(settings.template, few_shot)
-    return template.showing(read_terms(settings.terms, config))
+    return template.showing(read_terms(settings.terms, config.data.label_names, config.data.path))
 
 
 def load_template(name_or_path: str, few_shot: FewShot | None = None) -> PromptTemplate:

@@ -58,7 +58,7 @@ class Echo:
             if "fever" in text and prompt.user not in self.prompts:
                 text = ""
             self.prompts.append(prompt.user)
-            made.append(Completion(text, 5, 3, "stop"))
+            made.append(Completion(text, 5, 3))
             on_completion(number, made[-1])
         return made
 
