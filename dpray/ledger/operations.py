@@ -101,24 +101,26 @@ class Transaction:
             self._accounts[dataset] = queries.read_account(self.connection, dataset)
         return self._accounts[dataset]
 
-    def chain_of_run(self, key: str) -> Chain:
+    def chain_of_run(self, charge_key: str) -> Chain:
         """Return the chain that a run is charged to. Raises `LedgerConflict` if it has none."""
-        if key not in self._runs:
-            if (entry := queries.find(self.connection, "reserve", key)) is None:
-                raise LedgerConflict(f"the ledger has no reservation '{key}'")
-            self._runs[key] = entry.dataset
-        return self.chain(self._runs[key])
+        if charge_key not in self._runs:
+            if (entry := queries.find(self.connection, "reserve", charge_key)) is None:
+                raise LedgerConflict(f"the ledger has no reservation '{charge_key}'")
+            self._runs[charge_key] = entry.dataset
+        return self.chain(self._runs[charge_key])
 
-    def open_run(self, key: str, units: Sequence[str]) -> tuple[Chain, Outcomes]:
+    def open_run(self, charge_key: str, units: Sequence[str]) -> tuple[Chain, Outcomes]:
         """Return the chain of a run, and the outcomes of these units. Raises `LedgerConflict` if
         the run is committed."""
-        chain = self.chain_of_run(key)
+        chain = self.chain_of_run(charge_key)
         outcomes = {
             (kind, unit): json.loads(payload)
-            for kind, unit, payload in queries.outcomes(self.connection, key, ["", *units])
+            for kind, unit, payload in queries.outcomes(self.connection, charge_key, ["", *units])
         }
         if ("commit", "") in outcomes:
-            raise LedgerConflict(f"the run '{key}' is committed: nothing more happens under it")
+            raise LedgerConflict(
+                f"the run '{charge_key}' is committed: nothing more happens under it"
+            )
         return chain, outcomes
 
     def add(self, chain: Chain) -> None:
@@ -287,7 +289,7 @@ class Reserve(Operation):
 class Begin(Operation):
     """Start units: see `RunLedger.begin`."""
 
-    key: str
+    charge_key: str
     attempt_id: str
     units: tuple[str, ...]
 
@@ -296,15 +298,15 @@ class Begin(Operation):
         check_public("batch", self.units)
 
     def apply(self, transaction: Transaction) -> None:
-        chain, outcomes = transaction.open_run(self.key, self.units)
+        chain, outcomes = transaction.open_run(self.charge_key, self.units)
         for kind, unit in outcomes:
             if kind == "publish":
                 raise AlreadyPublished(f"batch '{unit}' is published already")
         _refuse_failed(outcomes)
-        known = queries.begun(transaction.connection, self.key, self.units, self.attempt_id)
+        known = queries.begun(transaction.connection, self.charge_key, self.units, self.attempt_id)
         for unit in self.units:
             if unit not in known:
-                chain.append("begin", self.key, {}, unit=unit, attempt=self.attempt_id)
+                chain.append("begin", self.charge_key, {}, unit=unit, attempt=self.attempt_id)
         transaction.add(chain)
 
 
@@ -312,7 +314,7 @@ class Begin(Operation):
 class Publish(Operation):
     """Publish units: see `RunLedger.publish`."""
 
-    key: str
+    charge_key: str
     attempt_id: str
     releases: tuple[tuple[str, str], ...]
 
@@ -327,7 +329,7 @@ class Publish(Operation):
 
     def apply(self, transaction: Transaction) -> int:
         files = dict(self.releases)
-        chain, outcomes = transaction.open_run(self.key, list(files))
+        chain, outcomes = transaction.open_run(self.charge_key, list(files))
         _refuse_failed(outcomes)
         new: dict[str, dict[str, str]] = {}
         for unit, sha256 in files.items():
@@ -339,7 +341,7 @@ class Publish(Operation):
             elif known != release:
                 raise LedgerConflict(f"batch '{unit}' was published with another content")
         for unit, release in new.items():
-            chain.append("publish", self.key, release, unit=unit)
+            chain.append("publish", self.charge_key, release, unit=unit)
         transaction.add(chain)
         return len(new)
 
@@ -348,7 +350,7 @@ class Publish(Operation):
 class Fail(Operation):
     """Mark a unit as failed: see `RunLedger.fail`."""
 
-    key: str
+    charge_key: str
     unit: str
     attempt_id: str
     reason_class_name: str
@@ -359,13 +361,13 @@ class Fail(Operation):
         check_public("batch", [self.unit])
 
     def apply(self, transaction: Transaction) -> bool:
-        chain, outcomes = transaction.open_run(self.key, [self.unit])
+        chain, outcomes = transaction.open_run(self.charge_key, [self.unit])
         if ("fail", self.unit) in outcomes:
             return False
         if ("publish", self.unit) in outcomes:
             raise AlreadyPublished(f"batch '{self.unit}' is published already")
         failure = {"attempt": self.attempt_id, "reason": self.reason_class_name}
-        chain.append("fail", self.key, failure, unit=self.unit)
+        chain.append("fail", self.charge_key, failure, unit=self.unit)
         transaction.add(chain)
         return True
 
@@ -374,13 +376,13 @@ class Fail(Operation):
 class Commit(Operation):
     """Close a run: see `RunLedger.commit`."""
 
-    key: str
+    charge_key: str
 
     def apply(self, transaction: Transaction) -> bool:
-        chain = transaction.chain_of_run(self.key)
-        if queries.find(transaction.connection, "commit", self.key):
+        chain = transaction.chain_of_run(self.charge_key)
+        if queries.find(transaction.connection, "commit", self.charge_key):
             return False
-        chain.append("commit", self.key, {}, at=now())
+        chain.append("commit", self.charge_key, {}, at=now())
         transaction.add(chain)
         return True
 

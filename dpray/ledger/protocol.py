@@ -112,16 +112,16 @@ class RunLedger(ABC):
         made: list[Entry] = self.write(operation)
         return made
 
-    def begin(self, key: str, attempt_id: str, units: Iterable[str]) -> None:
+    def begin(self, charge_key: str, attempt_id: str, units: Iterable[str]) -> None:
         """Record, durably and before their data is touched, that an attempt starts these units.
 
         Raises `LedgerConflict`, and records none of them, if one is published (`AlreadyPublished`)
         or has failed, or if the run is committed.
         """
         own = tuple(self.prefix + unit for unit in dict.fromkeys(units))
-        self.write(Begin(key, attempt_id, own))
+        self.write(Begin(charge_key, attempt_id, own))
 
-    def publish(self, key: str, attempt_id: str, releases: Iterable[tuple[str, str]]) -> int:
+    def publish(self, charge_key: str, attempt_id: str, releases: Iterable[tuple[str, str]]) -> int:
         """Record the one release of each unit, by (unit, SHA-256 of its file), all or none: the
         files may be put in place once this returns.
 
@@ -130,37 +130,37 @@ class RunLedger(ABC):
         that has failed, or a committed run.
         """
         own = sorted({(self.prefix + unit, sha256) for unit, sha256 in releases})
-        return int(self.write(Publish(key, attempt_id, tuple(own))))
+        return int(self.write(Publish(charge_key, attempt_id, tuple(own))))
 
-    def fail(self, key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool:
+    def fail(self, charge_key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool:
         """Record that a unit failed: it is never repeated. Of the error, only its class's name is
         kept.
 
         Returns True the first time; the first failure of a unit stands, and later ones answer
         False. Raises `AlreadyPublished`, and `LedgerConflict` for a committed run.
         """
-        return bool(self.write(Fail(key, self.prefix + unit, attempt_id, reason_class_name)))
+        return bool(self.write(Fail(charge_key, self.prefix + unit, attempt_id, reason_class_name)))
 
-    def commit(self, key: str) -> bool:
+    def commit(self, charge_key: str) -> bool:
         """Close a run: nothing begins or is published under it from now on. Returns True the first
         time."""
-        return bool(self.write(Commit(key)))
+        return bool(self.write(Commit(charge_key)))
 
-    def is_reserved(self, key: str) -> bool:
+    def is_reserved(self, charge_key: str) -> bool:
         """Return whether the ledger holds the charge with this key."""
-        return self.read(queries.find, "reserve", key) is not None
+        return self.read(queries.find, "reserve", charge_key) is not None
 
-    def last_commit(self, key: str) -> Entry:
+    def last_commit(self, charge_key: str) -> Entry:
         """Return the entry that closed a run, its last one. Raises `LedgerConflict` for an open
         run."""
-        if (entry := self.read(queries.find, "commit", key)) is None:
+        if (entry := self.read(queries.find, "commit", charge_key)) is None:
             raise LedgerConflict("the run is not committed")
         return entry
 
-    def counts(self, key: str) -> dict[str, int]:
+    def counts(self, charge_key: str) -> dict[str, int]:
         """Return how many units of a run were `started`, `published` and `failed`, the `starts` in
         all, and whether (1 or 0) it is `committed`."""
-        return self.read(queries.count, key, self.prefix)
+        return self.read(queries.count, charge_key, self.prefix)
 
     def account(self, dataset: str) -> Account | None:
         """Return a data set's budget and charges, or None if it has no budget."""
@@ -170,32 +170,32 @@ class RunLedger(ABC):
         """Return the names of the data sets that the ledger has."""
         return self.read(queries.dataset_names)
 
-    def started(self, key: str) -> Iterator[Place]:
+    def started(self, charge_key: str) -> Iterator[Place]:
         """Yield (unit, attempt) of every start, sorted: one for each attempt at a unit."""
-        return ((unit, entry.attempt) for unit, entry in self._units("begin", key))
+        return ((unit, entry.attempt) for unit, entry in self._units("begin", charge_key))
 
-    def unfinished(self, key: str) -> Iterator[Place]:
+    def unfinished(self, charge_key: str) -> Iterator[Place]:
         """Yield the starts of units that neither were published nor failed: running, or lost."""
-        ended = {unit for unit, _ in self._units("publish", key)}
-        ended |= {unit for unit, _ in self._units("fail", key)}
-        return (start for start in self.started(key) if start[0] not in ended)
+        ended = {unit for unit, _ in self._units("publish", charge_key)}
+        ended |= {unit for unit, _ in self._units("fail", charge_key)}
+        return (start for start in self.started(charge_key) if start[0] not in ended)
 
-    def published(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    def published(self, charge_key: str) -> Iterator[tuple[str, tuple[str, str]]]:
         """Yield each published unit with (the attempt that published it, its file's SHA-256)."""
-        for unit, entry in self._units("publish", key):
+        for unit, entry in self._units("publish", charge_key):
             release = entry.values()
             yield unit, (release["attempt"], release["sha256"])
 
-    def failed(self, key: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    def failed(self, charge_key: str) -> Iterator[tuple[str, tuple[str, str]]]:
         """Yield each unit that failed, with (attempt, name of the error's class)."""
-        for unit, entry in self._units("fail", key):
+        for unit, entry in self._units("fail", charge_key):
             failure = entry.values()
             yield unit, (failure["attempt"], failure["reason"])
 
-    def _units(self, kind: Kind, key: str) -> Iterator[tuple[str, Entry]]:
+    def _units(self, kind: Kind, charge_key: str) -> Iterator[tuple[str, Entry]]:
         """Yield a run's units with their entries of one kind, in pages: they may be a million."""
         after = ("", "")
-        while rows := self.read(queries.page, kind, key, after):
+        while rows := self.read(queries.page, kind, charge_key, after):
             for entry in rows:
                 if entry.unit.startswith(self.prefix):
                     yield entry.unit.removeprefix(self.prefix), entry

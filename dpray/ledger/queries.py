@@ -120,31 +120,35 @@ def entry_at(connection: sa.Connection, dataset: str, sequence: int) -> Entry | 
 
 
 def outcomes(
-    connection: sa.Connection, key: str, units: Iterable[str]
+    connection: sa.Connection, charge_key: str, units: Iterable[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield kind, unit and payload of the entries that end these units; "" is the run itself."""
     for chunk in _batched(units):
-        for row in connection.execute(_OUTCOMES, {"key": key, "units": chunk}):
+        for row in connection.execute(_OUTCOMES, {"key": charge_key, "units": chunk}):
             yield row.kind, row.unit, row.payload
 
 
-def begun(connection: sa.Connection, key: str, units: Sequence[str], attempt: str) -> set[str]:
+def begun(
+    connection: sa.Connection, charge_key: str, units: Sequence[str], attempt: str
+) -> set[str]:
     """Return the units that this attempt has begun."""
     return {
         unit
         for chunk in _batched(units)
-        for (unit,) in connection.execute(_BEGUN, {"key": key, "attempt": attempt, "units": chunk})
+        for (unit,) in connection.execute(
+            _BEGUN, {"key": charge_key, "attempt": attempt, "units": chunk}
+        )
     }
 
 
 def page(
-    connection: sa.Connection, kind: str, key: str, after: tuple[str, str], limit: int = PAGE
+    connection: sa.Connection, kind: str, charge_key: str, after: tuple[str, str], limit: int = PAGE
 ) -> list[Entry]:
     """Return the first `limit` entries of a run of one kind after this unit and attempt."""
     place = sa.tuple_(entries.c.unit, entries.c.attempt)
     query = (
         sa.select(entries)
-        .where(entries.c.kind == kind, entries.c.key == key)
+        .where(entries.c.kind == kind, entries.c.key == charge_key)
         .where(place > sa.tuple_(*map(sa.literal, after)))
         .order_by(entries.c.unit, entries.c.attempt)
         .limit(limit)
@@ -152,11 +156,11 @@ def page(
     return [Entry(**row._mapping) for row in connection.execute(query)]
 
 
-def count(connection: sa.Connection, key: str, prefix: str = "") -> dict[str, int]:
+def count(connection: sa.Connection, charge_key: str, prefix: str = "") -> dict[str, int]:
     """Return the numbers that `RunLedger.counts` returns."""
 
     def number(kind: str, what: sa.ColumnElement[int], prefix: str = prefix) -> int:
-        of_run = (entries.c.kind == kind, entries.c.key == key)
+        of_run = (entries.c.kind == kind, entries.c.key == charge_key)
         own = entries.c.unit.startswith(prefix, autoescape=True)
         return int(connection.execute(sa.select(what).where(*of_run, own)).scalar_one())
 

@@ -73,7 +73,7 @@ def _ended_for_memory(session: Session[Any], error: Exception) -> DprayError:
     what = "Ray ended a process of the run because its machine was low on memory"
     ledger, run_id = session.ledger, session.run_id
     ended = cluster.find_error(error, cluster.EndedForMemory)
-    at_work = frozenset() if ended is None else ended.attempt_ids
+    at_work = frozenset() if ended is None else ended.worker_ids
     for unit, attempt in list(ledger.unfinished(run_id)):
         # How much memory a batch needs depends on its private rows.
         if attempt in at_work:

@@ -130,7 +130,7 @@ class ReleaseFolder:
         write_durably(self.staging / f"{self.prefix}{name}", text, private=True)
         return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
-    def publish(self, name: str) -> None:
+    def move_to_parts(self, name: str) -> None:
         """Move a committed part; safe to repeat."""
         source = self.staging / f"{self.prefix}{name}"
         if source.exists():
@@ -143,7 +143,7 @@ class ReleaseFolder:
         ledger has forgotten it, and would have it drawn again."""
         for path in sorted(self.staging.iterdir()):
             if path.suffix in PARTS and committed(sha256_of(path)):
-                self.publish(path.name)
+                self.move_to_parts(path.name)
             else:
                 path.unlink()
         if not all(committed(sha256_of(path)) for path in self._outputs()):

@@ -91,14 +91,14 @@ class Session(Generic[P]):
         """Return whether the run uses this process alone, without Ray."""
         return not self.config.runtime.uses_ray
 
-    def key(self, charge: str = "") -> str:
+    def charge_key(self, name: str = "") -> str:
         """Return the ledger's key of the run's charge, or of a later one with a name."""
-        return f"{self.run_id}/{charge}" if charge else self.run_id
+        return f"{self.run_id}/{name}" if name else self.run_id
 
     @property
     def has_begun(self) -> bool:
         """Return whether a mechanism of the run has begun, in any attempt."""
-        return self.folder.has_output() or bool(self.ledger.counts(self.key())["started"])
+        return self.folder.has_output() or bool(self.ledger.counts(self.charge_key())["started"])
 
     def public_generator(self, name: str) -> np.random.Generator:
         """Return a generator of public randomness, the same in every attempt at the run."""
@@ -110,7 +110,7 @@ class Session(Generic[P]):
         that has begun misses the file, with what is `lost`, or has something else in its place."""
         path = self.folder.private / f"{self.folder.prefix}{name}"
         if not path.exists():
-            if any(unit != "labels" for unit, _ in self.ledger.started(self.key())):
+            if any(unit != "labels" for unit, _ in self.ledger.started(self.charge_key())):
                 raise InputError(
                     f"output.path: {path} is missing, so that {lost}; put it back, or choose "
                     "another folder"
@@ -205,37 +205,37 @@ class Session(Generic[P]):
         """
         if (found := self.published(unit)) is not None:
             return found
-        key = self.key()
+        charge_key = self.charge_key()
         drops = self.config.privacy.lost_batches == "drop" and not pays_for_repeats
-        self._refuse_failed(key, unit)
-        if drops and unit in {name for name, _ in self.ledger.unfinished(key)}:
+        self._refuse_failed(unit)
+        if drops and unit in {name for name, _ in self.ledger.unfinished(charge_key)}:
             raise _dropped(unit)
-        self.ledger.begin(key, self.attempt_id, [unit])
+        self.ledger.begin(charge_key, self.attempt_id, [unit])
         try:
             output = mechanism()
         except BaseException as error:
             if isinstance(error, Exception) and not may_run_again(error):
                 # What a task on Ray raised is in a wrapper, whose name is no class's.
                 raised = find_error(error, Exception) or error
-                self.ledger.fail(key, unit, self.attempt_id, type(raised).__name__)
+                self.ledger.fail(charge_key, unit, self.attempt_id, type(raised).__name__)
             elif drops and not isinstance(error, InputError):
                 raise _dropped(unit) from error
             raise
-        self.publish(f"{unit}.json", {unit: output})
+        self.publish_file(f"{unit}.json", {unit: output})
         released = self.published(unit)
         assert released is not None
         return released
 
-    def publish(self, file: str, outputs: Mapping[str, dict[str, Any]]) -> None:
+    def publish_file(self, file: str, outputs: Mapping[str, dict[str, Any]]) -> None:
         """Publish the outputs of units that have begun, given by unit: stage them in one file,
         commit them in the ledger, and publish the file."""
         sha = self.folder.stage(file, outputs.values())
         units = [(unit, sha) for unit in outputs]
-        self.ledger.publish(self.key(), self.attempt_id, units)
-        self.folder.publish(file)
+        self.ledger.publish(self.charge_key(), self.attempt_id, units)
+        self.folder.move_to_parts(file)
 
-    def _refuse_failed(self, key: str, unit: str) -> None:
-        failed = dict(self.ledger.failed(key))
+    def _refuse_failed(self, unit: str) -> None:
+        failed = dict(self.ledger.failed(self.charge_key()))
         if unit in failed:
             raise RunFailed(
                 f"{unit} failed with {failed[unit][1]}; a mechanism that raised itself, or for "

@@ -146,12 +146,12 @@ class LostTooOften(Exception):
 
 
 class EndedForMemory(Exception):
-    """Ray ended a worker of a pool for want of memory. `attempt_ids` are those of all workers at
+    """Ray ended a worker of a pool for want of memory. `worker_ids` are those of all workers at
     work then, this one included: any of their rows may have filled the memory."""
 
-    def __init__(self, attempt_ids: frozenset[str]) -> None:
-        super().__init__(attempt_ids)
-        self.attempt_ids = attempt_ids
+    def __init__(self, worker_ids: frozenset[str]) -> None:
+        super().__init__(worker_ids)
+        self.worker_ids = worker_ids
 
 
 def reason_to_repeat(error: Exception) -> str | None:

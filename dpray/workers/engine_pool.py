@@ -40,7 +40,7 @@ hundreds side by side, spends little of its time on the last few of them."""
 class EngineWorker:
     """Writes the texts of one chunk of numbered prompts after the other."""
 
-    attempt_id = ""
+    worker_id = ""
 
     def __init__(self, build: Callable[[], TextGenerator]) -> None:
         self._engine = build()

@@ -52,7 +52,7 @@ Outcome = dict[str, Any]
 
 
 class GroupWorker(Protocol):
-    attempt_id: str
+    worker_id: str
     """The ledger records under this id which groups the worker has begun."""
 
     def work(self, tasks: Iterable[list[Row]]) -> Generator[Outcome]:
@@ -244,7 +244,7 @@ class SliceWorker:
 
     def __init__(self, make_worker: Callable[[], GroupWorker], task_size: int) -> None:
         self._worker = make_worker()
-        self.attempt_id = self._worker.attempt_id
+        self.worker_id = self._worker.worker_id
         self._task_size = task_size
 
     def accept(

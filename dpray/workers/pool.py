@@ -148,7 +148,7 @@ class _ActorSlot:
         self.work: list[Work] = []
         self.undelivered: Exception | None = None
         self.call: Any = None
-        self.attempt_id = ""
+        self.worker_id = ""
         self._names: Any = None
         self._ask("load", SlotState.STARTING)
 
@@ -171,7 +171,7 @@ class _ActorSlot:
         answer: Answer = self._actors.result(self.call)
         if answer.error is not None:
             raise answer.error
-        self.has_run, self.attempt_id = True, answer.attempt_id
+        self.has_run, self.worker_id = True, answer.worker_id
         self._note_names()
         if answer.results:
             self.losses = 0
@@ -291,7 +291,7 @@ class ActorPool:
         memory."""
         if self._policy.ends_run(error, slot.has_run):
             if ended_for_memory(error):
-                raise EndedForMemory(frozenset(each.attempt_id for each in self._slots)) from error
+                raise EndedForMemory(frozenset(each.worker_id for each in self._slots)) from error
             raise error
         for work in slot.work:
             work.losses += 1

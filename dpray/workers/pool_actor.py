@@ -48,7 +48,7 @@ class Pieces:
 
 
 class PoolWorker(Protocol):
-    attempt_id: str
+    worker_id: str
     """The name under which the ledger knows what this worker began."""
 
     def accept(self, *piece: Any) -> tuple[Collection[Hashable], Any]:
@@ -64,12 +64,12 @@ class PoolWorker(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """The results that have come, of the worker with this `attempt_id`. `is_ready`: the actor waits
+    """The results that have come, of the worker with this `worker_id`. `is_ready`: the actor waits
     for another piece of work, or for the end. `is_idle`: nothing is under way. `error`: the
     worker's own error, or the reason why there is no worker. It is a value, because Ray would log a
     raised one with a traceback, whose causes may quote a text."""
 
-    attempt_id: str
+    worker_id: str
     results: list[Result]
     is_ready: bool
     is_idle: bool
@@ -151,7 +151,7 @@ class PoolActor:
 
     def _answer(self, results: list[Result]) -> Answer:
         assert not isinstance(self._worker, Exception)
-        return Answer(self._worker.attempt_id, results, self._is_ready, self._is_idle)
+        return Answer(self._worker.worker_id, results, self._is_ready, self._is_idle)
 
     def _ask(self) -> None:
         self._results.put(_Event(has_ended=False))

@@ -154,8 +154,8 @@ def workers(folder: Path, fault: str = "", moment: str = "in it") -> Callable[[]
 
         class Worker:
             def __init__(self) -> None:
-                self.attempt_id = uuid.uuid4().hex
-                (folder / f"made-{self.attempt_id}").touch()
+                self.worker_id = uuid.uuid4().hex
+                (folder / f"made-{self.worker_id}").touch()
                 self.starts = 0
                 if fault == "never made":
                     raise EngineError("there is no GPU")
@@ -171,7 +171,7 @@ def workers(folder: Path, fault: str = "", moment: str = "in it") -> Callable[[]
                     batch = under_way.pop(0)["batch"]
                     if batch == "5":
                         self.strike("in it")
-                    yield {"batch": batch, "worker": self.attempt_id, "starts": self.starts}
+                    yield {"batch": batch, "worker": self.worker_id, "starts": self.starts}
                     if batch == "5":
                         self.strike("after it")
 
@@ -187,7 +187,7 @@ def workers(folder: Path, fault: str = "", moment: str = "in it") -> Callable[[]
                     time.sleep(0.01)
                 is_first = not (folder / "struck").exists()
                 with open(folder / "struck", "a") as file:
-                    print(self.attempt_id, file=file)
+                    print(self.worker_id, file=file)
                 what = fault.removesuffix(" once")
                 if what != fault and not is_first:
                     return
@@ -320,7 +320,7 @@ class TestOnRay:
         *before, struck = (tmp_path / "struck").read_text().split()
         assert "5" not in found and begun(tmp_path)["5"] == len(before) + 1
         if isinstance(error, EndedForMemory):
-            assert struck in error.attempt_ids and error.attempt_ids.isdisjoint(before)
+            assert struck in error.worker_ids and error.worker_ids.isdisjoint(before)
 
     def test_a_worker_that_cannot_be_made_is_said_as_it_is(
         self, config: Config, tmp_path: Path

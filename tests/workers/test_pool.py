@@ -40,14 +40,14 @@ class Dummy:
     """An actor that does one part of its work a call."""
 
     def __init__(self, number: int, faults: dict[str, list[Exception]]) -> None:
-        self.attempt_id, self.faults = f"attempt {number}", faults
+        self.worker_id, self.faults = f"attempt {number}", faults
         self.parts: list[str] = []
         self.has_ended = self.is_draining = False
 
     def load(self) -> Answer:
         if self.faults.get("load"):
             raise self.faults["load"].pop(0)
-        return Answer(self.attempt_id, [], is_ready=True, is_idle=True)
+        return Answer(self.worker_id, [], is_ready=True, is_idle=True)
 
     def take(self, names: str, left: set[str] | None) -> list[str] | None:
         if names == "undelivered":
@@ -64,9 +64,9 @@ class Dummy:
             name = self.parts.pop(0)
             if self.faults.get(name):
                 raise self.faults[name].pop(0)
-            results = [(name, f"{name} by {self.attempt_id}")]
+            results = [(name, f"{name} by {self.worker_id}")]
         is_ready = not self.parts
-        return Answer(self.attempt_id, results, is_ready, is_ready and self.is_draining)  # type: ignore[arg-type]
+        return Answer(self.worker_id, results, is_ready, is_ready and self.is_draining)  # type: ignore[arg-type]
 
 
 class Dummies(RayActors):
@@ -234,7 +234,7 @@ def test_memory_ends_the_run_at_once_and_names_all_who_were_at_work() -> None:
     actors = Dummies({"b": [MEMORY]})
     found, error = done(actors, PRIVATE, work("a b", "c d e", "f"), size=2)
     assert isinstance(error, EndedForMemory) and error.__cause__ is MEMORY
-    assert error.attempt_ids == {"attempt 0", "attempt 1"}
+    assert error.worker_ids == {"attempt 0", "attempt 1"}
     assert "b" not in found and "f" not in found and actors.taken["b"] == 1
 
 

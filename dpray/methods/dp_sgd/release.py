@@ -69,7 +69,7 @@ def release(session: DpSgdSession) -> Release:
         for text, values in zip(texts, drawn, strict=True)
         if text
     ]
-    if lost := lost_blocks(session.ledger, session.key()):
+    if lost := lost_blocks(session.ledger, session.charge_key()):
         session.plan = plan.with_repeats(lost)
     return Release(records, report(session, files, sum(lost)), released_folder(session))
 
@@ -112,7 +112,7 @@ def training_of(session: DpSgdSession) -> Training:
         folder=str(tuned_folder(session)),
         journal=Journal(
             session.ledger,
-            session.key(),
+            session.charge_key(),
             session.attempt_id,
             str(private / CHECKPOINTS),
             plan.method.steps,
@@ -164,7 +164,7 @@ def charge_repeats(session: DpSgdSession) -> None:
     """Reserve the cost of repeating the lost blocks, beyond the steps charged beforehand;
     idempotent. Raises BudgetRefused if it is more than `privacy.epsilon` or the budget allows."""
     plan, privacy = session.plan, session.config.privacy
-    if not (lost := lost_blocks(session.ledger, session.key())):
+    if not (lost := lost_blocks(session.ledger, session.charge_key())):
         return
     why = (
         f"{sum(lost)} of {plan.method.steps} steps were lost and would be repeated; "
@@ -181,7 +181,7 @@ def charge_repeats(session: DpSgdSession) -> None:
     for number, steps in enumerate(plan.unpaid_repeats(lost), start=1):
         if steps:
             event = SelfComposed(step, steps)
-            charges[session.key(f"again-{number}")] = event, budget_of(event, privacy.delta)
+            charges[session.charge_key(f"again-{number}")] = event, budget_of(event, privacy.delta)
     try:
         stated_for = privacy_unit(plan.config.data.unit), NEIGHBORING_RELATION
         session.ledger.reserve(privacy.dataset, charges, *stated_for)

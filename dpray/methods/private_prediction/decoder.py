@@ -79,7 +79,7 @@ class BatchDecoder:
         load: Callable[[], Engine],
     ) -> None:
         self.plan, self.ledger, self.key = plan, ledger, key
-        self.attempt_id = f"{attempt_id}.{uuid4().hex[:16]}"
+        self.worker_id = f"{attempt_id}.{uuid4().hex[:16]}"
         self.engine = engine = load()
         # With public prompts, before a private one is here.
         try:
@@ -119,7 +119,7 @@ class BatchDecoder:
         return rows
 
     def _begin(self, batches: list[str]) -> None:
-        self.ledger.begin(self.key, self.attempt_id, batches)
+        self.ledger.begin(self.key, self.worker_id, batches)
 
     def _encoded(self, batch_id: str, texts: list[str]) -> Batch:
         """Put a batch's texts into prompts, and these into tokens."""
@@ -151,7 +151,7 @@ class BatchDecoder:
             raise error
         for batch_id in batches:
             reason = "BatchNotDecoded" if error is None else failure_name(error)
-            self.ledger.fail(self.key, batch_id, self.attempt_id, reason)
+            self.ledger.fail(self.key, batch_id, self.worker_id, reason)
             yield {"batch": batch_id, "failed": reason}
 
     def close(self) -> None:

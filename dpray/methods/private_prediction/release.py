@@ -73,7 +73,7 @@ def release(session: BatchSession) -> Release:
 
 def missing(session: BatchSession) -> list[str]:
     """Return all batches that are not decoded, in their public order."""
-    plan, ledger, key = session.plan, session.ledger, session.key()
+    plan, ledger, key = session.plan, session.ledger, session.charge_key()
     refuse_failed(session)
     done = {batch for batch, _ in ledger.published(key)}
     if session.config.privacy.lost_batches == "drop":
@@ -83,7 +83,7 @@ def missing(session: BatchSession) -> list[str]:
 
 def refuse_failed(session: BatchSession) -> None:
     """Raise RunFailed if a batch has failed."""
-    failed = dict(session.ledger.failed(session.key()))
+    failed = dict(session.ledger.failed(session.charge_key()))
     if failed:
         batch, (_, reason) = next(iter(failed.items()))
         raise RunFailed(
@@ -114,7 +114,7 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
     load = session.take_engine if session.in_process else session.load_engine
     key = "" if session.plan.disjoint else batches_key(session)
     make = partial(
-        BatchDecoder, session.plan, session.ledger, session.key(), session.attempt_id, load
+        BatchDecoder, session.plan, session.ledger, session.charge_key(), session.attempt_id, load
     )
     size = task_size(session.config.runtime, session.plan.disjoint, len(batches))
     seconds = 0.0 if session.in_process else SECONDS_PER_PART
@@ -151,7 +151,7 @@ def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[O
     failed."""
     whole = {outcome["batch"]: outcome for outcome in outcomes if "examples" in outcome}
     if whole:
-        session.publish(part, whole)
+        session.publish_file(part, whole)
     if any("failed" in outcome for outcome in outcomes):
         refuse_failed(session)
     return list(whole.values())
@@ -287,7 +287,7 @@ def describe_draw(settings: PrivatePredictionSettings) -> str:
 
 
 def batch_counts(session: BatchSession) -> dict[str, int]:
-    plan, ledger, key = session.plan, session.ledger, session.key()
+    plan, ledger, key = session.plan, session.ledger, session.charge_key()
     counts = ledger.counts(key)
     return {
         "total": plan.batches.num_batches,

@@ -140,7 +140,7 @@ def test_an_outcome_is_handed_over_though_the_others_of_its_task_are_not_there()
     others = Event()
 
     class Slow:
-        attempt_id = "slow"
+        worker_id = "slow"
 
         def work(self, tasks: Iterable[list[Any]]) -> Iterator[Any]:
             for task in tasks:

@@ -199,8 +199,8 @@ def test_what_ray_ends_for_want_of_memory_has_failed(
             yield next(decoded)
             session, batches = arguments
             at_work = f"{session.attempt_id}.at-work"
-            session.ledger.begin(session.key(), at_work, batches[4:6])
-            session.ledger.begin(session.key(), f"{session.attempt_id}.lost", batches[6:8])
+            session.ledger.begin(session.charge_key(), at_work, batches[4:6])
+            session.ledger.begin(session.charge_key(), f"{session.attempt_id}.lost", batches[6:8])
         error = EndedByRay("1 worker(s) were killed due to the node running low on memory: 0/4")
         raise EndedForMemory(frozenset([at_work, ""]) if begun else frozenset()) from error
 

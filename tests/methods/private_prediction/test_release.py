@@ -59,7 +59,7 @@ def release(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Release:
             for start in range(0, len(outcomes), 3):
                 name = f"{start:08d}.jsonl"
                 folder.stage(name, outcomes[start : start + 3])
-                folder.publish(name)
+                folder.move_to_parts(name)
             folder.assemble(records(session))
             return [json.loads(line) for line in folder.synthetic.open()]
 
