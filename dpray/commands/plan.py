@@ -75,9 +75,6 @@ def _plan_one(loaded: Config, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(summary))
         return
-    # Imported late: a mistyped key should not have to wait for torch.
-    from dpray.workers.engine import describe_placement
-
     console = Terminal()
     table = Table(title="Plan (no data was opened)", show_header=False, title_justify="left")
     table.add_row("guarantee", _guarantee(summary))
@@ -85,7 +82,6 @@ def _plan_one(loaded: Config, as_json: bool) -> None:
     for name, value in made.lines().items():
         table.add_row(name, value)
     table.add_row("empty texts", EMPTY[made.config.data.empty])
-    table.add_row("model runs", describe_placement(made.config))
     console.print(table)
     for mechanism in summary["mechanisms"]:
         words = _mechanism_in_words({"type": mechanism["name"]} | mechanism["parameters"])

@@ -169,20 +169,3 @@ def hide_other_gpus() -> None:
     # The question would start a Ray of its own.
     if ray.is_initialized() and not ray.get_gpu_ids():
         os.environ.update(HIDDEN)
-
-
-def describe_placement(config: Config) -> str:
-    """Return, for people, the model's place as far as it is known without a cluster: a null
-    `runtime.gpus_per_actor` is resolved when the run begins."""
-    engine, runtime = config.engine, config.runtime
-    if engine.kind == "none":
-        return "no model"
-    if not engine.is_local:
-        return f"at {engine.base_url or 'its endpoint'}"
-    if not runtime.uses_ray:
-        return "in this process"
-    gpus = runtime.gpus_per_actor
-    each = f"{gpus:g} GPU(s) each" if gpus else "on CPUs"
-    if gpus is None:
-        each = f"{engine.gpus} GPU(s) each if the cluster has GPUs, else on CPUs"
-    return f"up to {runtime.actors} actor(s) of Ray, {each}"

@@ -20,7 +20,6 @@ from dpray.training.ranks import scaling
 from dpray.types import InputError
 from dpray.workers.engine import (
     Gpus,
-    describe_placement,
     gpus_of_rank,
     resolve_gpus,
 )
@@ -132,25 +131,6 @@ def test_a_rank_uses_one_gpu() -> None:
 def test_ranks_are_on_gpus_where_they_have_some(gpus: float, asked: dict[str, float]) -> None:
     made = scaling(2, gpus, 4.0)
     assert (made.num_workers, made.use_gpu, made.resources_per_worker) == (2, gpus > 0, asked)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"runtime__ray_address": "none"}, "in this process"),
-        ({"method": AUG_PE, "engine": OPENAI}, "at http://127.0.0.1:1/v1"),
-        (
-            {"runtime__actors": 3},
-            "up to 3 actor(s) of Ray, 1 GPU(s) each if the cluster has GPUs, else on CPUs",
-        ),
-        ({"runtime__gpus_per_actor": 1}, "up to 1 actor(s) of Ray, 1 GPU(s) each"),
-        ({"runtime__gpus_per_actor": 0}, "up to 1 actor(s) of Ray, on CPUs"),
-    ],
-)
-def test_a_plan_says_where_the_model_will_run(
-    config: Callable[..., Config], changes: dict[str, Any], words: str
-) -> None:
-    assert describe_placement(config(**changes)) == words
 
 
 # Loading
