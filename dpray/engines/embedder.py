@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.engines.base import EngineError
-from dpray.engines.model_path import resolve_model
+from dpray.engines.model_path import folder_or_hub
 from dpray.extras import require
 
 _PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
@@ -22,7 +22,7 @@ def locate_embedder(model: str) -> str:
     package."""
     if model == _PACKAGED and importlib.util.find_spec(_PACKAGE) is not None:
         return str(importlib.import_module(_PACKAGE).MODEL_DIR)
-    return resolve_model(model, "embedder.model")
+    return folder_or_hub(model, "embedder.model")
 
 
 class SentenceTransformerEmbedder:

@@ -33,8 +33,7 @@ _MOST_ADAPTERS = 8
 """Adapters may be stacked, such as those that were tuned on private records after public ones; a
 longer chain is taken for a cycle."""
 
-_MERGED = ("engine.model", "lm")
-"""The keys of causal language models: an embedder or encoder is not one."""
+KEY = "engine.model"
 
 SMOLLM2 = "smollm2"
 
@@ -68,28 +67,38 @@ def is_hub_name(model: str) -> bool:
     return bool(_HUB_NAME.fullmatch(model))
 
 
-def resolve_model(
-    model: str, key: str = "engine.model", on_hub: Callable[[str, str], str] = find_on_hub
-) -> str:
-    """Return `model`, `~` expanded, if it is a folder, and `on_hub(model, key)` if it is the name
-    of a model on a hub ("owner/name"). For `smollm2`, and for a folder with adapters, return the
-    folder of the model that is made of them: the first time this converts the packaged file, or
-    merges the adapters.
+OnHub = Callable[[str, str], str]
+"""`find_on_hub` or a replacement for it."""
 
-    Raises InputError that names `key` for a path that does not exist, and for a name that neither
-    this machine nor the hub has.
+
+def resolve_model(model: str, on_hub: OnHub = find_on_hub) -> str:
+    """Return the folder of a language model, or its name on a hub ("owner/name"). For `smollm2`
+    and for a folder with adapters, return the folder of the model that is made of them: the first
+    time this converts the packaged file, or merges the adapters.
+
+    Raises InputError for a path that does not exist, and for a name that neither this machine nor
+    the hub has.
     """
-    *adapters, base = with_bases(model, key)
+    *adapters, base = with_bases(model)
     if base == SMOLLM2 and not _is_folder(base):
         base = str(smollm2_folder())
-    elif not _is_folder(base):
-        if not is_hub_name(base) or os.path.exists(base):
-            whose = f" (the model of the adapters in {adapters[-1]})" if adapters else ""
-            raise InputError(f"{key}: no such folder: {base}{whose}")
-        base = on_hub(base, key)
+    else:
+        whose = f" (the model of the adapters in {adapters[-1]})" if adapters else ""
+        base = folder_or_hub(base, KEY, on_hub, whose)
     for folder in reversed(adapters):
-        base = str(merged_folder(Path(folder), base, key))
+        base = str(merged_folder(Path(folder), base))
     return base
+
+
+def folder_or_hub(model: str, key: str, on_hub: OnHub = find_on_hub, whose: str = "") -> str:
+    """Return `model`, `~` expanded, if it is a folder, and `on_hub(model, key)` if it is the name
+    of a model on a hub. Raises InputError that names `key`."""
+    model = _expanded(model)
+    if _is_folder(model):
+        return model
+    if not is_hub_name(model) or os.path.exists(model):
+        raise InputError(f"{key}: no such folder: {model}{whose}")
+    return on_hub(model, key)
 
 
 def absolute_model(model: str) -> str:
@@ -106,14 +115,14 @@ def absolute_model(model: str) -> str:
     return folder
 
 
-def with_bases(model: str, key: str = "engine.model") -> list[str]:
+def with_bases(model: str) -> list[str]:
     """Return the model, the model that its adapters belong to if it has some, and so on: all but
-    the last one are folders with adapters. Raises InputError that names `key`."""
+    the last one are folders with adapters. Raises InputError."""
     found = [_expanded(model)]
-    while key in _MERGED and _is_folder(found[-1]) and has_adapters(Path(found[-1])):
+    while _is_folder(found[-1]) and has_adapters(Path(found[-1])):
         if len(found) > _MOST_ADAPTERS:
-            raise InputError(f"{key}: more than {_MOST_ADAPTERS} adapters on each other: {model}")
-        found.append(_expanded(base_of(Path(found[-1]), key)))
+            raise InputError(f"{KEY}: more than {_MOST_ADAPTERS} adapters on each other: {model}")
+        found.append(_expanded(base_of(Path(found[-1]))))
     return found
 
 
@@ -201,46 +210,38 @@ def tuned_without_noise(folder: Path) -> bool:
         return False
 
 
-def base_of(folder: Path, key: str) -> str:
+def base_of(folder: Path) -> str:
     """Return the name or folder of the model that the adapters belong to. One that begins with a
     dot is a path from the adapters' folder. A release does not say where its model is on this
     machine; `private` beside it does.
 
-    Raises InputError, which names `key`, if the folder does not say, and for other adapters than
-    LoRA's on a causal language model.
+    Raises InputError if the folder does not say, and for other adapters than LoRA's on a causal
+    language model.
     """
-    config = read_json(folder / CONFIG, key)
+    config = read_json(folder / CONFIG, KEY)
     with contextlib.suppress(OSError):
         config["base_model_name_or_path"] = (folder.parent / BASE_PLACE).read_text().strip()
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not 0 < len(base) < _LONGEST_PATH:
-        raise InputError(f"{key}: {folder / CONFIG} names no model that the adapters belong to")
+        raise InputError(f"{KEY}: {folder / CONFIG} names no model that the adapters belong to")
     if config.get("peft_type") != "LORA" or config.get("task_type") not in (None, "CAUSAL_LM"):
-        raise InputError(f"{key}: {folder} holds other adapters than LoRA's on a causal model")
+        raise InputError(f"{KEY}: {folder} holds other adapters than LoRA's on a causal model")
     if config.get("revision"):
-        raise InputError(f"{key}: {folder / CONFIG} names a revision; load its model by yourself")
+        raise InputError(f"{KEY}: {folder / CONFIG} names a revision; load its model by yourself")
     return str(folder / base) if base.startswith(".") else base
 
 
-def merged_folder(folder: Path, base: str, key: str) -> Path:
+def merged_folder(folder: Path, base: str) -> Path:
     """Return the folder of the merged model, in the user's cache: float32, as a merge in 16 bits
-    would round the adapters away. `base` is a folder or a hub's name.
-
-    Raises InputError, which names `key`, if the adapters do not fit the model.
-    """
+    would round the adapters away. `base` is a folder or a hub's name. Raises InputError if the
+    adapters do not fit the model."""
     if not (folder / WEIGHTS).is_file():
-        raise InputError(f"{key}: {folder} has adapters without {WEIGHTS}")
+        raise InputError(f"{KEY}: {folder} has adapters without {WEIGHTS}")
     try:
-        before = identity(folder, base)
+        name = f"merged-{identity(folder, base)}"
     except OSError as error:
-        raise InputError(f"{key}: cannot read {folder} ({type(error).__name__})") from None
-
-    def make(made: Path) -> None:
-        merge(folder, base, key, made)
-        if identity(folder, base) != before:
-            raise InputError(f"{key}: {folder} or its model changed while they were merged")
-
-    return made_once(f"merged-{before}", make)
+        raise InputError(f"{KEY}: cannot read {folder} ({type(error).__name__})") from None
+    return made_once(name, lambda made: merge(folder, base, made))
 
 
 def identity(folder: Path, base: str) -> str:
@@ -254,7 +255,7 @@ def identity(folder: Path, base: str) -> str:
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def merge(folder: Path, base: str, key: str, into: Path) -> None:
+def merge(folder: Path, base: str, into: Path) -> None:
     """Write the merged model to `into`, with the adapters' tokenizer, or else the model's.
 
     Raises InputError if a part cannot be loaded, the adapters have other tensors than the model
@@ -287,10 +288,10 @@ def merge(folder: Path, base: str, key: str, into: Path) -> None:
     except Exception as error:  # what PEFT raises for a hostile configuration has many classes
         if disk_is_full(error):
             raise
-        raise InputError(f"{key}: {what} ({type(error).__name__})") from None
+        raise InputError(f"{KEY}: {what} ({type(error).__name__})") from None
     # A weight that is no number fails the comparison.
     if not (fit and (found - expected).abs().max() <= _TOLERANCE * expected.abs().max()):
-        raise InputError(f"{key}: the adapters in {folder} do not fit {base}")
+        raise InputError(f"{KEY}: the adapters in {folder} do not fit {base}")
 
 
 def some_logits(model: Any) -> Any:

@@ -46,7 +46,7 @@ def find_on_hub(
         return snapshot_download(name, cache_dir=downloads, local_files_only=True)
     except (LocalEntryNotFoundError, HFValidationError):
         instead = "give a local folder"
-        if key in ("engine.model", "lm"):
+        if key == "engine.model":
             instead += ", or smollm2, whose weights come with a package"
         raise InputError(
             f"{key}: {name} is not on this machine, and the hub {endpoint} {refusal}; {instead}"

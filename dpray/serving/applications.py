@@ -158,7 +158,7 @@ class RunningReplicas:
 def _llm(engine: EngineConfig, served: ReplicasConfig, name: str) -> serve.Application:
     """Make the deployment of `engine`, with vLLM's arguments of `dpray.engines.vllm`. Lockstep
     decoding is not served."""
-    folder = resolve_model(engine.model, "engine.model")
+    folder = resolve_model(engine.model)
     options = vllm_options(engine, on_gpu=served.gpus_per_replica > 0) | engine.model_dump(
         include={"max_model_len", "max_num_batched_tokens"}, exclude_none=True
     )

@@ -36,7 +36,7 @@ class CausalLM:
 
         from dpray.engines.text import TextCodec
 
-        folder = resolve_model(name, "lm")
+        folder = resolve_model(name)
         disable_progress_bar()
         try:
             self.codec = TextCodec(folder, None)

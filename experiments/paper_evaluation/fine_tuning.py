@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpray.engines.model_path import resolve_model
+from dpray.engines.model_path import folder_or_hub
 from dpray.evaluation.downstream import Embedded, mean_and_deviation
 from dpray.types import InputError
 from paper_evaluation.causal_lm import CausalLM, padded
@@ -54,7 +54,7 @@ class Encoder:
         from transformers.utils.logging import disable_progress_bar
 
         self.name, self.training = name, training
-        self.folder = resolve_model(name, "encoder")
+        self.folder = folder_or_hub(name, "encoder")
         disable_progress_bar()
         try:
             config: Any = AutoConfig.from_pretrained(self.folder)

@@ -12,7 +12,7 @@ import torch
 
 from dpray.config.config import EngineConfig
 from dpray.engines.base import PlainPrompt, Sampling
-from dpray.engines.model_path import absolute_model, is_at_hand, resolve_model
+from dpray.engines.model_path import absolute_model, folder_or_hub, is_at_hand, resolve_model
 from dpray.engines.transformers import TransformersEngine
 from dpray.types import InputError
 
@@ -108,9 +108,9 @@ def changed(folder: Path, **values: Any) -> Path:
     return folder
 
 
-def refused(folder: Path, message: str, key: str = "engine.model") -> None:
+def refused(folder: Path, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        resolve_model(str(folder), key)
+        resolve_model(str(folder))
 
 
 def test_adapters_that_cannot_be_merged_are_refused(
@@ -123,8 +123,8 @@ def test_adapters_that_cannot_be_merged_are_refused(
     with_adapters(model_folder, folder)
     for base in (None, "", 7, "x" * 5000):
         refused(renamed(folder, base), r"engine\.model: .*adapter_config.json names no model")
-    gone = r"lm: no such folder: .*gone \(the model of the adapters"
-    refused(renamed(folder, str(tmp_path / "gone")), gone, "lm")
+    gone = r"engine\.model: no such folder: .*gone \(the model of the adapters"
+    refused(renamed(folder, str(tmp_path / "gone")), gone)
     refused(renamed(folder, "~nobody-here/x"), "no such folder: ~nobody-here/x")
     refused(renamed(folder, "x" * 300), "has none of this name")
     refused(renamed(folder, str(folder)), r"engine\.model: more than 8 adapters on each other")
@@ -211,5 +211,4 @@ def test_the_adapters_of_an_embedder_or_encoder_are_left_to_its_package(
     model_folder: str, tmp_path: Path
 ) -> None:
     folder = with_adapters(model_folder, tmp_path / "adapters")
-    assert resolve_model(str(folder), "embedder.model") == str(folder)
-    assert resolve_model(str(folder), "encoder") == str(folder)
+    assert folder_or_hub(str(folder), "embedder.model") == str(folder)

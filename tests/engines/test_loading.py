@@ -28,9 +28,9 @@ def test_a_hub_is_asked_for_names_and_not_for_folders(tmp_path: Path) -> None:
         asked.append((name, key))
         return "/downloads/copy"
 
-    assert resolve_model("owner/name", "lm", on_hub) == "/downloads/copy"
-    assert resolve_model(str(tmp_path), "lm", on_hub) == str(tmp_path)
-    assert asked == [("owner/name", "lm")]
+    assert resolve_model("owner/name", on_hub) == "/downloads/copy"
+    assert resolve_model(str(tmp_path), on_hub) == str(tmp_path)
+    assert asked == [("owner/name", "engine.model")]
     (tmp_path / "file").touch()
     with pytest.raises(InputError):
         resolve_model(str(tmp_path / "file"))
