@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -74,11 +75,9 @@ class OpenAIEngine:
 
     def _client(self) -> openai.OpenAI:
         options: dict[str, Any] = self._config.model_dump(include={"base_url", "timeout"})
-        options["max_retries"] = self._config.attempts - 1
-        try:
-            return openai.OpenAI(api_key=self._config.api_key, **options)
-        except openai.OpenAIError:  # no key anywhere: a local server wants none
-            return openai.OpenAI(api_key="none", **options)
+        # A local server wants no key.
+        key = self._config.api_key or os.environ.get("OPENAI_API_KEY", "none")
+        return openai.OpenAI(api_key=key, max_retries=self._config.attempts - 1, **options)
 
     def _ask(self, client: openai.OpenAI, prompt: Prompt, sampling: Sampling) -> Completion:
         """Ask once. Raises EngineError, whose message quotes neither the prompt nor the answer."""

@@ -199,7 +199,7 @@ def file_digests(
     path: str, on_share: Callable[[float], None] = lambda share: None, every: float = 1.0
 ) -> list[bytes]:
     """Return the SHA-256 of each file that `path` names, in order, or an `hf://` name itself. They
-    are as private as the files: whoever can guess all records could confirm the guess.
+    are as private as the files: a digest confirms a guess of all records.
 
     `on_share` is called `every` seconds with the share of the files that is read. Every call reads
     all files: a file may change and keep its size and its time of change, and both promises that a

@@ -74,7 +74,7 @@ def _refusal(name: str, kind: str, endpoint: str, patience: float) -> str | None
         url = hf_hub_url(name, file, repo_type=kind, endpoint=endpoint)
         get_hf_file_metadata(url, timeout=patience, endpoint=endpoint)
     except errors.RemoteEntryNotFoundError:
-        return None  # there, without this file: whoever loads it says what is missing
+        return None  # it has the model without this file; loading it says what is missing
     except Exception as error:
         response = getattr(error, "response", None)
         other = "cannot be reached" if response is None else f"answers with {response.status_code}"

@@ -264,7 +264,7 @@ def cut(whole: Piece, size: int) -> list[Piece]:
         if not _has_lines(filesystem, name, whole.format):
             return [whole]
     except (OSError, pyarrow.ArrowException):
-        return [whole]  # whoever reads it says what is wrong with it
+        return [whole]  # reading it says what is wrong
     return [
         replace(whole, begin=begin, end=min(begin + size, length))
         for begin in range(0, length, size)

@@ -1,9 +1,9 @@
 """The ledger as a run sees it, and the ledger of a run without noise.
 
 The guarantee rests on this order: `reserve` (durable), `begin` a unit (durable), only then touch
-the private data, then `publish` the unit's one release. A reservation is spent from the moment it
-is written, whatever becomes of the run. Every operation may be repeated: the same key with the same
-content gives the same answer, with other content it raises `LedgerConflict`.
+the private data, then `publish` the unit's one release. A reservation is spent once it is written,
+also if the run fails. Every operation may be repeated: the same key with the same content gives the
+same answer, with other content it raises `LedgerConflict`.
 """
 
 from __future__ import annotations

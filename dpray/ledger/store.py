@@ -103,7 +103,7 @@ class Store:
     def _lock(self, connection: sa.Connection) -> None:
         """Let one transaction at a time write to PostgreSQL; SQLite has let this one in alone."""
         if not self._is_sqlite:
-            # A process that was stopped while it held the lock does not hold it for good.
+            # The server takes the lock back from a process that was stopped.
             wait = f"{2 * SECONDS_TO_WAIT}s"
             connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{wait}'")
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
@@ -282,8 +282,8 @@ def check_one_name(path: str, mounts: Mounts = mounted) -> None:
     entries, and its locks, in files beside the name by which it was opened. Symbolic links are no
     second name, because SQLite follows them.
 
-    Called in every transaction, since a name may be added while the ledger is open: whoever comes
-    by the new name is refused, and so is whoever has the old one.
+    Called in every transaction: a name may be added while the ledger is open. Then both names are
+    refused.
     """
     why = (
         "SQLite keeps the newest entries beside each name, so that one budget would be spent twice"

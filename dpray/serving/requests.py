@@ -170,8 +170,7 @@ Call = ChatCall | CompletionCall | EmbeddingCall
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read a body of JSON. Raises ApiError 413 as soon as it is too long, whatever its headers
-    say."""
+    """Read a body of JSON. Raises ApiError 413 as soon as too many bytes have come."""
     # A browser asks for permission before a page sends this type to another site, and nothing here
     # grants it.
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":

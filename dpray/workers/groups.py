@@ -43,7 +43,7 @@ KEY = "batch"
 MEMBERS = ROWS.append(pa.field(KEY, pa.string()))
 
 PLACEHOLDER: Row = {"label": "", "text": None, "unit": "", "rank": 0}
-"""The row that every group has once, whatever the data holds, so that an empty group exists too."""
+"""Every group has this row once. So a group without private rows exists too."""
 
 T = TypeVar("T")
 

@@ -1,8 +1,8 @@
 """A pool of Ray actors does pieces of work; the controller is plain Python.
 
-The actors have `max_restarts=0` and `max_task_retries=0`: Ray repeats nothing. A piece of work is
-in the hands of one actor at a time. If that actor is lost, the policy decides about the parts whose
-outcomes have not come, and nobody reads what the actor sends from then on, should it be alive.
+The actors have `max_restarts=0` and `max_task_retries=0`: Ray repeats nothing. One actor at a time
+has a piece of work. If that actor is lost, the policy decides about the parts without an outcome.
+Later answers of a lost actor are ignored.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class RepeatPublic:
 class RepeatPrivate:
     """The policy for a mechanism on private rows. Nobody has seen any output of a lost machine or
     a failed engine, so the work may be repeated, unless `repeats` is False. How much memory it
-    needs depends on the private rows: running out of it ends the run, like whatever the mechanism
-    raises."""
+    needs depends on the private rows: running out of it ends the run, as an error of the mechanism
+    does."""
 
     max_losses: int
     repeats: bool
