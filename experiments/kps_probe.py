@@ -89,7 +89,7 @@ ROWS = [
 
 @cache
 def embedder() -> SentenceTransformerEmbedder:
-    return SentenceTransformerEmbedder(dtype="bfloat16")  # several times faster on a CPU with AMX
+    return SentenceTransformerEmbedder()
 
 
 def embed(texts: list[str]) -> np.ndarray:

