@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.resources.abc import Traversable
 from itertools import pairwise
@@ -112,14 +112,14 @@ def touch_private(path: str) -> None:
         os.close(owners_only(os.path.realpath(path), os.O_CREAT | os.O_EXCL))
 
 
-def write_durably(path: Path, text: str, *, private: bool = False) -> None:
-    """Replace a file. After a crash it holds the old text or the new one, whole. With `private` it
-    is for its owner alone."""
+def write_durably(path: Path, text: str | Iterable[str], *, private: bool = False) -> None:
+    """Replace a file with a text, or with texts one after the other. After a crash it holds the old
+    text or the new one, whole. With `private` it is for its owner alone."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)
     opener = owners_only if private else None
     with open(temporary, "w", encoding="utf-8", opener=opener) as file:
-        file.write(text)
+        file.writelines([text] if isinstance(text, str) else text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

@@ -174,17 +174,16 @@ class ReleaseFolder:
 
     def assemble(self, records: Iterable[dict[str, Any]]) -> int:
         """Write synthetic.jsonl, one record at a time; returns their number."""
-        count = 0
-        temporary = self.synthetic.with_suffix(".tmp")
-        with open(temporary, "w", encoding="utf-8") as file:
+        written = 0
+
+        def lines() -> Iterator[str]:
+            nonlocal written
             for record in records:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-                count += 1
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.synthetic)
-        sync(self.root)
-        return count
+                written += 1
+                yield json.dumps(record, ensure_ascii=False) + "\n"
+
+        write_durably(self.synthetic, lines())
+        return written
 
     def release_model(self, source: Path, report: dict[str, Any]) -> None:
         """Release the files in `source` as the folder `model`, whole or not at all, with the report
